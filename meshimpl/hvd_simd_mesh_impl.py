@@ -1,0 +1,269 @@
+"""`HvdSimdMeshImpl`: Mesh TensorFlow's mesh contract on the ranks of a `ProcessMesh`.
+
+Every rank lowers the same graph and holds one slice of each tensor; whatever differs between ranks
+enters the graph behind a fence (see `meshimpl.collectives`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl import philox
+from meshimpl.collectives import fence, separate_chain
+from meshimpl.compat import mtf
+from meshimpl.distributions import draw
+from meshimpl.process_mesh import ProcessMesh
+
+_REDUCTIONS = {"SUM": "sum", "MAX": "max", "MIN": "min"}
+
+
+class LaidOutTensor:
+    """This rank's slice of a laid-out tensor."""
+
+    def __init__(self, tensor_list: Sequence[tf.Tensor]) -> None:
+        (self.one_slice,) = tensor_list
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> LaidOutTensor:
+        """The inverse of `tensor_list`."""
+        return cls(tensor_list)
+
+    @property
+    def tensor_list(self) -> list[tf.Tensor]:
+        """The slices in this process: one."""
+        return [self.one_slice]
+
+    all_slices = tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Static shape of the slice."""
+        return self.one_slice.shape.as_list()
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Itself."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"LaidOutTensor({self.one_slice})"
+
+
+class LaidOutVariable:
+    """The slice of a variable that this rank keeps, and its copies to and from the master.
+
+    The master is what checkpoints hold: the whole array, on every rank, written from its
+    initialiser. Copying it to the slices takes rank 0's values, so that the initialiser counts once
+    whatever it draws elsewhere; copying the slices back gathers them on every rank. A master saved
+    on one mesh therefore restores on any other.
+    """
+
+    def __init__(self, variable: Any, mesh_impl: HvdSimdMeshImpl) -> None:
+        self._variable = variable
+        shape = variable.shape
+        slice_shape = mesh_impl.slice_shape(shape)
+        # Created as the master was, by the graph's own rules: mesh functions lift variables out.
+        self.slice = tf.compat.v1.Variable(
+            lambda: tf.zeros(slice_shape, variable.slice_dtype),
+            trainable=variable.trainable,
+            dtype=variable.slice_dtype,
+            name=variable.name + "_slice",
+            use_resource=True,
+        )
+        self._laid_out_tensor = LaidOutTensor([tf.identity(self.slice)])
+        with separate_chain():
+            master = mesh_impl.mesh.world.broadcast(tf.identity(variable.get_master()))
+            mine = mesh_impl.slice(tf.cast(master, variable.slice_dtype), shape).one_slice
+            self.copy_master_to_slices = tf.group(
+                variable.assign_to_master(master), self.slice.assign(mine, read_value=False)
+            )
+        with separate_chain():
+            value = tf.cast(tf.identity(self.slice), variable.master_dtype)
+            self.copy_slices_to_master = variable.assign_to_master(mesh_impl.gather(value, shape))
+
+    @property
+    def laid_out_tensor(self) -> LaidOutTensor:
+        """The value of this rank's slice."""
+        return self._laid_out_tensor
+
+    def assign_to_slices(
+        self,
+        assign_fn: Callable[..., Any],
+        values: Sequence[tf.Tensor],
+        assign_to_tensor_list: Sequence[Any] | None = None,
+    ) -> Any:
+        """Apply `assign_fn(mtf variable, slice variable, value)` to this rank's slice."""
+        (target,) = assign_to_tensor_list or [self.slice]
+        (value,) = values
+        return assign_fn(self._variable, target, value)
+
+
+class HvdSimdMeshImpl(mtf.MeshImpl):
+    """Single program, multiple data: one slice a rank, Horovod process sets between them.
+
+    Args:
+        mesh: the ranks.
+        layout: which tensor dimension is split over which mesh axis, such as `"x:row;y:col"`, in
+            any form that `mtf.convert_to_layout_rules` takes.
+        seed: of `random`.
+
+    Raises:
+        ValueError: the layout names an axis that the mesh does not have.
+    """
+
+    LaidOutTensor = LaidOutTensor
+    LaidOutVariable = LaidOutVariable
+
+    def __init__(self, mesh: ProcessMesh, layout: Any = "", seed: int = 0) -> None:
+        shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
+        super().__init__(shape, layout)
+        self.mesh = mesh
+        unknown = sorted({axis for _, axis in self.layout_rules._pairs} - set(mesh.names))
+        if unknown:
+            raise ValueError(
+                f"the layout {layout!r} names the mesh axis {unknown[0]!r}, but the mesh is {mesh}"
+            )
+        self._seed = seed
+        self._random_calls: list[tf.Variable] = []
+        self.begin_build()
+
+    def begin_build(self, *, replay: bool = False) -> None:
+        """A new graph is about to be lowered.
+
+        Args:
+            replay: its random operations repeat the values that the same operations of the graph
+                before it drew last (to differentiate what has been evaluated).
+        """
+        self._random_operations = 0
+        self._replay = replay
+
+    def _random_stream(self) -> tuple[int, tf.Tensor]:
+        """The number of a random operation, and which evaluation of it this is."""
+        number = self._random_operations
+        self._random_operations += 1
+        if number == len(self._random_calls):
+            with tf.init_scope():
+                calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="random_calls")
+            self._random_calls.append(calls)
+        calls = self._random_calls[number]
+        return number, tf.identity(calls) if self._replay else calls.assign_add(1)
+
+    def _axes(self, mesh_axes: Sequence[int]) -> Any:
+        return self.mesh.communicator(*[self.mesh.names[axis] for axis in mesh_axes])
+
+    def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+        """Apply `fn` to this rank's slices; see `mtf.MeshImpl.slicewise`."""
+        converted = mtf.convert_args_to_laid_out_tensors(inputs)
+        result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in converted])
+        if isinstance(result, tuple):
+            return tuple(LaidOutTensor([tf.convert_to_tensor(t)]) for t in result)
+        return LaidOutTensor([tf.convert_to_tensor(result)])
+
+    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+        """`"SUM"`, `"MAX"` or `"MIN"` over mesh axes; one message, whatever their number."""
+        if reduction_fn_string not in _REDUCTIONS:
+            raise ValueError(
+                f"reduction {reduction_fn_string!r} is not one of {', '.join(_REDUCTIONS)}"
+            )
+        if not mesh_axes:
+            return x
+        reduction = _REDUCTIONS[reduction_fn_string]
+        value = x.to_laid_out_tensor().one_slice
+        return LaidOutTensor([self._axes(mesh_axes).allreduce(value, reduction)])
+
+    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> Any:
+        """Join the slices along a mesh axis, at a tensor axis (a new one with `stack`)."""
+        value = x.to_laid_out_tensor().one_slice
+        gathered = self._axes([mesh_axis]).allgather(value, axis=concat_axis, stack=stack)
+        return LaidOutTensor([gathered])
+
+    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+        """Split each slice at one tensor axis, exchange the pieces, join them at another."""
+        value = x.to_laid_out_tensor().one_slice
+        group = self._axes([mesh_axis])
+        if group.size == 1:
+            return LaidOutTensor([value])
+        pieces = tf.stack(tf.split(value, group.size, axis=split_axis))
+        moved = tf.unstack(group.alltoall(pieces))
+        return LaidOutTensor([tf.concat(moved, axis=concat_axis)])
+
+    def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> Any:
+        """Place k of each line receives from place `source_pcoord[k]`, zeros from None."""
+        value = x.to_laid_out_tensor().one_slice
+        return LaidOutTensor([self._axes([mesh_axis]).permute(value, source_pcoord)])
+
+    def laid_out_pnum(self) -> LaidOutTensor:
+        """The rank, an int32 scalar."""
+        return LaidOutTensor([fence(tf.constant(self.mesh.rank, tf.int32))])
+
+    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+        """The coordinate along a mesh axis, an int32 scalar."""
+        return LaidOutTensor([fence(tf.constant(self.mesh.coordinates[mesh_axis], tf.int32))])
+
+    def slice_begin_tensor(self, tensor_shape: Any) -> tf.Tensor:
+        """Where this rank's slice starts, int32 of shape [ndims], behind a fence."""
+        begin = np.array(self.slice_begin(tensor_shape, self.mesh.rank), np.int32)
+        return fence(tf.constant(begin, tf.int32, shape=[tensor_shape.ndims]))
+
+    def slice(self, tf_tensor: tf.Tensor, tensor_shape: Any) -> LaidOutTensor:
+        """This rank's slice of a whole tensor."""
+        if self.tensor_layout(tensor_shape).is_fully_replicated:
+            return LaidOutTensor([tf_tensor])
+        size = self.slice_shape(tensor_shape)
+        return LaidOutTensor([tf.slice(tf_tensor, self.slice_begin_tensor(tensor_shape), size)])
+
+    def gather(self, tf_slice: tf.Tensor, tensor_shape: Any) -> tf.Tensor:
+        """The whole tensor, on every rank, from the ranks' slices."""
+        for tensor_axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
+            if mesh_axis is not None:
+                tf_slice = self._axes([mesh_axis]).allgather(tf_slice, axis=tensor_axis)
+        return tf_slice
+
+    def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+        """Lay out a tensor that is whole and the same on every rank."""
+        return self.slice(tf_x, x.shape)
+
+    def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+        """The whole tensor, on every rank; split dimensions are gathered."""
+        return self.gather(laid_out_x.to_laid_out_tensor().one_slice, x.shape)
+
+    def replicated_axes(self, tensor_shape: Any) -> list[int]:
+        """The mesh axes along which all slices of such a tensor are equal."""
+        split = set(self.tensor_layout(tensor_shape))
+        return [axis for axis in range(self.ndims) if axis not in split]
+
+    def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+        """Print the slices of `data`, with the rank, when `x` is computed.
+
+        Args:
+            x, data, message: as for `mtf.Print`.
+            **kwargs: `summarize` and `first_n` as for `tf.compat.v1.Print`.
+        """
+        text = f"[rank {self.mesh.rank}/{self.mesh.size}] {message}"
+        return self.slicewise(
+            lambda value, *rest: tf.compat.v1.Print(value, list(rest), text, **kwargs), x, *data
+        )
+
+    def random(self, shape: Any, tf_fn: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Random values that depend on the place in the tensor, the same on any mesh and layout.
+
+        Each evaluation draws anew. The key is this mesh's seed, the number of the operation among
+        this mesh's, the number of the evaluation, and the element's place.
+
+        Args:
+            shape: of the whole tensor.
+            tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
+            kwargs: theirs, without a seed.
+
+        Raises:
+            NotImplementedError: another distribution.
+        """
+        number, stream = self._random_stream()
+        size = self.slice_shape(shape)
+        begin = tf.unstack(self.slice_begin_tensor(shape), num=shape.ndims)
+        index = philox.global_index(shape.to_integer_list, begin, size)
+        seed = (self._seed << 20) + number
+        return LaidOutTensor([draw(tf_fn, index, stream, seed, **kwargs)])

@@ -1,0 +1,269 @@
+"""A function on the mesh: built with Mesh TensorFlow, lowered once, called with eager tensors.
+
+::
+
+    @mesh_function(mesh, "x:row;y:col", density=([("x", 64), ("y", 64), ("z", 64)], tf.float32))
+    def mean_square(graph_mesh, density):
+        return mtf.reduce_mean(mtf.square(density))
+
+    mean_square(block)          # this rank's block, or the whole array on every rank
+
+Gradients: `tf.GradientTape` sees a mesh function as one operation, whose vector-Jacobian product is
+made by `mtf.gradients` (and evaluates the function again). On several ranks the loss is the sum
+over ranks of each rank's part. So the cotangents of an output that is replicated are added over its
+replicas, and the gradient of a replicated input arrives complete on each of them; a loss that is
+itself a replicated output counts once for each rank, unless it is divided by their number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl.collectives import last_collective
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.process_mesh import ProcessMesh
+
+Spec = tuple[Any, tf.DType]
+
+
+class LaidOutMesh(mtf.Mesh):
+    """The `mtf.Mesh` of a mesh function: it knows the `HvdSimdMeshImpl` it will be lowered to."""
+
+    def __init__(self, graph: Any, impl: HvdSimdMeshImpl) -> None:
+        super().__init__(graph, "mesh")
+        self.impl = impl
+
+
+def mesh_function(
+    mesh: ProcessMesh, layout: Any, *, seed: int = 0, **inputs: Spec
+) -> Callable[[Callable[..., Any]], MeshFunction]:
+    """Decorator that makes a `MeshFunction`; see there for the arguments."""
+    return lambda build: MeshFunction(build, mesh, layout, inputs, seed=seed)
+
+
+class MeshFunction:
+    """A lowered Mesh TensorFlow graph with eager inputs and outputs.
+
+    Args:
+        build: `build(graph_mesh, *inputs)` gets mtf tensors and returns one or several. Assignments
+            to `mtf` variables made in it are carried out at each call.
+        mesh: the ranks.
+        layout: tensor dimension to mesh axis, as for `HvdSimdMeshImpl`.
+        inputs: name -> (shape of the whole tensor as `mtf.Shape` or pairs, dtype).
+        seed: of random operations.
+
+    Raises:
+        ValueError: a dimension is not divisible by its mesh axis, or a layout names no mesh axis.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        mesh: ProcessMesh,
+        layout: Any,
+        inputs: Mapping[str, Spec],
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._build = build
+        self.mesh = mesh
+        self.impl = HvdSimdMeshImpl(mesh, layout, seed)
+        self.inputs = {name: (_shape(s), tf.as_dtype(d)) for name, (s, d) in inputs.items()}
+        for name, (shape, _) in self.inputs.items():
+            check_divisible(shape, self.impl, name)
+        self.output_shapes: list[Any] = []
+        self._variables: dict[str, tf.Variable] = {}
+        self._differentiable = tf.custom_gradient(self._forward_and_gradient)
+        functools.update_wrapper(self, build)
+
+    def _signature(self, specs: Sequence[Spec]) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec(self.impl.slice_shape(shape), dtype) for shape, dtype in specs]
+
+    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Any:
+        """One variable for each name, whichever of this function's graphs asks for it.
+
+        Which are trained is Mesh TensorFlow's business: a tape need not watch them.
+        """
+        name = kwargs["name"]
+        if name not in self._variables:
+            self._variables[name] = next_creator(**{**kwargs, "trainable": False})
+        return self._variables[name]
+
+    def _built(self, slices: Sequence[tf.Tensor]) -> tuple[Any, list[Any], list[Any], bool]:
+        graph = mtf.Graph()
+        graph_mesh = LaidOutMesh(graph, self.impl)
+        args = [
+            mtf.import_laid_out_tensor(graph_mesh, LaidOutTensor([x]), shape, name=name)
+            for x, (name, (shape, _)) in zip(slices, self.inputs.items(), strict=True)
+        ]
+        result = self._build(graph_mesh, *args)
+        single = isinstance(result, mtf.Tensor)
+        return graph_mesh, args, [result] if single else list(result), single
+
+    def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
+        last = last_collective()
+        with tf.control_dependencies([*after, *([] if last is None else [last])]):
+            return [tf.identity(s) for s in slices]
+
+    @functools.cached_property
+    def _forward(self) -> Callable[..., list[tf.Tensor]]:
+        copies: list[Any] = []
+
+        def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
+            with tf.variable_creator_scope(self._create_variable):
+                graph_mesh, _, outputs, self._single = self._built(slices)
+                lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
+            self.output_shapes = [t.shape for t in outputs]
+            self.output_dtypes = [t.dtype for t in outputs]
+            self.masters = {v.name: v.get_master() for v in lowering.variables}
+            copies.extend([lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()])
+            return self._fetch(lowering, outputs, list(lowering.operations.values()))
+
+        self.impl.begin_build()
+        function = tf.compat.v1.wrap_function(trace, self._signature(list(self.inputs.values())))
+        if self.masters:
+            self._copy_masters_to_slices = function.prune([], copies[0])
+            self._copy_slices_to_masters = function.prune([], copies[1])
+            self._copy_masters_to_slices()
+        return function
+
+    @functools.cached_property
+    def _vjp(self) -> Callable[..., list[tf.Tensor]]:
+        specs = list(self.inputs.values())
+        wrt = [i for i, (_, dtype) in enumerate(specs) if dtype.is_floating]
+        of = [i for i, dtype in enumerate(self.output_dtypes) if dtype.is_floating]
+
+        def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
+            with tf.variable_creator_scope(self._create_variable):
+                graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
+                cotangents = [
+                    self._import_cotangent(graph_mesh, dy, self.output_shapes[i])
+                    for i, dy in zip(of, slices[len(specs) :], strict=True)
+                ]
+                gradients = mtf.gradients(
+                    [outputs[i] for i in of], [args[i] for i in wrt], cotangents
+                )
+                gradients = [
+                    mtf.zeros_like(args[i]) if g is None else g
+                    for i, g in zip(wrt, gradients, strict=True)
+                ]
+                lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
+            return self._fetch(lowering, gradients, [])
+
+        self.impl.begin_build(replay=True)
+        signature = self._signature(
+            specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
+        )
+        function = tf.compat.v1.wrap_function(trace, signature)
+
+        def vjp(slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]) -> list[Any]:
+            gradients: list[Any] = [None] * len(specs)
+            found = function(*slices, *[dys[i] for i in of])
+            for i, g in zip(wrt, found, strict=True):
+                gradients[i] = g
+            return gradients
+
+        return vjp
+
+    def _import_cotangent(self, graph_mesh: LaidOutMesh, dy: tf.Tensor, shape: Any) -> Any:
+        axes = self.impl.replicated_axes(shape)
+        total = self.impl.allreduce(LaidOutTensor([dy]), axes, "SUM")
+        return mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
+
+    def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        # The lowered function itself is hidden from the tape, which would differentiate through the
+        # collectives.
+        outputs = self._forward(*[tf.stop_gradient(x) for x in slices])
+
+        def gradient(*dys: tf.Tensor) -> Any:
+            found = self._vjp(slices, dys)
+            return found[0] if len(found) == 1 else found
+
+        return outputs, gradient
+
+    def block_of(self, name: str, value: Any) -> tf.Tensor:
+        """This rank's block of an input given as the block or as the whole array.
+
+        Raises:
+            ValueError: it has neither shape, or another dtype.
+        """
+        shape, dtype = self.inputs[name]
+        block, whole = self.impl.slice_shape(shape), shape.to_integer_list
+        if not isinstance(value, (tf.Tensor, tf.Variable)):
+            value = np.asarray(value, dtype=dtype.as_numpy_dtype)
+        given = list(value.shape)
+        if given == whole and whole != block:
+            begin = self.impl.slice_begin(shape, self.mesh.rank)
+            value = value[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
+        elif given != block:
+            raise ValueError(
+                f"{self.__name__}: {name} has shape {given}; this rank's block is {block} and the "
+                f"whole array {whole}"
+            )
+        value = tf.convert_to_tensor(value)
+        if value.dtype != dtype:
+            raise ValueError(
+                f"{self.__name__}: {name} is {value.dtype.name}, it must be {dtype.name}"
+            )
+        return value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate.
+
+        Args:
+            *args, **kwargs: the inputs, by place or by name; each is this rank's block (a tensor or
+                an array) or the whole array.
+
+        Returns:
+            This rank's block of the output, or a tuple of them.
+        """
+        names = list(self.inputs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if len(args) > len(names) or set(given) != set(names):
+            raise TypeError(
+                f"{self.__name__} takes {', '.join(names) or 'nothing'}; got {len(args)} by place "
+                f"and {', '.join(kwargs) or 'none'} by name"
+            )
+        slices = [self.block_of(name, given[name]) for name in names]
+        outputs = self._differentiable(*slices)
+        return outputs[0] if self._single else tuple(outputs)
+
+    def gather(self, block: Any, output: int = 0) -> np.ndarray:
+        """The whole array of output number `output`, on every rank, from the ranks' blocks."""
+        self._forward  # noqa: B018  (the output shapes are known once it is lowered)
+        return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
+
+    def copy_slices_to_masters(self) -> dict[str, tf.Variable]:
+        """Gather every `mtf` variable into its master, on every rank; what a checkpoint saves."""
+        self._forward  # noqa: B018
+        if self.masters:
+            self._copy_slices_to_masters()
+        return self.masters
+
+    def copy_masters_to_slices(self) -> None:
+        """Take rank 0's masters, as after a checkpoint was restored."""
+        if self._forward and self.masters:
+            self._copy_masters_to_slices()
+
+
+def _shape(shape: Any) -> Any:
+    if isinstance(shape, mtf.Shape):
+        return shape
+    return mtf.Shape([mtf.Dimension(name, size) for name, size in shape])
+
+
+def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> None:
+    """Raise a `ValueError` that names a dimension its mesh axis does not divide."""
+    for dimension, axis in zip(shape, impl.tensor_layout(shape), strict=True):
+        if axis is not None and dimension.size % impl.shape[axis].size:
+            raise ValueError(
+                f"{name}: dimension {dimension.name}={dimension.size} does not divide by the mesh "
+                f"axis {impl.shape[axis].name}:{impl.shape[axis].size}"
+            )

@@ -1,0 +1,289 @@
+"""Distributed real-to-complex 3-D FFT and its inverse, with adjoints.
+
+A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes a
+spectrum [..., ky, kz, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
+part in the last dimension. z is transformed first, then y, then x; between them one all-to-all along
+`col` and one along `row`. A slab is the case of one column: y and z are then transformed at once and
+only the rows exchange.
+
+kz runs over the nz // 2 + 1 modes that a real field needs, padded with zero modes to a multiple of
+the columns; ky likewise to a multiple of the rows. The inverse ignores the padding.
+
+The forward transform is not normalised, the inverse divides by the number of cells. kx is stored
+last, because its transform is the last forward and the first back: one local transposition fewer
+each way than in the order (kx, ky, kz).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl.collectives import Communicator, fence
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+
+PAIR = mtf.Dimension("pair", 2)
+
+
+def _padded(size: int, parts: int) -> int:
+    return -(-size // parts) * parts
+
+
+@dataclass(frozen=True)
+class Pencils:
+    """The two layouts of one grid and the transform between them, on local blocks.
+
+    Attributes:
+        grid: (nx, ny, nz).
+        row, col: the lines of ranks over which x and y, later ky and kz, are split.
+    """
+
+    grid: tuple[int, int, int]
+    row: Communicator
+    col: Communicator
+
+    @property
+    def modes(self) -> tuple[int, int, int]:
+        """Padded (ky, kz, kx) of the whole spectrum."""
+        nx, ny, nz = self.grid
+        return _padded(ny, self.row.size), _padded(nz // 2 + 1, self.col.size), nx
+
+    @property
+    def real_block(self) -> tuple[int, int, int]:
+        """(x, y, z) of this rank."""
+        nx, ny, nz = self.grid
+        return nx // self.row.size, ny // self.col.size, nz
+
+    @property
+    def spectral_block(self) -> tuple[int, int, int]:
+        """(ky, kz, kx) of this rank."""
+        ky, kz, kx = self.modes
+        return ky // self.row.size, kz // self.col.size, kx
+
+    def forward(self, x: tf.Tensor) -> tf.Tensor:
+        """Real [batch, x, y, z] to complex [batch, ky, kz, kx]."""
+        nx, ny, nz = self.real_block
+        ky, kz, _ = self.spectral_block
+        rows, cols, batch = self.row.size, self.col.size, x.shape[0]
+        if cols == 1:
+            spectrum = _pad(tf.signal.rfft2d(x), 2, ky * rows)
+            spectrum = tf.reshape(spectrum, [batch, nx, rows, ky, kz])
+            order = [2, 0, 3, 4, 1]
+        else:
+            # [batch, x, y/col, kz] -> [batch, x, kz/col, y]
+            spectrum = _pad(tf.signal.rfft(x), 3, kz * cols)
+            spectrum = tf.reshape(spectrum, [batch, nx, ny, cols, kz])
+            spectrum = self.col.alltoall(tf.transpose(spectrum, [3, 0, 1, 4, 2]))
+            spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
+            spectrum = tf.signal.fft(tf.reshape(spectrum, [batch, nx, kz, ny * cols]))
+            spectrum = tf.reshape(_pad(spectrum, 3, ky * rows), [batch, nx, kz, rows, ky])
+            order = [3, 0, 4, 2, 1]
+        # [batch, x/row, ky, kz/col] -> [batch, ky/row, kz/col, x]
+        spectrum = self.row.alltoall(tf.transpose(spectrum, order))
+        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
+        return tf.signal.fft(tf.reshape(spectrum, [batch, ky, kz, nx * rows]))
+
+    def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
+        """Complex [batch, ky, kz, kx] to real [batch, x, y, z], divided by the number of cells."""
+        nx, ny, nz = self.real_block
+        ky, kz, _ = self.spectral_block
+        rows, cols, batch = self.row.size, self.col.size, spectrum.shape[0]
+        spectrum = tf.reshape(tf.signal.ifft(spectrum), [batch, ky, kz, rows, nx])
+        modes_y, modes_z = self.grid[1], nz // 2 + 1
+        if cols == 1:
+            # [batch, ky/row, kz, x] -> [batch, x/row, ky, kz]
+            spectrum = self.row.alltoall(tf.transpose(spectrum, [3, 0, 4, 1, 2]))
+            spectrum = tf.transpose(spectrum, [1, 2, 0, 3, 4])
+            spectrum = tf.reshape(spectrum, [batch, nx, rows * ky, kz])[:, :, :modes_y, :modes_z]
+            return tf.signal.irfft2d(spectrum, fft_length=[modes_y, nz])
+        # [batch, ky/row, kz/col, x] -> [batch, x/row, kz/col, ky]
+        spectrum = self.row.alltoall(tf.transpose(spectrum, [3, 0, 4, 2, 1]))
+        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
+        spectrum = tf.reshape(spectrum, [batch, nx, kz, rows * ky])[..., :modes_y]
+        # [batch, x/row, kz/col, y] -> [batch, x/row, y/col, kz]
+        spectrum = tf.reshape(tf.signal.ifft(spectrum), [batch, nx, kz, cols, ny])
+        spectrum = self.col.alltoall(tf.transpose(spectrum, [3, 0, 1, 4, 2]))
+        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
+        spectrum = tf.reshape(spectrum, [batch, nx, ny, cols * kz])[..., :modes_z]
+        return tf.signal.irfft(spectrum, fft_length=[nz])
+
+    def multiplicity(self) -> np.ndarray:
+        """For this rank's kz: 2 where a mode stands for its conjugate too, 1 elsewhere."""
+        nz, (_, kz, _) = self.grid[2], self.spectral_block
+        index = self.col.index * kz + np.arange(kz)
+        return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
+
+
+def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
+    missing = size - x.shape[axis]
+    if not missing:
+        return x
+    return tf.pad(x, [[0, missing if i == axis else 0] for i in range(x.shape.rank)])
+
+
+def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
+    """The transform of a shape that ends in x, y, z, under a layout.
+
+    Raises:
+        ValueError: z is split, the spectral dimensions are not split as the transform leaves them,
+            or a block would be uneven.
+    """
+    x, y, z = shape.dims[-3:]
+    axes = [impl.tensor_dimension_to_mesh_axis(d) for d in (x, y, z)]
+    if axes[2] is not None and impl.shape[axes[2]].size > 1:
+        raise ValueError(f"the FFT needs the dimension {z.name} whole on each rank")
+    row, col = (
+        impl.mesh.communicator(*([] if axis is None else [impl.mesh.names[axis]]))
+        for axis in axes[:2]
+    )
+    for dim, group in ((x, row), (y, col)):
+        if dim.size % group.size:
+            raise ValueError(
+                f"dimension {dim.name}={dim.size} does not divide by its {group.size} ranks"
+            )
+    result = Pencils((x.size, y.size, z.size), row, col)
+    for dim, axis in zip(_spectral_dims((x, y, z), result), (axes[0], axes[1], None), strict=True):
+        found = impl.tensor_dimension_to_mesh_axis(dim)
+        sizes = [1 if a is None else impl.shape[a].size for a in (axis, found)]
+        if max(sizes) > 1 and axis != found:
+            where = "stay whole" if axis is None else f"be split over {impl.shape[axis].name}"
+            raise ValueError(f"the layout must let the spectral dimension {dim.name} {where}")
+    return result
+
+
+def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
+    x, y, z = xyz
+    ky, kz, kx = plan.modes
+    return [
+        mtf.Dimension("k" + y.name, ky),
+        mtf.Dimension("k" + z.name, kz),
+        mtf.Dimension("k" + x.name, kx),
+    ]
+
+
+def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
+    """Shape of the spectrum of a real field of `shape` [..., x, y, z]: [..., ky, kz, kx, pair]."""
+    plan = pencils(shape, impl)
+    return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
+
+
+class FFTOperation(mtf.Operation):
+    """rfft3d or irfft3d, or the adjoint of the other.
+
+    With M the multiplicity of a mode (2 where it stands for its conjugate too) and N the number of
+    cells, the adjoint of the forward transform F is N F^-1 / M, and that of F^-1 is M F / N.
+    """
+
+    def __init__(
+        self, x: Any, shape: Any, inverse: bool, adjoint: bool, name: str | None = None
+    ) -> None:
+        super().__init__([x], name=name or ("irfft3d" if inverse else "rfft3d"))
+        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
+        self._inverse, self._adjoint = inverse, adjoint
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        """The transform back, with the weights of Hermitian modes."""
+        shape = self.inputs[0].shape
+        operation = FFTOperation(grad_ys[0], shape, not self._inverse, not self._adjoint)
+        return [operation.outputs[0]]
+
+    def lower(self, lowering: Any) -> None:
+        """Two all-to-alls on pencils, one on slabs, none on one rank."""
+        impl = lowering.mesh_impl(self)
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
+        output = self.outputs[0]
+        plan = pencils((output if self._inverse else self.inputs[0]).shape, impl)
+        complex_dtype = tf.complex64 if output.dtype == tf.float32 else tf.complex128
+        if self._inverse:
+            value = tf.reshape(value, [-1, *plan.spectral_block, 2])
+            value = value * self._weights(plan, output.dtype) if self._adjoint else value
+            value = plan.inverse(tf.bitcast(value, complex_dtype))
+        else:
+            spectrum = plan.forward(tf.reshape(value, [-1, *plan.real_block]))
+            value = tf.bitcast(spectrum, output.dtype)
+            value = value * self._weights(plan, output.dtype) if self._adjoint else value
+        value = tf.reshape(value, impl.slice_shape(output.shape))
+        lowering.set_tensor_lowering(output, LaidOutTensor([value]))
+
+    def _weights(self, plan: Pencils, dtype: tf.DType) -> tf.Tensor:
+        cells = math.prod(plan.grid)
+        m = plan.multiplicity()
+        weights = cells / m if self._inverse else m / cells
+        return fence(tf.constant(weights[:, np.newaxis, np.newaxis], dtype))
+
+
+def _check_dtype(x: Any) -> None:
+    if x.dtype not in (tf.float32, tf.float64):
+        raise ValueError(f"the FFT takes float32 or float64, got {x.dtype.name}")
+
+
+def rfft3d(x: Any, name: str | None = None) -> Any:
+    """Spectrum of a real field; not normalised.
+
+    Args:
+        x: mtf tensor [..., x, y, z] of a mesh function, float32 or float64; z whole on each rank.
+        name: of the operation.
+
+    Returns:
+        mtf tensor [..., kY, kZ, kX, pair] where X, Y, Z are the names of the dimensions; the layout
+        must split kY as X and kZ as Y.
+
+    Raises:
+        ValueError: another dtype, or a layout that does not fit.
+    """
+    _check_dtype(x)
+    return FFTOperation(x, spectral_shape(x.shape, x.mesh.impl), False, False, name).outputs[0]
+
+
+def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
+    """Real field of a spectrum; divides by the number of cells.
+
+    Args:
+        spectrum: mtf tensor as `rfft3d` gives it. Where kz = 0 (and nz / 2) only its Hermitian part
+            counts.
+        shape: `mtf.Shape` [..., x, y, z] of the field.
+        name: of the operation.
+
+    Raises:
+        ValueError: the spectrum is not that of such a field.
+    """
+    _check_dtype(spectrum)
+    expected = spectral_shape(shape, spectrum.mesh.impl)
+    if spectrum.shape != expected:
+        raise ValueError(f"irfft3d: expected a spectrum of {expected}, got {spectrum.shape}")
+    return FFTOperation(spectrum, shape, True, False, name).outputs[0]
+
+
+def mode_numbers(graph_mesh: Any, shape: Any, dtype: tf.DType) -> tuple[Any, Any, Any]:
+    """Signed integer mode numbers of a spectrum, as mtf tensors of one dimension each.
+
+    Args:
+        graph_mesh: of a mesh function.
+        shape: `mtf.Shape` [..., x, y, z] of the real field.
+        dtype: of the result.
+
+    Returns:
+        (nx over [kX], ny over [kY], nz over [kZ]); n in [-N/2, N/2), so the Nyquist mode of kx and
+        ky is -N/2, that of kz +N/2. Padded modes continue upwards and carry no power.
+    """
+    impl = graph_mesh.impl
+    plan = pencils(shape, impl)
+    ky, kz, kx = _spectral_dims(shape.dims[-3:], plan)
+    nx, ny, _ = plan.grid
+    signed_y = np.arange(ky.size)
+    signed_y[:ny] = np.fft.fftfreq(ny, 1 / ny).round()
+    numbers = {
+        kx: np.fft.fftfreq(nx, 1 / nx).round(), ky: signed_y, kz: np.arange(kz.size),
+    }
+
+    def laid_out(dim: Any) -> Any:
+        whole = tf.constant(numbers[dim], dtype)
+        one = mtf.Shape([dim])
+        return mtf.import_laid_out_tensor(graph_mesh, impl.slice(fence(whole), one), one)
+
+    return laid_out(kx), laid_out(ky), laid_out(kz)

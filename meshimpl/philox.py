@@ -1,0 +1,133 @@
+"""A counter-based random number generator: the value depends on a key and a place, on nothing else.
+
+Philox4x32 with ten rounds (Salmon and others 2011, "Parallel random numbers: as easy as 1, 2, 3").
+Each rank computes the numbers of its own cells; no layout, order or number of threads changes them.
+
+Normal deviates involve log and cos, whose vectorised and scalar code paths may differ in the last
+bit. So everything is computed in one compiled kernel on rows of 64: no element ever falls in a
+scalar remainder, wherever a block begins or ends, and equal places give equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+_LANES = 64
+
+
+def _word(x: tf.Tensor, high: bool) -> tf.Tensor:
+    x = tf.bitcast(tf.cast(x, tf.int64), tf.uint64)
+    shifted = tf.bitwise.right_shift(x, tf.constant(32, tf.uint64)) if high else x
+    return tf.bitwise.bitwise_and(shifted, tf.constant(_MASK, tf.uint64))
+
+
+def philox4x32(counter: Sequence[tf.Tensor], key: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Ten rounds on 32-bit words kept in uint64 tensors.
+
+    Args:
+        counter: four tensors of one shape.
+        key: two tensors that broadcast with them.
+
+    Returns:
+        Four tensors of 32 random bits each.
+    """
+    mask, half = tf.constant(_MASK, tf.uint64), tf.constant(32, tf.uint64)
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0 = c0 * tf.constant(_MULTIPLIERS[0], tf.uint64)
+        p1 = c2 * tf.constant(_MULTIPLIERS[1], tf.uint64)
+        c0, c1, c2, c3 = (
+            tf.bitwise.bitwise_xor(
+                tf.bitwise.bitwise_xor(tf.bitwise.right_shift(p1, half), c1), k0
+            ),
+            tf.bitwise.bitwise_and(p1, mask),
+            tf.bitwise.bitwise_xor(
+                tf.bitwise.bitwise_xor(tf.bitwise.right_shift(p0, half), c3), k1
+            ),
+            tf.bitwise.bitwise_and(p0, mask),
+        )
+        k0 = tf.bitwise.bitwise_and(k0 + tf.constant(_WEYL[0], tf.uint64), mask)
+        k1 = tf.bitwise.bitwise_and(k1 + tf.constant(_WEYL[1], tf.uint64), mask)
+    return [c0, c1, c2, c3]
+
+
+def _bits(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+    counter = [_word(index, False), _word(index, True)]
+    counter += [w + tf.zeros_like(counter[0]) for w in (_word(stream, False), _word(stream, True))]
+    return philox4x32(counter, [_word(seed, False), _word(seed, True)])
+
+
+def _unit(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
+    """53 random bits as a float64 in [0, 1)."""
+    top = tf.bitwise.left_shift(high, tf.constant(21, tf.uint64))
+    bits = tf.bitwise.bitwise_or(top, tf.bitwise.right_shift(low, tf.constant(11, tf.uint64)))
+    return tf.cast(tf.bitcast(bits, tf.int64), tf.float64) * 2.0**-53
+
+
+@tf.function(jit_compile=True)
+def _uniform_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    bits = _bits(index, stream, seed)
+    return _unit(bits[0], bits[1])
+
+
+@tf.function(jit_compile=True)
+def _normal_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    bits = _bits(index, stream, seed)
+    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - _unit(bits[0], bits[1])))
+    return radius * tf.cos((2.0 * math.pi) * _unit(bits[2], bits[3]))
+
+
+def _by_rows(kernel: tf.types.experimental.PolymorphicFunction, index: tf.Tensor, stream: tf.Tensor,
+             seed: tf.Tensor) -> tf.Tensor:
+    shape = index.shape
+    count = shape.num_elements()
+    flat = tf.pad(tf.reshape(index, [-1]), [[0, -count % _LANES]])
+    rows = tf.reshape(flat, [-1, _LANES])
+    values = kernel(rows, tf.cast(stream, tf.int64), tf.cast(seed, tf.int64))
+    return tf.reshape(tf.reshape(values, [-1])[:count], shape)
+
+
+def uniform(index: tf.Tensor, stream: tf.Tensor | int, seed: tf.Tensor | int) -> tf.Tensor:
+    """Uniform deviates in [0, 1).
+
+    Args:
+        index: int64, the place of each value.
+        stream: int64 scalar; different streams of one seed are independent.
+        seed: int64 scalar.
+
+    Returns:
+        float64, the shape of `index`.
+    """
+    return _by_rows(_uniform_rows, index, tf.convert_to_tensor(stream), tf.convert_to_tensor(seed))
+
+
+def normal(index: tf.Tensor, stream: tf.Tensor | int, seed: tf.Tensor | int) -> tf.Tensor:
+    """Standard normal deviates (Box-Muller); arguments and result as for `uniform`."""
+    return _by_rows(_normal_rows, index, tf.convert_to_tensor(stream), tf.convert_to_tensor(seed))
+
+
+def global_index(
+    shape: Sequence[int], begin: Sequence[int | tf.Tensor], size: Sequence[int]
+) -> tf.Tensor:
+    """Row-major places, in an array of `shape`, of the block of `size` that starts at `begin`.
+
+    Returns:
+        int64 of shape `size`.
+    """
+    index = tf.zeros([1] * len(shape), tf.int64)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        along = tf.range(size[axis], dtype=tf.int64) + tf.cast(begin[axis], tf.int64)
+        view = [1] * len(shape)
+        view[axis] = size[axis]
+        index = index + tf.reshape(along * stride, view)
+        stride *= shape[axis]
+    return tf.reshape(index, size)

@@ -1,0 +1,209 @@
+"""The Cartesian grid of ranks: named axes, coordinates, and a communicator for each line and plane.
+
+Ranks are laid out row-major: the last axis varies fastest. `row:2,col:2` puts ranks 0 and 1 in the
+first row. A communicator of the axes `("row",)` is the line of ranks that differ only in `row`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl import collectives, launch
+from meshimpl.collectives import Communicator
+
+MeshShape = str | Mapping[str, int] | Iterable[tuple[str, int]]
+
+
+class MeshError(ValueError):
+    """A mesh that cannot be: an axis named twice, a size that is not the number of ranks."""
+
+
+def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:
+    """`"row:2,col:2"` (or a mapping, or pairs) as a tuple of (axis, size).
+
+    Raises:
+        MeshError: it is not such a text, an axis is named twice, or a size is below 1.
+    """
+    if isinstance(shape, str):
+        pieces = [p.strip() for p in re.split("[,;]", shape) if p.strip()]
+        matches = [re.fullmatch(r"([A-Za-z_]\w*)\s*:\s*(\d+)", p) for p in pieces]
+        for piece, match in zip(pieces, matches, strict=True):
+            if match is None:
+                raise MeshError(
+                    f"mesh shape {shape!r}: {piece!r} is not of the form axis:size, as in row:2"
+                )
+        axes = tuple((m.group(1), int(m.group(2))) for m in matches if m is not None)
+    else:
+        items = shape.items() if isinstance(shape, Mapping) else shape
+        axes = tuple((str(name), int(size)) for name, size in items)
+    names = [name for name, _ in axes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise MeshError(f"mesh shape {format_mesh_shape(axes)}: axis {twice[0]!r} is named twice")
+    for name, size in axes:
+        if size < 1:
+            raise MeshError(f"mesh axis {name!r} has size {size}; it must be at least 1")
+    return axes
+
+
+def format_mesh_shape(axes: Iterable[tuple[str, int]]) -> str:
+    """The text that `parse_mesh_shape` reads."""
+    return ",".join(f"{name}:{size}" for name, size in axes)
+
+
+def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
+    """For each non-empty set of axes, the groups of ranks that differ only in those axes."""
+    numbers = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
+    groups = {}
+    for count in range(1, len(axes) + 1):
+        for chosen in itertools.combinations(range(len(axes)), count):
+            kept = [i for i in range(len(axes)) if i not in chosen]
+            length = math.prod(axes[i][1] for i in chosen)
+            table = numbers.transpose(kept + list(chosen)).reshape(-1, length)
+            names = tuple(axes[i][0] for i in chosen)
+            groups[names] = [tuple(int(r) for r in line) for line in table]
+    return groups
+
+
+def initialise(shapes: Iterable[MeshShape]) -> None:
+    """Start the engine with the communicators of every mesh shape this program will use.
+
+    Needed only by a program with several meshes: Horovod registers its process sets at its start,
+    once in a process. A program with one mesh just makes its `ProcessMesh`.
+
+    Raises:
+        MeshError: a shape is not one, or its size is not the number of ranks.
+        CollectiveError: the engine runs already and lacks a group.
+    """
+    parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
+    collectives.start([g for axes in parsed for lines in groups_of(axes).values() for g in lines])
+
+
+def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    places, ranks = math.prod(size for _, size in axes), launch.detect().size
+    if places != ranks:
+        raise MeshError(
+            f"the mesh {format_mesh_shape(axes) or '(no axes)'} has {places} places, but this job "
+            f"has {ranks} rank{'s' if ranks != 1 else ''}; start it with --ranks {places}, or give "
+            f"a mesh whose sizes multiply to {ranks}"
+        )
+    return axes
+
+
+class ProcessMesh:
+    """This job's ranks as a grid of named axes.
+
+    Args:
+        shape: such as `"replica:1,row:2,col:2"`; the product of the sizes is the number of ranks.
+
+    Raises:
+        MeshError: see `parse_mesh_shape`; or the product is not the number of ranks. Raised on
+            every rank before anything is communicated.
+    """
+
+    def __init__(self, shape: MeshShape) -> None:
+        self.axes = parse_mesh_shape(shape)
+        initialise([self.axes])
+        self.rank = launch.detect().rank
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.shape)
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """This rank's place along each axis."""
+        return self.coordinates_of(self.rank)
+
+    def coordinates_of(self, rank: int) -> tuple[int, ...]:
+        """A rank's place along each axis."""
+        if not 0 <= rank < self.size:
+            raise MeshError(f"rank {rank} is not on the mesh {self} of {self.size} ranks")
+        return tuple(int(c) for c in np.unravel_index(rank, self.shape)) if self.axes else ()
+
+    def rank_of(self, coordinates: Sequence[int]) -> int:
+        """The rank at a place."""
+        if len(coordinates) != len(self.axes) or any(
+            not 0 <= c < n for c, n in zip(coordinates, self.shape, strict=True)
+        ):
+            raise MeshError(f"{tuple(coordinates)} is not a place on the mesh {self}")
+        return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.axes else 0
+
+    def axis_size(self, name: str) -> int:
+        """Size of an axis; 1 for an axis the mesh does not have."""
+        return dict(self.axes).get(name, 1)
+
+    def coordinate(self, name: str) -> int:
+        """This rank's place along an axis; 0 for an axis the mesh does not have."""
+        return dict(zip(self.names, self.coordinates, strict=True)).get(name, 0)
+
+    @functools.cached_property
+    def _communicators(self) -> dict[tuple[str, ...], Communicator]:
+        return {
+            names: next(Communicator(g, self.rank) for g in groups if self.rank in g)
+            for names, groups in groups_of(self.axes).items()
+        }
+
+    def communicator(self, *names: str) -> Communicator:
+        """The ranks that differ from this one only in the named axes (in any order)."""
+        unknown = [name for name in names if name not in self.names]
+        if unknown:
+            raise MeshError(f"the mesh {self} has no axis {unknown[0]!r}")
+        ordered = tuple(name for name in self.names if name in names)
+        return self._communicators[ordered] if ordered else Communicator((self.rank,), self.rank)
+
+    @property
+    def world(self) -> Communicator:
+        """All ranks."""
+        return self.communicator(*self.names)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Not for use inside a graph."""
+        if self.size > 1:
+            self.world.allreduce(tf.constant(0, tf.int32)).numpy()
+
+    def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
+        """Every rank's array, in rank order, on rank 0; None on the others. Eager.
+
+        Args:
+            array: any dtype that numpy can view as bytes; shapes may differ, dtype and ndim not.
+        """
+        array = np.ascontiguousarray(array)
+        if self.size == 1:
+            return [array]
+        shapes = self.world.allgather(tf.constant([array.shape], tf.int64)).numpy()
+        data = np.frombuffer(array.tobytes(), np.uint8)
+        counts = [data.size] + [0] * (self.size - 1)
+        moved = self.world.alltoallv(tf.constant(data), tf.constant(counts)).numpy()
+        if self.rank != 0:
+            return None
+        lengths = [int(np.prod(s)) * array.itemsize for s in shapes]
+        pieces = np.split(moved, np.cumsum(lengths)[:-1])
+        return [
+            np.frombuffer(p.tobytes(), array.dtype).reshape(s)
+            for p, s in zip(pieces, shapes, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return format_mesh_shape(self.axes)
+
+    def __repr__(self) -> str:
+        return f"ProcessMesh({str(self)!r}, rank={self.rank})"
