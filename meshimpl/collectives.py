@@ -78,7 +78,7 @@ def start(groups: Sequence[tuple[int, ...]]) -> None:
         world = tuple(range(launch.detect().size))
         sets = [hvd.ProcessSet(list(g)) for g in wanted if g != world]
         hvd.init(process_sets=sets)
-        _use_own_gpu(hvd.local_rank())
+        launch.place_devices(hvd.local_rank())
         launch.abort_on_error()
         atexit.register(_leave_together, hvd)
         _process_sets.update({tuple(s.ranks): s for s in sets})
@@ -89,15 +89,6 @@ def start(groups: Sequence[tuple[int, ...]]) -> None:
             f"Horovod runs already, without the process sets {missing}; name every mesh shape of "
             "this program at its start: meshimpl.initialise(['row:4', 'row:2,col:2'])"
         )
-
-
-def _use_own_gpu(local_rank: int) -> None:
-    """Show TensorFlow one GPU of the node, this rank's; several ranks share one if they must."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        own = gpus[local_rank % len(gpus)]
-        tf.config.set_visible_devices(own, "GPU")
-        tf.config.experimental.set_memory_growth(own, True)
 
 
 def _leave_together(hvd: Any) -> None:
@@ -196,7 +187,9 @@ class Communicator:
         try:
             return _process_sets[self.ranks]
         except KeyError:
-            raise CollectiveError(f"no process set was started for the ranks {self.ranks}") from None
+            raise CollectiveError(
+                f"no process set was started for the ranks {self.ranks}"
+            ) from None
 
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
         """Element-wise `sum`, `max`, `min` or `mean` over the group; the result is on every rank.
@@ -229,9 +222,7 @@ class Communicator:
         operation = {"sum": hvd.Sum, "mean": hvd.Sum, "max": hvd.Max, "min": hvd.Min}[reduction]
 
         def run(y: tf.Tensor, name: str) -> tf.Tensor:
-            return hvd.mpi_ops._allreduce(
-                y, name=name, op=operation, process_set=self._process_set
-            )
+            return hvd.mpi_ops._allreduce(y, name=name, op=operation, process_set=self._process_set)
 
         result = _chained(run, x, "allreduce")
         return result / self.size if reduction == "mean" else result

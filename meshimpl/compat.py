@@ -1,4 +1,4 @@
-"""What mesh_tensorflow 0.1.21 misses on today's TensorFlow, and two mends of its gradients.
+"""What mesh_tensorflow 0.1.21 misses on today's TensorFlow, and mends of its operations.
 
 Every other module of this package takes Mesh TensorFlow from here::
 
@@ -9,6 +9,7 @@ Each shim names the version that would end it.
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import types
@@ -18,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 try:
     import tensorflow as tf
-except ImportError as error:  # the CPU and the CUDA distribution exclude each other: the user chooses
+except ImportError as error:  # the CPU and CUDA distributions exclude each other: a user chooses
     raise ImportError(
         "TensorFlow is not installed; install this project with `pip install .[cpu]` "
         "or `pip install .[gpu]`"
@@ -26,7 +27,7 @@ except ImportError as error:  # the CPU and the CUDA distribution exclude each o
 
 
 def _install_estimator() -> None:
-    """`tf.compat.v1.estimator`, removed in TensorFlow 2.16; mesh_tensorflow only subclasses two hooks.
+    """`tf.compat.v1.estimator`, removed in TensorFlow 2.16, of which two hooks are subclassed.
 
     Ends with a mesh_tensorflow later than 0.1.21 that no longer imports the estimator.
     """
@@ -60,12 +61,16 @@ from mesh_tensorflow import ops as mtf_ops  # noqa: E402
 
 
 def _lower_generic_grad(op: Any, lowering: Any) -> None:
-    """Lower a `GenericGradOperation` so that its outputs are whole gradients.
+    """Lower a `GenericGradOperation` so that its outputs are whole gradients, and partial ones.
 
-    TensorFlow differentiates the slice-wise function on each rank. Two things are added to upstream
-    (0.1.21): an output that is still a lazy sum is reduced first, and the gradient of an input that
-    is replicated over a mesh axis over which an output is split is summed over that axis, since
-    each rank has seen only its slice of the output.
+    TensorFlow differentiates the slice-wise function on each rank. Added to upstream (0.1.21):
+
+    * an input or output that is still a lazy sum is reduced first;
+    * the gradient of an input that is replicated over a mesh axis over which an output is split is
+      summed over that axis, since each rank has seen only its slice of the output;
+    * `stop_gradients`: of `f(a, b)` where b was made from a, only the way through `f` is taken
+      here. Mesh TensorFlow walks the other itself, and TensorFlow would walk into collectives;
+    * outputs that are not floating have no gradient.
     """
     forward = op._forward_op
     mesh_impl = lowering.mesh_impl(op)
@@ -73,32 +78,205 @@ def _lower_generic_grad(op: Any, lowering: Any) -> None:
     def slices(tensor: Any) -> list[Any]:
         return lowering.tensors[tensor].to_laid_out_tensor().tensor_list
 
-    columns = [
-        zip(*[slices(t) for t in group], strict=True)
-        for group in (forward.outputs, forward.inputs, op._grad_ys)
-    ]
-    per_slice = [
-        tf.gradients(
-            ys=list(ys),
-            xs=list(xs),
-            grad_ys=list(grad_ys),
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        for ys, xs, grad_ys in zip(*columns, strict=True)
-    ]
-    split_axes = {
-        axis for y in forward.outputs for axis in mesh_impl.tensor_layout(y) if axis is not None
-    }
-    for output, x, grad_slices in zip(
-        op.outputs, forward.inputs, zip(*per_slice, strict=True), strict=True
-    ):
-        gradient = mesh_impl.LaidOutTensor.from_tensor_list(list(grad_slices))
-        missing = sorted(split_axes - set(mesh_impl.tensor_layout(x)))
-        if missing and x.dtype.is_floating:
-            gradient = mesh_impl.allreduce(gradient, missing, "SUM")
-        lowering.set_tensor_lowering(output, gradient)
+    outputs_split_alike = collections.defaultdict(list)
+    for y, grad_y in zip(forward.outputs, op._grad_ys, strict=True):
+        if y.dtype.is_floating:
+            outputs_split_alike[_split_axes(mesh_impl, y)].append((y, grad_y))
+    totals: list[Any] = [None] * len(forward.inputs)
+    inputs = [slices(x) for x in forward.inputs]
+    for split, pairs in outputs_split_alike.items():
+        ys, grad_ys = ([slices(t) for t in tensors] for tensors in zip(*pairs, strict=True))
+        per_slice = [
+            tf.gradients(
+                ys=list(y),
+                xs=list(x),
+                grad_ys=list(dy),
+                stop_gradients=list(x),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            for y, x, dy in zip(
+                zip(*ys, strict=True),
+                zip(*inputs, strict=True),
+                zip(*grad_ys, strict=True),
+                strict=True,
+            )
+        ]
+        for i, (x, found) in enumerate(
+            zip(forward.inputs, zip(*per_slice, strict=True), strict=True)
+        ):
+            part = mesh_impl.LaidOutTensor.from_tensor_list(list(found))
+            missing = sorted(split - _split_axes(mesh_impl, x))
+            if missing and x.dtype.is_floating:
+                part = mesh_impl.allreduce(part, missing, "SUM")
+            known = totals[i]
+            totals[i] = part if known is None else mesh_impl.slicewise(tf.add, known, part)
+    for output, total in zip(op.outputs, totals, strict=True):
+        lowering.set_tensor_lowering(output, total)
 
+
+def _split_axes(mesh_impl: Any, tensor: Any) -> frozenset[int]:
+    return frozenset(axis for axis in mesh_impl.tensor_layout(tensor) if axis is not None)
+
+
+def _with_zeros(op: Any, grad_ys: list[Any]) -> list[Any]:
+    """Zeros for the outputs of which nothing was made, where upstream (0.1.21) meets a None."""
+    return [
+        mtf_ops.zeros_like(y) if grad_y is None else grad_y
+        for y, grad_y in zip(op.outputs, grad_ys, strict=True)
+    ]
+
+
+def _gradient_with_zeros(operation: Any) -> None:
+    original = operation.gradient
+    operation.gradient = lambda op, grad_ys: original(op, _with_zeros(op, grad_ys))
+
+
+def _min_max_gradient(op: Any, grad_ys: list[Any]) -> list[Any]:
+    """Gradient of `MinMaxOperation`; upstream's (0.1.21) has the output's shape, not the input's."""
+    (dy,) = grad_ys
+    return [
+        mtf_ops.reduce_sum(
+            dy * mtf_ops.cast(mtf_ops.equal(x, op.outputs[0]), dy.dtype), output_shape=x.shape
+        )
+        for x in op.inputs
+    ]
+
+
+def _lower_depend(op: Any, lowering: Any) -> None:
+    """Lower a `Depend` whose dependency may be a lazy sum, which upstream (0.1.21) cannot."""
+    for dependency in op._dependencies:
+        if isinstance(dependency, mtf_ops.Tensor):
+            _reduce_now(lowering, dependency)
+    _upstream_lower_depend(op, lowering)
+
+
+def _reduce_now(lowering: Any, tensor: Any) -> None:
+    if tensor in lowering.tensors:
+        lowering.tensors[tensor] = lowering.tensors[tensor].to_laid_out_tensor()
+
+
+def _init_while_loop(
+    op: Any, cond_fn: Any, body_fn: Any, inputs: list[Any], tf_kwargs: Any = None, **kwargs: Any
+) -> None:
+    """A `WhileLoopOperation` that may communicate. Added to upstream (0.1.21):
+
+    * one iteration at a time, since a collective has one name and may be in flight but once;
+    * loop variables are reduced in each iteration: upstream hands the partial sums to the next;
+    * a loop of one variable: TensorFlow takes it out of its list where it is not told otherwise.
+    """
+
+    def body(*args: Any) -> list[Any]:
+        outputs = list(body_fn(*args))
+        return [mtf_ops.identity(t) for t in outputs[: len(inputs)]] + outputs[len(inputs) :]
+
+    options = {"parallel_iterations": 1, "return_same_structure": True, **(tf_kwargs or {})}
+    _upstream_init_while_loop(op, cond_fn, body, inputs, tf_kwargs=options, **kwargs)
+
+
+def _lower_while_loop(op: Any, lowering: Any) -> None:
+    """Lower a loop after the lazy sums that it reads, so that they are made outside it."""
+    for inner in op._cond_ops + op._body_ops:
+        for tensor in inner.inputs:
+            _reduce_now(lowering, tensor)
+    _upstream_lower_while_loop(op, lowering)
+
+
+def _lower_reshape(op: Any, lowering: Any) -> None:
+    """Lower a `ReshapeOperation`: change the layout of the old shape, then reshape each slice.
+
+    Upstream (0.1.21) may split a dimension over one mesh axis while it is still split over another
+    that leaves it later, as in [x:row, y:col] to [y:row, x:col]; the pieces then come out in a
+    wrong order. Here a dimension is split only once it is whole; where two axes wait for each
+    other, one is gathered. A split that the old shape cannot express is made after the reshape.
+    """
+    mesh_impl = lowering.mesh_impl(op)
+    old, new = op.inputs[0].shape, op.outputs[0].shape
+    before = mesh_impl.tensor_layout(old).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    after = mesh_impl.tensor_layout(new).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    place = dict(enumerate(before))
+    moves: dict[int, int | None] = {}
+    late: list[int] = []
+    for axis, (start, end) in enumerate(
+        zip(mesh_impl.mesh_axis_to_cumprod(old), mesh_impl.mesh_axis_to_cumprod(new), strict=True)
+    ):
+        if start == end:
+            continue
+        target = None if end is None else old.cumprod_to_tensor_axis(end)
+        if target is not None and old[target].size % mesh_impl.shape[axis].size:
+            target = None
+        if end is not None and target is None:
+            late.append(axis)
+        if (place[axis], target) != (None, None):
+            moves[axis] = target
+    slices = _relayout(mesh_impl, lowering.tensors[op.inputs[0]], place, moves)
+    slice_shape = mesh_impl.slice_shape(new)
+    for axis in late:
+        slice_shape[after[axis]] *= mesh_impl.shape[axis].size
+    slices = mesh_impl.slicewise_delay_allreduce(lambda x: tf.reshape(x, slice_shape), slices)
+    for axis in late:
+        slices = mesh_impl.allsplit(slices, axis, after[axis])
+    lowering.set_tensor_lowering(op.outputs[0], slices)
+
+
+def _relayout(
+    mesh_impl: Any, slices: Any, place: dict[int, int | None], moves: dict[int, int | None]
+) -> Any:
+    """Move each mesh axis of `moves` to another tensor axis, or None; `place` says where it is."""
+
+    def is_free(axis: int) -> bool:
+        return moves[axis] is None or moves[axis] not in place.values()
+
+    def communication(axis: int) -> int:
+        return 0 if place[axis] is None else 2 if moves[axis] is None else 1
+
+    while moves:
+        free = sorted(filter(is_free, moves), key=communication)
+        axis = free[0] if free else min(moves)
+        source, target = place[axis], moves[axis] if free else None
+        if source is None:
+            slices = mesh_impl.allsplit(slices, axis, target)
+        elif target is None:
+            slices = mesh_impl.allconcat(slices, axis, source)
+        else:
+            slices = mesh_impl.alltoall(slices, axis, target, source)
+        place[axis] = target
+        if free:
+            del moves[axis]
+    return slices
+
+
+def _lower_with_split_channels(operation: Any) -> None:
+    """Lower a transposed convolution whose output channels are split.
+
+    Upstream (0.1.21) asks each slice for all output channels.
+    """
+    original = operation.lower
+
+    def lower(op: Any, lowering: Any) -> None:
+        whole = op._out_dim
+        (size,) = lowering.mesh_impl(op).slice_shape(mtf_ops.Shape([whole]))
+        op._out_dim = mtf_ops.Dimension(whole.name, size)
+        try:
+            original(op, lowering)
+        finally:
+            op._out_dim = whole
+
+    operation.lower = lower
+
+
+_upstream_lower_depend = mtf_ops.Depend.lower
+_upstream_init_while_loop = mtf_ops.WhileLoopOperation.__init__
+_upstream_lower_while_loop = mtf_ops.WhileLoopOperation.lower
 
 mtf_ops.GenericGradOperation.lower = _lower_generic_grad
+mtf_ops.MinMaxOperation.gradient = _min_max_gradient
+mtf_ops.Depend.lower = _lower_depend
+mtf_ops.WhileLoopOperation.__init__ = _init_while_loop
+mtf_ops.WhileLoopOperation.lower = _lower_while_loop
+mtf_ops.ReshapeOperation.lower = _lower_reshape
+for _operation in (mtf_ops.SlicewiseOperation, mtf_ops.UnstackOperation):
+    _gradient_with_zeros(_operation)
+for _operation in (mtf_ops.Conv2dTransposeOperation, mtf_ops.Conv3dTransposeOperation):
+    _lower_with_split_channels(_operation)
 
 __all__ = ["mtf", "mtf_ops"]

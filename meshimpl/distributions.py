@@ -12,8 +12,13 @@ _TWO_SIGMA = 0.022750131948179195  # probability of a standard normal below -2
 
 
 def draw(
-    tf_fn: Any, index: tf.Tensor, stream: tf.Tensor, seed: int, dtype: Any = tf.float32,
-    name: str | None = None, **kwargs: Any,
+    tf_fn: Any,
+    index: tf.Tensor,
+    stream: tf.Tensor,
+    seed: int,
+    dtype: Any = tf.float32,
+    name: str | None = None,
+    **kwargs: Any,
 ) -> tf.Tensor:
     """What `tf_fn(shape, dtype=..., **kwargs)` means, with values fixed by their place.
 

@@ -52,6 +52,10 @@ class LaidOutTensor:
         return f"LaidOutTensor({self.one_slice})"
 
 
+Slice = LaidOutTensor
+"""The same class under a name that the attribute of `HvdSimdMeshImpl` does not hide."""
+
+
 class LaidOutVariable:
     """The slice of a variable that this rank keeps, and its copies to and from the master.
 
@@ -195,11 +199,11 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         value = x.to_laid_out_tensor().one_slice
         return LaidOutTensor([self._axes([mesh_axis]).permute(value, source_pcoord)])
 
-    def laid_out_pnum(self) -> LaidOutTensor:
+    def laid_out_pnum(self) -> Slice:
         """The rank, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.rank, tf.int32))])
 
-    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+    def laid_out_pcoord(self, mesh_axis: int) -> Slice:
         """The coordinate along a mesh axis, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.coordinates[mesh_axis], tf.int32))])
 
@@ -208,7 +212,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         begin = np.array(self.slice_begin(tensor_shape, self.mesh.rank), np.int32)
         return fence(tf.constant(begin, tf.int32, shape=[tensor_shape.ndims]))
 
-    def slice(self, tf_tensor: tf.Tensor, tensor_shape: Any) -> LaidOutTensor:
+    def slice(self, tf_tensor: tf.Tensor, tensor_shape: Any) -> Slice:
         """This rank's slice of a whole tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return LaidOutTensor([tf_tensor])
@@ -222,7 +226,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
                 tf_slice = self._axes([mesh_axis]).allgather(tf_slice, axis=tensor_axis)
         return tf_slice
 
-    def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+    def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> Slice:
         """Lay out a tensor that is whole and the same on every rank."""
         return self.slice(tf_x, x.shape)
 
@@ -235,7 +239,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         split = set(self.tensor_layout(tensor_shape))
         return [axis for axis in range(self.ndims) if axis not in split]
 
-    def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:
         """Print the slices of `data`, with the rank, when `x` is computed.
 
         Args:

@@ -80,7 +80,8 @@ class MeshFunction:
         self.output_shapes: list[Any] = []
         self._variables: dict[str, tf.Variable] = {}
         self._differentiable = tf.custom_gradient(self._forward_and_gradient)
-        functools.update_wrapper(self, build)
+        self.__name__ = getattr(build, "__name__", "mesh function")
+        self.__doc__ = build.__doc__
 
     def _signature(self, specs: Sequence[Spec]) -> list[tf.TensorSpec]:
         return [tf.TensorSpec(self.impl.slice_shape(shape), dtype) for shape, dtype in specs]
@@ -249,7 +250,8 @@ class MeshFunction:
 
     def copy_masters_to_slices(self) -> None:
         """Take rank 0's masters, as after a checkpoint was restored."""
-        if self._forward and self.masters:
+        self._forward  # noqa: B018
+        if self.masters:
             self._copy_masters_to_slices()
 
 

@@ -85,8 +85,12 @@ def _normal_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Ten
     return radius * tf.cos((2.0 * math.pi) * _unit(bits[2], bits[3]))
 
 
-def _by_rows(kernel: tf.types.experimental.PolymorphicFunction, index: tf.Tensor, stream: tf.Tensor,
-             seed: tf.Tensor) -> tf.Tensor:
+def _by_rows(
+    kernel: tf.types.experimental.PolymorphicFunction,
+    index: tf.Tensor,
+    stream: tf.Tensor,
+    seed: tf.Tensor,
+) -> tf.Tensor:
     shape = index.shape
     count = shape.num_elements()
     flat = tf.pad(tf.reshape(index, [-1]), [[0, -count % _LANES]])

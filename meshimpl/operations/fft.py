@@ -1,10 +1,10 @@
 """Distributed real-to-complex 3-D FFT and its inverse, with adjoints.
 
-A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes a
-spectrum [..., ky, kz, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
-part in the last dimension. z is transformed first, then y, then x; between them one all-to-all along
-`col` and one along `row`. A slab is the case of one column: y and z are then transformed at once and
-only the rows exchange.
+A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes
+a spectrum [..., ky, kz, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
+part in the last dimension. z is transformed first, then y, then x; between them one all-to-all
+along `col` and one along `row`. A slab is the case of one column: y and z are then transformed at
+once and only the rows exchange.
 
 kz runs over the nz // 2 + 1 modes that a real field needs, padded with zero modes to a multiple of
 the columns; ky likewise to a multiple of the rows. The inverse ignores the padding.
@@ -117,6 +117,26 @@ class Pencils:
         nz, (_, kz, _) = self.grid[2], self.spectral_block
         index = self.col.index * kz + np.arange(kz)
         return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
+
+    def mode_numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Signed integer wavenumbers (along x, y, z) of this rank's spectrum.
+
+        Returns:
+            int64 arrays of shapes [1, 1, kx], [ky, 1, 1], [1, kz, 1]: they broadcast to a spectral
+            block. The Nyquist mode is -N/2 along x and y, N/2 along z. Padded modes hold no power;
+            their numbers just continue.
+        """
+        nx, ny, _ = self.grid
+        ky, kz, _ = self.spectral_block
+        along_y = np.arange(self.modes[0])
+        along_y[:ny] = _signed(ny)
+        own_y = along_y[self.row.index * ky :][:ky]
+        own_z = self.col.index * kz + np.arange(kz)
+        return _signed(nx)[None, None, :], own_y[:, None, None], own_z[None, :, None]
+
+
+def _signed(size: int) -> np.ndarray:
+    return np.fft.fftfreq(size, 1 / size).round().astype(np.int64)
 
 
 def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
@@ -257,33 +277,3 @@ def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
     if spectrum.shape != expected:
         raise ValueError(f"irfft3d: expected a spectrum of {expected}, got {spectrum.shape}")
     return FFTOperation(spectrum, shape, True, False, name).outputs[0]
-
-
-def mode_numbers(graph_mesh: Any, shape: Any, dtype: tf.DType) -> tuple[Any, Any, Any]:
-    """Signed integer mode numbers of a spectrum, as mtf tensors of one dimension each.
-
-    Args:
-        graph_mesh: of a mesh function.
-        shape: `mtf.Shape` [..., x, y, z] of the real field.
-        dtype: of the result.
-
-    Returns:
-        (nx over [kX], ny over [kY], nz over [kZ]); n in [-N/2, N/2), so the Nyquist mode of kx and
-        ky is -N/2, that of kz +N/2. Padded modes continue upwards and carry no power.
-    """
-    impl = graph_mesh.impl
-    plan = pencils(shape, impl)
-    ky, kz, kx = _spectral_dims(shape.dims[-3:], plan)
-    nx, ny, _ = plan.grid
-    signed_y = np.arange(ky.size)
-    signed_y[:ny] = np.fft.fftfreq(ny, 1 / ny).round()
-    numbers = {
-        kx: np.fft.fftfreq(nx, 1 / nx).round(), ky: signed_y, kz: np.arange(kz.size),
-    }
-
-    def laid_out(dim: Any) -> Any:
-        whole = tf.constant(numbers[dim], dtype)
-        one = mtf.Shape([dim])
-        return mtf.import_laid_out_tensor(graph_mesh, impl.slice(fence(whole), one), one)
-
-    return laid_out(kx), laid_out(ky), laid_out(kz)

@@ -1,9 +1,9 @@
 """Periodic halo exchange and its adjoint, the halo reduce.
 
 A block [nx, ny, ...] becomes [nx + 2 hx, ny + 2 hy, ...]: its neighbours' planes around it, corners
-included, because y is exchanged after x was. The reduce sends every halo plane back to its owner and
-adds it there, y before x. A halo may be wider than a block: it then takes as many hops as it needs.
-Each hop and axis is one message that carries both directions.
+included, because y is exchanged after x was. The reduce sends every halo plane back to its owner
+and adds it there, y before x. A halo may be wider than a block: it then takes as many hops as it
+needs. Each hop and axis is one message that carries both directions.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class HaloOperation(mtf.Operation):
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
         """The other of the two."""
         shape = self.inputs[0].shape
-        return [
-            HaloOperation(grad_ys[0], shape, self._widths, not self._reduce).outputs[0]
-        ]
+        return [HaloOperation(grad_ys[0], shape, self._widths, not self._reduce).outputs[0]]
 
     def lower(self, lowering: Any) -> None:
         """One message a hop and axis."""

@@ -1,0 +1,89 @@
+"""Reads the parameters of an `astropy.cosmology` object; astropy is imported only here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+FLATNESS = 1e-10
+"""|Omega_k| below this counts as flat: rounding, not physics."""
+
+
+def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[str, Any]:
+    """Parameters of an astropy cosmology as keywords of `Cosmology`.
+
+    Args:
+        cosmology: see `Cosmology.from_astropy`.
+        replaced: names of parameters that the caller brings, hence not asked of astropy.
+
+    Returns:
+        Omega_m, Omega_b, h, w0, wa and, where it is not 0, T_cmb [K]; plain floats.
+
+    Raises:
+        TypeError, ValueError: see `Cosmology.from_astropy`.
+    """
+    w0, wa = _dark_energy(cosmology)
+    _require_flat(cosmology)
+    parameters = {
+        "Omega_m": float(cosmology.Om0),
+        "h": float(cosmology.H0.to_value("km / (s Mpc)")) / 100.0,
+        "w0": w0,
+        "wa": wa,
+    }
+    if "Omega_b" not in replaced:
+        if not cosmology.Ob0:
+            raise ValueError(
+                f"{_name(cosmology)} has no baryon density: give it Ob0, or pass Omega_b=..."
+            )
+        parameters["Omega_b"] = float(cosmology.Ob0)
+    temperature = float(cosmology.Tcmb0.to_value("K"))
+    if temperature > 0:
+        parameters["T_cmb"] = temperature
+    _warn_of_radiation(cosmology)
+    return parameters
+
+
+def _dark_energy(cosmology: Any) -> tuple[float, float]:
+    try:
+        from astropy import cosmology as models
+    except ImportError:
+        raise TypeError(
+            f"not an astropy cosmology (astropy is not installed): {cosmology!r}"
+        ) from None
+    if isinstance(cosmology, models.w0waCDM):
+        return float(cosmology.w0), float(cosmology.wa)
+    if isinstance(cosmology, models.wCDM):
+        return float(cosmology.w0), 0.0
+    if isinstance(cosmology, models.LambdaCDM):
+        return -1.0, 0.0
+    raise TypeError(
+        "from_astropy takes FlatLambdaCDM, FlatwCDM or Flatw0waCDM (or their general forms "
+        f"without curvature), got {type(cosmology).__name__}"
+    )
+
+
+def _require_flat(cosmology: Any) -> None:
+    # LambdaCDM(Om0=0.3, Ode0=0.7) with radiation is curved by exactly the radiation left out here.
+    matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
+    if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
+        raise ValueError(
+            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}); only flat "
+            "universes are supported: Om0 + Ode0 must be 1"
+        )
+
+
+def _warn_of_radiation(cosmology: Any) -> None:
+    photons, neutrinos = float(cosmology.Ogamma0), float(cosmology.Onu0)
+    if photons + neutrinos > 0:
+        kind = "massive neutrinos" if cosmology.has_massive_nu else "massless neutrinos"
+        warnings.warn(
+            f"{_name(cosmology)}: left out photons (Omega = {photons:.2g}) and {kind} "
+            f"(Omega = {neutrinos:.2g}); dark energy takes their share",
+            stacklevel=4,
+        )
+
+
+def _name(cosmology: Any) -> str:
+    kind = type(cosmology).__name__
+    return f"{kind} {cosmology.name!r}" if cosmology.name else kind

@@ -1,0 +1,198 @@
+"""The parameters of a flat universe of matter and dark energy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+Parameter: TypeAlias = float | tf.Tensor | tf.Variable
+"""A number, or a scalar floating tensor when gradients are wanted."""
+
+TRANSFERS = ("eisenstein-hu", "camb")
+
+LATEST_DARK_ENERGY = -0.2
+"""w0 + wa must not exceed this: dark energy has to fade early for D1 -> a to have a meaning."""
+
+_SHAPE = ("Omega_m", "Omega_b", "h", "n_s", "w0", "wa", "T_cmb", "k_pivot")
+_AMPLITUDES = ("A_s", "sigma8")
+
+
+@dataclass(frozen=True)
+class Cosmology:
+    """Parameters of a flat universe of matter and w0-wa dark energy, checked at construction.
+
+    Values are Python numbers, or scalar TensorFlow tensors or variables to differentiate by. A
+    tensor whose value is not known yet (inside a tf.function) is not checked.
+
+    Attributes:
+        Omega_m: matter (cold dark matter and baryons) today over the critical density [1].
+        Omega_b: baryons today over the critical density [1].
+        h: Hubble constant [100 km/s/Mpc].
+        n_s: tilt of the primordial scalar spectrum [1].
+        A_s: amplitude of the primordial scalar spectrum at `k_pivot` [1]; or
+        sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two.
+        w0, wa: dark energy equation of state w(a) = w0 + wa (1 - a) [1].
+        T_cmb: temperature of the microwave background today [K], for the transfer function only:
+            E(a) has no radiation.
+        k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
+        transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
+
+    Raises:
+        ValueError: a value out of its range, or not exactly one amplitude.
+        TypeError: a value that is neither a number nor a scalar floating tensor.
+    """
+
+    Omega_m: Parameter
+    Omega_b: Parameter
+    h: Parameter
+    n_s: Parameter
+    A_s: Parameter | None = None
+    sigma8: Parameter | None = None
+    w0: Parameter = -1.0
+    wa: Parameter = 0.0
+    T_cmb: Parameter = 2.7255
+    k_pivot: Parameter = 0.05
+    transfer: Literal["eisenstein-hu", "camb"] = "eisenstein-hu"
+
+    def __post_init__(self) -> None:
+        given = [name for name in _AMPLITUDES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "exactly one of A_s and sigma8 must be given, got "
+                + ("both" if given else "neither")
+            )
+        if self.transfer not in TRANSFERS:
+            raise ValueError(
+                f"transfer must be one of {', '.join(map(repr, TRANSFERS))}, got {self.transfer!r}"
+            )
+        for name in (*_SHAPE, *given):
+            object.__setattr__(self, name, _scalar(name, getattr(self, name)))
+        self._check_ranges()
+
+    @classmethod
+    def planck18(cls) -> Cosmology:
+        """Planck 2018 with lensing and BAO (arXiv:1807.06209), neutrinos taken as massless."""
+        return cls(Omega_m=0.30966, Omega_b=0.04897, h=0.6766, n_s=0.96822, A_s=2.1064e-9)
+
+    @classmethod
+    def from_astropy(cls, cosmology: Any, **parameters: Any) -> Cosmology:
+        """The matter and dark energy of an `astropy.cosmology` object.
+
+        Radiation and neutrinos, massive ones too, are left out, with a warning that says how much
+        they are: the universe here is flat, so dark energy takes their share.
+
+        Args:
+            cosmology: FlatLambdaCDM, FlatwCDM, Flatw0waCDM, or LambdaCDM, wCDM, w0waCDM without
+                curvature.
+            **parameters: what astropy does not know (`n_s`, and `A_s` or `sigma8`) and any
+                parameter that is to replace astropy's.
+
+        Raises:
+            TypeError: another kind of dark energy, or not an astropy cosmology.
+            ValueError: a curved universe, or no baryon density.
+        """
+        from flowpm_dist.cosmology.astropy_bridge import parameters_from_astropy
+
+        return cls(**{**parameters_from_astropy(cosmology, parameters), **parameters})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the numerical parameters that are set, A_s or sigma8 among them."""
+        return _SHAPE + tuple(n for n in _AMPLITUDES if getattr(self, n) is not None)
+
+    def parameters(self) -> dict[str, tf.Tensor]:
+        """The numerical parameters that are set, by name, as scalar float64 tensors."""
+        return {name: as_float64(getattr(self, name)) for name in self.names}
+
+    def replace(self, **changes: Any) -> Cosmology:
+        """A copy with some parameters changed; A_s takes the place of sigma8, and conversely.
+
+        Raises:
+            TypeError: an unknown parameter.
+            ValueError: as at construction.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"no cosmological parameter {name!r}: one of {', '.join(known)}")
+        if changes.get("A_s") is not None:
+            changes.setdefault("sigma8", None)
+        elif changes.get("sigma8") is not None:
+            changes.setdefault("A_s", None)
+        return dataclasses.replace(self, **changes)
+
+    def _check_ranges(self) -> None:
+        value = {name: _known_value(getattr(self, name)) for name in self.names}
+        _check("Omega_m", value["Omega_m"], 0.0, 1.0, "above 0 and at most 1", top_allowed=True)
+        _check("h", value["h"], 0.1, 3.0, "H0 over 100 km/s/Mpc, between 0.1 and 3")
+        _check("n_s", value["n_s"], -5.0, 5.0, "between -5 and 5")
+        _check("T_cmb", value["T_cmb"], 0.0, 100.0, "in kelvin, above 0 and below 100")
+        _check("k_pivot", value["k_pivot"], 0.0, math.inf, "in 1/Mpc, above 0")
+        _check("w0", value["w0"], -10.0, 1.0, "between -10 and 1")
+        _check("wa", value["wa"], -10.0, 10.0, "between -10 and 10")
+        _check("A_s", value.get("A_s"), 0.0, 1e-6, "above 0 and below 1e-6, such as 2.1e-9")
+        _check("sigma8", value.get("sigma8"), 0.0, 10.0, "above 0 and below 10, such as 0.82")
+        baryons, matter = value["Omega_b"], value["Omega_m"]
+        if baryons is not None and not 0 <= baryons < 1:
+            raise ValueError(f"Omega_b must be at least 0 and below Omega_m, got {baryons:g}")
+        if baryons is not None and matter is not None and baryons >= matter:
+            raise ValueError(
+                f"Omega_b must be below Omega_m, which contains it: got Omega_b = {baryons:g}, "
+                f"Omega_m = {matter:g}"
+            )
+        w0, wa = value["w0"], value["wa"]
+        if w0 is not None and wa is not None and w0 + wa > LATEST_DARK_ENERGY + 1e-12:
+            raise ValueError(
+                f"w0 + wa must be at most {LATEST_DARK_ENERGY:g}, so that matter dominates early: "
+                f"got w0 = {w0:g}, wa = {wa:g}"
+            )
+
+
+def as_float64(value: Any) -> tf.Tensor:
+    """`value` (number, array or tensor of any shape) as a float64 tensor, differentiably."""
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        return tf.cast(value, tf.float64)
+    return tf.constant(np.asarray(value, dtype=np.float64))
+
+
+def _scalar(name: str, value: Any) -> Parameter:
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        if not value.dtype.is_floating:
+            raise TypeError(f"{name} must be a floating tensor, got {value.dtype.name}")
+        if value.shape.rank not in (0, None):
+            raise TypeError(f"{name} must be a scalar, got a tensor of shape {value.shape}")
+        return value
+    if isinstance(value, (bool, str)) or np.ndim(value) != 0:
+        raise TypeError(f"{name} must be a number or a scalar tensor, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a scalar tensor, got {value!r}") from None
+
+
+def _known_value(value: Any) -> float | None:
+    """The number behind `value`, or None when a graph has yet to compute it."""
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        known = tf.get_static_value(value.read_value() if hasattr(value, "read_value") else value)
+        return None if known is None else float(known)
+    return float(value)
+
+
+def _check(
+    name: str,
+    value: float | None,
+    low: float,
+    high: float,
+    allowed: str,
+    *,
+    top_allowed: bool = False,
+) -> None:
+    if value is None:
+        return
+    if not (low < value < high or (top_allowed and value == high)):
+        raise ValueError(f"{name} must be {allowed}; got {value:g}")

@@ -1,0 +1,139 @@
+"""The linear matter power spectrum, normalised by A_s or by sigma8."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.camb_table import CambTable
+from flowpm_dist.cosmology.eisenstein_hu import EisensteinHu
+from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.interpolated import InterpolatedTransfer
+from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+
+HUBBLE_DISTANCE = 2997.92458
+"""c/H0 [Mpc/h]."""
+
+SIGMA8_RADIUS = 8.0
+"""Radius of the spheres that define sigma8 [Mpc/h]."""
+
+
+class LinearPower:
+    """P(k) of a cosmology: `power(k)` today, `power(k, a)`, `power.unscaled(k)`.
+
+    Made once for a cosmology; evaluated element by element on k [h/Mpc] of any shape, 0 included
+    (P(0) = 0), eagerly or in a graph; float64; differentiable by the parameters (with
+    transfer="camb" by A_s, sigma8 and n_s only: `CambTable` says more).
+
+    Args:
+        cosmology: parameters.
+        growth: its growth, where there is one already.
+        transfer_nodes: [h/Mpc]; with them, the Eisenstein-Hu transfer function is
+            `InterpolatedTransfer` at these nodes, to repeat another code's runs.
+
+    Attributes:
+        A_s: the amplitude of the primordial spectrum, given or made to fit sigma8.
+
+    Raises:
+        ImportError, ValueError: see `CambTable`; ValueError also for nodes with CAMB.
+    """
+
+    def __init__(
+        self,
+        cosmology: Cosmology,
+        growth: GrowthFunctions | None = None,
+        *,
+        transfer_nodes: Any = None,
+    ) -> None:
+        self.cosmology = cosmology
+        self.growth = Growth(cosmology) if growth is None else growth
+        self._d1_today = self.growth.d1(1.0)
+        self._shape: Callable[[tf.Tensor], tf.Tensor]
+        if cosmology.transfer != "camb":
+            self._shape = _EisensteinHuShape(cosmology, transfer_nodes)
+        elif transfer_nodes is None:
+            self._shape = _CambShape(cosmology, self._d1_today)
+        else:
+            raise ValueError('transfer_nodes go with transfer="eisenstein-hu", not with "camb"')
+        self.A_s = self._amplitude()
+
+    def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
+        """Linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
+        return self.unscaled(k) * self.growth.d1(a) ** 2
+
+    def unscaled(self, k: Any) -> tf.Tensor:
+        """Power without growth [(Mpc/h)^3]: P(k, a) = unscaled(k) D1(a)^2."""
+        k = as_float64(k)
+        positive = k > 0
+        # A harmless wavenumber in place of 0 keeps infinities out of the derivatives as well.
+        power = self.A_s * self._shape(tf.where(positive, k, tf.ones_like(k)))
+        return tf.where(positive, power, tf.zeros_like(power))
+
+    def sigma8(self, a: Any = 1.0) -> tf.Tensor:
+        """rms linear overdensity in spheres of 8 Mpc/h at a [1]."""
+        return tf.sqrt(self.A_s) * self._unit_sigma8() * self.growth.d1(a)
+
+    def _amplitude(self) -> tf.Tensor:
+        """A_s [1], given or such that sigma8 is as given."""
+        if self.cosmology.A_s is not None:
+            return as_float64(self.cosmology.A_s)
+        return (as_float64(self.cosmology.sigma8) / (self._unit_sigma8() * self._d1_today)) ** 2
+
+    def _unit_sigma8(self) -> tf.Tensor:
+        """sigma8 for A_s = 1 without growth."""
+        k, weights = _sigma8_quadrature()
+        return tf.sqrt(tf.reduce_sum(weights * self._shape(tf.constant(k))))
+
+
+def sigma8(cosmology: Cosmology) -> tf.Tensor:
+    """rms linear overdensity in spheres of 8 Mpc/h today [1], float64 scalar."""
+    return LinearPower(cosmology).sigma8()
+
+
+class _EisensteinHuShape:
+    """Power for A_s = 1 and D1 = 1, from the Poisson equation.
+
+    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2.
+    """
+
+    def __init__(self, cosmology: Cosmology, transfer_nodes: Any) -> None:
+        values = cosmology.parameters()
+        self._transfer: Callable[[tf.Tensor], tf.Tensor] = EisensteinHu(cosmology)
+        if transfer_nodes is not None:
+            self._transfer = InterpolatedTransfer(self._transfer, transfer_nodes)
+        self._tilt = values["n_s"] - 1.0
+        self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
+        self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
+
+    def __call__(self, k: tf.Tensor) -> tf.Tensor:
+        tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
+        return self._amplitude * k * tilted * tf.square(self._transfer(k))
+
+
+class _CambShape:
+    """Power for A_s = 1 and D1 = 1: CAMB's of today, without the growth since."""
+
+    def __init__(self, cosmology: Cosmology, d1_today: tf.Tensor) -> None:
+        self._table = CambTable(cosmology)
+        self._growth = d1_today**2
+
+    def __call__(self, k: tf.Tensor) -> tf.Tensor:
+        return self._table(k) / self._growth
+
+
+@functools.cache
+def _sigma8_quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """k [h/Mpc] and weights [(h/Mpc)^3], each [4096]: sigma8^2 = sum of weights * P(k).
+
+    The trapezoidal rule in ln k; the integrand vanishes at both ends.
+    """
+    ln_k = np.linspace(np.log(1e-5), np.log(100.0), 4096)
+    k = np.exp(ln_k)
+    x = k * SIGMA8_RADIUS
+    series = 1.0 - x**2 / 10.0 + x**4 / 280.0
+    top_hat = np.where(x > 0.03, 3.0 * (np.sin(x) - x * np.cos(x)) / x**3, series)
+    return k, (ln_k[1] - ln_k[0]) * k**3 / (2.0 * np.pi**2) * top_hat**2

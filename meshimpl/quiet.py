@@ -1,0 +1,39 @@
+"""TensorFlow without the lines that it prints whenever it is imported."""
+
+import importlib
+import os
+import re
+import sys
+import tempfile
+
+# TensorFlow 2.21 prints these before it reads TF_CPP_MIN_LOG_LEVEL (tensorflow#100442).
+_NOISE = re.compile(
+    rb"^WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|^To enable the following instructions: "
+    rb"|^[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_dnn\.cc|cuda_blas\.cc|cuda_fft\.cc"
+    rb"|computation_placer\.cc|cpu_feature_guard\.cc)"
+)
+
+
+def import_tensorflow() -> None:
+    """Import TensorFlow; of what it prints to the standard error, leave out the known notices.
+
+    With TF_CPP_MIN_LOG_LEVEL=0 in the environment everything is printed as it comes.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
+        importlib.import_module("tensorflow")
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
+        try:
+            importlib.import_module("tensorflow")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            printed.seek(0)
+            lines = [line for line in printed if not _NOISE.match(line)]
+            os.write(2, b"".join(lines))

@@ -1,0 +1,165 @@
+"""Expansion and growth: known answers, other codes' tables, an independent integrator."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference import reference
+from scipy.integrate import solve_ivp
+
+from flowpm_dist.cosmology import Background, Cosmology, Growth, InterpolatedGrowth
+
+# The relative tolerance of the integrator behind pmwd's tables, with its accumulation.
+PMWD_TOLERANCE = 5e-8
+
+
+def universe(Omega_m, w0=-1.0, wa=0.0):
+    return Cosmology(Omega_m, 0.01, 0.7, 0.96, A_s=2.1e-9, w0=w0, wa=wa)
+
+
+def pmwd_universe(run):
+    return universe(run["cosmo_Omega_m"], run.get("cosmo_w_0_", -1), run.get("cosmo_w_a_", 0))
+
+
+def test_known_answers_normalised_today():
+    growth = Growth(universe(0.307494))
+    early, today = 0.1, 1.0
+    assert growth.background.e(early).numpy() == pytest.approx(17.5552, rel=1e-5)
+    d1, d2 = growth.d1(today), growth.d2(today)
+    assert (growth.d1(early) / d1).numpy() == pytest.approx(0.127589, rel=1e-5)
+    assert (growth.d2(early) / d2).numpy() == pytest.approx(0.0161427, rel=1e-5)
+    assert growth.f1(early).numpy() == pytest.approx(0.998774, rel=1e-5)
+    assert growth.f2(early).numpy() == pytest.approx(1.9976, rel=1e-5)
+
+
+def test_known_answers_normalised_early():
+    growth = Growth(universe(0.3))
+    assert growth.d1(1.0).numpy() == pytest.approx(0.778981, rel=1e-5)
+    assert (growth.d1(0.5) / growth.d1(1.0)).numpy() == pytest.approx(0.611806, rel=1e-5)
+    assert growth.f1(1.0).numpy() == pytest.approx(0.512796, rel=1e-5)
+
+
+def test_known_answers_of_evolving_dark_energy():
+    assert Background(universe(0.307494, -1.1, 0.1)).e(2 / 3).numpy() == pytest.approx(
+        1.290115, rel=1e-6
+    )
+    assert Background(universe(0.307494)).e(2 / 3).numpy() == pytest.approx(1.31541, rel=1e-5)
+
+
+def test_einstein_de_sitter_is_exact():
+    growth, a = Growth(universe(1.0)), np.array([0.0, 0.01, 0.3, 1.0])
+    np.testing.assert_allclose(growth.d1(a), a, rtol=1e-13)
+    np.testing.assert_allclose(growth.d2(a), 3 / 7 * a**2, rtol=1e-13)
+    np.testing.assert_allclose(growth.g_drift(a), a**1.5, rtol=1e-13)
+    np.testing.assert_allclose(growth.g_kick(a), 1.5 * a, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_lcdm_32_mesh2", "pmwd_w0wa_32"])
+def test_growth_is_pmwds(name):
+    run = reference(name)
+    growth, a, edges = Growth(pmwd_universe(run)), run["a"], run["a_nbody"]
+    np.testing.assert_allclose(growth.background.e2(a), run["E2"], rtol=1e-14)
+    # Its nodes: the steps of an LPT light cone up to the start, then the step edges.
+    nodes = np.concatenate([np.linspace(0, edges[0], 14)[1:], edges[1:]])
+    as_pmwd = InterpolatedGrowth(growth, nodes)
+    at_edges = np.isclose(a[:, np.newaxis], edges).any(axis=1)
+    assert at_edges.sum() >= 2
+    for method, key in [
+        ("d1", "D1"),
+        ("d1_dlna", "dD1_dlna"),
+        ("d2", "D2"),
+        ("d2_dlna", "dD2_dlna"),
+    ]:
+        exact = getattr(growth, method)(a).numpy()
+        np.testing.assert_allclose(exact[at_edges], run[key][at_edges], rtol=PMWD_TOLERANCE)
+        np.testing.assert_allclose(
+            getattr(as_pmwd, method)(a), run[key], rtol=PMWD_TOLERANCE, err_msg=key
+        )
+
+
+def test_growth_and_step_factors_are_fastpms():
+    run = reference("fastpm_fd4_64")
+    growth, a = Growth(universe(run["Omega_m"])), run["growth_a"]
+    np.testing.assert_allclose(growth.background.e(a), run["E"], rtol=1e-14)
+    np.testing.assert_allclose(growth.d1(a) / growth.d1(1.0), run["D1"], rtol=5e-8)
+    np.testing.assert_allclose(growth.f1(a), run["f1"], rtol=5e-8)
+    kind, start, middle, stop, factor = run["step_factors"].T
+    drift = (growth.d1(stop) - growth.d1(start)) / growth.g_drift(middle)
+    kick = (growth.g_drift(stop) - growth.g_drift(start)) / growth.g_kick(middle)
+    # A difference of two growths loses a digit or so of fastpm-python's own accuracy.
+    np.testing.assert_allclose(np.where(kind == 0, kick, drift), factor, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    "parameters", [(0.3,), (0.05,), (0.31, -0.9, 0.2), (0.25, -0.6, -1.5), (0.3, -1.4, 0.6)]
+)
+def test_growth_is_that_of_an_independent_integrator(parameters):
+    cosmology = universe(*parameters)
+    growth = Growth(cosmology)
+
+    def equations(ln_a, y):
+        a = np.exp(ln_a)
+        matter = cosmology.Omega_m / a**3
+        dark = (1 - cosmology.Omega_m) * a ** (-3 * (1 + cosmology.w0 + cosmology.wa))
+        dark *= np.exp(-3 * cosmology.wa * (1 - a))
+        w, share = cosmology.w0 + cosmology.wa * (1 - a), dark / (matter + dark)
+        d1, v1, d2, v2 = y
+        friction, source = 2 - 1.5 * (1 + w * share), 1.5 * (1 - share)
+        return [v1, -friction * v1 + source * d1, v2, -friction * v2 + source * (d2 + d1**2)]
+
+    start, a = 1e-6, np.array([0.01, 0.1, 0.5, 0.9, 1.0])
+    early = [start, start, 3 / 7 * start**2, 6 / 7 * start**2]
+    ode = solve_ivp(
+        equations,
+        (np.log(start), 0),
+        early,
+        method="DOP853",
+        t_eval=np.log(a),
+        rtol=1e-12,
+        atol=1e-30,
+    )
+    ours = [growth.d1(a), growth.d1_dlna(a), growth.d2(a), growth.d2_dlna(a)]
+    np.testing.assert_allclose(ours, ode.y, rtol=1e-9)
+
+
+def test_second_derivatives_satisfy_the_growth_equations():
+    growth, a = Growth(universe(0.31, -0.9, 0.2)), np.linspace(0.02, 1.2, 30)
+    np.testing.assert_allclose(
+        growth.g_kick(a), 1.5 * growth.background.Omega_m * growth.d1(a), rtol=1e-11
+    )
+    friction = 2.0 + growth.background.dlne_dlna(a)
+    source = 1.5 * growth.background.omega_m(a)
+    np.testing.assert_allclose(
+        growth.d2_dlna2(a) + friction * growth.d2_dlna(a),
+        source * (growth.d2(a) + growth.d1(a) ** 2),
+        rtol=1e-11,
+    )
+
+
+def test_derivatives_by_the_scale_factor_agree_with_differentiation():
+    growth, a = Growth(universe(0.31, -0.9, 0.2)), tf.constant([0.1, 0.5, 1.0], tf.float64)
+    for value, slope in [
+        (growth.d1, growth.d1_dlna),
+        (growth.d1_dlna, growth.d1_dlna2),
+        (growth.d2, growth.d2_dlna),
+        (lambda a: tf.math.log(growth.background.e(a)), growth.background.dlne_dlna),
+        (growth.g_drift, lambda a: growth.g_kick(a) / (a * growth.background.e(a))),
+    ]:
+        with tf.GradientTape() as tape:
+            tape.watch(a)
+            y = value(a)
+        np.testing.assert_allclose(a * tape.gradient(y, a), slope(a), rtol=1e-10)
+
+
+def test_shapes_dtypes_and_limits():
+    growth = Growth(universe(0.3))
+    assert growth.d1(1).shape == () and growth.d1(1).dtype == tf.float64
+    assert growth.d1(np.full((2, 3), 0.5, np.float32)).shape == (2, 3)
+    for method in (growth.d1, growth.d2, growth.d1_dlna, growth.g_drift, growth.g_kick):
+        assert method(0.0).numpy() == 0.0
+    assert growth.f1(0.0).numpy() == pytest.approx(1.0) and growth.f2(0.0).numpy() == 2.0
+    for a in (-0.1, 2.1, float("nan"), [0.5, 3.0]):
+        with pytest.raises(ValueError, match="scale factors must lie between 0 and 2"):
+            growth.d1(a)
+    for nodes in ([], [0.0, 1.0], [0.5, 0.4]):
+        with pytest.raises(ValueError, match="increasing and above 0"):
+            InterpolatedGrowth(growth, nodes)
