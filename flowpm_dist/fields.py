@@ -1,0 +1,214 @@
+"""The box, and fields that live on it: which part of the grid this rank holds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl.collectives import fence
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
+from meshimpl.mesh_function import MeshFunction, check_divisible
+from meshimpl.operations.fft import Pencils, pencils, spectral_shape
+from meshimpl.operations.halo import SUFFIX
+from meshimpl.process_mesh import ProcessMesh
+
+SPLIT = {"row": ("x", "x" + SUFFIX, "ky"), "col": ("y", "y" + SUFFIX, "kz")}
+"""Mesh axis -> the dimensions that are split over it."""
+
+VECTOR = mtf.Dimension("component", 3)
+
+
+def default_mesh(ranks: int, grid: Sequence[int]) -> str:
+    """The shape of ranks for a grid: slabs while they stay thick, else the squarest pencils.
+
+    Raises:
+        ValueError: no shape divides the grid.
+    """
+    fits = [
+        (ranks // cols, cols)
+        for cols in range(1, ranks + 1)
+        if ranks % cols == 0 and grid[0] % (ranks // cols) == 0 and grid[1] % cols == 0
+    ]
+    if not fits:
+        raise ValueError(
+            f"{ranks} ranks cannot share a grid of {'x'.join(map(str, grid))}: no row x col mesh "
+            "has row dividing the first side and col the second"
+        )
+    slabs = [(rows, cols) for rows, cols in fits if cols == 1 and grid[0] // rows >= 8]
+    rows, cols = slabs[0] if slabs else min(fits, key=lambda rc: abs(math.log(rc[0] / rc[1])))
+    return f"row:{rows},col:{cols}"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A periodic box, its grid, and how the grid is shared between ranks.
+
+    Attributes:
+        grid: cells along x, y, z.
+        size: side lengths [Mpc/h].
+        mesh: the ranks; x runs over `row`, y over `col`, z is whole.
+        dtype: of its fields, float32 or float64.
+
+    Raises:
+        ValueError: a side that is not positive, an odd or tiny grid, or one the mesh does not
+            divide.
+    """
+
+    grid: tuple[int, int, int]
+    size: tuple[float, float, float]
+    mesh: ProcessMesh
+    dtype: tf.DType = field(default=tf.float32)
+
+    def __post_init__(self) -> None:
+        if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
+            raise ValueError(f"grid {self.grid}: three even numbers of at least 4 are needed")
+        if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):
+            raise ValueError(f"box size {self.size}: three positive lengths [Mpc/h] are needed")
+        for name, size in self.mesh.axes:
+            if name not in SPLIT and size > 1:
+                raise ValueError(
+                    f"mesh {self.mesh}: one simulation is split over row and col; axis {name!r} "
+                    "must have size 1"
+                )
+        check_divisible(self.shape, self.impl, "grid")
+
+    @property
+    def cell(self) -> tuple[float, float, float]:
+        """Sides of a cell [Mpc/h]."""
+        x, y, z = (s / n for s, n in zip(self.size, self.grid, strict=True))
+        return x, y, z
+
+    @property
+    def volume(self) -> float:
+        """Of the box [(Mpc/h)^3]."""
+        return math.prod(self.size)
+
+    @property
+    def cells(self) -> int:
+        """Number of cells, and of particles."""
+        return math.prod(self.grid)
+
+    @property
+    def layout(self) -> str:
+        """Tensor dimension to mesh axis, for the axes this mesh has."""
+        return ";".join(f"{dim}:{axis}" for axis in self.mesh.names for dim in SPLIT.get(axis, ()))
+
+    @functools.cached_property
+    def impl(self) -> HvdSimdMeshImpl:
+        """The mesh implementation of this layout, for look-ups."""
+        return HvdSimdMeshImpl(self.mesh, self.layout)
+
+    @property
+    def shape(self) -> Any:
+        """`mtf.Shape` of a scalar field: [x, y, z]."""
+        return mtf.Shape([mtf.Dimension(d, n) for d, n in zip("xyz", self.grid, strict=True)])
+
+    @property
+    def vector_shape(self) -> Any:
+        """`mtf.Shape` of a vector field: [x, y, z, component]."""
+        return mtf.Shape([*self.shape.dims, VECTOR])
+
+    @property
+    def spectral_shape(self) -> Any:
+        """`mtf.Shape` of a spectrum: [ky, kz, kx, pair]."""
+        return spectral_shape(self.shape, self.impl)
+
+    @property
+    def pencils(self) -> Pencils:
+        """The transform between fields and spectra."""
+        return pencils(self.shape, self.impl)
+
+    @property
+    def split(self) -> dict[str, int]:
+        """For x and y, over how many ranks each is split."""
+        return {"x": self.mesh.axis_size("row"), "y": self.mesh.axis_size("col")}
+
+    @property
+    def offset(self) -> tuple[int, int, int]:
+        """First cell of this rank's block."""
+        x, y, z = self.impl.slice_begin(self.shape, self.mesh.rank)
+        return x, y, z
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Cells of this rank's block."""
+        x, y, z = self.impl.slice_shape(self.shape)
+        return x, y, z
+
+    def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
+        numbers = self.pencils.mode_numbers()
+        kx, ky, kz = (2 * np.pi / s * n for s, n in zip(self.size, numbers, strict=True))
+        return kx, ky, kz
+
+    def graph_wavenumbers(self) -> list[tf.Tensor]:
+        """kx, ky, kz [h/Mpc] in the field's dtype, the same graph on every rank."""
+        return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
+
+    def function(self, build: Callable[..., Any], **inputs: Any) -> MeshFunction:
+        """A mesh function on this box; inputs are shapes (of the box's dtype) or (shape, dtype)."""
+        specs = {
+            name: spec if isinstance(spec, tuple) else (spec, self.dtype)
+            for name, spec in inputs.items()
+        }
+        return MeshFunction(build, self.mesh, self.layout, specs)
+
+    def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
+        """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""
+        return self.impl.gather(tf.convert_to_tensor(block), shape).numpy()
+
+
+@dataclass(frozen=True)
+class Field:
+    """A scalar or vector field: this rank's block of it, and the box it lives in.
+
+    Attributes:
+        block: tensor of shape [nx/row, ny/col, nz] or, for a vector, [..., 3].
+        box: grid, size and ranks.
+    """
+
+    block: tf.Tensor
+    box: Box
+
+    def __post_init__(self) -> None:
+        if tuple(self.block.shape[:3]) != self.box.block or self.block.shape.rank > 4:
+            raise ValueError(
+                f"a block of shape {tuple(self.block.shape)} does not fit the box, whose blocks "
+                f"are {self.box.block}"
+            )
+
+    @property
+    def _trailing(self) -> tuple[int, ...]:
+        return tuple(self.block.shape[3:])
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return self.box.grid + self._trailing
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Where the block starts in the whole array."""
+        return self.box.offset + (0,) * len(self._trailing)
+
+    @property
+    def mesh(self) -> ProcessMesh:
+        """The ranks."""
+        return self.box.mesh
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Of the values."""
+        return self.block.dtype
+
+    def numpy(self) -> np.ndarray:
+        """The whole array on every rank. Gathers: for grids that fit one rank's memory."""
+        shape = self.box.vector_shape if self._trailing else self.box.shape
+        return self.box.whole(self.block, shape)
