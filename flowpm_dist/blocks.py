@@ -1,0 +1,93 @@
+"""How a grid is cut into the blocks of a mesh of ranks: `row` cuts x, `col` cuts y.
+
+Nothing here imports TensorFlow: it is asked before a job starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+
+MESH_AXES = ("replica", "row", "col")
+THICK = 8
+"""Layers of a slab [cells] below which its halo outweighs it."""
+
+Grid = tuple[int, int, int]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint, "; did you mean ...?", at the known name most like this one; empty if none is."""
+    folded = {k.lower(): k for k in known}
+    match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
+    return f"; did you mean {folded[match[0]]}?" if match else ""
+
+
+def parse_mesh(shape: str) -> dict[str, int]:
+    """Axis sizes of a text such as `"row:2,col:2"`, in its order.
+
+    Raises:
+        ValueError: not such a text, an unknown axis or one named twice, a size below 1, or a
+            replica axis with more than one place, which a single simulation cannot use.
+    """
+    axes: dict[str, int] = {}
+    for piece in shape.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*:\s*(\d+)\s*", piece)
+        if match is None:
+            raise ValueError(f"{piece.strip()!r} is not of the form axis:size")
+        name, size = match[1], int(match[2])
+        if name not in MESH_AXES:
+            raise ValueError(f"there is no axis {name!r}{nearest(name, MESH_AXES)}")
+        if name in axes:
+            raise ValueError(f"the axis {name!r} is named twice")
+        if size < 1:
+            raise ValueError(f"the axis {name!r} has size {size}")
+        axes[name] = size
+    if axes.get("replica", 1) != 1:
+        raise ValueError(f"replica:{axes['replica']} runs a batch, and this is one simulation")
+    return axes
+
+
+def misfits(axes: dict[str, int], grid: Grid, ranks: int) -> list[str]:
+    """Why a mesh does not fit, in words; empty when it does.
+
+    Args:
+        axes: sizes by name.
+        grid: cells [nx, ny, nz].
+        ranks: of the job.
+    """
+    wrong = []
+    places = math.prod(axes.values())
+    if places != ranks:
+        job = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        wrong.append(
+            f"{places} places, but the job has {job}; use --ranks {places}, or sizes that "
+            f"multiply to {ranks}"
+        )
+    for axis, side, cells in (("row", "x", grid[0]), ("col", "y", grid[1])):
+        size = axes.get(axis, 1)
+        if cells % size:
+            fits = ", ".join(str(n) for n in range(1, cells + 1) if cells % n == 0)
+            wrong.append(
+                f"{axis}:{size} does not divide the {cells} cells of {side}; sizes that do: {fits}"
+            )
+    return wrong
+
+
+def default_mesh(ranks: int, grid: Grid) -> str:
+    """The mesh for a number of ranks: slabs while they stay thick, else the squarest pencils.
+
+    Returns:
+        Such as "row:2,col:1".
+
+    Raises:
+        ValueError: no mesh of that many ranks divides the grid.
+    """
+    shapes = [(ranks // col, col) for col in range(1, ranks + 1) if ranks % col == 0]
+    fits = [(row, col) for row, col in shapes if grid[0] % row == 0 and grid[1] % col == 0]
+    if not fits:
+        raise ValueError(f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y")
+    slabs = [(row, col) for row, col in fits if col == 1 and grid[0] // row >= THICK]
+    row, col = slabs[0] if slabs else min(fits, key=lambda fit: abs(math.log(fit[0] / fit[1])))
+    return f"row:{row},col:{col}"

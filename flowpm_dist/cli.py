@@ -1,0 +1,276 @@
+"""The command `flowpm-dist`.
+
+TensorFlow, Horovod and MPI are imported only after everything that can be checked has been, so that
+a mistake is told within a second and on one rank alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from flowpm_dist.config import ConfigError, RunConfig, check_mesh, load
+from flowpm_dist.io.folder import OutputError, OutputFolder, WriteError, human_size
+from flowpm_dist.io.progress import Progress, terminal_environment
+from flowpm_dist.io.results import Summary, results_bytes, versions, write_results
+from flowpm_dist.io.white_noise import open_white_noise
+from meshimpl import launch
+from meshimpl.quiet import import_tensorflow
+
+MISUSE = 2  # exit status
+PATIENCE = 5.0  # [s] that the other ranks leave rank 0 to say what is wrong
+
+app = typer.Typer(
+    name="flowpm-dist",
+    help="Particle-mesh universes on many ranks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was checked: what, on which mesh, and where its results go."""
+
+    config: RunConfig
+    mesh: str
+    folder: OutputFolder
+    overwrite: bool
+
+
+class StoppedError(RuntimeError):
+    """The simulation itself could not go on; every rank says the same."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and leave."),
+    ] = False,
+) -> None:
+    """Particle-mesh universes on many ranks."""
+
+
+@app.command(
+    epilog="Example: [bold]flowpm-dist simulate run.toml --ranks 4 --output universe[/bold]"
+)
+def simulate(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run on this many MPI ranks; not needed under mpirun or srun."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results go; by default RUN-output."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
+    ] = False,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="SHAPE", help='Mesh of ranks, such as "row:2,col:2".'),
+    ] = None,
+) -> None:
+    """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
+    here = launch.detect()
+    size = here.size if here.size > 1 else ranks or 1
+    output = output or Path(f"{run_file.stem}-output")
+    try:
+        plan = make_plan(run_file, size, output, overwrite=overwrite, mesh=mesh)
+    except (ConfigError, OutputError) as error:
+        refuse(str(error))
+    os.environ.update(terminal_environment())
+    status = launch.launch_or_join(ranks, sys.argv[1:])
+    if status is not None:
+        sys.exit(status)
+    run(plan)
+
+
+@app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")
+def doctor(
+    launch_test: Annotated[
+        bool, typer.Option("--launch-test", help="Also start two ranks and let them talk.")
+    ] = False,
+) -> None:
+    """Show what is installed, what is missing, and how to mend it."""
+    from flowpm_dist.doctor import run as examine
+
+    sys.exit(examine(launch_test))
+
+
+def make_plan(
+    run_file: Path, ranks: int, output: Path, *, overwrite: bool, mesh: str | None
+) -> Plan:
+    """Check everything that can be checked before work begins.
+
+    Args:
+        run_file: TOML.
+        ranks: of the job.
+        output: folder for the results.
+        overwrite: whether a finished run there may be replaced.
+        mesh: shape that goes before the run file's.
+
+    Raises:
+        ConfigError: what is wrong in the run file.
+        OutputError: why results cannot go there.
+    """
+    config = load(run_file)
+    shape = check_mesh(config, ranks, source=run_file, shape=mesh)
+    config = config.with_mesh(shape)
+    folder = OutputFolder(output)
+    folder.check(overwrite=overwrite, needed=results_bytes(config))
+    return Plan(config, shape, folder, overwrite)
+
+
+def refuse(message: str, status: int = MISUSE) -> NoReturn:
+    """Leave over something that every rank found; rank 0 tells it.
+
+    The others wait, or their launcher would end rank 0 unheard. One that outlives rank 0 found
+    something of its own, such as a file that its node does not see.
+    """
+    here = launch.detect()
+    if here.rank:
+        time.sleep(PATIENCE)
+        message = f"[rank {here.rank}/{here.size}] {message}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """End this rank, and with it the job."""
+    if launch.detect().size > 1:
+        launch.abort(status)
+    sys.exit(status)
+
+
+def run(plan: Plan) -> None:
+    """Simulate and write, as one of the ranks of the job."""
+    rank, steps = launch.detect().rank, plan.config.evolution.steps
+    threads = launch.configure_threads()
+    launch.abort_on_error()
+    try:
+        with results_of(plan, rank), Progress(steps, rank=rank) as progress:
+            summary = evolve_and_write(plan, progress, threads)
+    except OutputError as error:
+        refuse(str(error))
+    except StoppedError as error:
+        refuse(str(error), status=1)
+    except WriteError as error:
+        if launch.detect().size > 1:
+            raise
+        refuse(str(error), status=1)
+    if summary is not None:
+        print(report(plan, summary))
+
+
+@contextmanager
+def results_of(plan: Plan, rank: int) -> Iterator[None]:
+    """Rank 0's care for the output folder: a run that fails or is interrupted leaves nothing."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    if rank == 0:
+        plan.folder.begin(overwrite=plan.overwrite)
+    try:
+        yield
+    except SystemExit as stopped:
+        plan.folder.discard()
+        if rank == 0:
+            print("error: interrupted; no results were written", file=sys.stderr, flush=True)
+        leave(int(stopped.code or 0))
+    except BaseException:
+        plan.folder.discard()
+        raise
+
+
+def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | None:
+    """The work itself. Returns a summary on rank 0, None on the others."""
+    progress.note("loading TensorFlow")
+    import_tensorflow()
+    from flowpm_dist import Cosmology, HaloError, Simulation, scale_factor_steps
+    from flowpm_dist.cosmology import LinearPower
+    from meshimpl import ProcessMesh
+
+    config = plan.config
+    mesh = ProcessMesh(plan.mesh)
+    cosmology = Cosmology(**config.cosmology.model_dump(exclude_none=True))
+    evolution, initial = config.evolution, config.initial
+    simulation = Simulation(
+        cosmology,
+        config.box.grid,
+        config.box.size,
+        scale_factor_steps(evolution.a_start, evolution.a_stop, evolution.steps),
+        lpt_order=initial.lpt_order,
+        integrator=evolution.integrator,
+        gradient=evolution.gradient,
+        mesh=mesh,
+        precision=config.run.precision,
+        halo=config.run.halo,
+    )
+    progress.note("initial conditions")
+    noise = None if initial.white_noise is None else open_white_noise(initial.white_noise)
+    try:
+        state = simulation.run(seed=initial.seed, white_noise=noise, progress=progress)
+    except (HaloError, FloatingPointError) as error:
+        raise StoppedError(str(error)) from error
+    progress.note("writing")
+    return write_results(plan.folder, config, state, LinearPower(cosmology), threads=threads)
+
+
+def report(plan: Plan, summary: Summary) -> str:
+    """Where to look, and the figures that come first."""
+    path, steps = plan.folder.path, plan.config.evolution.steps
+    memory = human_size(max(summary.peak_memory))
+    return f"""
+Results in {path}:
+  density.png         a slab of the universe
+  power_spectrum.png  beside linear theory; numbers in power_spectrum.csv
+  snapshot.zarr       all fields; in Python: flowpm_dist.io.load_snapshot("{path}")
+  run.toml            the run with all its settings; timings.json: seconds, memory, versions
+
+{steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
+{summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
+P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
+
+
+def main() -> None:
+    """Entry point of `flowpm-dist` and of `python -m flowpm_dist.cli`."""
+    if launch.detect().rank == 0:
+        app()
+        return
+    # Wrong usage is found by every rank, and rank 0 tells it.
+    try:
+        app(standalone_mode=False)
+    except Exception as error:
+        status = getattr(error, "exit_code", None)
+        if status is None:
+            raise
+        time.sleep(PATIENCE)
+        leave(status)
+
+
+if __name__ == "__main__":
+    main()

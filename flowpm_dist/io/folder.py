@@ -1,0 +1,190 @@
+"""The output folder: results are written aside and moved into place when all are complete.
+
+Everything is written into `DIR/.partial-flowpm-dist`. `snapshot.zarr` is moved into `DIR` last, and
+it alone makes a finished run: whatever interrupts the work, nothing half-written looks whole.
+The files of an older run stay until that moment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import IO
+
+GENERATOR = "flowpm-dist"
+SNAPSHOT = "snapshot.zarr"
+FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
+PARTIAL = ".partial-flowpm-dist"
+
+
+class OutputError(ValueError):
+    """A folder that results cannot go to; found before any work."""
+
+
+class WriteError(RuntimeError):
+    """Results could not be written: the message names the file and the cause."""
+
+    @classmethod
+    def of(cls, path: Path, error: OSError) -> WriteError:
+        """The system's error, with the file it happened to."""
+        return cls(f"cannot write {path}: {error.strerror or error}")
+
+
+def snapshot_attributes(path: Path) -> dict[str, object] | None:
+    """Attributes of a snapshot of ours, whole or not; None when it is not one."""
+    try:
+        attributes = json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    ours = isinstance(attributes, dict) and attributes.get("generator") == GENERATOR
+    return attributes if ours else None
+
+
+def existing_part(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    path = path.absolute()
+    while not (path.exists() or path.is_symlink()):
+        path = path.parent
+    return path
+
+
+class OutputFolder:
+    """A folder for the results of one run.
+
+    Args:
+        path: the folder; made when it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path / PARTIAL
+        self._lock: IO[str] | None = None
+
+    def is_finished(self) -> bool:
+        """Whether the folder holds a whole run."""
+        return bool((snapshot_attributes(self.path / SNAPSHOT) or {}).get("complete"))
+
+    def check(self, *, overwrite: bool, needed: int) -> None:
+        """See, changing nothing, that results can go here. Any rank may ask.
+
+        Args:
+            overwrite: whether a finished run may be replaced.
+            needed: estimated size of the results [bytes].
+
+        Raises:
+            OutputError: with what is in the way, and what to do about it.
+        """
+        ground = existing_part(self.path)
+        if not ground.is_dir():
+            raise OutputError(f"{ground} is not a folder: give another --output")
+        if not os.access(ground, os.W_OK | os.X_OK):
+            raise OutputError(f"no permission to write in {ground}: give another --output")
+        self._check_contents(overwrite=overwrite)
+        free = shutil.disk_usage(ground).free
+        if needed > free:
+            raise OutputError(
+                f"{ground} has {human_size(free)} free, the results need about "
+                f"{human_size(needed)}: make room, or give another --output"
+            )
+
+    def _check_contents(self, *, overwrite: bool) -> None:
+        if self.is_finished():
+            if not overwrite:
+                raise OutputError(
+                    f"{self.path} holds a finished run: add --overwrite to replace it, "
+                    "or give another --output"
+                )
+            return
+        foreign = [name for name in (*FILES, SNAPSHOT) if os.path.lexists(self.path / name)]
+        if foreign and not self.partial.is_dir():
+            raise OutputError(
+                f"{self.path} holds {', '.join(foreign)} from elsewhere, which would be "
+                "overwritten: give another --output, or move them away"
+            )
+
+    def begin(self, *, overwrite: bool) -> None:
+        """Clear what an interrupted run has left, and make the folder to write into. On rank 0.
+
+        Raises:
+            OutputError: another run is writing here, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._clear_partial()
+            self._check_contents(overwrite=overwrite)
+            self.partial.mkdir()
+            self._lock = self._take_lock()
+        except OSError as error:
+            where = error.filename or self.path
+            raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
+
+    def _take_lock(self) -> IO[str]:
+        """The mark of a run that writes; the system lifts it when the process ends, however."""
+        lock = open(self.partial / "owner.json", "a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise OutputError(f"another run is writing in {self.path}: {owner}") from None
+        lock.truncate(0)
+        json.dump({"generator": GENERATOR, "host": socket.gethostname(), "pid": os.getpid()}, lock)
+        lock.flush()
+        return lock
+
+    def _clear_partial(self) -> None:
+        if not os.path.lexists(self.partial):
+            return
+        owned = (self.partial / "owner.json").is_file()
+        if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
+            raise OutputError(f"{self.partial} is not of an interrupted run: move it away")
+        with self._take_lock():
+            if (self.partial / "publishing").exists():
+                self.publish()
+            else:
+                shutil.rmtree(self.partial)
+
+    def publish(self) -> None:
+        """Move the results, all complete, into place. On rank 0; a second call takes up a first.
+
+        Raises:
+            WriteError: a file cannot be moved.
+        """
+        new, old = self.partial / SNAPSHOT, self.path / SNAPSHOT
+        try:
+            (self.partial / "publishing").touch()
+            if new.exists() and old.exists():
+                old.rename(self.partial / "replaced.zarr")
+            for name in FILES:
+                if (self.partial / name).exists():
+                    (self.partial / name).replace(self.path / name)
+            if new.exists():
+                new.rename(old)
+            shutil.rmtree(self.partial)
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or self.path), error) from error
+        self._unlock()
+
+    def discard(self) -> None:
+        """Remove what was written so far."""
+        if self._lock is not None:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def human_size(count: int) -> str:
+    """A number of bytes as people read it, such as 1.5 GiB."""
+    if count < 1024:
+        return f"{count} bytes"
+    power = min(4, (count.bit_length() - 1) // 10)
+    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

