@@ -38,7 +38,8 @@ lint: setup ## Lint and type checks alone
 	$(BIN)/mypy
 
 bench: setup ## Measure FFT and simulation speed (a few minutes)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/fft.py
+	$(BIN)/python benchmarks/simulate.py
 
 doctor: setup ## Say what is installed, what is missing, and try two ranks
 	$(BIN)/flowpm-dist doctor --launch-test

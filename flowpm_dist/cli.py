@@ -142,15 +142,20 @@ def make_plan(
     return Plan(config, shape, folder, overwrite)
 
 
-def refuse(message: str, status: int = MISUSE) -> NoReturn:
-    """Leave over something that every rank found; rank 0 tells it.
+def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) -> NoReturn:
+    """Leave with a message, over something that every rank found; rank 0 tells it.
 
     The others wait, or their launcher would end rank 0 unheard. One that outlives rank 0 found
     something of its own, such as a file that its node does not see.
+
+    Args:
+        message: what is wrong.
+        status: exit status.
+        patience: how long the other ranks wait [s].
     """
     here = launch.detect()
     if here.rank:
-        time.sleep(PATIENCE)
+        time.sleep(patience)
         message = f"[rank {here.rank}/{here.size}] {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
     leave(status)
@@ -176,9 +181,7 @@ def run(plan: Plan) -> None:
     except StoppedError as error:
         refuse(str(error), status=1)
     except WriteError as error:
-        if launch.detect().size > 1:
-            raise
-        refuse(str(error), status=1)
+        refuse(str(error), status=1, patience=0)
     if summary is not None:
         print(report(plan, summary))
 
@@ -201,6 +204,10 @@ def results_of(plan: Plan, rank: int) -> Iterator[None]:
         if rank == 0:
             print("error: interrupted; no results were written", file=sys.stderr, flush=True)
         leave(int(stopped.code or 0))
+    except WriteError:
+        # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
+        plan.folder.remove_partial()
+        raise
     except BaseException:
         plan.folder.discard()
         raise

@@ -117,7 +117,7 @@ class Box:
 
     @property
     def spectral_shape(self) -> Any:
-        """`mtf.Shape` of a spectrum: [ky, kz, kx, pair]."""
+        """`mtf.Shape` of a spectrum: [kz, ky, kx, pair]."""
         return spectral_shape(self.shape, self.impl)
 
     @property

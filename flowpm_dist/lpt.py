@@ -49,10 +49,10 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
         power: its `unscaled(k)` [(Mpc/h)^3].
 
     Returns:
-        [ky, kz, kx] of the box's dtype.
+        [kz, ky, kx] of the box's dtype.
     """
     kx, ky, kz = box.wavenumbers()
-    square = tf.constant(kx[0] ** 2 + kz[0] ** 2)
+    square = tf.constant(kx[0] ** 2 + ky[0] ** 2)
     cell_volume = box.volume / box.cells
 
     def plane(k: tf.Tensor) -> tf.Tensor:
@@ -61,7 +61,7 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
         root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
         return tf.cast(tf.where(positive, root, tf.zeros_like(root)), box.dtype)
 
-    return tf.map_fn(plane, tf.constant(ky[:, 0, 0]), fn_output_signature=box.dtype)
+    return tf.map_fn(plane, tf.constant(kz[:, 0, 0]), fn_output_signature=box.dtype)
 
 
 def growth_factors(growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
@@ -83,7 +83,7 @@ def lpt_function(box: Box, order: int) -> MeshFunction:
 
     Args of f:
         white_noise: [x, y, z].
-        amplitude: [ky, kz, kx], see `linear_amplitude`.
+        amplitude: [kz, ky, kx], see `linear_amplitude`.
         factors: [4], see `growth_factors`, in the box's dtype.
 
     Returns of f:

@@ -5,6 +5,7 @@ The figures are drawn without a display and without touching matplotlib's global
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ def power_spectrum_figure(
     k: np.ndarray,
     power: np.ndarray,
     modes: np.ndarray,
-    linear: np.ndarray,
+    linear: Callable[[np.ndarray], np.ndarray],
     *,
     nyquist: float,
     a: float,
@@ -99,7 +100,7 @@ def power_spectrum_figure(
         k: bin means [h/Mpc].
         power: measured [(Mpc/h)^3].
         modes: Fourier modes in each bin; a mode and its conjugate count as two.
-        linear: linear theory at the same k and time [(Mpc/h)^3].
+        linear: linear theory at the same time [(Mpc/h)^3], of k [h/Mpc].
         nyquist: of the grid [h/Mpc].
         a: scale factor.
     """
@@ -108,11 +109,12 @@ def power_spectrum_figure(
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
     error = np.sqrt(2 / np.maximum(modes, 1))
     style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": MEASURED}
-    top.plot(k, linear, color=THEORY, lw=1.6, label="linear theory", zorder=1)
+    fine = np.geomspace(k[0], k[-1], 400)
+    top.plot(fine, linear(fine), color=THEORY, lw=1.6, label="linear theory", zorder=1)
     top.errorbar(k, power, power * error, **style, label="measured, with cosmic variance")
     top.set(xscale="log", yscale="log", ylabel=r"$P(k)$  [(Mpc/$h$)$^3$]")
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", fontsize=11)
-    ratio = power / linear
+    ratio = power / linear(k)
     below.axhline(1, color=THEORY, lw=1.6, zorder=1)
     below.errorbar(k, ratio, ratio * error, **style)
     below.set(yscale="log", xlabel=r"$k$  [$h$/Mpc]", ylabel="measured / linear")

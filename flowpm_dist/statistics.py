@@ -42,7 +42,7 @@ class ModeBins:
     """Spherical bins of this rank's modes, one fundamental mode wide: floor(k / k_f + 0.5).
 
     Attributes:
-        number: bin of each mode [ky, kz, kx], int32; modes beyond the last bin are in bin `count`.
+        number: bin of each mode [kz, ky, kx], int32; modes beyond the last bin are in bin `count`.
         weight: how often each mode counts, 2 where it stands for its conjugate too, 0 for the mean.
         k: wavenumber of each mode [h/Mpc].
         count: number of bins.
@@ -62,7 +62,7 @@ def mode_bins(box: Box) -> ModeBins:
     nyquist = np.pi / max(box.cell)
     count = int(np.floor(nyquist / fundamental + 1e-6))
     number = np.floor(k / fundamental + 0.5).astype(np.int64)
-    weight = np.broadcast_to(box.pencils.multiplicity()[None, :, None], k.shape).copy()
+    weight = np.broadcast_to(box.pencils.multiplicity()[:, None, None], k.shape).copy()
     numbers_y, numbers_z = box.pencils.mode_numbers()[1:]
     padding = (numbers_y >= box.grid[1] // 2) | (numbers_z > box.grid[2] // 2)
     weight[np.broadcast_to(padding, k.shape)] = 0

@@ -6,14 +6,15 @@ On a group of one rank every collective is the identity and nothing is imported.
 process sets are the engine (NCCL on GPUs, MPI or Gloo on CPUs).
 
 Horovod's TensorFlow operations are not stateful, so TensorFlow may prune, merge or fold them on one
-rank and leave the others waiting (horovod#3229). Three guards stand here, once for all callers:
+rank and leave the others waiting (horovod#3229). Four guards stand here, once for all callers:
 
 * every input passes a `PlaceholderWithDefault`, which no optimiser folds or looks through;
 * the collectives of a graph form one chain of control dependencies, so that none equals another;
+* a second such placeholder reads every output, since one that is only waited for is pruned;
 * `last_collective` gives the end of the chain, on which a graph's results are made to depend.
 
 The gradients that Horovod registers are partly wrong (allgather, broadcast, reducescatter, max):
-nothing here is meant to be differentiated through. Adjoints live in the mesh operations.
+TensorFlow is refused a gradient through any of them. Adjoints live in the mesh operations.
 
 dtypes: float16/32/64 and the integers travel as they are; complex as pairs of reals, bfloat16 as
 16-bit integers (reduced in float32), bool as 8-bit integers.
@@ -129,16 +130,23 @@ def _chained(op: Callable[[tf.Tensor, str], Any], x: tf.Tensor, kind: str) -> An
     """Run `op(x, name)`; in a graph behind a fence and after the collective before it."""
     name = f"{kind}_{next(_names)}"
     if tf.executing_eagerly():
-        return op(x, name)
+        return op(_not_differentiable(x), name)
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
     previous = _chain(graph).get(context)
     with tf.control_dependencies([] if previous is None else [previous]):
-        fenced = fence(x)
-        result = op(fenced, name)
+        result = op(_not_differentiable(fence(x)), name)
     first = result[0] if isinstance(result, (tuple, list)) else result
-    _chain(graph)[context] = first.op
+    # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
+    _chain(graph)[context] = fence(first).op
     return result
+
+
+def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
+    """The same tensor; a LookupError for whoever asks TensorFlow for a gradient through it."""
+    return tf.raw_ops.PreventGradient(
+        input=x, message="a collective has no gradient; differentiate the mesh operation (mtf)"
+    )
 
 
 def fence(x: tf.Tensor) -> tf.Tensor:

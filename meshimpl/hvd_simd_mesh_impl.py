@@ -150,7 +150,10 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         self._random_operations += 1
         if number == len(self._random_calls):
             with tf.init_scope():
-                calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="random_calls")
+                # A mesh function keeps one variable for each name.
+                calls = tf.Variable(
+                    0, dtype=tf.int64, trainable=False, name=f"random_calls_{number}"
+                )
             self._random_calls.append(calls)
         calls = self._random_calls[number]
         return number, tf.identity(calls) if self._replay else calls.assign_add(1)

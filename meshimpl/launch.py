@@ -284,11 +284,13 @@ def relaunch(ranks: int, argv: Sequence[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="meshimpl-") as folder:
         status, received = _supervise(command, env | {_FAILURE_FOLDER: folder})
-        reports = [path.read_text() for path in sorted(Path(folder).iterdir())]
+        # The first to fail is the cause; others may fail of it.
+        reports = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        cause = reports[0].read_text() if reports else _explain(status, ranks)
     if received is not None:
         return 128 + received
     if status != 0:
-        _complain("\n".join(reports) or _explain(status, ranks))
+        _complain(cause)
     return status
 
 

@@ -105,7 +105,9 @@ class MeshFunction:
         ]
         result = self._build(graph_mesh, *args)
         single = isinstance(result, mtf.Tensor)
-        return graph_mesh, args, [result] if single else list(result), single
+        # `mtf.gradients` loses a cotangent of a tensor that is returned twice.
+        outputs = [mtf.identity(t) for t in ([result] if single else result)]
+        return graph_mesh, args, outputs, single
 
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]

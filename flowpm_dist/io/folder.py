@@ -171,10 +171,14 @@ class OutputFolder:
         self._unlock()
 
     def discard(self) -> None:
-        """Remove what was written so far."""
+        """Remove what was written so far, on the rank that began; nothing on the others."""
         if self._lock is not None:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            self._unlock()
+            self.remove_partial()
+
+    def remove_partial(self) -> None:
+        """Remove what was written so far. Only while a rank of this job has begun."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -202,7 +202,7 @@ def _draw(
         spectrum.k,
         spectrum.power,
         spectrum.modes,
-        np.asarray(linear(spectrum.k, a)),
+        lambda k: np.asarray(linear(k, a)),
         nyquist=nyquist,
         a=a,
     )

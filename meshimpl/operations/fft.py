@@ -1,17 +1,17 @@
 """Distributed real-to-complex 3-D FFT and its inverse, with adjoints.
 
 A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes
-a spectrum [..., ky, kz, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
+a spectrum [..., kz, ky, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
 part in the last dimension. z is transformed first, then y, then x; between them one all-to-all
-along `col` and one along `row`. A slab is the case of one column: y and z are then transformed at
-once and only the rows exchange.
+along `col` and one along `row`. With one column (slabs) z and y are transformed at once and only
+the rows exchange; with one row y and x are, and only the columns do.
 
 kz runs over the nz // 2 + 1 modes that a real field needs, padded with zero modes to a multiple of
 the columns; ky likewise to a multiple of the rows. The inverse ignores the padding.
 
-The forward transform is not normalised, the inverse divides by the number of cells. kx is stored
-last, because its transform is the last forward and the first back: one local transposition fewer
-each way than in the order (kx, ky, kz).
+The forward transform is not normalised, the inverse divides by the number of cells. The spectrum's
+order is the reverse of the field's because x is transformed last, and a transform wants its axis
+contiguous: one local transposition fewer each way.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Pencils:
 
     @property
     def modes(self) -> tuple[int, int, int]:
-        """Padded (ky, kz, kx) of the whole spectrum."""
+        """Padded (kz, ky, kx) of the whole spectrum."""
         nx, ny, nz = self.grid
-        return _padded(ny, self.row.size), _padded(nz // 2 + 1, self.col.size), nx
+        return _padded(nz // 2 + 1, self.col.size), _padded(ny, self.row.size), nx
 
     @property
     def real_block(self) -> tuple[int, int, int]:
@@ -61,60 +61,69 @@ class Pencils:
 
     @property
     def spectral_block(self) -> tuple[int, int, int]:
-        """(ky, kz, kx) of this rank."""
-        ky, kz, kx = self.modes
-        return ky // self.row.size, kz // self.col.size, kx
+        """(kz, ky, kx) of this rank."""
+        kz, ky, kx = self.modes
+        return kz // self.col.size, ky // self.row.size, kx
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
-        """Real [batch, x, y, z] to complex [batch, ky, kz, kx]."""
-        nx, ny, nz = self.real_block
-        ky, kz, _ = self.spectral_block
+        """Real [batch, x, y, z] to complex [batch, kz, ky, kx]."""
+        nx, ny, _ = self.real_block
+        kz, ky, kx = self.spectral_block
         rows, cols, batch = self.row.size, self.col.size, x.shape[0]
-        if cols == 1:
-            spectrum = _pad(tf.signal.rfft2d(x), 2, ky * rows)
-            spectrum = tf.reshape(spectrum, [batch, nx, rows, ky, kz])
-            order = [2, 0, 3, 4, 1]
-        else:
-            # [batch, x, y/col, kz] -> [batch, x, kz/col, y]
-            spectrum = _pad(tf.signal.rfft(x), 3, kz * cols)
-            spectrum = tf.reshape(spectrum, [batch, nx, ny, cols, kz])
-            spectrum = self.col.alltoall(tf.transpose(spectrum, [3, 0, 1, 4, 2]))
-            spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
-            spectrum = tf.signal.fft(tf.reshape(spectrum, [batch, nx, kz, ny * cols]))
-            spectrum = tf.reshape(_pad(spectrum, 3, ky * rows), [batch, nx, kz, rows, ky])
-            order = [3, 0, 4, 2, 1]
-        # [batch, x/row, ky, kz/col] -> [batch, ky/row, kz/col, x]
-        spectrum = self.row.alltoall(tf.transpose(spectrum, order))
-        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
-        return tf.signal.fft(tf.reshape(spectrum, [batch, ky, kz, nx * rows]))
+        if cols == 1 and rows > 1:
+            # [batch, x/row, ky, kz]
+            modes = _pad(tf.signal.rfft2d(x), 2, ky * rows)
+            pieces = _transpose(tf.reshape(modes, [batch, nx, rows, ky, kz]), [2, 0, 4, 3, 1])
+            return self._last(pieces)
+        modes = tf.reshape(_pad(tf.signal.rfft(x), 3, kz * cols), [batch, nx, ny, cols, kz])
+        if rows == 1:
+            # [batch, x, y/col, kz] -> [batch, kz/col, y, x]
+            pieces = self.col.alltoall(_transpose(modes, [3, 0, 4, 2, 1]))
+            planes = tf.reshape(_transpose(pieces, [1, 2, 0, 3, 4]), [batch, kz, ny * cols, kx])
+            return tf.signal.fft2d(planes)
+        # [batch, x/row, y/col, kz] -> [batch, x/row, kz/col, y]
+        pieces = self.col.alltoall(_transpose(modes, [3, 0, 1, 4, 2]))
+        lines = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, kz, ny * cols])
+        modes = _pad(tf.signal.fft(lines), 3, ky * rows)
+        pieces = _transpose(tf.reshape(modes, [batch, nx, kz, rows, ky]), [3, 0, 2, 4, 1])
+        return self._last(pieces)
+
+    def _last(self, pieces: tf.Tensor) -> tf.Tensor:
+        """Exchange rows of [row, batch, kz, ky/row, x/row], and transform along x."""
+        # [batch, x/row, ky, kz/col] -> [batch, kz/col, ky/row, x]
+        lines = _transpose(self.row.alltoall(pieces), [1, 2, 3, 0, 4])
+        return tf.signal.fft(tf.reshape(lines, [-1, *self.spectral_block]))
 
     def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
-        """Complex [batch, ky, kz, kx] to real [batch, x, y, z], divided by the number of cells."""
+        """Complex [batch, kz, ky, kx] to real [batch, x, y, z], divided by the number of cells."""
         nx, ny, nz = self.real_block
-        ky, kz, _ = self.spectral_block
+        kz, ky, _ = self.spectral_block
         rows, cols, batch = self.row.size, self.col.size, spectrum.shape[0]
-        spectrum = tf.reshape(tf.signal.ifft(spectrum), [batch, ky, kz, rows, nx])
-        modes_y, modes_z = self.grid[1], nz // 2 + 1
+        half = nz // 2 + 1
+        if rows == 1:
+            # [batch, kz/col, y, x] -> [batch, x, y/col, kz]
+            planes = tf.reshape(tf.signal.ifft2d(spectrum), [batch, kz, cols, ny, nx])
+            pieces = self.col.alltoall(_transpose(planes, [2, 0, 1, 3, 4]))
+            modes = tf.reshape(_transpose(pieces, [1, 4, 3, 0, 2]), [batch, nx, ny, cols * kz])
+            return tf.signal.irfft(modes[..., :half], fft_length=[nz])
+        lines = tf.reshape(tf.signal.ifft(spectrum), [batch, kz, ky, rows, nx])
         if cols == 1:
-            # [batch, ky/row, kz, x] -> [batch, x/row, ky, kz]
-            spectrum = self.row.alltoall(tf.transpose(spectrum, [3, 0, 4, 1, 2]))
-            spectrum = tf.transpose(spectrum, [1, 2, 0, 3, 4])
-            spectrum = tf.reshape(spectrum, [batch, nx, rows * ky, kz])[:, :, :modes_y, :modes_z]
-            return tf.signal.irfft2d(spectrum, fft_length=[modes_y, nz])
-        # [batch, ky/row, kz/col, x] -> [batch, x/row, kz/col, ky]
-        spectrum = self.row.alltoall(tf.transpose(spectrum, [3, 0, 4, 2, 1]))
-        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
-        spectrum = tf.reshape(spectrum, [batch, nx, kz, rows * ky])[..., :modes_y]
+            # [batch, kz, ky/row, x] -> [batch, x/row, ky, kz]
+            pieces = self.row.alltoall(_transpose(lines, [3, 0, 4, 2, 1]))
+            modes = tf.reshape(_transpose(pieces, [1, 2, 0, 3, 4]), [batch, nx, rows * ky, kz])
+            return tf.signal.irfft2d(modes[:, :, :ny], fft_length=[ny, nz])
+        # [batch, kz/col, ky/row, x] -> [batch, x/row, kz/col, ky]
+        pieces = self.row.alltoall(_transpose(lines, [3, 0, 4, 1, 2]))
+        modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, kz, rows * ky])
+        lines = tf.reshape(tf.signal.ifft(modes[..., : ny * cols]), [batch, nx, kz, cols, ny])
         # [batch, x/row, kz/col, y] -> [batch, x/row, y/col, kz]
-        spectrum = tf.reshape(tf.signal.ifft(spectrum), [batch, nx, kz, cols, ny])
-        spectrum = self.col.alltoall(tf.transpose(spectrum, [3, 0, 1, 4, 2]))
-        spectrum = tf.transpose(spectrum, [1, 2, 3, 0, 4])
-        spectrum = tf.reshape(spectrum, [batch, nx, ny, cols * kz])[..., :modes_z]
-        return tf.signal.irfft(spectrum, fft_length=[nz])
+        pieces = self.col.alltoall(_transpose(lines, [3, 0, 1, 4, 2]))
+        modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, ny, cols * kz])
+        return tf.signal.irfft(modes[..., :half], fft_length=[nz])
 
     def multiplicity(self) -> np.ndarray:
         """For this rank's kz: 2 where a mode stands for its conjugate too, 1 elsewhere."""
-        nz, (_, kz, _) = self.grid[2], self.spectral_block
+        nz, kz = self.grid[2], self.spectral_block[0]
         index = self.col.index * kz + np.arange(kz)
         return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
 
@@ -122,17 +131,17 @@ class Pencils:
         """Signed integer wavenumbers (along x, y, z) of this rank's spectrum.
 
         Returns:
-            int64 arrays of shapes [1, 1, kx], [ky, 1, 1], [1, kz, 1]: they broadcast to a spectral
+            int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1]: they broadcast to a spectral
             block. The Nyquist mode is -N/2 along x and y, N/2 along z. Padded modes hold no power;
             their numbers just continue.
         """
         nx, ny, _ = self.grid
-        ky, kz, _ = self.spectral_block
-        along_y = np.arange(self.modes[0])
+        kz, ky, _ = self.spectral_block
+        along_y = np.arange(self.modes[1])
         along_y[:ny] = _signed(ny)
         own_y = along_y[self.row.index * ky :][:ky]
         own_z = self.col.index * kz + np.arange(kz)
-        return _signed(nx)[None, None, :], own_y[:, None, None], own_z[None, :, None]
+        return _signed(nx)[None, None, :], own_y[None, :, None], own_z[:, None, None]
 
 
 def _signed(size: int) -> np.ndarray:
@@ -144,6 +153,15 @@ def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
     if not missing:
         return x
     return tf.pad(x, [[0, missing if i == axis else 0] for i in range(x.shape.rank)])
+
+
+def _transpose(x: tf.Tensor, order: list[int]) -> tf.Tensor:
+    """`tf.transpose`, without touching the data when only axes of size 1 move."""
+    sizes = x.shape.as_list()
+    moved = [axis for axis in order if sizes[axis] != 1]
+    if moved == sorted(moved):
+        return tf.reshape(x, [sizes[axis] for axis in order])
+    return tf.transpose(x, order)
 
 
 def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
@@ -167,7 +185,7 @@ def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
                 f"dimension {dim.name}={dim.size} does not divide by its {group.size} ranks"
             )
     result = Pencils((x.size, y.size, z.size), row, col)
-    for dim, axis in zip(_spectral_dims((x, y, z), result), (axes[0], axes[1], None), strict=True):
+    for dim, axis in zip(_spectral_dims((x, y, z), result), (axes[1], axes[0], None), strict=True):
         found = impl.tensor_dimension_to_mesh_axis(dim)
         sizes = [1 if a is None else impl.shape[a].size for a in (axis, found)]
         if max(sizes) > 1 and axis != found:
@@ -178,16 +196,16 @@ def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
 
 def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
     x, y, z = xyz
-    ky, kz, kx = plan.modes
+    kz, ky, kx = plan.modes
     return [
-        mtf.Dimension("k" + y.name, ky),
         mtf.Dimension("k" + z.name, kz),
+        mtf.Dimension("k" + y.name, ky),
         mtf.Dimension("k" + x.name, kx),
     ]
 
 
 def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
-    """Shape of the spectrum of a real field of `shape` [..., x, y, z]: [..., ky, kz, kx, pair]."""
+    """Shape of the spectrum of a real field of `shape` [..., x, y, z]: [..., kz, ky, kx, pair]."""
     plan = pencils(shape, impl)
     return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
 
@@ -234,7 +252,7 @@ class FFTOperation(mtf.Operation):
         cells = math.prod(plan.grid)
         m = plan.multiplicity()
         weights = cells / m if self._inverse else m / cells
-        return fence(tf.constant(weights[:, np.newaxis, np.newaxis], dtype))
+        return fence(tf.constant(weights[:, np.newaxis, np.newaxis, np.newaxis], dtype))
 
 
 def _check_dtype(x: Any) -> None:
@@ -250,7 +268,7 @@ def rfft3d(x: Any, name: str | None = None) -> Any:
         name: of the operation.
 
     Returns:
-        mtf tensor [..., kY, kZ, kX, pair] where X, Y, Z are the names of the dimensions; the layout
+        mtf tensor [..., kZ, kY, kX, pair] where X, Y, Z are the names of the dimensions; the layout
         must split kY as X and kZ as Y.
 
     Raises:

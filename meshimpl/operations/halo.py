@@ -88,12 +88,13 @@ def padded_shape(shape: Any, widths: Mapping[str, int], impl: HvdSimdMeshImpl) -
         if dim.name in widths:
             axis = impl.tensor_dimension_to_mesh_axis(dim)
             blocks = 1 if axis is None else impl.shape[axis].size
-            dim = mtf.Dimension(dim.name + SUFFIX, dim.size + 2 * widths[dim.name] * blocks)
-            if blocks > 1 and impl.tensor_dimension_to_mesh_axis(dim) != axis:
+            wide = mtf.Dimension(dim.name + SUFFIX, dim.size + 2 * widths[dim.name] * blocks)
+            if blocks > 1 and impl.tensor_dimension_to_mesh_axis(wide) != axis:
                 raise ValueError(
-                    f"the layout must split {dim.name} over {impl.shape[axis].name}, as it splits "
-                    f"the dimension without halo"
+                    f"the layout must split {wide.name} over {impl.shape[axis].name}, as it splits "
+                    f"{dim.name}"
                 )
+            dim = wide
         dims.append(dim)
     return mtf.Shape(dims)
 

@@ -1,0 +1,131 @@
+"""The distributed FFT against numpy's on the whole grid, its adjoints, and its complaints."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from meshimpl import launch
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.fft import irfft3d, rfft3d
+
+LAYOUT = {"row": "x:row;ky:row", "col": "y:col;kz:col"}
+# Unequal sides, half axes that do not divide by 2 or 4, ky that does not divide by 4.
+GRIDS = [(8, 8, 8), (8, 12, 10), (4, 4, 6), (16, 8, 4)]
+EPSILON = {tf.float64: 2.0**-52, tf.float32: 2.0**-23}
+
+
+def layout(mesh):
+    return ";".join(LAYOUT[name] for name in mesh.names)
+
+
+def functions(mesh, grid, dtype=tf.float64, batch=None):
+    dims = [mtf.Dimension(n, s) for n, s in zip("xyz", grid, strict=True)]
+    shape = mtf.Shape([mtf.Dimension("batch", batch), *dims] if batch else dims)
+    forward = MeshFunction(lambda _, a: rfft3d(a), mesh, layout(mesh), {"a": (shape, dtype)})
+    forward(np.zeros(shape.to_integer_list))
+    (spectral,) = forward.output_shapes
+    inverse = MeshFunction(
+        lambda _, a: irfft3d(a, shape), mesh, layout(mesh), {"a": (spectral, dtype)}
+    )
+    return forward, inverse, shape, spectral
+
+
+def expected_spectrum(field):
+    """numpy's spectrum in the order [..., kz, ky, kx]."""
+    return np.swapaxes(np.fft.rfftn(field, axes=(-3, -2, -1)), -3, -1)
+
+
+@pytest.mark.parametrize("dtype", [tf.float64, tf.float32])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_forward_and_inverse_are_numpys(mesh, grid, dtype):
+    forward, inverse, _, _ = functions(mesh, grid, dtype)
+    field = np.random.default_rng(1).normal(size=grid)
+    block = forward(field)
+    pairs = forward.gather(block).astype(np.float64)
+    expected = expected_spectrum(field.astype(dtype.as_numpy_dtype).astype(np.float64))
+    kz, ky, _ = expected.shape
+    tolerance = 20 * EPSILON[dtype] * np.sqrt(field.size)
+    np.testing.assert_allclose(
+        pairs[:kz, :ky, :, 0] + 1j * pairs[:kz, :ky, :, 1], expected, rtol=0, atol=tolerance
+    )
+    assert not pairs[kz:].any() and not pairs[:, ky:].any(), "padded modes must be zero"
+    back = inverse.gather(inverse(block))
+    np.testing.assert_allclose(back, field, rtol=0, atol=20 * EPSILON[dtype])
+
+
+def test_leading_dimensions_are_transformed_one_by_one(mesh):
+    forward, inverse, _, _ = functions(mesh, (8, 8, 6), batch=3)
+    field = np.random.default_rng(2).normal(size=(3, 8, 8, 6))
+    block = forward(field)
+    pairs = forward.gather(block)[:, :4, :8]
+    np.testing.assert_allclose(
+        pairs[..., 0] + 1j * pairs[..., 1], expected_spectrum(field), atol=1e-12
+    )
+    np.testing.assert_allclose(inverse.gather(inverse(block)), field, atol=1e-14)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradient_is_the_adjoint(mesh, grid, which):
+    """<u, A v> = <A^T u, v>, with u and v anything: padded and non-Hermitian modes too."""
+    function = functions(mesh, grid)[which]
+    ((shape, _),) = function.inputs.values()
+    rng = np.random.default_rng(3)
+    v = function.block_of("a", rng.normal(size=shape.to_integer_list))
+    whole_u = rng.normal(size=function.output_shapes[0].to_integer_list) if which == 0 else None
+    with tf.GradientTape() as tape:
+        tape.watch(v)
+        image = function(v)
+        if whole_u is None:
+            whole_u = rng.normal(size=function.output_shapes[0].to_integer_list)
+        begin = function.impl.slice_begin(function.output_shapes[0], mesh.rank)
+        u = whole_u[tuple(slice(b, b + n) for b, n in zip(begin, image.shape, strict=True))]
+        part = tf.reduce_sum(image * u)
+    pulled = tape.gradient(part, v)
+    left = float(mesh.world.allreduce(part))
+    right = float(mesh.world.allreduce(tf.reduce_sum(pulled * v)))
+    assert left == pytest.approx(right, rel=1e-12, abs=1e-10)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradient_is_the_difference(mesh, which):
+    """A quadratic loss: its central difference is exact but for rounding."""
+    function = functions(mesh, (8, 4, 6))[which]
+    ((shape, _),) = function.inputs.values()
+    rng = np.random.default_rng(4)
+    v = function.block_of("a", rng.normal(size=shape.to_integer_list))
+    direction = function.block_of("a", rng.normal(size=shape.to_integer_list))
+
+    def loss(x):
+        return tf.reduce_sum(function(x) ** 2)
+
+    with tf.GradientTape() as tape:
+        tape.watch(v)
+        value = loss(v)
+    slope = float(mesh.world.allreduce(tf.reduce_sum(tape.gradient(value, v) * direction)))
+    step = 1e-3
+    up, down = loss(v + step * direction), loss(v - step * direction)
+    difference = float(mesh.world.allreduce(up - down)) / (2 * step)
+    assert slope == pytest.approx(difference, rel=1e-9)
+
+
+def test_complaints(line):
+    ranks = launch.detect().size
+    shape = [("x", 4 * ranks), ("y", 4), ("z", 4 * ranks)]
+
+    def build(layout_text, dtype=tf.float32, size=shape):
+        function = MeshFunction(lambda _, a: rfft3d(a), line, layout_text, {"a": (size, dtype)})
+        return function(np.zeros([n for _, n in size]))
+
+    with pytest.raises(ValueError, match="float32 or float64"):
+        build("x:row;ky:row", tf.float16)
+    if ranks > 1:
+        with pytest.raises(ValueError, match="z whole"):
+            build("z:row")
+        with pytest.raises(ValueError, match="ky be split over row"):
+            build("x:row")
+        with pytest.raises(ValueError, match="kx stay whole"):
+            build("x:row;ky:row;kx:row")
+        with pytest.raises(ValueError, match=f"x={ranks + 1} does not divide"):
+            build("x:row;ky:row", size=[("x", ranks + 1), ("y", 4), ("z", 4)])

@@ -1,0 +1,180 @@
+"""The simulation on every mesh: another code's runs, one rank against many, and its complaints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference import reference
+
+import flowpm_dist as fpm
+from flowpm_dist import nbody
+from flowpm_dist.cosmology import (
+    PMWD_TRANSFER_NODES,
+    Growth,
+    InterpolatedGrowth,
+    LinearPower,
+)
+
+STEPS = fpm.scale_factor_steps(0.1, 1.0, 4)
+SMALL = {"grid": 16, "box_size": 48.0, "steps": STEPS, "precision": "float64"}
+
+
+def pmwd_simulation(data, mesh, precision):
+    """The reference's scheme: its tables of growth and transfer are part of it."""
+    parameters = {p: float(data[f"cosmo_{p}"]) for p in ("Omega_m", "Omega_b", "h", "n_s")} | {
+        "A_s": float(data["cosmo_A_s_1e9"]) * 1e-9
+    }
+    if "cosmo_w_0_" in data:
+        parameters |= {"w0": float(data["cosmo_w_0_"]), "wa": float(data["cosmo_w_a_"])}
+    cosmology = fpm.Cosmology(**parameters)
+    return fpm.Simulation(
+        cosmology,
+        32,
+        float(data["box_size"]),
+        data["a_nbody"],
+        gradient="spectral",
+        mesh=mesh,
+        precision=precision,
+        growth=InterpolatedGrowth(Growth(cosmology), data["a_nbody"]),
+        power=LinearPower(cosmology, transfer_nodes=PMWD_TRANSFER_NODES),
+    )
+
+
+def relative_rms(value, expected):
+    return np.sqrt(((value - expected) ** 2).mean() / (expected**2).mean())
+
+
+@pytest.mark.timeout(180, method="thread")
+@pytest.mark.parametrize("precision, tolerance", [("float64", 1e-6), ("float32", 1e-3)])
+@pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_w0wa_32"])
+def test_pmwd(mesh, name, precision, tolerance):
+    data = reference(name)
+    state = pmwd_simulation(data, mesh, precision).run(white_noise=data["white_noise"])
+    assert relative_rms(state.displacement.numpy(), data["final_disp"]) < tolerance
+    assert relative_rms(state.velocity.numpy(), data["final_vel"]) < tolerance
+    assert relative_rms(state.density().numpy(), data["final_density"]) < tolerance
+
+
+ONE_RANK = """
+import sys
+import numpy as np
+import flowpm_dist as fpm
+for gradient in ("finite-difference", "spectral"):
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), 16, 48.0, fpm.scale_factor_steps(0.1, 1.0, 4),
+                         precision="float64", gradient=gradient)
+    state = sim.run(seed=3)
+    np.savez(f"{sys.argv[1]}-{gradient}.npz", noise=state.white_noise.numpy(),
+             density=state.density().numpy(), velocity=state.velocity.numpy())
+"""
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """Results of a process of its own, without MPI; rank 0 makes them for all."""
+    from conftest import RANK, process_mesh
+
+    world = process_mesh(f"row:{fpm_size()}").world
+    stem = str(tmp_path_factory.mktemp("one") / "rank").encode()
+    length = int(world.allreduce(tf.constant(len(stem)), "max"))
+    padded = np.frombuffer(stem.ljust(length), np.uint8)
+    stem = bytes(world.broadcast(tf.constant(padded)).numpy()).decode().strip()
+    if RANK == 0:
+        marks = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HOROVOD_", "SLURM_")
+        env = {k: v for k, v in os.environ.items() if not k.startswith(marks)}
+        env["PYTHONPATH"] = str(Path(__file__).parents[2])
+        subprocess.run([sys.executable, "-c", ONE_RANK, stem], env=env, check=True, timeout=120)
+    world.allreduce(tf.constant(0)).numpy()
+    return stem
+
+
+def fpm_size():
+    from meshimpl import launch
+
+    return launch.detect().size
+
+
+@pytest.mark.timeout(180, method="thread")
+@pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
+def test_same_universe_as_on_one_rank(mesh, one_rank, gradient):
+    """White noise to the bit; density and velocity to float64 rounding, amplified by the run."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, gradient=gradient, **SMALL)
+    state = sim.run(seed=3)
+    with np.load(f"{one_rank}-{gradient}.npz") as expected:
+        np.testing.assert_array_equal(state.white_noise.numpy(), expected["noise"])
+        assert relative_rms(state.density().numpy(), expected["density"]) < 1e-11
+        assert relative_rms(state.velocity.numpy(), expected["velocity"]) < 1e-11
+
+
+def test_halo_is_checked_and_the_message_says_what_would_do(mesh):
+    if mesh.size == 1:
+        pytest.skip("no halo on one rank")
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, halo=1, **SMALL)
+    with pytest.raises(fpm.HaloError, match=r"step \d of 4, a = .* halo = \d+ would do"):
+        sim.run(seed=3)
+
+
+def test_halo_that_was_asked_for_does(mesh):
+    """A halo of the size named is enough, and changes nothing; one wider than a block likewise."""
+    states = [
+        fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, halo=halo, **SMALL).run(seed=3)
+        for halo in (5, 9)
+    ]
+    densities = [s.density().numpy() for s in states]
+    np.testing.assert_allclose(densities[0], densities[1], atol=1e-11)
+    assert densities[0].mean() == pytest.approx(1.0, abs=1e-13)
+
+
+def test_values_that_are_not_finite_stop_the_run(mesh):
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, **SMALL)
+    noise = np.zeros((16, 16, 16))
+    noise[15, 15, 15] = np.nan
+    with pytest.raises((ValueError, FloatingPointError), match="not finite"):
+        sim.run(white_noise=noise)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sim.run(white_noise=tf.constant(noise))
+
+
+def test_uniform_lattice_feels_no_force(mesh):
+    """physics.md: below 3e-7 of the acceleration scale; the paint of a lattice is 1."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, **SMALL)
+    solver = nbody.NBody(sim.box, 2, "finite-difference", sim.cosmology.Omega_m)
+    rest = tf.zeros([*sim.box.block, 3], tf.float64)
+    clock = nbody.Clock()
+    clock.start_step()
+    assert float(tf.reduce_max(tf.abs(solver.force(rest, clock, "lattice")))) < 1e-12
+    np.testing.assert_allclose(solver.density(rest), 1.0, atol=1e-13)
+
+
+def test_power_of_white_noise_and_of_a_plane_wave(mesh):
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, **SMALL)
+    noise = fpm.Field(sim._noise(5, None), sim.box)
+    spectrum = fpm.power_spectrum(noise, 48.0)
+    whole = noise.numpy()
+    modes = np.abs(np.fft.fftn(whole)) ** 2 * (48.0**3 / whole.size**2)
+    n = np.fft.fftfreq(16, 1 / 16)
+    k = np.sqrt(sum(np.meshgrid(n**2, n**2, n**2, indexing="ij")))
+    for i, (power, count) in enumerate(zip(spectrum.power, spectrum.modes, strict=True), start=1):
+        inside = np.floor(k + 0.5) == i
+        assert count == inside.sum()
+        assert power == pytest.approx(modes[inside].mean(), rel=1e-10)
+    np.testing.assert_allclose(spectrum.k[0], 2 * np.pi / 48 * k[np.floor(k + 0.5) == 1].mean())
+
+
+@pytest.mark.timeout(180, method="thread")
+def test_gradient_to_the_white_noise(line):
+    """Each rank's loss is its part of the sum; the reference differentiates the same run."""
+    data = reference("pmwd_lcdm_32")
+    sim = pmwd_simulation(data, line, "float64")
+    noise = sim._noise(None, data["white_noise"])
+    x, nx = sim.box.offset[0], sim.box.block[0]
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        density = sim.run(white_noise=noise).density().block
+        part = tf.reduce_sum(density * data["loss_weights"][x : x + nx])
+    gradient = fpm.Field(tape.gradient(part, noise), sim.box).numpy()
+    assert float(line.world.allreduce(part)) == pytest.approx(float(data["loss"]), rel=1e-6)
+    assert relative_rms(gradient, data["grad_white_noise"]) < 1e-6
