@@ -9,7 +9,7 @@ HOROVOD = "0.28.1"
 
 # What Horovod imports; its own metadata asks for the same.
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
-TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3"]
+TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "scipy>=1.11"]
 LINT = ["mypy>=1.10", "ruff>=0.6"]
 
 
@@ -41,6 +41,7 @@ setup(
         "zarr>=3",
         "pydantic>=2.7",
         "rich>=13",
+        "tomli-w>=1",
         "typer>=0.12",
         "matplotlib>=3.8",
         "mesh-tensorflow==0.1.21",

@@ -1,4 +1,4 @@
-"""What the benchmarks share: start a worker on some ranks and threads, and read what it measured."""
+"""What the benchmarks share: a worker on some ranks and threads, and what it measured."""
 
 from __future__ import annotations
 

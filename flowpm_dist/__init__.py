@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from meshimpl import prepare_tensorflow
+
 _HOMES = {
     "Cosmology": "cosmology",
     "Growth": "cosmology",
@@ -36,6 +38,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use: the command line answers before TensorFlow is loaded."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    prepare_tensorflow()
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -126,8 +126,8 @@ class InitialSection(_Section):
 class EvolutionSection(_Section):
     """The steps in time, equal in the scale factor."""
 
-    a_start: float = Field(default=0.1, gt=0, lt=2, description="a scale factor above 0")
-    a_stop: float = Field(default=1.0, gt=0, le=2, description="a scale factor, at most 2")
+    a_start: float = Field(default=0.1, gt=0, lt=2, description="a scale factor above 0, below 2")
+    a_stop: float = Field(default=1.0, gt=0, le=2, description="a scale factor above 0, at most 2")
     steps: int = Field(default=10, ge=1, description="a whole number of at least 1")
     integrator: Literal["fastpm"] = Field(default="fastpm", description='"fastpm"')
     gradient: Literal["finite-difference", "spectral"] = Field(

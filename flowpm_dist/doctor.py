@@ -25,6 +25,7 @@ PACKAGES = (
     "zarr",
     "pydantic",
     "rich",
+    "tomli-w",
     "typer",
     "matplotlib",
     "mesh-tensorflow",

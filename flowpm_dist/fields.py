@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,27 +23,6 @@ SPLIT = {"row": ("x", "x" + SUFFIX, "ky"), "col": ("y", "y" + SUFFIX, "kz")}
 """Mesh axis -> the dimensions that are split over it."""
 
 VECTOR = mtf.Dimension("component", 3)
-
-
-def default_mesh(ranks: int, grid: Sequence[int]) -> str:
-    """The shape of ranks for a grid: slabs while they stay thick, else the squarest pencils.
-
-    Raises:
-        ValueError: no shape divides the grid.
-    """
-    fits = [
-        (ranks // cols, cols)
-        for cols in range(1, ranks + 1)
-        if ranks % cols == 0 and grid[0] % (ranks // cols) == 0 and grid[1] % cols == 0
-    ]
-    if not fits:
-        raise ValueError(
-            f"{ranks} ranks cannot share a grid of {'x'.join(map(str, grid))}: no row x col mesh "
-            "has row dividing the first side and col the second"
-        )
-    slabs = [(rows, cols) for rows, cols in fits if cols == 1 and grid[0] // rows >= 8]
-    rows, cols = slabs[0] if slabs else min(fits, key=lambda rc: abs(math.log(rc[0] / rc[1])))
-    return f"row:{rows},col:{cols}"
 
 
 @dataclass(frozen=True)

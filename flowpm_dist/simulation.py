@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.blocks import default_mesh
 from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
-from flowpm_dist.fields import Box, Field, default_mesh
+from flowpm_dist.fields import Box, Field
 from flowpm_dist.gravity import GRADIENTS
 from flowpm_dist.integrators import INTEGRATORS, Integrator
 from flowpm_dist.lpt import (

@@ -76,6 +76,8 @@ def start(groups: Sequence[tuple[int, ...]]) -> None:
     hvd = _horovod()
     if not hvd.is_initialized():
         launch.set_horovod_defaults()
+        with contextlib.suppress(RuntimeError):  # TensorFlow has begun with threads of its own
+            launch.configure_threads()
         world = tuple(range(launch.detect().size))
         sets = [hvd.ProcessSet(list(g)) for g in wanted if g != world]
         hvd.init(process_sets=sets)

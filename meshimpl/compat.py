@@ -132,7 +132,7 @@ def _gradient_with_zeros(operation: Any) -> None:
 
 
 def _min_max_gradient(op: Any, grad_ys: list[Any]) -> list[Any]:
-    """Gradient of `MinMaxOperation`; upstream's (0.1.21) has the output's shape, not the input's."""
+    """Gradient of `MinMaxOperation`; upstream's (0.1.21) has the output's shape, not an input's."""
     (dy,) = grad_ys
     return [
         mtf_ops.reduce_sum(

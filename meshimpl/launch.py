@@ -28,8 +28,8 @@ HOROVOD_DEFAULTS = {
     # More collectives than this in a step are negotiated anew each time.
     "HOROVOD_CACHE_CAPACITY": "4096",
     # A rank that waits for one that never comes says so, then ends; by default it waits for ever.
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "300",
 }
 THREAD_SETTINGS = ("MESHIMPL_THREADS", "FLOWPM_THREADS")
 _FAILURE_FOLDER = "MESHIMPL_FAILURE_FOLDER"

@@ -178,13 +178,18 @@ def prove_horovod(target: build_horovod.Target, folder: Path) -> None:
 def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     """Bring one flavour's environment up to date."""
     venv = ROOT / VENVS[flavour]
+    remedy = build_horovod.missing_compiler()
     if flavour == "nccl":
         build_horovod.cuda_home()
+        if remedy:
+            raise SetUpError(f"the NCCL flavour wants a C++ compiler too: {remedy}")
     wanted = Stamp(str(venv), inputs_digest(), mpi_identity(mpi), "")
     stamp = Stamp.read(venv)
     if is_current(stamp, wanted, with_horovod):
         if with_horovod and stamp is not None and not stamp.horovod:
             say(f"still without Horovod, for one rank only: {build_horovod.missing_compiler()}")
+        if flavour == "nccl" and stamp is not None:
+            prove_horovod(build_horovod.Target(venv, mpi, flavour), Path(stamp.horovod))
         return
     started = time.monotonic()
     make_venv(venv)
@@ -192,7 +197,6 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     install_packages(venv, flavour, mpi)
     horovod = ""
     target = build_horovod.Target(venv, mpi, flavour)
-    remedy = build_horovod.missing_compiler()
     facts_folder = build_horovod.cache_folder(build_horovod.built_against(target))
     if not with_horovod:
         remove(venv, "horovod")

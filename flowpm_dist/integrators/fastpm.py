@@ -1,5 +1,7 @@
 """FastPM's kick-drift-kick: leapfrog whose factors reproduce Zel'dovich motion at any step size.
 
+A drift from a0 to a1 with the velocity at av takes (D1(a1) - D1(a0)) / G_D(av), a kick with the
+force at af takes (G_D(a1) - G_D(a0)) / G_K(af), both in 1/H0.
 Feng, Chu, Seljak and McDonald 2016, MNRAS 463, 2273 (arXiv:1603.00476), equations 21 to 24.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology import GrowthFunctions
@@ -31,27 +34,19 @@ class FastPM(Integrator):
         self.half_step = half_step
 
     def steps(self, growth: GrowthFunctions, edges: Sequence[float]) -> list[Step]:
-        """See `Integrator.steps`."""
-        pairs = zip(edges[:-1], edges[1:], strict=True)
-        return [self._step(growth, float(start), float(stop)) for start, stop in pairs]
-
-    def _step(self, growth: GrowthFunctions, start: float, stop: float) -> Step:
-        geometric = self.half_step == "geometric"
-        middle = (start * stop) ** 0.5 if geometric else 0.5 * (start + stop)
-        return Step(
-            start,
-            stop,
-            opening=kick_factor(growth, start, middle, start),
-            drift=drift_factor(growth, start, stop, middle),
-            closing=kick_factor(growth, middle, stop, stop),
-        )
-
-
-def drift_factor(growth: GrowthFunctions, start: float, stop: float, at: float) -> tf.Tensor:
-    """(D1(stop) - D1(start)) / G_D(at), for a velocity known at `at` [1/H0]."""
-    return (growth.d1(stop) - growth.d1(start)) / growth.g_drift(at)
-
-
-def kick_factor(growth: GrowthFunctions, start: float, stop: float, at: float) -> tf.Tensor:
-    """(G_D(stop) - G_D(start)) / G_K(at), for a force known at `at` [1/H0]."""
-    return (growth.g_drift(stop) - growth.g_drift(start)) / growth.g_kick(at)
+        """See `Integrator.steps`. The growth is evaluated for all times at once."""
+        times = np.asarray(edges, dtype=np.float64)
+        start, stop = times[:-1], times[1:]
+        middle = np.sqrt(start * stop) if self.half_step == "geometric" else 0.5 * (start + stop)
+        d1, drift, kick = growth.d1(times), growth.g_drift(times), growth.g_kick(times)
+        drift_middle = growth.g_drift(middle)
+        openings = (drift_middle - drift[:-1]) / kick[:-1]
+        drifts = (d1[1:] - d1[:-1]) / drift_middle
+        closings = (drift[1:] - drift_middle) / kick[1:]
+        factors = tf.unstack(tf.stack([openings, drifts, closings], axis=1))
+        return [
+            Step(float(a), float(b), opening, drift_factor, closing)
+            for a, b, (opening, drift_factor, closing) in zip(
+                start, stop, map(tf.unstack, factors), strict=True
+            )
+        ]

@@ -16,9 +16,14 @@ TERMINAL_VARIABLE = "FLOWPM_TERMINAL_COLUMNS"
 def terminal_environment(stream: IO[str] | None = None) -> dict[str, str]:
     """What the ranks under mpirun need to know of this process's terminal: they see a pipe."""
     stream = stream or sys.stderr
-    if not stream.isatty():
+    if not can_draw(stream):
         return {}
     return {TERMINAL_VARIABLE: str(os.get_terminal_size(stream.fileno()).columns)}
+
+
+def can_draw(stream: IO[str]) -> bool:
+    """Whether the stream is a terminal that can redraw a line."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 class Progress:
@@ -37,7 +42,7 @@ class Progress:
         self._task = self._bar.add_task("", total=steps, a="") if self._bar else None
 
     def _on_terminal(self) -> bool:
-        return self.stream.isatty() or TERMINAL_VARIABLE in os.environ
+        return can_draw(self.stream) or TERMINAL_VARIABLE in os.environ
 
     def _make_bar(self) -> Bar:
         from rich.console import Console

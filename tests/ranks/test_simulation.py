@@ -18,6 +18,7 @@ from flowpm_dist.cosmology import (
     InterpolatedGrowth,
     LinearPower,
 )
+from flowpm_dist.integrators import FastPM
 
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 4)
 SMALL = {"grid": 16, "box_size": 48.0, "steps": STEPS, "precision": "float64"}
@@ -178,3 +179,37 @@ def test_gradient_to_the_white_noise(line):
     gradient = fpm.Field(tape.gradient(part, noise), sim.box).numpy()
     assert float(line.world.allreduce(part)) == pytest.approx(float(data["loss"]), rel=1e-6)
     assert relative_rms(gradient, data["grad_white_noise"]) < 1e-6
+
+
+@pytest.mark.timeout(180, method="thread")
+def test_fastpm(line):
+    """FastPM's own run from its particle state: geometric half steps, 4-point differences.
+
+    The reference is stored in float32.
+    """
+    data = reference("fastpm_fd4_64")
+    cosmology = fpm.Cosmology.planck18().replace(Omega_m=float(data["Omega_m"]))
+    sim = fpm.Simulation(
+        cosmology, 64, float(data["box_size"]), data["a_edges"], mesh=line, precision="float64"
+    )
+    solver = nbody.NBody(sim.box, 8, "finite-difference", cosmology.Omega_m)
+    start = nbody.Particles(*[
+        _block(sim, data[name])
+        for name in ("disp_initial", "vel_initial")
+    ])
+    clock = nbody.Clock()
+    clock.start_step()
+    force = fpm.Field(solver.force(start.displacement, clock, "force"), sim.box).numpy()
+    steps = FastPM("geometric").steps(sim.growth, list(data["a_edges"]))
+    final = solver.evolve(start, steps, clock)
+    displacement = fpm.Field(final.displacement, sim.box).numpy()
+    velocity = fpm.Field(final.velocity, sim.box).numpy()
+    scale = 1.5 * float(data["Omega_m"])
+    assert relative_rms(scale * force, data["force_initial"]) < 1e-6
+    assert relative_rms(displacement, data["disp_final"]) < 1e-6
+    assert relative_rms(velocity, data["vel_final"]) < 1e-6
+
+
+def _block(sim, whole):
+    x, nx = sim.box.offset[0], sim.box.block[0]
+    return tf.constant(whole[x : x + nx].astype(np.float64))

@@ -1,0 +1,55 @@
+"""One rank of tests/test_ranks.py: pytest, with its output and its results in files of this rank.
+
+Usage: python run_rank.py RESULTS_FOLDER PYTEST_ARGUMENTS...
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from meshimpl import launch
+
+launch.configure_threads()
+
+import pytest  # noqa: E402
+
+
+class Results:
+    """Names of the tests by what became of them, written down as they end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tests: dict[str, str] = {}
+        self.running: str | None = None
+
+    def write(self) -> None:
+        self.path.write_text(json.dumps({"tests": self.tests, "running": self.running}))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.running = nodeid
+        self.write()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.tests.get(report.nodeid) != "failed" and (
+            report.when == "call" or report.outcome != "passed"
+        ):
+            elsewhere = str(report.longrepr).startswith("failed on rank")
+            self.tests[report.nodeid] = "failed elsewhere" if elsewhere else report.outcome
+
+    def pytest_runtest_logfinish(self) -> None:
+        self.running = None
+        self.write()
+
+
+def main(folder: str, *arguments: str) -> int:
+    """Run pytest with standard output and error in a file."""
+    rank = launch.detect().rank
+    output = os.open(Path(folder, f"rank-{rank}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    return int(pytest.main([*arguments], plugins=[Results(Path(folder, f"rank-{rank}.json"))]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""Every operation of Mesh TensorFlow on the ranks, forward and gradient, against one device."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import cases_control
+import cases_elementwise
+import cases_layout
+import cases_linear
+import pytest
+import tensorflow as tf
+from conformance import Case, build_graph, differences
+
+from meshimpl import ProcessMesh
+from meshimpl.compat import mtf_ops
+
+CASES: list[Case] = [
+    case
+    for module in (cases_elementwise, cases_linear, cases_layout, cases_control)
+    for case in module.cases.all
+]
+# Held to the truth by tests of their own.
+ELSEWHERE = {
+    "Assign": "test_mesh_impl.py",
+    "ImportLaidOutTensorOperation": "test_mesh_function.py",
+    "RandomOperation": "test_mesh_impl.py",
+    "ReadVariable": "test_mesh_impl.py",
+    "StackedVariable": "test_mesh_impl.py",
+    "Variable": "test_mesh_impl.py",
+}
+TABLE = Path(__file__).parents[2] / "docs" / "mesh_operations.md"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_as_one_device(mesh: ProcessMesh, case: Case) -> None:
+    found = [text for layout in case.layouts(mesh) for text in differences(case, mesh, layout)]
+    assert not found, "\n".join(found)
+
+
+def operation_classes() -> set[str]:
+    """Names of the operation classes of Mesh TensorFlow that are lowered."""
+    classes = inspect.getmembers(mtf_ops, inspect.isclass)
+    return {
+        name for name, c in classes
+        if issubclass(c, mtf_ops.Operation) and c.lower is not mtf_ops.Operation.lower
+    }
+
+
+def test_every_operation_class_has_a_case() -> None:
+    covered: set[str] = set()
+    for case in CASES:
+        with tf.Graph().as_default():
+            mesh, _, _ = build_graph(case, [tf.constant(a) for a in case.arrays])
+            covered |= {type(op).__name__ for op in mesh.graph.operations}
+    left = operation_classes() - covered
+    assert left == set(ELSEWHERE), "an operation without a case, or one listed for nothing"
+
+
+def test_every_operation_class_is_in_the_table() -> None:
+    text = TABLE.read_text()
+    assert not [name for name in operation_classes() if f"`{name}`" not in text]

@@ -1,0 +1,237 @@
+"""The mesh contract where it is not an operation of its own: variables, random numbers, places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conformance import shape
+
+from meshimpl import ProcessMesh, philox
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.mesh_function import mesh_function
+
+FIELD = shape(x=8, y=4)
+WHOLE = np.arange(32.0).reshape(8, 4)
+
+
+def layouts(mesh: ProcessMesh) -> list[str]:
+    first, last = mesh.names[0], mesh.names[-1]
+    found = ["", f"x:{first}", f"y:{last}"]
+    return [*found, f"x:{first};y:{last}", f"y:{first};x:{last}"] if first != last else found
+
+
+def test_places_and_slices(any_mesh: ProcessMesh) -> None:
+    for layout in layouts(any_mesh):
+        impl = HvdSimdMeshImpl(any_mesh, layout)
+        assert impl.laid_out_pnum().one_slice.numpy() == any_mesh.rank
+        for axis, place in enumerate(any_mesh.coordinates):
+            assert impl.laid_out_pcoord(axis).one_slice.numpy() == place
+        mine = impl.slice(tf.constant(WHOLE), FIELD)
+        begin, size = impl.slice_begin(FIELD, any_mesh.rank), impl.slice_shape(FIELD)
+        block = WHOLE[tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))]
+        np.testing.assert_array_equal(mine.one_slice, block)
+        assert mine.slice_shape == size and impl.slice_begin_tensor(FIELD).numpy().tolist() == begin
+        np.testing.assert_array_equal(impl.gather(mine.one_slice, FIELD), WHOLE)
+
+
+def test_receive_and_reductions_over_several_axes(any_mesh: ProcessMesh) -> None:
+    impl = HvdSimdMeshImpl(any_mesh)
+    rank = LaidOutTensor([tf.constant([any_mesh.rank])])
+    numbers = np.arange(any_mesh.size).reshape(any_mesh.shape)
+    axes = list(range(impl.ndims))
+    for name, reduce in (("SUM", np.sum), ("MAX", np.max), ("MIN", np.min)):
+        found = impl.allreduce(rank, axes, name).one_slice.numpy()
+        assert found == [reduce(numbers)]
+    assert impl.allreduce(rank, [], "SUM") is rank
+    for axis, size in enumerate(any_mesh.shape):
+        sources = [None, *[0] * (size - 1)]
+        place = list(any_mesh.coordinates)
+        place[axis] = 0
+        expected = 0 if any_mesh.coordinates[axis] == 0 else numbers[tuple(place)]
+        assert impl.receive(rank, axis, sources).one_slice.numpy() == [expected]
+    with pytest.raises(ValueError, match="'PROD' is not one of"):
+        impl.allreduce(rank, axes, "PROD")
+
+
+def expected_random(number: int, call: int, seed: int) -> np.ndarray:
+    return philox.uniform(tf.range(32, dtype=tf.int64), call, (seed << 20) + number).numpy()
+
+
+def test_random_values_depend_on_the_place_alone(mesh: ProcessMesh) -> None:
+    """The same for any layout; new for each operation, each call and each seed."""
+    for layout in layouts(mesh):
+        for seed in (0, 7):
+            @mesh_function(mesh, layout, seed=seed)
+            def function(graph_mesh: Any) -> Any:
+                random = [mtf.random_uniform(graph_mesh, FIELD, dtype=tf.float64) for _ in "ab"]
+                return [*random, mtf.random_normal(graph_mesh, FIELD, dtype=tf.float64)]
+
+            for call in (1, 2):
+                values = [function.gather(b, i).ravel() for i, b in enumerate(function())]
+                for number in (0, 1):
+                    expected = expected_random(number, call, seed)
+                    np.testing.assert_array_equal(values[number], expected)
+                key = (seed << 20) + 2
+                normal = philox.normal(tf.range(32, dtype=tf.int64), call, key).numpy()
+                np.testing.assert_array_equal(values[2], normal)
+
+
+def test_random_distributions(line: ProcessMesh) -> None:
+    many = shape(x=4000)
+
+    @mesh_function(line, "x:row")
+    def function(mesh: Any) -> Any:
+        truncated = mtf.RandomOperation(mesh, many, tf.random.truncated_normal, dtype=tf.float64)
+        return (mtf.random_uniform(mesh, many, minval=2, maxval=5, dtype=tf.int32),
+                mtf.random_normal(mesh, many, mean=3.0, stddev=0.5), truncated.outputs[0])
+
+    integers, normal, truncated = (function.gather(b, i) for i, b in enumerate(function()))
+    assert sorted(set(integers.tolist())) == [2, 3, 4]
+    assert abs(normal.mean() - 3.0) < 0.05 and abs(normal.std() - 0.5) < 0.03
+    assert np.abs(truncated).max() <= 2.0 and abs(truncated.std() - 0.88) < 0.04
+
+    @mesh_function(line, "x:row")
+    def unknown(mesh: Any) -> Any:
+        return mtf.RandomOperation(mesh, many, tf.random.gamma).outputs[0]
+
+    with pytest.raises(NotImplementedError, match="gamma"):
+        unknown()
+
+
+def test_a_gradient_sees_the_random_values_of_its_call(mesh: ProcessMesh) -> None:
+    for layout in layouts(mesh):
+        @mesh_function(mesh, layout, a=(FIELD, tf.float64))
+        def function(graph_mesh: Any, a: Any) -> Any:
+            noise = mtf.random_uniform(graph_mesh, FIELD, dtype=tf.float64)
+            return a * noise, noise
+
+        block = function.block_of("a", WHOLE)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(block)
+                product, noise = function(block)
+                replicas = mesh.size * block.shape.num_elements() / WHOLE.size
+                loss = tf.reduce_sum(product) / replicas
+            np.testing.assert_allclose(tape.gradient(loss, block), noise, rtol=1e-14)
+
+
+def counting_variable(mesh: Any, name: str = "w", **kwargs: Any) -> Any:
+    initializer = tf.compat.v1.random_normal_initializer(dtype=tf.float64)
+    return mtf.get_variable(mesh, name, FIELD, dtype=tf.float64, initializer=initializer, **kwargs)
+
+
+def test_variables(mesh: ProcessMesh) -> None:
+    """One random initialisation for all ranks; assignments; reads before and after."""
+    for layout in layouts(mesh):
+        @mesh_function(mesh, layout, a=(FIELD, tf.float64))
+        def function(graph_mesh: Any, a: Any) -> Any:
+            value = counting_variable(graph_mesh)
+            before = mtf.identity(value)
+            update = mtf.assign_add(value, a)
+            other = counting_variable(graph_mesh, "other", trainable=False)
+            changes = [mtf.assign(other, a), mtf.assign_sub(other, 2.0 * a)]
+            return before, mtf.depend(a, [update, changes[0]])
+
+        start = function.gather(function(np.zeros([8, 4]))[0])
+        assert np.abs(start).min() > 0
+        same = mesh.world.broadcast(tf.constant(start)).numpy()
+        np.testing.assert_array_equal(start, same)
+        function(WHOLE)
+        found = function.gather(function(np.zeros([8, 4]))[0])
+        np.testing.assert_allclose(found, start + WHOLE, rtol=1e-15)
+
+
+def test_a_variable_read_after_its_assignment(mesh: ProcessMesh) -> None:
+    for layout in layouts(mesh):
+        with tf.Graph().as_default():
+            graph_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            value = mtf.get_variable(
+                graph_mesh, "w", FIELD, dtype=mtf.VariableDType(tf.float64, tf.float64, tf.float32),
+                initializer=tf.compat.v1.ones_initializer(),
+            )
+            update = mtf.assign(value, value * 3.0)
+            again = mtf.read_variable(value.operation)
+            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: HvdSimdMeshImpl(mesh, layout)})
+            updated, read = lowering.lowered_operation(update), lowering.export_to_tf_tensor(again)
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run(lowering.copy_masters_to_slices())
+                session.run(updated)
+                assert again.dtype == tf.float32
+                np.testing.assert_array_equal(session.run(read), np.full([8, 4], 3.0))
+
+
+def test_stacked_variables(mesh: ProcessMesh) -> None:
+    """`Lowering` joins variables of one shape by itself; the masters stay apart."""
+    for layout in layouts(mesh):
+        with tf.Graph().as_default():
+            graph_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            values = [counting_variable(graph_mesh, name) for name in "abc"]
+            update = mtf_assign_all(values, [v * 2.0 for v in values])
+            impl = HvdSimdMeshImpl(mesh, layout)
+            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: impl}, autostack=True)
+            stacked = [type(v).__name__ for v in lowering.variables]
+            assert stacked == (["Variable"] * 3 if mesh.size == 1 else ["StackedVariable"])
+            masters = tf.compat.v1.trainable_variables()[:3]
+            exported = [lowering.export_to_tf_tensor(v) for v in values]
+            updated = lowering.lowered_operation(update)
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run(lowering.copy_masters_to_slices())
+                start = session.run(exported)
+                np.testing.assert_array_equal(session.run(masters), start)
+                session.run(updated)
+                session.run(lowering.copy_slices_to_masters())
+                np.testing.assert_array_equal(session.run(masters), 2.0 * np.array(start))
+
+
+def mtf_assign_all(variables: list[Any], values: list[Any]) -> Any:
+    """One assignment of several variables, which lets them be stacked."""
+    return mtf.Assign([v.operation for v in variables], values)
+
+
+def scaled(mesh: ProcessMesh, layout: str) -> Any:
+    @mesh_function(mesh, layout, a=(FIELD, tf.float64))
+    def function(graph_mesh: Any, a: Any) -> Any:
+        value = counting_variable(graph_mesh)
+        mtf.assign_add(value, a)
+        return mtf.identity(value)
+
+    return function
+
+
+def test_a_checkpoint_moves_between_meshes(
+    mesh: ProcessMesh, line: ProcessMesh, tmp_path: Path
+) -> None:
+    """Written from one mesh and layout, read on others, and by plain TensorFlow on one rank."""
+    zeros = np.zeros([8, 4])
+    source = scaled(mesh, layouts(mesh)[-1])
+    source(WHOLE)
+    path = tf.train.Checkpoint(**source.copy_slices_to_masters()).write(str(tmp_path / "saved"))
+    expected = source.gather(source(zeros))
+
+    plain = tf.Variable(zeros)
+    tf.train.Checkpoint(w=plain).read(path).assert_consumed()
+    np.testing.assert_array_equal(plain, expected)
+    for layout in layouts(line):
+        target = scaled(line, layout)
+        target(zeros)
+        tf.train.Checkpoint(**target.copy_slices_to_masters()).read(path).assert_consumed()
+        target.copy_masters_to_slices()
+        np.testing.assert_array_equal(target.gather(target(zeros)), expected)
+
+
+def test_a_checkpoint_of_plain_tensorflow_is_read(mesh: ProcessMesh, tmp_path: Path) -> None:
+    """As one that a job with another number of ranks has written: masters are whole arrays."""
+    path = tf.train.Checkpoint(w=tf.Variable(WHOLE)).write(str(tmp_path / "plain"))
+    for layout in layouts(mesh):
+        target = scaled(mesh, layout)
+        target(WHOLE)
+        tf.train.Checkpoint(**target.copy_slices_to_masters()).read(path).assert_consumed()
+        target.copy_masters_to_slices()
+        np.testing.assert_array_equal(target.gather(target(np.zeros([8, 4]))), WHOLE)

@@ -1,0 +1,125 @@
+"""The grid of ranks: places, groups, and errors that come on every rank and leave none waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import SIZE
+
+from meshimpl import CollectiveError, MeshError, ProcessMesh, initialise
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
+from meshimpl.mesh_function import MeshFunction
+from meshimpl.process_mesh import groups_of, parse_mesh_shape
+
+
+def test_places(any_mesh: ProcessMesh) -> None:
+    mesh = any_mesh
+    assert mesh.size == SIZE == np.prod(mesh.shape)
+    assert [mesh.rank_of(mesh.coordinates_of(rank)) for rank in range(SIZE)] == list(range(SIZE))
+    numbers = np.arange(SIZE).reshape(mesh.shape)
+    assert numbers[mesh.coordinates] == mesh.rank
+    for axis, name in enumerate(mesh.names):
+        assert mesh.axis_size(name) == mesh.shape[axis]
+        assert mesh.coordinate(name) == mesh.coordinates[axis]
+        place = list(mesh.coordinates)
+        place[axis] = slice(None)
+        assert mesh.communicator(name).ranks == tuple(numbers[tuple(place)])
+    assert mesh.axis_size("nowhere") == 1 and mesh.coordinate("nowhere") == 0
+    assert str(mesh) == ",".join(f"{n}:{s}" for n, s in zip(mesh.names, mesh.shape, strict=True))
+
+
+def test_every_line_and_plane_communicates(any_mesh: ProcessMesh) -> None:
+    """The sum of the ranks of each group, of every set of axes, in any order of their names."""
+    for names, groups in groups_of(any_mesh.axes).items():
+        group = any_mesh.communicator(*reversed(names))
+        assert group.ranks in groups
+        total = group.allreduce(tf.constant(any_mesh.rank)).numpy()
+        assert total == sum(group.ranks)
+    any_mesh.barrier()
+
+
+def test_gather_to_root(mesh: ProcessMesh) -> None:
+    mine = np.full((mesh.rank + 1, 2), mesh.rank + 1j, np.complex64)
+    found = mesh.gather_to_root(mine)
+    if mesh.rank:
+        assert found is None
+        return
+    assert found is not None
+    for rank, array in enumerate(found):
+        np.testing.assert_array_equal(array, np.full((rank + 1, 2), rank + 1j, np.complex64))
+
+
+@pytest.mark.parametrize(("shape", "message"), [
+    ("row:3,col:5", f"has 15 places, but this job has {SIZE} rank"),
+    (f"row:{SIZE},row:1", "'row' is named twice"),
+    ("row=4", "'row=4' is not of the form axis:size"),
+    ("row:", "is not of the form axis:size"),
+    (":2", "is not of the form axis:size"),
+    ("row:-2", "is not of the form axis:size"),
+    ("row:0", "'row' has size 0"),
+    ({"row": SIZE, "col": -1}, "'col' has size -1"),
+])
+def test_a_mesh_that_cannot_be(line: ProcessMesh, shape: object, message: str) -> None:
+    """On every rank; the mesh that is there goes on working."""
+    with pytest.raises(MeshError, match=message):
+        ProcessMesh(shape)  # type: ignore[arg-type]
+    line.barrier()
+
+
+def test_shapes_in_other_forms() -> None:
+    axes = (("row", 2), ("col", 3))
+    for shape in ("row:2,col:3", " row : 2 ; col:3,", {"row": 2, "col": 3}, axes, iter(axes)):
+        assert parse_mesh_shape(shape) == axes
+    assert parse_mesh_shape("") == ()
+
+
+@pytest.mark.skipif(SIZE > 1, reason="a mesh without axes has one place")
+def test_a_mesh_without_axes() -> None:
+    mesh = ProcessMesh("")
+    assert mesh.coordinates == () and mesh.world.size == 1
+    mesh.barrier()
+
+
+def test_initialise_again(line: ProcessMesh) -> None:
+    """With shapes whose groups are there, it is harmless."""
+    initialise([str(line), f"other:{SIZE}"])
+    assert ProcessMesh(f"other:{SIZE}").world.ranks == line.world.ranks
+
+
+@pytest.mark.ranks(4)
+def test_groups_that_were_not_named_at_the_start(line: ProcessMesh, monkeypatch) -> None:
+    from meshimpl import collectives
+
+    known = {group: s for group, s in collectives._process_sets.items() if len(group) != 2}
+    monkeypatch.setattr(collectives, "_process_sets", known)
+    with pytest.raises(CollectiveError, match="name every mesh shape of this program"):
+        ProcessMesh("a:2,b:2")
+    line.barrier()
+
+
+def test_unknown_axes(line: ProcessMesh) -> None:
+    with pytest.raises(MeshError, match="has no axis 'plane'"):
+        line.communicator("plane")
+    with pytest.raises(ValueError, match="names the mesh axis 'plane'"):
+        HvdSimdMeshImpl(line, "x:plane")
+    with pytest.raises(MeshError, match="is not on the mesh"):
+        line.coordinates_of(SIZE)
+    with pytest.raises(MeshError, match="is not a place"):
+        line.rank_of([SIZE])
+
+
+@pytest.mark.ranks(2)
+def test_a_dimension_that_does_not_divide(line: ProcessMesh) -> None:
+    """As an input, and deep in a graph; on every rank, and nothing waits."""
+    odd = [("x", 2 * SIZE + 1)]
+    with pytest.raises(ValueError, match=f"dimension x={2 * SIZE + 1} does not divide"):
+        MeshFunction(lambda _, a: a, line, "x:row", {"a": (odd, tf.float32)})
+    function = MeshFunction(
+        lambda graph_mesh, a: mtf.reshape(a, [mtf.Dimension("q", 2 * SIZE + 1)]), line, "q:row",
+        {"a": (odd, tf.float32)},
+    )
+    with pytest.raises(ValueError, match="not divisible"):
+        function(np.zeros(2 * SIZE + 1))
+    line.barrier()

@@ -1,0 +1,278 @@
+"""The command as a new user meets it: mistakes told early and once, results whole or absent."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowpm_dist.io import SnapshotError, load_snapshot
+from flowpm_dist.io.folder import FILES, SNAPSHOT
+from meshimpl import launch
+
+COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
+RUN = """
+[box]
+grid = 16
+size = 64.0
+[cosmology]
+Omega_m = 0.30966
+Omega_b = 0.04897
+h = 0.6766
+n_s = 0.96822
+A_s = 2.1064e-9
+[initial]
+seed = 1
+[evolution]
+steps = 2
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a good run file, and the current one."""
+    (tmp_path / "run.toml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    return tmp_path
+
+
+def flowpm(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
+
+
+def mpirun(ranks: int, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command, env = launch.mpirun_command(ranks, [*COMMAND, *words])
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def plain(text: str) -> str:
+    """Without the boxes and line ends of the help pages."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+
+
+def test_help_names_each_option_and_an_example():
+    assert "simulate" in flowpm("--help").stdout
+    page = plain(flowpm("simulate", "--help").stdout)
+    for word in ("--ranks", "--output", "--overwrite", "--mesh", "Example: flowpm-dist simulate"):
+        assert word in page
+    assert "Example: flowpm-dist doctor" in plain(flowpm("doctor", "--help").stdout)
+    assert flowpm("--version").stdout.startswith("flowpm-dist ")
+
+
+def test_mistakes_are_told_before_anything_heavy_is_imported(here):
+    (here / "run.toml").write_text(RUN.replace("grid", "gird"))
+    script = (
+        "import sys; from flowpm_dist import cli; sys.argv[1:] = ['simulate', 'run.toml']\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "told"),
+    [
+        (("grid = 16", "gird = 16"), [], "box.gird is not a key; did you mean grid?"),
+        (("grid = 16", "grid = 15"), [], "box.grid = 15: must be an even whole number"),
+        (("size = 64.0", "size = -64.0"), [], "box.size = -64.0: must be a length above 0"),
+        (("seed = 1", 'white_noise = "w.npy"'), [], "w.npy': there is no such file"),
+        (("steps = 2", "a_start = 1.0"), [], "a_start = 1.0: must be below a_stop = 1.0"),
+        (("", ""), ["--mesh", "row:3"], "row:3': 3 places, but the job has 1 rank"),
+        (("", ""), ["--ranks", "3"], "no mesh of 3 ranks divides the grid [16, 16, 16]"),
+        (("", ""), ["--ranks", "0"], "Invalid value for '--ranks'"),
+        (("", ""), ["--output", "run.toml/out"], "run.toml is not a folder"),
+        (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
+    ],
+)
+def test_mistakes_have_status_2_and_leave_nothing(here, change, words, told):
+    (here / "run.toml").write_text(RUN.replace(*change))
+    done = flowpm("simulate", "run.toml", *words)
+    assert done.returncode == 2, done
+    assert told in plain(done.stderr)
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in here.iterdir()] == ["run.toml"]
+
+
+def test_a_missing_run_file(here):
+    done = flowpm("simulate", "none.toml", "--ranks", "2")
+    assert done.returncode == 2
+    assert "none.toml: 1 problem cannot be read: No such file" in plain(done.stderr)
+
+
+def test_under_mpirun_rank_0_alone_tells_a_mistake(here):
+    (here / "run.toml").write_text(RUN.replace("grid = 16", "grid = 15"))
+    started = time.monotonic()
+    done = mpirun(3, "simulate", "run.toml", timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("must be an even whole number") == 1
+    assert time.monotonic() - started < 30
+
+
+def test_under_mpirun_wrong_usage_is_told_once(here):
+    done = mpirun(2, "simulate", "--rancs", "2", timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("No such option") == 1
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """The same universe on one rank and on two."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "run.toml").write_text(RUN)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = {}
+    for ranks in (1, 2):
+        words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}"]
+        done[ranks] = subprocess.run(
+            [*COMMAND, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done[ranks].returncode == 0, done[ranks].stderr
+    return folder, done
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_leaves_all_its_results(two_runs, ranks):
+    folder, done = two_runs
+    out = folder / f"out{ranks}"
+    assert {p.name for p in out.iterdir()} == {*FILES, SNAPSHOT}
+    assert re.findall(r"step (\d)/2", done[ranks].stderr) == ["1", "2"]
+    for word in (f"out{ranks}", "ns per particle", "density.png", "linear theory"):
+        assert word in done[ranks].stdout
+    assert done[ranks].stdout.count("Results in") == 1
+    timings = json.loads((out / "timings.json").read_text())
+    assert timings["ranks"] == len(timings["peak_memory_bytes"]) == ranks
+    assert timings["ns_per_particle_per_step"] > 0
+    assert len(timings["steps"]) == 2
+    table = np.loadtxt(out / "power_spectrum.csv", delimiter=",", skiprows=1)
+    assert table.shape[1] == 4
+    assert np.isfinite(table).all()
+    resolved = tomllib.loads((out / "run.toml").read_text())
+    assert resolved["mesh"]["shape"] == f"row:{ranks},col:1"
+
+
+def test_one_rank_and_two_write_the_same_universe(two_runs):
+    one, two = (load_snapshot(two_runs[0] / f"out{ranks}") for ranks in (1, 2))
+    np.testing.assert_array_equal(one["white_noise"], two["white_noise"])
+    for name in ("linear_delta", "displacement", "velocity", "density"):
+        scale = one[name].std()
+        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5 * scale, err_msg=name)
+    assert one["density"].mean() == pytest.approx(1, abs=1e-6)
+    assert one.attributes["cosmology"]["Omega_m"] == 0.30966
+    assert one.attributes["box_size"] == [64.0] * 3
+
+
+def test_a_finished_run_is_not_overwritten_unless_asked(two_runs):
+    folder, _ = two_runs
+    words = ["simulate", str(folder / "run.toml"), "--output", str(folder / "out1")]
+    for more in ([], ["--ranks", "2"]):
+        done = flowpm(*words, *more)
+        assert done.returncode == 2
+        assert "holds a finished run: add --overwrite" in done.stderr
+
+
+def test_the_resolved_run_file_with_given_white_noise_gives_the_same_again(two_runs):
+    folder, _ = two_runs
+    first = load_snapshot(folder / "out1")
+    np.save(folder / "noise.npy", first["white_noise"])
+    text = (folder / "out1" / "run.toml").read_text()
+    again = text.replace("seed = 1", f'white_noise = "{folder / "noise.npy"}"')
+    (folder / "again.toml").write_text(again)
+    out = folder / "again"
+    done = flowpm("simulate", str(folder / "again.toml"), "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(load_snapshot(out)["displacement"], first["displacement"])
+
+
+def test_a_halo_too_small_stops_the_run_with_the_one_that_would_do(here):
+    (here / "run.toml").write_text(RUN + "[run]\nhalo = 1\n")
+    done = flowpm("simulate", "run.toml", "--ranks", "2")
+    assert done.returncode == 1
+    assert len(re.findall(r"error: .*beyond the halo of 1; halo = \d+ would do", done.stderr)) == 1
+    assert "Traceback" not in done.stderr
+    assert os.listdir("run-output") == []
+
+
+def test_a_disk_that_takes_no_more_ends_the_run_with_the_cause(here):
+    words = [*COMMAND, "simulate", "run.toml"]
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000)),
+    )
+    assert done.returncode == 1
+    assert "error: cannot write" in done.stderr
+    assert "snapshot.zarr/white_noise: File too large" in done.stderr
+    assert os.listdir("run-output") == []
+
+
+def start_long_run(ranks: int) -> subprocess.Popen[str]:
+    """A run that has done its first step, with many before it."""
+    text = RUN.replace("steps = 2", "steps = 60").replace("grid = 16", "grid = 64")
+    Path("long.toml").write_text(text)
+    process = subprocess.Popen(
+        [*COMMAND, "simulate", "long.toml", "--ranks", str(ranks), "--output", "long"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith("step"):
+            return process
+    raise AssertionError("".join(seen))
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+def test_an_interrupted_run_leaves_no_results(here, ranks, number):
+    process = start_long_run(ranks)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    with pytest.raises(SnapshotError):
+        load_snapshot("long")
+    assert not set(os.listdir("long")) & {*FILES, SNAPSHOT}
+    if ranks == 1:
+        assert "interrupted" in told
+        assert os.listdir("long") == []
+
+
+def test_one_rank_killed_ends_all_and_leaves_no_results(here):
+    process = start_long_run(2)
+    ranks = [pid for pid in descendants(process.pid) if is_rank(pid, "1")]
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "error" in told
+    with pytest.raises(SnapshotError):
+        load_snapshot("long")
+    done = flowpm("simulate", "run.toml", "--output", "long")
+    assert done.returncode == 0, done.stderr
+    assert {p.name for p in Path("long").iterdir()} == {*FILES, SNAPSHOT}
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def is_rank(pid: int, number: str) -> bool:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return f"OMPI_COMM_WORLD_RANK={number}".encode() in variables

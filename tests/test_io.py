@@ -1,0 +1,411 @@
+"""Results on disk: whole or absent, each rank its part, the folder's owner never surprised."""
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from flowpm_dist import plotting
+from flowpm_dist.io import SnapshotError, folder, load_snapshot, results
+from flowpm_dist.io.folder import FILES, PARTIAL, SNAPSHOT, OutputError, OutputFolder, WriteError
+from flowpm_dist.io.progress import TERMINAL_VARIABLE, Progress
+from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
+
+
+class ThreadMesh:
+    """A mesh whose ranks are threads of this process."""
+
+    def __init__(self, rows: int, cols: int) -> None:
+        self.rows, self.cols, self.size = rows, cols, rows * cols
+        self._barrier = threading.Barrier(self.size, timeout=30)
+        self._arrays: list = [None] * self.size
+        self._rank = threading.local()
+
+    @property
+    def rank(self) -> int:
+        return self._rank.number
+
+    def barrier(self) -> None:
+        self._barrier.wait()
+
+    def gather_to_root(self, array):
+        self._arrays[self.rank] = array
+        self.barrier()
+        gathered = list(self._arrays)
+        self.barrier()
+        return gathered if self.rank == 0 else None
+
+    def run(self, work) -> list:
+        """The result, or the exception, of each rank."""
+        found: list = [None] * self.size
+
+        def one(rank: int) -> None:
+            self._rank.number = rank
+            try:
+                found[rank] = work()
+            except Exception as error:
+                found[rank] = error
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(r,)) for r in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return found
+
+
+@dataclass
+class Dtype:
+    as_numpy_dtype: type
+
+
+class BlockField:
+    """One rank's block of a whole array."""
+
+    def __init__(self, whole: np.ndarray, mesh: ThreadMesh) -> None:
+        self.grid, self.mesh, self.dtype = whole.shape, mesh, Dtype(whole.dtype.type)
+        row, col = divmod(mesh.rank, mesh.cols)
+        x, y = whole.shape[0] // mesh.rows, whole.shape[1] // mesh.cols
+        self.offset = (row * x, col * y, 0) + (0,) * (whole.ndim - 3)
+        self.block = whole[row * x : (row + 1) * x, col * y : (col + 1) * y]
+
+
+def whole_fields(grid=(8, 6, 4), dtype=np.float32) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    vectors = ("displacement", "velocity")
+    return {
+        name: rng.standard_normal(grid + ((3,) if name in vectors else ())).astype(dtype)
+        for name in FIELDS
+    }
+
+
+def write(path: Path, wholes: dict[str, np.ndarray], rows=1, cols=1) -> list:
+    mesh = ThreadMesh(rows, cols)
+
+    def work() -> None:
+        fields = {name: BlockField(whole, mesh) for name, whole in wholes.items()}
+        write_snapshot(path, fields, {"a": 0.5, "box_size": [1.0, 2.0, 3.0]})
+
+    return mesh.run(work)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (2, 1), (1, 3), (4, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_snapshot_reads_back_bit_equal_from_any_mesh(tmp_path, rows, cols, dtype):
+    wholes = whole_fields(dtype=dtype)
+    assert write(tmp_path / SNAPSHOT, wholes, rows, cols) == [None] * (rows * cols)
+    mark_complete(tmp_path / SNAPSHOT)
+    snapshot = load_snapshot(tmp_path)
+    assert set(snapshot.arrays) == set(FIELDS)
+    for name, whole in wholes.items():
+        assert snapshot[name].dtype == dtype
+        np.testing.assert_array_equal(snapshot[name], whole)
+        assert snapshot.arrays[name].attrs["units"] == FIELDS[name][0]
+    assert snapshot.attributes["a"] == 0.5
+    assert "velocity" in snapshot.attributes["conventions"]
+    with pytest.raises(KeyError, match="displacement"):
+        snapshot["positions"]
+
+
+def test_no_chunk_is_shared_by_two_ranks(tmp_path):
+    write(tmp_path / SNAPSHOT, whole_fields(), rows=4, cols=2)
+    for _, array in zarr.open_group(tmp_path / SNAPSHOT, mode="r").arrays():
+        assert array.chunks[:2] == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("block", "limit"),
+    [((8, 8, 8), 10**6), ((512, 512, 512, 3), 2**25), ((6, 10, 14), 100), ((7, 7, 7, 3), 1)],
+)
+def test_chunks_tile_a_block_within_the_limit(block, limit):
+    chunk = chunk_shape(block, 4, limit)
+    assert all(n % c == 0 for n, c in zip(block, chunk, strict=True))
+    assert 4 * np.prod(chunk) <= max(limit, 4 * np.prod(block[3:]))
+    assert chunk == block or 4 * np.prod(chunk) > limit / 100 or limit < 100
+
+
+def test_an_incomplete_snapshot_is_refused(tmp_path):
+    write(tmp_path / SNAPSHOT, whole_fields())
+    with pytest.raises(SnapshotError, match="not complete"):
+        load_snapshot(tmp_path / SNAPSHOT)
+    with pytest.raises(SnapshotError, match="not a snapshot"):
+        load_snapshot(tmp_path / "nowhere")
+    zarr.create_group(tmp_path / "other")
+    with pytest.raises(SnapshotError, match="not a snapshot"):
+        load_snapshot(tmp_path / "other")
+
+
+def test_a_missing_chunk_is_noticed_before_the_mark(tmp_path):
+    write(tmp_path / SNAPSHOT, whole_fields(), rows=2)
+    (tmp_path / SNAPSHOT / "density" / "c" / "1" / "0" / "0").unlink()
+    with pytest.raises(WriteError, match="density lacks 1 of 2 chunks"):
+        mark_complete(tmp_path / SNAPSHOT)
+
+
+def test_a_full_disk_on_one_rank_is_told(tmp_path, monkeypatch):
+    real = zarr.Array.__setitem__
+
+    def fill(self, place, values):
+        if self.path == "" and "velocity" in str(self.store) and place[0].start > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, place, values)
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", fill)
+    found = write(tmp_path / SNAPSHOT, whole_fields(), rows=2)
+    assert isinstance(found[1], WriteError)
+    assert "velocity: No space left on device" in str(found[1])
+    with pytest.raises(SnapshotError):
+        load_snapshot(tmp_path)
+
+
+def test_the_systems_own_error_is_told(tmp_path):
+    """Not a pretended error: the system refuses files above a size."""
+    script = f"""
+        import resource, sys
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]}
+        import test_io
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        fields = test_io.whole_fields((32,) * 3)
+        found = test_io.write(test_io.Path("{tmp_path}/{SNAPSHOT}"), fields)
+        sys.exit(f"{{type(found[0]).__name__}}: {{found[0]}}")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert (
+        f"WriteError: cannot write {tmp_path}/{SNAPSHOT}/white_noise: File too large" in done.stderr
+    )
+    with pytest.raises(SnapshotError):
+        load_snapshot(tmp_path)
+
+
+def finish(path: Path, text: str = "new", *, overwrite: bool = False) -> OutputFolder:
+    """A finished run, without its physics."""
+    out = OutputFolder(path)
+    out.begin(overwrite=overwrite)
+    fill_partial(out, text)
+    out.publish()
+    return out
+
+
+def fill_partial(out: OutputFolder, text: str = "new") -> None:
+    for name in FILES:
+        (out.partial / name).write_text(text)
+    write(out.partial / SNAPSHOT, whole_fields((4, 4, 4)))
+    mark_complete(out.partial / SNAPSHOT)
+
+
+def test_a_finished_run_is_all_there_and_nothing_more(tmp_path):
+    out = finish(tmp_path / "deep" / "out")
+    assert out.is_finished()
+    assert {p.name for p in out.path.iterdir()} == {*FILES, SNAPSHOT}
+
+
+def test_a_finished_run_is_replaced_only_when_asked(tmp_path):
+    out = finish(tmp_path, "old")
+    with pytest.raises(OutputError, match="finished run: add --overwrite"):
+        out.check(overwrite=False, needed=0)
+    with pytest.raises(OutputError, match="finished run"):
+        out.begin(overwrite=False)
+    (tmp_path / "notes.txt").write_text("mine")
+    out.check(overwrite=True, needed=0)
+    again = OutputFolder(tmp_path)
+    again.begin(overwrite=True)
+    assert out.is_finished()
+    fill_partial(again)
+    assert (tmp_path / "run.toml").read_text() == "old"
+    again.publish()
+    assert (tmp_path / "run.toml").read_text() == "new"
+    assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT, "notes.txt"}
+
+
+def test_a_failed_run_leaves_the_old_results(tmp_path):
+    finish(tmp_path, "old")
+    out = OutputFolder(tmp_path)
+    out.begin(overwrite=True)
+    fill_partial(out)
+    out.discard()
+    assert out.is_finished()
+    assert (tmp_path / "run.toml").read_text() == "old"
+    assert not out.partial.exists()
+
+
+def test_foreign_files_are_neither_overwritten_nor_deleted(tmp_path):
+    (tmp_path / "run.toml").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=r"holds run.toml from elsewhere"):
+            OutputFolder(tmp_path).check(overwrite=overwrite, needed=0)
+    (tmp_path / "run.toml").unlink()
+    (tmp_path / PARTIAL).mkdir()
+    (tmp_path / PARTIAL / "precious").write_text("mine")
+    with pytest.raises(OutputError, match="is not of an interrupted run"):
+        OutputFolder(tmp_path).begin(overwrite=True)
+    assert (tmp_path / PARTIAL / "precious").exists()
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    out = OutputFolder(tmp_path)
+    out.begin(overwrite=False)
+    with pytest.raises(OutputError, match=f"another run is writing.*{os.getpid()}"):
+        OutputFolder(tmp_path).begin(overwrite=True)
+    assert out.partial.exists()
+    out.discard()
+    OutputFolder(tmp_path).begin(overwrite=False)
+
+
+@pytest.mark.parametrize("moved", range(len(FILES) + 1))
+def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
+    finish(tmp_path, "old")
+    out = OutputFolder(tmp_path)
+    out.begin(overwrite=True)
+    fill_partial(out)
+    left = iter(range(moved))
+    real = Path.replace
+
+    def replace(self, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    if moved < len(FILES):
+        with pytest.raises(KeyboardInterrupt):
+            out.publish()
+        assert not out.is_finished()
+    else:
+        out.publish()
+    monkeypatch.undo()
+    out._unlock()
+    with pytest.raises(OutputError, match="finished run"):
+        OutputFolder(tmp_path).begin(overwrite=False)
+    assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT}
+    assert {(tmp_path / name).read_text() for name in FILES} == {"new"}
+    assert load_snapshot(tmp_path)["density"].shape == (4, 4, 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_killed_while_it_writes_leaves_nothing_whole(tmp_path, number):
+    script = f"""
+        import sys, time
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]}
+        import test_io
+        out = test_io.OutputFolder(test_io.Path("{tmp_path}"))
+        out.begin(overwrite=True)
+        test_io.fill_partial(out, "half")
+        print("written", flush=True)
+        time.sleep(60)
+    """
+    finish(tmp_path, "old")
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "written\n"
+    process.send_signal(number)
+    process.wait(30)
+    assert (tmp_path / PARTIAL / SNAPSHOT).exists()
+    assert (tmp_path / "run.toml").read_text() == "old"
+    later = OutputFolder(tmp_path)
+    later.begin(overwrite=True)
+    assert [p.name for p in later.partial.iterdir()] == ["owner.json"]
+    assert json.loads((later.partial / "owner.json").read_text())["pid"] == os.getpid()
+
+
+def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file is not a folder"):
+        OutputFolder(tmp_path / "file" / "out").check(overwrite=False, needed=0)
+    with pytest.raises(OutputError, match="Not a directory"):
+        OutputFolder(tmp_path / "file" / "out").begin(overwrite=False)
+    with pytest.raises(OutputError, match="free, the results need about 8.0 TiB"):
+        OutputFolder(tmp_path).check(overwrite=False, needed=2**43)
+    monkeypatch.setattr(folder.os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match="no permission to write in"):
+        OutputFolder(tmp_path / "out").check(overwrite=False, needed=0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_folder_without_write_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="no permission"):
+        OutputFolder(tmp_path / "out").check(overwrite=False, needed=0)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (4, 2)])
+def test_a_slab_is_the_mean_over_its_layers(rows, cols):
+    whole = whole_fields((8, 4, 6))["density"]
+    mesh = ThreadMesh(rows, cols)
+    found = mesh.run(lambda: plotting.project(BlockField(whole, mesh), 3))
+    np.testing.assert_allclose(found[0], whole[:, :, :3].mean(axis=2, dtype=float), rtol=1e-12)
+    assert found[1:] == [None] * (mesh.size - 1)
+
+
+def test_figures_are_drawn_even_of_a_uniform_universe(tmp_path):
+    figure = plotting.density_figure(np.ones((8, 4)), (2.0, 1.0, 2.0), 0.25, 1.0)
+    plotting.save_figure(figure, tmp_path / "density.png")
+    k, power = np.array([0.1, 0.2, 0.4]), np.array([3.0, 2.0, 1.0])
+    figure = plotting.power_spectrum_figure(k, power, power, np.ones_like, nyquist=0.5, a=0.5)
+    plotting.save_figure(figure, tmp_path / "power.png")
+    for name in ("density.png", "power.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@dataclass
+class Spectrum:
+    k: np.ndarray
+    power: np.ndarray
+    modes: np.ndarray
+
+
+def test_the_power_spectrum_table_reads_as_numbers_with_names(tmp_path):
+    spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
+    results.write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.1e4, 4e3]))
+    table = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True)
+    np.testing.assert_allclose(table["modes"], spectrum.modes)
+    plain = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(plain[:, 3], [1.1e4, 4e3])
+    assert (tmp_path / "p.csv").read_text().startswith("k [h/Mpc],P [(Mpc/h)^3],modes,linear")
+
+
+def shown(rank: int) -> str:
+    stream = io.StringIO()
+    with Progress(2, rank=rank, stream=stream) as progress:
+        progress.note("initial conditions")
+        progress(1, 2, 0.55, 0.25)
+        progress(2, 2, 1.0, 0.25)
+    return stream.getvalue()
+
+
+def test_progress_is_a_line_for_each_step_and_from_rank_0_alone():
+    assert shown(rank=0).splitlines() == [
+        "initial conditions",
+        "step 1/2  a = 0.5500  0.25 s",
+        "step 2/2  a = 1.0000  0.25 s",
+    ]
+    assert shown(rank=1) == ""
+
+
+def test_progress_is_a_bar_where_the_parent_has_a_terminal(monkeypatch):
+    monkeypatch.setenv(TERMINAL_VARIABLE, "80")
+    assert "2/2" in shown(rank=0)
+    assert "step" not in shown(rank=0)
+    assert shown(rank=1) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(5, "5 bytes"), (1536, "1.5 KiB"), (2**30, "1.0 GiB"), (2**60, "1048576")]
+)
+def test_sizes_as_people_read_them(count, text):
+    assert folder.human_size(count).startswith(text)

@@ -1,0 +1,258 @@
+"""Where a process stands, how a job begins, and that a job with a failed rank ends in seconds."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from meshimpl import launch
+from meshimpl.launch import RankEnvironment
+
+needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+STEP = BATCH | {
+    "SLURM_PROCID": "6",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_NODEID": "3",
+}
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, RankEnvironment()),
+        (OPEN_MPI, RankEnvironment(5, 8, 1, 4, "mpirun")),
+        (MPICH, RankEnvironment(1, 2, 0, 1, "mpirun")),
+        (HOROVODRUN, RankEnvironment(1, 2, 1, 2, "horovodrun")),
+        (STEP, RankEnvironment(6, 7, 0, 1, "srun")),
+        (STEP | {"PMI_RANK": "6", "PMI_SIZE": "7"}, RankEnvironment(6, 7, 0, 1, "srun")),
+        # A batch script, an interactive step and a step of one task are one process.
+        (BATCH, RankEnvironment()),
+        (BATCH | {"SLURM_STEP_ID": "4294967290"}, RankEnvironment()),
+        (BATCH | {"SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "1"}, RankEnvironment()),
+        # mpirun inside a Slurm job: its daemons are srun's tasks, its ranks are its own.
+        (STEP | OPEN_MPI, RankEnvironment(5, 8, 1, 4, "mpirun")),
+        (STEP | MPICH, RankEnvironment(1, 2, 0, 1, "mpirun")),
+    ],
+)
+def test_detect(environment: dict[str, str], expected: RankEnvironment) -> None:
+    assert launch.detect(environment) == expected
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No launcher's variable, no setting of ours."""
+    for name in list(os.environ):
+        if re.match("OMPI_COMM|PMI|SLURM|HOROVOD_|(MESHIMPL|FLOWPM)_THREADS", name):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_threads_are_the_cores_shared_by_the_ranks_of_a_node(alone: pytest.MonkeyPatch) -> None:
+    alone.setattr(launch, "available_cores", lambda: 8)
+    assert launch.threads_per_rank() == 8
+    assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 4, "mpirun")) == 2
+    assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 16, "mpirun")) == 1
+    # srun has given this task 8 of the node's cores already.
+    alone.setenv("SLURM_CPUS_ON_NODE", "32")
+    assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 4, "srun")) == 8
+    alone.setenv("FLOWPM_THREADS", "3")
+    assert launch.threads_per_rank() == 3
+    alone.setenv("FLOWPM_THREADS", "many")
+    with pytest.raises(launch.LaunchError, match="FLOWPM_THREADS=many"):
+        launch.threads_per_rank()
+
+
+def test_horovod_defaults_leave_the_users_settings(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("HOROVOD_CYCLE_TIME", "2.5")
+    for name in launch.HOROVOD_DEFAULTS.keys() - {"HOROVOD_CYCLE_TIME"}:
+        alone.setenv(name, "")
+        alone.delenv(name)
+    launch.set_horovod_defaults()
+    assert os.environ["HOROVOD_CYCLE_TIME"] == "2.5"
+    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "300"
+
+
+def test_launch_or_join(alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch.launch_or_join(None, []) is None
+    assert launch.launch_or_join(1, []) is None
+    assert launch.launch_or_join(0, []) == 2
+    assert "at least 1" in capfd.readouterr().err
+    for name, value in (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}).items():
+        alone.setenv(name, value)
+    assert launch.launch_or_join(8, []) is None
+    assert launch.launch_or_join(4, []) == 2
+    assert "--ranks 4, but mpirun runs this on 8" in capfd.readouterr().err
+
+
+def test_what_is_missing_is_named(
+    alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with alone.context() as patch:
+        patch.setattr(launch, "find_spec", lambda name: None)
+        patch.setattr(launch, "find_mpirun", lambda: Path("/bin/true"))
+        assert launch.relaunch(2, []) == 2
+        assert "needs Horovod" in capfd.readouterr().err
+    alone.setattr(sys, "executable", str(tmp_path / "python"))
+    alone.setenv("PATH", str(tmp_path))
+    assert launch.relaunch(2, []) == 2
+    assert "needs mpirun" in capfd.readouterr().err
+
+
+def test_one_rank_imports_neither_mpi_nor_horovod() -> None:
+    code = """
+        import sys
+        from meshimpl import launch
+        launch.abort_on_error()
+        launch.configure_threads()
+        assert launch.launch_or_join(1, []) is None
+        assert not {"mpi4py", "horovod"} & set(sys.modules), "imported"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+PROLOGUE = """
+import os, signal, sys, time
+from meshimpl import launch
+status = launch.launch_or_join(2, sys.argv[1:])
+if status is not None:
+    sys.exit(status)
+launch.configure_threads()
+launch.set_horovod_defaults()
+launch.abort_on_error()
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+rank = hvd.rank()
+"""
+
+
+def start_job(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    """Start a program that relaunches itself on 2 ranks."""
+    program = tmp_path / "program.py"
+    program.write_text(PROLOGUE + textwrap.dedent(body))
+    return subprocess.Popen(
+        [sys.executable, str(program), "an argument"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(launch.__file__).parent.parent)},
+    )
+
+
+def job(tmp_path: Path, body: str) -> tuple[int, str, str]:
+    """Run such a program to its end, within a time limit: its status, output and error output."""
+    process = start_job(tmp_path, body)
+    try:
+        output, errors = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
+
+
+@needs_ranks
+def test_a_job_of_two_ranks(tmp_path: Path) -> None:
+    body = """
+        from mpi4py import MPI
+        total = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum).numpy()[0]
+        MPI.COMM_WORLD.Barrier()
+        maps = open("/proc/self/maps").read().splitlines()
+        libraries = {line.split()[-1] for line in maps if "libmpi.so" in line}
+        print(f"total {total:.0f} argument {sys.argv[1]!r} libraries {len(libraries)}", flush=True)
+        sys.exit(3)
+    """
+    status, output, errors = job(tmp_path, body)
+    assert output.count("total 3 argument 'an argument' libraries 1") == 2, errors
+    assert status == 3
+
+
+# Below, the other rank sits in a collective or a sleep that would outlast the time limit.
+
+
+@needs_ranks
+@pytest.mark.parametrize("with_mpi4py", [False, True])
+def test_an_exception_ends_every_rank(tmp_path: Path, with_mpi4py: bool) -> None:
+    body = f"""
+        if {with_mpi4py}:
+            from mpi4py import MPI
+        if rank == 1:
+            raise ValueError("one rank's trouble")
+        hvd.allreduce(tf.ones(4))
+    """
+    status, _, errors = job(tmp_path, body)
+    assert status == 1
+    assert "Traceback" in errors
+    assert errors.strip().endswith("[rank 1/2] ValueError: one rank's trouble")
+
+
+@needs_ranks
+def test_an_exception_in_a_thread_ends_every_rank(tmp_path: Path) -> None:
+    body = """
+        import threading
+        if rank == 0:
+            threading.Thread(target=lambda: 1 / 0).start()
+            time.sleep(100)
+        hvd.allreduce(tf.ones(4))
+    """
+    status, _, errors = job(tmp_path, body)
+    assert status == 1
+    assert "[rank 0/2] ZeroDivisionError" in errors.strip().splitlines()[-1]
+
+
+@needs_ranks
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    body = """
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(tf.ones(4))
+    """
+    status, _, errors = job(tmp_path, body)
+    assert status != 0
+    # MPICH's mpirun gives the bare number, which might be a program's own status.
+    if launch.is_open_mpi(launch.find_mpirun()):
+        assert status == 128 + signal.SIGKILL
+        assert "ended by SIGKILL" in errors.strip().splitlines()[-1]
+
+
+@needs_ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_program_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    body = """
+        hvd.allreduce(tf.ones(4))
+        print("running", os.getpid(), flush=True)
+        time.sleep(100)
+    """
+    process = start_job(tmp_path, body)
+    assert process.stdout is not None
+    lines = [process.stdout.readline().split() for _ in range(2)]
+    process.send_signal(number)
+    status = process.wait(timeout=30)
+    assert status == (-number if number == signal.SIGKILL else 128 + number)
+    limit = time.monotonic() + 20
+    while any(Path("/proc", pid).exists() for _, pid in lines) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not any(Path("/proc", pid).exists() for _, pid in lines)

@@ -1,0 +1,54 @@
+"""TensorFlow's notices at import are left out; whatever else it prints is not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshimpl
+
+NOTICES = (
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795238643.656653    9910 port.cc:153] oneDNN custom operations are on.",
+)
+NEWS = "E0000 00:00:1795238643.656653    9910 allocator.cc:1] out of memory"
+
+
+@pytest.fixture
+def errors_of_import(tmp_path: Path):
+    """What comes on standard error from importing a stand-in for TensorFlow that ends so."""
+    quiet = str(Path(meshimpl.__file__).with_name("quiet.py"))
+
+    def run(ending: str = "", level: str = "2") -> str:
+        lines = [f"import os; os.write(2, {line + chr(10)!r}.encode())" for line in NOTICES]
+        lines += [f"os.write(2, {NEWS + chr(10)!r}.encode())", ending]
+        (tmp_path / "tensorflow.py").write_text("\n".join(lines))
+        code = (
+            "import importlib.util as u, sys\n"
+            f"spec = u.spec_from_file_location('quiet', {quiet!r})\n"
+            "quiet = u.module_from_spec(spec); spec.loader.exec_module(quiet)\n"
+            "quiet.import_tensorflow()\n"
+            "print('after', file=sys.stderr)\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": level}
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        return result.stderr
+
+    return run
+
+
+def test_only_the_notices_are_left_out(errors_of_import) -> None:
+    assert errors_of_import().splitlines() == [NEWS, "after"]
+
+
+def test_everything_is_printed_on_request(errors_of_import) -> None:
+    assert errors_of_import(level="0").splitlines() == [*NOTICES, NEWS, "after"]
+
+
+def test_a_failed_import_is_still_told(errors_of_import) -> None:
+    errors = errors_of_import("raise ImportError('no libfoo')").splitlines()
+    assert errors[0] == NEWS
+    assert errors[-1] == "ImportError: no libfoo"
