@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
@@ -112,10 +113,10 @@ class NBody:
 
     def reach(self, displacement: tf.Tensor) -> float:
         """How far any particle strays along a split axis, over all ranks [cells]."""
-        both = self._reach(displacement).numpy()
-        split = [r for r, ranks in zip(both, self.box.split.values(), strict=True) if ranks > 1]
-        if not all(math.isfinite(r) for r in both):
+        along = self._reach(displacement).numpy()
+        if not np.isfinite(along).all():
             return math.inf
+        split = [r for r, ranks in zip(along, self.box.split.values(), strict=False) if ranks > 1]
         return float(max(split, default=0.0))
 
     def density(self, displacement: tf.Tensor, label: str = "density") -> tf.Tensor:

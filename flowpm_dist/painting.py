@@ -178,14 +178,15 @@ def _slicewise_read(local: Any, field: Any, displacement: Any, widths: Mapping[s
 
 
 def reach_function(box: Box) -> MeshFunction:
-    """`f(displacement)`: largest |displacement| along x and y over all ranks [cells], [2].
+    """`f(displacement)`: largest |displacement| along x, y and z over all ranks [cells], [3].
 
     NaN, wherever it is, comes out as infinity.
     """
-    axes = mtf.Shape([mtf.Dimension("axis", 2)])
+    axes = mtf.Shape([mtf.Dimension("axis", 3)])
 
+    @tf.function(jit_compile=True)
     def local(s: tf.Tensor) -> tf.Tensor:
-        cells = tf.abs(s[..., :2]) / tf.constant(box.cell[:2], s.dtype)
+        cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
         infinite = tf.constant(float("inf"), s.dtype)
         largest = tf.where(tf.math.is_nan(cells), infinite, cells)
         return tf.reduce_max(largest, axis=[0, 1, 2])

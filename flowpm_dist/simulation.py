@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -214,10 +213,11 @@ class Simulation:
         """Planes that hold linear theory's largest displacement at the end, with a margin."""
         if self.halo != "auto":
             return int(self.halo)
-        split = [ranks > 1 for ranks in self.box.split.values()]
-        reach = np.where(split, self._reach(displacement).numpy(), 0.0).max()
-        if not math.isfinite(reach):
+        along = self._reach(displacement).numpy()
+        if not np.isfinite(along).all():
             raise FloatingPointError("the initial displacement has values that are not finite")
+        split = [r for r, ranks in zip(along, self.box.split.values(), strict=False) if ranks > 1]
+        reach = float(max(split, default=0.0))
         first, last = float(self.edges[0]), float(self.edges[-1])
         growth = float(self.growth.d1(last) / self.growth.d1(first))
         return needed_halo(HALO_MARGIN * reach * growth) + 1

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-HOROVOD_DEFAULTS = {
+ENVIRONMENT_DEFAULTS = {
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
     "HOROVOD_CYCLE_TIME": "0.1",
     # More collectives than this in a step are negotiated anew each time.
@@ -30,6 +30,9 @@ HOROVOD_DEFAULTS = {
     # A rank that waits for one that never comes says so, then ends; by default it waits for ever.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "300",
+    # Open MPI polls while it waits, and Horovod's thread waits in it beside the one that computes:
+    # let it give up its core. Without this two ranks on two cores are slower than one.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 THREAD_SETTINGS = ("MESHIMPL_THREADS", "FLOWPM_THREADS")
 _FAILURE_FOLDER = "MESHIMPL_FAILURE_FOLDER"
@@ -162,8 +165,8 @@ def configure_threads() -> int:
 
 
 def set_horovod_defaults() -> None:
-    """Set Horovod's environment to what this package wants, where the user has not; before init."""
-    for name, value in HOROVOD_DEFAULTS.items():
+    """Set Horovod's and MPI's environment as this package wants it, where the user has not."""
+    for name, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
@@ -218,8 +221,8 @@ def mpirun_command(
     if ranks < 1:
         raise LaunchError(f"the number of ranks must be at least 1, not {ranks}")
     mpirun = find_mpirun()
-    env = {**HOROVOD_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    ours = list(HOROVOD_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
+    env = {**ENVIRONMENT_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    ours = list(ENVIRONMENT_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
     if threads is None and int(env.get("SLURM_JOB_NUM_NODES", "1")) == 1:
         chosen = next((env[name] for name in THREAD_SETTINGS if name in env), None)
         threads = int(chosen) if chosen else max(1, available_cores() // ranks)

@@ -89,7 +89,7 @@ def test_threads_are_the_cores_shared_by_the_ranks_of_a_node(alone: pytest.Monke
 
 def test_horovod_defaults_leave_the_users_settings(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("HOROVOD_CYCLE_TIME", "2.5")
-    for name in launch.HOROVOD_DEFAULTS.keys() - {"HOROVOD_CYCLE_TIME"}:
+    for name in launch.ENVIRONMENT_DEFAULTS.keys() - {"HOROVOD_CYCLE_TIME"}:
         alone.setenv(name, "")
         alone.delenv(name)
     launch.set_horovod_defaults()

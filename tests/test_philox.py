@@ -12,7 +12,7 @@ def words(*values):
 
 
 def test_known_answers():
-    """The known-answer vectors of Philox4x32-10 (Salmon and others 2011, Random123's kat_vectors)."""
+    """Known-answer vectors of Philox4x32-10 (Salmon and others 2011; Random123 kat_vectors)."""
     ones = 0xFFFFFFFF
     cases = [
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
