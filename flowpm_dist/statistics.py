@@ -72,26 +72,28 @@ def mode_bins(box: Box) -> ModeBins:
 
 
 class BinnedSumOperation(mtf.Operation):
-    """Sum of a spectrum's |mode|^2 over bins, complete on every rank.
+    """Sum of weight |mode|^2 over the modes of each bin, complete on every rank."""
 
-    The gradient spreads each bin's cotangent over its modes.
-    """
-
-    def __init__(self, spectrum: Any, box: Box, bins: Any, name: str | None = None) -> None:
+    def __init__(
+        self, spectrum: Any, bins: ModeBins, weight: np.ndarray, name: str | None = None
+    ) -> None:
         super().__init__([spectrum], name=name or "binned_sum")
-        self._outputs = [mtf.Tensor(self, mtf.Shape([bins]), spectrum.dtype)]
-        self._box, self._bins = box, bins
+        shape = mtf.Shape([mtf.Dimension("bin", bins.count)])
+        self._outputs = [mtf.Tensor(self, shape, spectrum.dtype)]
+        self._bins, self._weight = bins, weight
+
+    def _numbers_and_weights(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        return fence(tf.constant(self._bins.number)), fence(tf.constant(self._weight, dtype))
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """d sum_b / d mode = 2 weight mode in the mode's bin."""
-        (spectrum,) = self.inputs
-        numbers, weights, count = self._laid_out()
+        """d sum / d mode = 2 weight mode: each bin's cotangent goes to its modes."""
 
         def spread(value: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-            per_mode = tf.gather(tf.pad(dy, [[0, 1]]), numbers()) * weights(value.dtype)
+            numbers, weights = self._numbers_and_weights(value.dtype)
+            per_mode = tf.gather(tf.pad(dy, [[0, 1]]), numbers) * weights
             return 2 * value * per_mode[..., tf.newaxis]
 
-        del count
+        (spectrum,) = self.inputs
         return [
             mtf.slicewise(
                 spread,
@@ -102,22 +104,14 @@ class BinnedSumOperation(mtf.Operation):
             )
         ]
 
-    def _laid_out(self) -> tuple[Any, Any, int]:
-        bins = mode_bins(self._box)
-        return (
-            lambda: fence(tf.constant(bins.number)),
-            lambda dtype: fence(tf.constant(bins.weight, dtype)),
-            bins.count,
-        )
-
     def lower(self, lowering: Any) -> None:
-        """Each rank sums its modes; then one small allreduce."""
+        """Each rank sums its modes, in float64; then one small allreduce."""
         impl = lowering.mesh_impl(self)
-        numbers, weights, count = self._laid_out()
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
-        square = tf.reduce_sum(tf.cast(value, tf.float64) ** 2, axis=-1) * weights(tf.float64)
-        sums = tf.math.unsorted_segment_sum(square, numbers(), count + 1)[:-1]
-        axes = [a for a in impl.tensor_layout(self.inputs[0]) if a is not None]
+        numbers, weights = self._numbers_and_weights(tf.float64)
+        square = tf.reduce_sum(tf.cast(value, tf.float64) ** 2, axis=-1) * weights
+        sums = tf.math.unsorted_segment_sum(square, numbers, self._bins.count + 1)[:-1]
+        axes = [axis for axis in impl.tensor_layout(self.inputs[0]) if axis is not None]
         partial = LaidOutTensor([tf.cast(sums, value.dtype)])
         total = mtf_ops.LazyAllreduceSum(impl, partial, sorted(axes))
         lowering.set_tensor_lowering(self.outputs[0], total)
@@ -146,13 +140,27 @@ def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
     return box, block
 
 
+def _cic_window(box: Box) -> np.ndarray:
+    """Squared cloud-in-cell window of this rank's modes [kz, ky, kx]."""
+    x, y, z = (
+        np.sinc(k * cell / (2 * np.pi)) ** 4
+        for k, cell in zip(box.wavenumbers(), box.cell, strict=True)
+    )
+    return x * y * z
+
+
 @functools.lru_cache(maxsize=8)
-def _power_function(box: Box) -> tuple[MeshFunction, np.ndarray, np.ndarray]:
+def _power_function(
+    box: Box, window: Literal["cic"] | None
+) -> tuple[MeshFunction, np.ndarray, np.ndarray]:
     """The binned sums of |mode|^2, the number of modes and the mean k of each bin."""
     bins = mode_bins(box)
-    dim = mtf.Dimension("bin", bins.count)
+    weight = bins.weight
+    if window:
+        counted = weight > 0  # a padded mode may lie where the window is 0
+        weight = np.divide(weight, _cic_window(box), out=np.zeros_like(weight), where=counted)
     function = box.function(
-        lambda _, field: BinnedSumOperation(to_spectrum(field), box, dim).outputs[0],
+        lambda _, field: BinnedSumOperation(to_spectrum(field), bins, weight).outputs[0],
         field=box.shape,
     )
     flat = bins.number.ravel()
@@ -164,22 +172,11 @@ def _power_function(box: Box) -> tuple[MeshFunction, np.ndarray, np.ndarray]:
     return function, modes, k_sum / np.maximum(modes, 1)
 
 
-def binned_power(block: tf.Tensor, box: Box) -> tf.Tensor:
-    """Mean |mode|^2 of each bin as a power [(Mpc/h)^3], differentiable; the same on every rank."""
-    function, modes, _ = _power_function(box)
+def binned_power(block: tf.Tensor, box: Box, window: Literal["cic"] | None = None) -> tf.Tensor:
+    """Power of each bin [(Mpc/h)^3], differentiable; the same on every rank."""
+    function, modes, _ = _power_function(box, window)
     scale = box.volume / box.cells**2 / np.maximum(modes, 1)
     return function(block) * tf.constant(scale, block.dtype)
-
-
-def cic_window(box: Box) -> np.ndarray:
-    """Mean over each bin's modes of the squared cloud-in-cell window [1]."""
-    bins = mode_bins(box)
-    square = np.ones_like(bins.k)
-    for k, cell in zip(box.wavenumbers(), box.cell, strict=True):
-        square = square * np.sinc(k * cell / (2 * np.pi)) ** 4
-    local = np.bincount(bins.number.ravel(), (bins.weight * square).ravel(), bins.count + 1)[:-1]
-    total = box.mesh.world.allreduce(tf.constant(local)).numpy()
-    return total / np.maximum(_power_function(box)[1], 1)
 
 
 def power_spectrum(
@@ -196,7 +193,7 @@ def power_spectrum(
     Args:
         field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
         box_size: [Mpc/h], one number or three.
-        window: "cic" divides by the bin's mean squared cloud-in-cell window.
+        window: "cic" divides each mode by the squared cloud-in-cell window.
         shot_noise: subtracted [(Mpc/h)^3]; V / N_particles for Poisson sampling, which particles
             that started on a lattice do not have at early times.
 
@@ -209,8 +206,6 @@ def power_spectrum(
     if window not in (None, "cic"):
         raise ValueError(f"window {window!r}: 'cic' or None")
     box, block = box_of(field, box_size)
-    power = binned_power(block, box).numpy().astype(np.float64)
-    if window == "cic":
-        power = power / cic_window(box)
-    _, modes, k = _power_function(box)
+    power = binned_power(block, box, window).numpy().astype(np.float64)
+    _, modes, k = _power_function(box, window)
     return PowerSpectrum(k, power - shot_noise, modes)
