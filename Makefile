@@ -35,6 +35,7 @@ test: lint ## Lint and type checks, then every test
 
 lint: setup ## Lint and type checks alone
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: setup ## Measure FFT and simulation speed (a few minutes)

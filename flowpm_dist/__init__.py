@@ -10,12 +10,7 @@
     k, pk = fpm.power_spectrum(state.density(), box_size=256.0)
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-from meshimpl import prepare_tensorflow
+from meshimpl.lazy import lazy_names
 
 _HOMES = {
     "Cosmology": "cosmology",
@@ -32,15 +27,4 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: the command line answers before TensorFlow is loaded."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    prepare_tensorflow()
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__ = lazy_names(__name__, _HOMES)

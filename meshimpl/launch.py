@@ -84,9 +84,7 @@ def detect(environment: Mapping[str, str] | None = None) -> RankEnvironment:
     return slurm or RankEnvironment()
 
 
-def _from_variables(
-    env: Mapping[str, str], names: Sequence[str], launcher: str
-) -> RankEnvironment:
+def _from_variables(env: Mapping[str, str], names: Sequence[str], launcher: str) -> RankEnvironment:
     rank, size = int(env[names[0]]), int(env[names[1]])
     local_rank, local_size = int(env.get(names[2], rank)), int(env.get(names[3], size))
     return RankEnvironment(rank, size, local_rank, local_size, launcher)
@@ -387,9 +385,7 @@ def abort_on_error() -> None:
     threading.excepthook = end_job_from_thread
 
 
-def _end_job(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     here = detect()
     where = f"[rank {here.rank}/{here.size}]"
     if issubclass(kind, KeyboardInterrupt):

@@ -12,7 +12,7 @@ from test_ranks import needs_horovod
 
 from meshimpl.launch import mpirun_command
 
-UNGUARDED = '''
+UNGUARDED = """
 import horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
 
@@ -23,7 +23,7 @@ def fn(x):
 
 print("started", flush=True)
 fn(tf.ones([4]))
-'''
+"""
 
 
 @pytest.mark.timeout(90)
@@ -35,7 +35,10 @@ def test_an_output_ignored_on_one_rank_hangs_without_a_guard(tmp_path: Path) -> 
     command, environment = mpirun_command(2, [sys.executable, str(script)])
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
     job = subprocess.run(
-        command, env={**os.environ, **environment, **limits}, timeout=60, text=True,
+        command,
+        env={**os.environ, **environment, **limits},
+        timeout=60,
+        text=True,
         capture_output=True,
     )
     assert job.stdout.count("started") == 2, job.stderr

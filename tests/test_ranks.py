@@ -44,8 +44,13 @@ def run_job(ranks: int, arguments: list[str], folder: Path, time_limit: float) -
     paths = [str(HERE.parent), str(HERE), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     job = subprocess.Popen(
-        command, env=environment, cwd=HERE.parent, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command,
+        env=environment,
+        cwd=HERE.parent,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         output, _ = job.communicate(timeout=time_limit)
@@ -97,7 +102,7 @@ def test_on_ranks(ranks: int, tmp_path: Path) -> None:
     assert trouble is None, trouble
 
 
-SELF_TEST = '''
+SELF_TEST = """
 import os, time
 import pytest
 from conftest import RANK, SIZE
@@ -110,7 +115,7 @@ def test_one_rank_fails():
 
 def test_after(line):
     line.barrier()
-'''
+"""
 
 
 @pytest.mark.timeout(120)

@@ -15,7 +15,9 @@ def counted_loop(mesh: Any, times: int, body: Any, *values: Any, **kwargs: Any) 
     """`body(i, *values)` several times; the last values."""
     zero = mtf.constant(mesh, 0, dtype=tf.int32)
     return mtf.while_loop(
-        lambda i, *_: mtf.less(i, times), lambda i, *v: (i + 1, *body(i, *v)), [zero, *values],
+        lambda i, *_: mtf.less(i, times),
+        lambda i, *v: (i + 1, *body(i, *v)),
+        [zero, *values],
         **kwargs,
     )[1:]
 
@@ -28,6 +30,7 @@ def loop_that_moves_data(mesh: Any, a: Any) -> Any:
 @cases(FIELD, gradient=False)
 def loop_whose_iterations_are_independent(mesh: Any, a: Any) -> Any:
     """Each iteration reduces something of its own: two must not be in flight under one name."""
+
     def body(i: Any, v: Any) -> Any:
         return [v + mtf.reduce_sum(mtf.cast(i, tf.float64) * mtf.ones_like(a))]
 
@@ -62,7 +65,8 @@ def loop_with_accumulators(mesh: Any, a: Any) -> Any:
     return mtf.while_loop(
         lambda i: mtf.less(i, 3),
         lambda i: [i + 1, mtf.reduce_sum(a * mtf.cast(i + 1, tf.float64), output_shape=shape(y=4))],
-        [zero], has_accumulators=True,
+        [zero],
+        has_accumulators=True,
     )[1]
 
 

@@ -17,9 +17,25 @@ COUNTS = Input(X, "int32", -5, 6)
 
 @cases(POSITIVE)
 def unary(mesh: Any, a: Any) -> list[Any]:
-    functions = [mtf.sin, mtf.cos, mtf.square, mtf.sqrt, mtf.rsqrt, mtf.log, mtf.exp, mtf.sigmoid,
-                 mtf.tanh, mtf.reciprocal, mtf.softplus, mtf.relu, mtf.negative, mtf.abs,
-                 mtf.gelu, mtf.elu, mtf.swish]
+    functions = [
+        mtf.sin,
+        mtf.cos,
+        mtf.square,
+        mtf.sqrt,
+        mtf.rsqrt,
+        mtf.log,
+        mtf.exp,
+        mtf.sigmoid,
+        mtf.tanh,
+        mtf.reciprocal,
+        mtf.softplus,
+        mtf.relu,
+        mtf.negative,
+        mtf.abs,
+        mtf.gelu,
+        mtf.elu,
+        mtf.swish,
+    ]
     return [sum_of([f(a) for f in functions]), mtf.sign(a), mtf.pow(a, 1.5)]
 
 
@@ -35,14 +51,16 @@ def slicewise_with_a_table_and_a_scalar(mesh: Any, a: Any, table: Any, scalar: A
     """Gradients of replicated inputs: each rank sees only its slice of the output."""
     return mtf.slicewise(
         lambda u, t, s: tf.sin(u * s) * tf.reduce_sum(t**2) + t[1],
-        [a, table, scalar], splittable_dims=a.shape.dims,
+        [a, table, scalar],
+        splittable_dims=a.shape.dims,
     )
 
 
 @cases(FIELD, ROW)
 def slicewise_partly_replicated(mesh: Any, a: Any, row: Any) -> Any:
-    return mtf.slicewise(lambda u, r: u**2 * tf.sin(r)[:, tf.newaxis], [a, row],
-                         splittable_dims=a.shape.dims)
+    return mtf.slicewise(
+        lambda u, r: u**2 * tf.sin(r)[:, tf.newaxis], [a, row], splittable_dims=a.shape.dims
+    )
 
 
 @cases(FIELD, Input(shape(k=5)))
@@ -50,7 +68,9 @@ def slicewise_of_split_and_replicated_outputs(mesh: Any, a: Any, table: Any) -> 
     """A replicated output's part of a gradient is whole on each rank and must not be summed."""
     return mtf.slicewise(
         lambda u, t: (u * tf.reduce_sum(tf.sin(t)), t**3),
-        [a, table], output_shape=[a.shape, table.shape], output_dtype=[tf.float64] * 2,
+        [a, table],
+        output_shape=[a.shape, table.shape],
+        output_dtype=[tf.float64] * 2,
         splittable_dims=a.shape.dims,
     )
 
@@ -58,8 +78,10 @@ def slicewise_of_split_and_replicated_outputs(mesh: Any, a: Any, table: Any) -> 
 @cases(FIELD)
 def slicewise_with_an_output_ignored(mesh: Any, a: Any) -> Any:
     first, _, _ = mtf.slicewise(
-        lambda u: (u**2, u**3, tf.cast(u, tf.int32)), [a],
-        output_shape=[a.shape] * 3, output_dtype=[tf.float64, tf.float64, tf.int32],
+        lambda u: (u**2, u**3, tf.cast(u, tf.int32)),
+        [a],
+        output_shape=[a.shape] * 3,
+        output_dtype=[tf.float64, tf.float64, tf.int32],
         splittable_dims=a.shape.dims,
     )
     return first
@@ -92,16 +114,30 @@ def scalars(mesh: Any, a: Any) -> Any:
 
 @cases(COUNTS, Input(shape(y=4), "int32", 1, 4), gradient=False)
 def comparisons(mesh: Any, a: Any, b: Any) -> Any:
-    signs = [f(a, b) for f in (mtf.less, mtf.greater, mtf.less_equal, mtf.greater_equal,
-                               mtf.equal, mtf.not_equal)]
+    signs = [
+        f(a, b)
+        for f in (
+            mtf.less,
+            mtf.greater,
+            mtf.less_equal,
+            mtf.greater_equal,
+            mtf.equal,
+            mtf.not_equal,
+        )
+    ]
     both = mtf.logical_and(signs[0], mtf.logical_not(signs[4]))
     return [*signs, both, mtf.logical_or(signs[0], signs[4]), mtf.floordiv(a, b), mtf.mod(a, b)]
 
 
 @cases(FIELD, ROW, Input(shape(z=3, y=4)))
 def broadcasting_arithmetic(mesh: Any, a: Any, row: Any, plane: Any) -> Any:
-    return [a + row, row - a, a * plane, a / (row * row + 1.0),
-            mtf.add(row, plane, shape(y=4, z=3))]
+    return [
+        a + row,
+        row - a,
+        a * plane,
+        a / (row * row + 1.0),
+        mtf.add(row, plane, shape(y=4, z=3)),
+    ]
 
 
 @cases(FIELD, ROW, Input(shape(x=8)))
@@ -123,8 +159,10 @@ def broadcast(mesh: Any, row: Any, col: Any) -> Any:
 def reductions(mesh: Any, a: Any) -> Any:
     found = []
     for kept in (shape(), shape(x=8), shape(z=3, y=4), shape(y=4)):
-        found += [f(a, output_shape=kept) for f in
-                  (mtf.reduce_sum, mtf.reduce_mean, mtf.reduce_max, mtf.reduce_min)]
+        found += [
+            f(a, output_shape=kept)
+            for f in (mtf.reduce_sum, mtf.reduce_mean, mtf.reduce_max, mtf.reduce_min)
+        ]
     return found
 
 
@@ -132,15 +170,22 @@ def reductions(mesh: Any, a: Any) -> Any:
 def reductions_of_truth_values_and_integers(mesh: Any, a: Any) -> Any:
     truth = mtf.less(a, 0)
     kept = shape(y=4)
-    return [mtf.reduce_all(truth, output_shape=kept), mtf.reduce_any(truth, output_shape=kept),
-            mtf.reduce_sum(a, output_shape=kept), mtf.reduce_max(a, output_shape=kept),
-            mtf.reduce_min(a)]
+    return [
+        mtf.reduce_all(truth, output_shape=kept),
+        mtf.reduce_any(truth, output_shape=kept),
+        mtf.reduce_sum(a, output_shape=kept),
+        mtf.reduce_max(a, output_shape=kept),
+        mtf.reduce_min(a),
+    ]
 
 
 @cases(FIELD)
 def normalised_exponentials(mesh: Any, a: Any) -> Any:
-    return [mtf.softmax(a, a.shape[1]), mtf.log_softmax(a, a.shape[0]),
-            mtf.reduce_logsumexp(a, a.shape[1])]
+    return [
+        mtf.softmax(a, a.shape[1]),
+        mtf.log_softmax(a, a.shape[0]),
+        mtf.reduce_logsumexp(a, a.shape[1]),
+    ]
 
 
 @cases(FIELD, Input(shape(y=4), "int32", 0, 8), Input(shape(y=4, x=8)))

@@ -15,9 +15,16 @@ FIELD = Input(shape(x=8, y=8, z=3))
 def reshape_to_another_layout(mesh: Any, a: Any) -> Any:
     """Every change of split: dimensions renamed, exchanged, one of them after the other."""
     targets = [
-        shape(p=8, q=8, z=3), shape(y=8, x=8, z=3), shape(x=8, q=8, z=3), shape(p=8, y=8, z=3),
-        shape(p=8, x=8, z=3), shape(y=8, q=8, z=3), shape(z=3, x=8, y=8), shape(x=64, z=3),
-        shape(z=3, y=64), shape(q=64, z=3),
+        shape(p=8, q=8, z=3),
+        shape(y=8, x=8, z=3),
+        shape(x=8, q=8, z=3),
+        shape(p=8, y=8, z=3),
+        shape(p=8, x=8, z=3),
+        shape(y=8, q=8, z=3),
+        shape(z=3, x=8, y=8),
+        shape(x=64, z=3),
+        shape(z=3, y=64),
+        shape(q=64, z=3),
     ]
     return [mtf.reshape(a, target) for target in targets]
 
@@ -25,24 +32,38 @@ def reshape_to_another_layout(mesh: Any, a: Any) -> Any:
 @cases(Input(shape(x=8, y=8)))
 def reshape_that_merges_and_parts(mesh: Any, a: Any) -> Any:
     """Splits that the old shape cannot express, and dimensions too short to be split before."""
-    return [mtf.reshape(a, s) for s in (
-        shape(p=2, x=4, y=8), shape(p=2, y=4, x=8), shape(y=4, p=2, x=8), shape(x=4, p=4, y=4),
-        shape(y=16, x=4), shape(p=4, x=16), shape(p=1, y=8, q=2, x=4),
-    )] + [mtf.reshape(mtf.reshape(a, shape(p=2, q=4, y=8)), shape(x=64))]
+    return [
+        mtf.reshape(a, s)
+        for s in (
+            shape(p=2, x=4, y=8),
+            shape(p=2, y=4, x=8),
+            shape(y=4, p=2, x=8),
+            shape(x=4, p=4, y=4),
+            shape(y=16, x=4),
+            shape(p=4, x=16),
+            shape(p=1, y=8, q=2, x=4),
+        )
+    ] + [mtf.reshape(mtf.reshape(a, shape(p=2, q=4, y=8)), shape(x=64))]
 
 
 @cases(FIELD)
 def reshape_of_a_lazy_sum(mesh: Any, a: Any) -> Any:
     plane = mtf.reduce_sum(a, output_shape=shape(y=8, z=3))
-    return [mtf.reshape(plane, shape(p=2, q=4, z=3)), mtf.reshape(plane, shape(x=8, z=3)),
-            mtf.reshape(plane, shape(p=8, z=3))]
+    return [
+        mtf.reshape(plane, shape(p=2, q=4, z=3)),
+        mtf.reshape(plane, shape(x=8, z=3)),
+        mtf.reshape(plane, shape(p=8, z=3)),
+    ]
 
 
 @cases(FIELD)
 def renamed_dimensions(mesh: Any, a: Any) -> Any:
-    return [mtf.rename_dimension(a, "x", "p"), mtf.anonymize(a),
-            mtf.replace_dimensions(a, [a.shape[0]], [dim("p", 8)]),
-            mtf.transpose(a, shape(z=3, y=8, x=8))]
+    return [
+        mtf.rename_dimension(a, "x", "p"),
+        mtf.anonymize(a),
+        mtf.replace_dimensions(a, [a.shape[0]], [dim("p", 8)]),
+        mtf.transpose(a, shape(z=3, y=8, x=8)),
+    ]
 
 
 @cases(FIELD)
@@ -96,8 +117,12 @@ def order(mesh: Any, a: Any) -> Any:
 
 @cases(FIELD)
 def order_statistics(mesh: Any, a: Any) -> Any:
-    return [mtf.nth_largest_element(a, 2, a.shape[0]), mtf.nth_smallest_element(a, 1, a.shape[1]),
-            mtf.reduce_first(a, a.shape[1]), mtf.stride_tensor_1d(a, a.shape[2], 3)]
+    return [
+        mtf.nth_largest_element(a, 2, a.shape[0]),
+        mtf.nth_smallest_element(a, 1, a.shape[1]),
+        mtf.reduce_first(a, a.shape[1]),
+        mtf.stride_tensor_1d(a, a.shape[2], 3),
+    ]
 
 
 @cases(Input(shape(x=8)))
@@ -106,7 +131,12 @@ def made_here(mesh: Any, a: Any) -> Any:
     field = shape(x=8, y=8)
     counted = mtf.range(mesh, dim("y", 8), tf.float64)
     whole = tf.reshape(tf.range(64, dtype=tf.float64), [8, 8])
-    return [a * counted, mtf.range(mesh, dim("x", 8), tf.int32), mtf.zeros(mesh, field),
-            mtf.ones(mesh, field, tf.float64) * a, mtf.constant(mesh, 3.0, field, tf.float64),
-            mtf.import_fully_replicated(mesh, whole, field),
-            mtf.import_tf_tensor(mesh, whole, field)]
+    return [
+        a * counted,
+        mtf.range(mesh, dim("x", 8), tf.int32),
+        mtf.zeros(mesh, field),
+        mtf.ones(mesh, field, tf.float64) * a,
+        mtf.constant(mesh, 3.0, field, tf.float64),
+        mtf.import_fully_replicated(mesh, whole, field),
+        mtf.import_tf_tensor(mesh, whole, field),
+    ]

@@ -26,8 +26,13 @@ SHAPES = {
 OTHER_SHAPES = {
     1: ["row:1", "replica:1,row:1,col:1"],
     2: ["row:2,col:1", "replica:2,row:1,col:1", "replica:1,row:2,col:1"],
-    4: ["row:1,col:4", "row:4,col:1", "replica:2,row:2", "replica:2,row:2,col:1",
-        "replica:1,row:2,col:2"],
+    4: [
+        "row:1,col:4",
+        "row:4,col:1",
+        "replica:2,row:2",
+        "replica:2,row:2,col:1",
+        "replica:1,row:2,col:2",
+    ],
 }
 RANK, SIZE = launch.detect().rank, launch.detect().size
 _failures = itertools.count(1)
@@ -44,8 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMIT, method="thread"))
     items[:] = [
-        item for item in items
-        if all(mark.args[0] <= SIZE for mark in item.iter_markers("ranks"))
+        item for item in items if all(mark.args[0] <= SIZE for mark in item.iter_markers("ranks"))
     ]
 
 

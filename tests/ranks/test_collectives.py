@@ -96,8 +96,11 @@ def test_allgather_joins_along_any_axis(mesh: ProcessMesh) -> None:
         every = parts(group, "float32", (2, 3, 4))
         for axis in (0, 1, 2):
             for stack, join in ((False, np.concatenate), (True, np.stack)):
-                check(lambda x, g=group, a=axis, s=stack: g.allgather(x, a, stack=s),
-                      every[group.index], join(every, axis))
+                check(
+                    lambda x, g=group, a=axis, s=stack: g.allgather(x, a, stack=s),
+                    every[group.index],
+                    join(every, axis),
+                )
 
 
 @pytest.mark.parametrize("wrap", [True, False])
@@ -115,8 +118,13 @@ def test_permute_from_one_to_all_and_from_none(mesh: ProcessMesh) -> None:
     for group in groups(mesh):
         n, k, every = group.size, group.index, parts(group, "complex64")
         zeros = np.zeros_like(every[0])
-        plans = [[n - 1] * n, [None] * n, list(range(n)), [0, *[None] * (n - 1)],
-                 [max(0, place - 1) for place in range(n)]]
+        plans = [
+            [n - 1] * n,
+            [None] * n,
+            list(range(n)),
+            [0, *[None] * (n - 1)],
+            [max(0, place - 1) for place in range(n)],
+        ]
         for plan in plans:
             expected = zeros if plan[k] is None else every[plan[k]]
             check(lambda x, g=group, p=plan: g.permute(x, p), every[k], expected)
@@ -132,7 +140,8 @@ def test_exchange_with_both_neighbours(mesh: ProcessMesh) -> None:
             for distance in range(1, n + 2):
                 for found in both_ways(
                     lambda a, b, g=group, d=distance: g.exchange_neighbours(a, b, d),
-                    back[k], forth[k],
+                    back[k],
+                    forth[k],
                 ):
                     np.testing.assert_array_equal(found[0], forth[(k - distance) % n])
                     np.testing.assert_array_equal(found[1], back[(k + distance) % n])
@@ -208,7 +217,13 @@ def test_shift_sends_to_one_neighbour_only(line: ProcessMesh) -> None:
 def test_a_group_of_one_does_nothing(line: ProcessMesh) -> None:
     alone = line.communicator()
     x = tf.constant([[1.0, 2.0]])
-    for found in (alone.allreduce(x), alone.allgather(x), alone.alltoall(x), alone.shift(x, 3),
-                  alone.broadcast(x), alone.allreduce(x, "mean")):
+    for found in (
+        alone.allreduce(x),
+        alone.allgather(x),
+        alone.alltoall(x),
+        alone.shift(x, 3),
+        alone.broadcast(x),
+        alone.allreduce(x, "mean"),
+    ):
         assert found is x
     assert not alone.shift(x, 1, wrap=False).numpy().any()

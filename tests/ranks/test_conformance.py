@@ -43,7 +43,8 @@ def operation_classes() -> set[str]:
     """Names of the operation classes of Mesh TensorFlow that are lowered."""
     classes = inspect.getmembers(mtf_ops, inspect.isclass)
     return {
-        name for name, c in classes
+        name
+        for name, c in classes
         if issubclass(c, mtf_ops.Operation) and c.lower is not mtf_ops.Operation.lower
     }
 

@@ -25,6 +25,7 @@ ONES = np.ones([8, 4], np.float32)
 
 def in_a_graph(fn: Callable[[tf.Tensor], Any], x: np.ndarray = ONES) -> Any:
     """`fn(x)` from a graph, built as this package builds them."""
+
     def build(tensor: tf.Tensor) -> Any:
         result = fn(tensor)
         last = last_collective()
@@ -37,6 +38,7 @@ def in_a_graph(fn: Callable[[tf.Tensor], Any], x: np.ndarray = ONES) -> Any:
 
 def test_output_ignored_on_one_rank(line: ProcessMesh) -> None:
     """TensorFlow prunes what nobody reads; the ranks that read it would wait."""
+
     def fn(x: tf.Tensor) -> tf.Tensor:
         total = line.world.allreduce(x)
         return x if line.rank == 0 else total
@@ -56,6 +58,7 @@ def test_output_ignored_in_the_middle_of_a_chain(line: ProcessMesh) -> None:
 
 def test_equal_collectives_with_equal_inputs(line: ProcessMesh) -> None:
     """TensorFlow merges equal operations, and whether it sees that they are equal may differ."""
+
     def fn(x: tf.Tensor) -> tf.Tensor:
         other = x if line.rank == 0 else x + 0.0
         return line.world.alltoall(x) + line.world.alltoall(other)
@@ -68,6 +71,7 @@ def test_equal_collectives_with_equal_inputs(line: ProcessMesh) -> None:
 
 def test_constant_input_on_one_rank(line: ProcessMesh) -> None:
     """A constant is folded, and with it whatever is computed from it."""
+
     def fn(x: tf.Tensor) -> tf.Tensor:
         part = tf.ones([8, 4]) if line.rank == 0 else x
         return line.world.allreduce(part * 2.0)
@@ -95,6 +99,7 @@ def test_a_factor_that_is_zero_on_one_rank(line: ProcessMesh) -> None:
 
 def test_ranks_that_take_different_branches(line: ProcessMesh) -> None:
     """Rank-dependent choices are made on values, with the same graph on every rank."""
+
     def fn(x: tf.Tensor) -> tf.Tensor:
         first = line.world.per_rank([rank == 0 for rank in range(SIZE)])
         return line.world.allreduce(tf.where(first, 10.0 * x, x))
@@ -104,6 +109,7 @@ def test_ranks_that_take_different_branches(line: ProcessMesh) -> None:
 
 def test_many_in_flight(mesh: ProcessMesh) -> None:
     """Independent collectives of one shape, on lines and planes: each has a name of its own."""
+
     def fn(x: tf.Tensor) -> list[tf.Tensor]:
         groups = [mesh.communicator(name) for name in mesh.names] + [mesh.world]
         return [group.allreduce(x * float(i)) for i in range(5) for group in groups]
@@ -116,6 +122,7 @@ def test_many_in_flight(mesh: ProcessMesh) -> None:
 
 def test_one_function_twice_without_waiting(line: ProcessMesh) -> None:
     """Its names are in use again while TensorFlow may still run the first call."""
+
     def fn(x: tf.Tensor) -> tf.Tensor:
         return line.world.allreduce(line.world.shift(x, 1))
 
@@ -127,6 +134,7 @@ def test_one_function_twice_without_waiting(line: ProcessMesh) -> None:
 
 def test_an_output_of_a_mesh_function_that_nobody_reads(line: ProcessMesh) -> None:
     """Every rank calls; some look at one output, some at the other, some at the gradient's."""
+
     @mesh_function(line, "x:row", a=([("x", 8), ("y", 4)], tf.float32))
     def function(graph_mesh: Any, a: Any) -> Any:
         mtf.reduce_sum(mtf.square(a))  # is not even returned
@@ -144,8 +152,14 @@ def test_an_output_of_a_mesh_function_that_nobody_reads(line: ProcessMesh) -> No
 def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
     """What Horovod registers is partly wrong: an error on every rank, eagerly and in a graph."""
     world = line.world
-    collectives = [world.allreduce, world.allgather, world.alltoall, world.broadcast,
-                   lambda x: world.shift(x, 1), lambda x: world.allreduce(x, "max")]
+    collectives = [
+        world.allreduce,
+        world.allgather,
+        world.alltoall,
+        world.broadcast,
+        lambda x: world.shift(x, 1),
+        lambda x: world.allreduce(x, "max"),
+    ]
     for collective in collectives:
         x = tf.constant(ONES)
         with tf.GradientTape() as tape:

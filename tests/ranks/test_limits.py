@@ -24,14 +24,18 @@ def lowered(line: ProcessMesh, build: Callable[..., Any], layout: str, *inputs: 
     return outputs
 
 
-@pytest.mark.parametrize(("layout", "build"), [
-    ("x:row", lambda _, a: mtf.concat([a, a], "x")),
-    ("x:row", lambda _, a: mtf.split(a, a.shape[0], 2)),
-    ("x:row", lambda _, a: mtf.unstack(a, a.shape[0])),
-    ("t:row", lambda _, a: mtf.stack([a] * 4, "t")),
-    ("x:row", lambda _, a: mtf.slice(a, 0, 4, "x")),
-    ("x:row", lambda _, a: mtf.pad(a, [4, 4], "x")),
-], ids=["concat", "split", "unstack", "stack", "slice", "pad"])
+@pytest.mark.parametrize(
+    ("layout", "build"),
+    [
+        ("x:row", lambda _, a: mtf.concat([a, a], "x")),
+        ("x:row", lambda _, a: mtf.split(a, a.shape[0], 2)),
+        ("x:row", lambda _, a: mtf.unstack(a, a.shape[0])),
+        ("t:row", lambda _, a: mtf.stack([a] * 4, "t")),
+        ("x:row", lambda _, a: mtf.slice(a, 0, 4, "x")),
+        ("x:row", lambda _, a: mtf.pad(a, [4, 4], "x")),
+    ],
+    ids=["concat", "split", "unstack", "stack", "slice", "pad"],
+)
 def test_a_dimension_that_cannot_be_split(
     line: ProcessMesh, layout: str, build: Callable[..., Any]
 ) -> None:
@@ -42,6 +46,7 @@ def test_a_dimension_that_cannot_be_split(
 
 def test_a_function_that_does_not_declare_a_dimension(line: ProcessMesh) -> None:
     """A TypeError, since upstream's ValueError stumbles over its own text."""
+
     def build(_: Any, a: Any) -> Any:
         return mtf.slicewise(tf.cumsum, [a], splittable_dims=a.shape.dims[1:])
 
@@ -53,8 +58,11 @@ def test_a_function_that_does_not_declare_a_dimension(line: ProcessMesh) -> None
 def test_a_convolution_cannot_be_split_in_space(line: ProcessMesh) -> None:
     with pytest.raises(ValueError, match="can't slice along dimension h"):
         lowered(
-            line, lambda _, a, f: mtf.Conv2dOperation(a, f, [1] * 4, "SAME").outputs[0],
-            "h:row", FIELD, KERNEL,
+            line,
+            lambda _, a, f: mtf.Conv2dOperation(a, f, [1] * 4, "SAME").outputs[0],
+            "h:row",
+            FIELD,
+            KERNEL,
         )
     line.barrier()
 

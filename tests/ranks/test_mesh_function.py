@@ -110,10 +110,12 @@ def test_integers_and_outputs_that_are_not_used(line: ProcessMesh) -> None:
 
 def test_the_gradient_of_a_loop_is_refused(line: ProcessMesh) -> None:
     """Mesh TensorFlow has none; that it says so is better than zeros."""
+
     @mesh_function(line, "x:row", a=([("x", 8)], tf.float32))
     def function(mesh: Any, a: Any) -> Any:
-        return mtf.while_loop(lambda v: mtf.less(mtf.reduce_sum(v), 100.0), lambda v: [v * 2.0],
-                              [a])[0]
+        return mtf.while_loop(
+            lambda v: mtf.less(mtf.reduce_sum(v), 100.0), lambda v: [v * 2.0], [a]
+        )[0]
 
     block = function.block_of("a", np.ones(8))
     with tf.GradientTape() as tape:

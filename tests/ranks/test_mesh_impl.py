@@ -66,6 +66,7 @@ def test_random_values_depend_on_the_place_alone(mesh: ProcessMesh) -> None:
     """The same for any layout; new for each operation, each call and each seed."""
     for layout in layouts(mesh):
         for seed in (0, 7):
+
             @mesh_function(mesh, layout, seed=seed)
             def function(graph_mesh: Any) -> Any:
                 random = [mtf.random_uniform(graph_mesh, FIELD, dtype=tf.float64) for _ in "ab"]
@@ -87,8 +88,11 @@ def test_random_distributions(line: ProcessMesh) -> None:
     @mesh_function(line, "x:row")
     def function(mesh: Any) -> Any:
         truncated = mtf.RandomOperation(mesh, many, tf.random.truncated_normal, dtype=tf.float64)
-        return (mtf.random_uniform(mesh, many, minval=2, maxval=5, dtype=tf.int32),
-                mtf.random_normal(mesh, many, mean=3.0, stddev=0.5), truncated.outputs[0])
+        return (
+            mtf.random_uniform(mesh, many, minval=2, maxval=5, dtype=tf.int32),
+            mtf.random_normal(mesh, many, mean=3.0, stddev=0.5),
+            truncated.outputs[0],
+        )
 
     integers, normal, truncated = (function.gather(b, i) for i, b in enumerate(function()))
     assert sorted(set(integers.tolist())) == [2, 3, 4]
@@ -105,6 +109,7 @@ def test_random_distributions(line: ProcessMesh) -> None:
 
 def test_a_gradient_sees_the_random_values_of_its_call(mesh: ProcessMesh) -> None:
     for layout in layouts(mesh):
+
         @mesh_function(mesh, layout, a=(FIELD, tf.float64))
         def function(graph_mesh: Any, a: Any) -> Any:
             noise = mtf.random_uniform(graph_mesh, FIELD, dtype=tf.float64)
@@ -128,6 +133,7 @@ def counting_variable(mesh: Any, name: str = "w", **kwargs: Any) -> Any:
 def test_variables(mesh: ProcessMesh) -> None:
     """One random initialisation for all ranks; assignments; reads before and after."""
     for layout in layouts(mesh):
+
         @mesh_function(mesh, layout, a=(FIELD, tf.float64))
         def function(graph_mesh: Any, a: Any) -> Any:
             value = counting_variable(graph_mesh)
@@ -151,7 +157,10 @@ def test_a_variable_read_after_its_assignment(mesh: ProcessMesh) -> None:
         with tf.Graph().as_default():
             graph_mesh = mtf.Mesh(mtf.Graph(), "mesh")
             value = mtf.get_variable(
-                graph_mesh, "w", FIELD, dtype=mtf.VariableDType(tf.float64, tf.float64, tf.float32),
+                graph_mesh,
+                "w",
+                FIELD,
+                dtype=mtf.VariableDType(tf.float64, tf.float64, tf.float32),
                 initializer=tf.compat.v1.ones_initializer(),
             )
             update = mtf.assign(value, value * 3.0)

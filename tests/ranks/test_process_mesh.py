@@ -51,16 +51,19 @@ def test_gather_to_root(mesh: ProcessMesh) -> None:
         np.testing.assert_array_equal(array, np.full((rank + 1, 2), rank + 1j, np.complex64))
 
 
-@pytest.mark.parametrize(("shape", "message"), [
-    ("row:3,col:5", f"has 15 places, but this job has {SIZE} rank"),
-    (f"row:{SIZE},row:1", "'row' is named twice"),
-    ("row=4", "'row=4' is not of the form axis:size"),
-    ("row:", "is not of the form axis:size"),
-    (":2", "is not of the form axis:size"),
-    ("row:-2", "is not of the form axis:size"),
-    ("row:0", "'row' has size 0"),
-    ({"row": SIZE, "col": -1}, "'col' has size -1"),
-])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("row:3,col:5", f"has 15 places, but this job has {SIZE} rank"),
+        (f"row:{SIZE},row:1", "'row' is named twice"),
+        ("row=4", "'row=4' is not of the form axis:size"),
+        ("row:", "is not of the form axis:size"),
+        (":2", "is not of the form axis:size"),
+        ("row:-2", "is not of the form axis:size"),
+        ("row:0", "'row' has size 0"),
+        ({"row": SIZE, "col": -1}, "'col' has size -1"),
+    ],
+)
 def test_a_mesh_that_cannot_be(line: ProcessMesh, shape: object, message: str) -> None:
     """On every rank; the mesh that is there goes on working."""
     with pytest.raises(MeshError, match=message):
@@ -117,7 +120,9 @@ def test_a_dimension_that_does_not_divide(line: ProcessMesh) -> None:
     with pytest.raises(ValueError, match=f"dimension x={2 * SIZE + 1} does not divide"):
         MeshFunction(lambda _, a: a, line, "x:row", {"a": (odd, tf.float32)})
     function = MeshFunction(
-        lambda graph_mesh, a: mtf.reshape(a, [mtf.Dimension("q", 2 * SIZE + 1)]), line, "q:row",
+        lambda graph_mesh, a: mtf.reshape(a, [mtf.Dimension("q", 2 * SIZE + 1)]),
+        line,
+        "q:row",
         {"a": (odd, tf.float32)},
     )
     with pytest.raises(ValueError, match="not divisible"):

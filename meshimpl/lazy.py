@@ -1,0 +1,38 @@
+"""Public names of a package that are imported when they are first used.
+
+So a command line can look at its arguments, and at its place among the ranks, before the seconds
+that TensorFlow takes to load; and TensorFlow finds its number of threads set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshimpl import launch, quiet
+
+
+def prepare_tensorflow() -> None:
+    """Import TensorFlow with this rank's share of the cores; nothing if it is there already."""
+    if "tensorflow" not in sys.modules:
+        launch.configure_threads()
+        quiet.import_tensorflow()
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The module-level `__getattr__` of a package.
+
+    Args:
+        package: its name.
+        homes: public name -> the submodule that defines it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        prepare_tensorflow()
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return get
