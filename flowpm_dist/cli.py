@@ -171,12 +171,12 @@ def leave(status: int) -> NoReturn:
 def run(plan: Plan) -> None:
     """Simulate and write, as one of the ranks of the job."""
     rank, steps = launch.detect().rank, plan.config.evolution.steps
-    threads = launch.configure_threads()
     launch.abort_on_error()
     try:
+        threads = launch.configure_threads()
         with results_of(plan, rank), Progress(steps, rank=rank) as progress:
             summary = evolve_and_write(plan, progress, threads)
-    except OutputError as error:
+    except (OutputError, launch.LaunchError) as error:
         refuse(str(error))
     except StoppedError as error:
         refuse(str(error), status=1)
@@ -218,7 +218,6 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
     progress.note("loading TensorFlow")
     import_tensorflow()
     from flowpm_dist import Cosmology, HaloError, Simulation, scale_factor_steps
-    from flowpm_dist.cosmology import LinearPower
     from meshimpl import ProcessMesh
 
     config = plan.config
@@ -244,7 +243,7 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
     except (HaloError, FloatingPointError) as error:
         raise StoppedError(str(error)) from error
     progress.note("writing")
-    return write_results(plan.folder, config, state, LinearPower(cosmology), threads=threads)
+    return write_results(plan.folder, config, state, simulation.power, threads=threads)
 
 
 def report(plan: Plan, summary: Summary) -> str:

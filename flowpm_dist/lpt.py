@@ -141,11 +141,20 @@ def _second_derivative(i: int, j: int, box: Box) -> Kernel:
 
 
 def check_white_noise(noise: np.ndarray, box: Box) -> None:
-    """Raise a `ValueError` that says what is wrong with a given white noise field."""
+    """Raise a `ValueError`, on every rank, that says what is wrong with given white noise.
+
+    Args:
+        noise: the whole array, of which each rank looks at its block, or this rank's block.
+        box: that it is for.
+    """
     if noise.shape not in (box.grid, box.block):
         raise ValueError(f"white_noise has shape {noise.shape}; the grid is {box.grid}")
     if not np.issubdtype(noise.dtype, np.floating):
         raise ValueError(f"white_noise is {noise.dtype}; real floating values are needed")
-    bad = noise.size - int(np.isfinite(noise).sum())
-    if bad:
-        raise ValueError(f"white_noise has {bad} values that are not finite")
+    if noise.shape == box.grid:
+        (x, y, _), (nx, ny, _) = box.offset, box.block
+        noise = noise[x : x + nx, y : y + ny]
+    bad = noise.size - np.count_nonzero(np.isfinite(noise))
+    total = int(box.mesh.world.allreduce(tf.constant(bad, tf.int64)))
+    if total:
+        raise ValueError(f"white_noise has {total} values that are not finite")

@@ -12,19 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
 from flowpm_dist.gravity import force_field, read_force
 from flowpm_dist.integrators import Step
-from flowpm_dist.painting import paint, reach_function
+from flowpm_dist.painting import Reach, paint
 from meshimpl.compat import mtf
 
 Progress = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
 
 PHASES = ("paint", "force", "read", "update")
+
+HALO_MARGIN = 1.2
+"""How much further than linear theory's largest displacement a suggested halo reaches."""
 
 
 class HaloError(RuntimeError):
@@ -50,8 +52,14 @@ class Clock:
         return result
 
 
-def check_reach(reach: float, halo: int, label: str) -> None:
+def check_reach(reach: float, halo: int, label: str, growth: float = 1.0) -> None:
     """Raise unless particles that stray `reach` cells are all within a halo.
+
+    Args:
+        reach: largest displacement [cells].
+        halo: planes.
+        label: of this moment of the run, for the message.
+        growth: of linear displacements from here to the end of the run, for the halo to suggest.
 
     Raises:
         FloatingPointError: the displacement is not finite.
@@ -62,7 +70,8 @@ def check_reach(reach: float, halo: int, label: str) -> None:
     if reach >= halo:
         raise HaloError(
             f"{label}: a particle is {reach:.2f} cells from its lattice site, beyond the halo of "
-            f"{halo}; halo = {needed_halo(reach)} would do for this step"
+            f"{halo}; halo = {needed_halo(reach)} would do for this step, "
+            f"halo = {needed_halo(HALO_MARGIN * reach * growth) + 1} should for the whole run"
         )
 
 
@@ -87,10 +96,14 @@ class NBody:
         halo: planes of halo along split axes.
         gradient: "finite-difference" or "spectral".
         Omega_m: matter today over the critical density [1].
+        reach: of the box, where there is one already.
     """
 
-    def __init__(self, box: Box, halo: int, gradient: str, Omega_m: tf.Tensor) -> None:
+    def __init__(
+        self, box: Box, halo: int, gradient: str, Omega_m: tf.Tensor, reach: Reach | None = None
+    ) -> None:
         self.box, self.halo = box, halo
+        self.reach = reach or Reach(box)
         self._omega = 1.5 * tf.cast(Omega_m, tf.float64)
         scalar, field, vector = mtf.Shape([]), box.shape, box.vector_shape
         read_from = vector if gradient == "spectral" else field
@@ -106,27 +119,22 @@ class NBody:
         self._add = box.function(
             lambda _, x, y, factor: x + y * factor, x=vector, y=vector, factor=scalar
         )
-        self._reach = reach_function(box)
 
     def _scale(self, factor: tf.Tensor) -> tf.Tensor:
         return tf.cast(factor, self.box.dtype)
 
-    def reach(self, displacement: tf.Tensor) -> float:
-        """How far any particle strays along a split axis, over all ranks [cells]."""
-        along = self._reach(displacement).numpy()
-        if not np.isfinite(along).all():
-            return math.inf
-        split = [r for r, ranks in zip(along, self.box.split.values(), strict=False) if ranks > 1]
-        return float(max(split, default=0.0))
-
-    def density(self, displacement: tf.Tensor, label: str = "density") -> tf.Tensor:
-        """Cloud-in-cell density [x, y, z], mean 1, after checking the halo."""
-        check_reach(self.reach(displacement), self.halo, label)
+    def density(
+        self, displacement: tf.Tensor, label: str = "density", growth: float = 1.0
+    ) -> tf.Tensor:
+        """Cloud-in-cell density [x, y, z], mean 1, after checking the halo; see `check_reach`."""
+        check_reach(self.reach(displacement), self.halo, label, growth)
         return self.paint(displacement)
 
-    def force(self, displacement: tf.Tensor, clock: Clock, label: str) -> tf.Tensor:
-        """-grad phi / (1.5 Omega_m) at the particles [x, y, z, 3] [Mpc/h]."""
-        density = clock.measure("paint", self.density, displacement, label)
+    def force(
+        self, displacement: tf.Tensor, clock: Clock, label: str, growth: float = 1.0
+    ) -> tf.Tensor:
+        """-grad phi / (1.5 Omega_m) at the particles [x, y, z, 3] [Mpc/h]; see `check_reach`."""
+        density = clock.measure("paint", self.density, displacement, label, growth)
         field = clock.measure("force", self._force_field, density)
         return clock.measure("read", self._read, field, displacement)
 
@@ -145,6 +153,7 @@ class NBody:
         steps: Sequence[Step],
         clock: Clock,
         progress: Progress | None = None,
+        growth: Callable[[float], float] = lambda a: 1.0,
     ) -> Particles:
         """Carry the particles through the steps.
 
@@ -153,6 +162,7 @@ class NBody:
             steps: their factors.
             clock: gets an entry a step.
             progress: called after each step.
+            growth: of linear displacements from scale factor a to the end, see `check_reach`.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.
@@ -164,10 +174,10 @@ class NBody:
             label = f"step {number} of {len(steps)}, a = {step.stop:.4g}"
             if force is None:
                 at_start = f"start of the evolution, a = {step.start:.4g}"
-                force = self.force(particles.displacement, clock, at_start)
+                force = self.force(particles.displacement, clock, at_start, growth(step.start))
             particles = clock.measure("update", self.kick, particles, force, step.opening)
             particles = clock.measure("update", self.drift, particles, step.drift)
-            force = self.force(particles.displacement, clock, label)
+            force = self.force(particles.displacement, clock, label, growth(step.stop))
             particles = clock.measure("update", self.kick, particles, force, step.closing)
             if progress is not None:
                 progress(number, len(steps), step.stop, time.perf_counter() - begin)

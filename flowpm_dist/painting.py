@@ -10,9 +10,11 @@ lost, so `reach` is checked before every paint by the caller.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
@@ -58,6 +60,11 @@ def _cells_and_weights(
 
 def _padded_block(box: Box, widths: Mapping[str, int]) -> tuple[int, int, int]:
     x, y, z = (n + 2 * widths.get(d, 0) for d, n in zip("xyz", box.block, strict=True))
+    if x * y * z >= 2**31:
+        raise ValueError(
+            f"a rank's block with its halo is {x} x {y} x {z} cells, more than 32-bit indices can "
+            "number; use more ranks"
+        )
     return x, y, z
 
 
@@ -177,7 +184,7 @@ def _slicewise_read(local: Any, field: Any, displacement: Any, widths: Mapping[s
     )
 
 
-def reach_function(box: Box) -> MeshFunction:
+def _reach_function(box: Box) -> MeshFunction:
     """`f(displacement)`: largest |displacement| along x, y and z over all ranks [cells], [3].
 
     NaN, wherever it is, comes out as infinity.
@@ -209,3 +216,25 @@ def reach_function(box: Box) -> MeshFunction:
         return mtf.reduce_max(maxima, output_shape=axes)
 
     return box.function(build, displacement=box.vector_shape)
+
+
+class Reach:
+    """How far particles stray from their lattice sites along the axes that are split.
+
+    Args:
+        box: grid, size and ranks.
+    """
+
+    def __init__(self, box: Box) -> None:
+        self._function = _reach_function(box)
+        self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
+
+    def __call__(self, displacement: tf.Tensor) -> float:
+        """Largest |displacement| along a split axis, over all ranks [cells].
+
+        Infinite where any component of any displacement is not finite; 0 where nothing is split.
+        """
+        along = self._function(tf.stop_gradient(displacement)).numpy()
+        if not np.isfinite(along).all():
+            return math.inf
+        return float(max(along[self._split], default=0.0))

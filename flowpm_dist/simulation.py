@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +25,18 @@ from flowpm_dist.lpt import (
     lpt_function,
     white_noise_function,
 )
-from flowpm_dist.nbody import Clock, HaloError, NBody, Particles, Progress, needed_halo
-from flowpm_dist.painting import reach_function
+from flowpm_dist.nbody import (
+    HALO_MARGIN,
+    Clock,
+    HaloError,
+    NBody,
+    Particles,
+    Progress,
+    needed_halo,
+)
+from flowpm_dist.painting import Reach
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
-
-HALO_MARGIN = 1.2
-"""How much further than linear theory's largest displacement the automatic halo reaches."""
 
 
 def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
@@ -56,7 +63,8 @@ class State:
         velocity: canonical, a^2 dx/dt [Mpc/h H0].
         a: scale factor [1].
         timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile" and "initial"
-            seconds, "ns_per_particle_per_step" over all particles, without compilation.
+            seconds, "ns_per_particle_per_step" over all particles, without compilation, and "halo",
+            the planes that were exchanged.
     """
 
     white_noise: Field
@@ -133,7 +141,7 @@ class Simulation:
         self.power = LinearPower(cosmology, self.growth) if power is None else power
         self._white_noise = white_noise_function(self.box)
         self._lpt = lpt_function(self.box, lpt_order)
-        self._reach = reach_function(self.box)
+        self._reach = Reach(self.box)
         self._nbody: dict[int, NBody] = {}
 
     def run(
@@ -170,13 +178,19 @@ class Simulation:
             if progress is not None:
                 progress(step, count, a, seconds)
 
-        particles = nbody.evolve(particles, steps, clock, after_step)
+        # The list gives its only reference away: the first state is not kept while others follow.
+        initial_state = [particles]
+        del particles
+        particles = nbody.evolve(
+            initial_state.pop(), steps, clock, after_step, self._growth_left.__getitem__
+        )
         evolution = time.perf_counter() - begin_evolution
         timings = {
             "phases": clock.phases,
             "steps": durations,
             "compile": compile_seconds,
             "initial": initial,
+            "halo": nbody.halo,
             "ns_per_particle_per_step": evolution * 1e9 / self.box.cells / len(steps),
         }
         return State(
@@ -196,7 +210,7 @@ class Simulation:
             return self._white_noise(np.int64(seed))
         value = white_noise.block if isinstance(white_noise, Field) else white_noise
         if not isinstance(value, (tf.Tensor, tf.Variable)):
-            value = np.asarray(value)
+            value = np.asanyarray(value)
             check_white_noise(value, self.box)
         return self._lpt.block_of("white_noise", value)
 
@@ -213,18 +227,22 @@ class Simulation:
         """Planes that hold linear theory's largest displacement at the end, with a margin."""
         if self.halo != "auto":
             return int(self.halo)
-        along = self._reach(displacement).numpy()
-        if not np.isfinite(along).all():
+        reach = self._reach(displacement)
+        if not math.isfinite(reach):
             raise FloatingPointError("the initial displacement has values that are not finite")
-        split = [r for r, ranks in zip(along, self.box.split.values(), strict=False) if ranks > 1]
-        reach = float(max(split, default=0.0))
-        first, last = float(self.edges[0]), float(self.edges[-1])
-        growth = float(self.growth.d1(last) / self.growth.d1(first))
-        return needed_halo(HALO_MARGIN * reach * growth) + 1
+        return needed_halo(HALO_MARGIN * reach * self._growth_left[self.edges[0]]) + 1
+
+    @functools.cached_property
+    def _growth_left(self) -> dict[float, float]:
+        """Edge of a step -> growth of linear displacements from there to the end of the run."""
+        d1 = self.growth.d1(self.edges).numpy()
+        return dict(zip(self.edges.tolist(), (d1[-1] / d1).tolist(), strict=True))
 
     def _solver(self, halo: int) -> NBody:
         if halo not in self._nbody:
-            self._nbody[halo] = NBody(self.box, halo, self.gradient, self.cosmology.Omega_m)
+            self._nbody[halo] = NBody(
+                self.box, halo, self.gradient, self.cosmology.Omega_m, self._reach
+            )
         return self._nbody[halo]
 
     def _warm_up(self, nbody: NBody, particles: Particles) -> float:
@@ -233,8 +251,12 @@ class Simulation:
         clock = Clock()
         clock.start_step()
         start = f"start of the evolution, a = {self.edges[0]:.4g}"
-        force = nbody.force(particles.displacement, clock, start)
-        nbody.kick(particles, force, tf.constant(0.0, tf.float64))
+        still = Particles(  # nothing of this is to be differentiated
+            tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
+        )
+        growth = self._growth_left[self.edges[0]]
+        force = nbody.force(still.displacement, clock, start, growth)
+        nbody.kick(still, force, tf.constant(0.0, tf.float64))
         return time.perf_counter() - begin
 
 

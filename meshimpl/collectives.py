@@ -16,8 +16,9 @@ rank and leave the others waiting (horovod#3229). Four guards stand here, once f
 The gradients that Horovod registers are partly wrong (allgather, broadcast, reducescatter, max):
 TensorFlow is refused a gradient through any of them. Adjoints live in the mesh operations.
 
-dtypes: float16/32/64 and the integers travel as they are; complex as pairs of reals, bfloat16 as
-16-bit integers (reduced in float32), bool as 8-bit integers.
+dtypes: float16/32/64 and most integers travel as they are; complex as pairs of reals, bfloat16 as
+16-bit integers (reduced in float32), bool as 8-bit integers. uint32 and uint64 travel as signed
+integers of their width, and are reduced, as int16 and uint16, in 64 bits.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ def start(groups: Sequence[tuple[int, ...]]) -> None:
         world = tuple(range(launch.detect().size))
         sets = [hvd.ProcessSet(list(g)) for g in wanted if g != world]
         hvd.init(process_sets=sets)
+        if hvd.size() != len(world):
+            raise CollectiveError(
+                f"the launcher started {len(world)} ranks, but Horovod finds {hvd.size()}: it was "
+                "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
+            )
         launch.place_devices(hvd.local_rank())
         launch.abort_on_error()
         atexit.register(_leave_together, hvd)
@@ -165,6 +171,9 @@ def _as_carried(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tenso
         return tf.bitcast(x, tf.uint16), lambda y: tf.bitcast(y, dtype)
     if dtype == tf.bool:
         return tf.cast(x, tf.uint8), lambda y: tf.cast(y, dtype)
+    if dtype in (tf.uint32, tf.uint64):
+        signed = tf.int32 if dtype == tf.uint32 else tf.int64
+        return tf.bitcast(x, signed), lambda y: tf.bitcast(y, dtype)
     return x, lambda y: y
 
 
@@ -223,6 +232,10 @@ class Communicator:
                 raise TypeError("allreduce(mean) has no meaning for bool")
             kind = "min" if reduction == "min" else "max"
             return tf.cast(self.allreduce(tf.cast(x, tf.int32), kind), dtype)
+        if dtype == tf.uint64 and reduction != "sum":
+            raise TypeError(f"allreduce({reduction}) is not available for uint64")
+        if dtype in (tf.int16, tf.uint16, tf.uint32, tf.uint64):
+            return tf.cast(self.allreduce(tf.cast(x, tf.int64), reduction), dtype)
         if reduction == "mean" and not dtype.is_floating:
             raise TypeError(f"allreduce(mean) would round {dtype.name}; cast it first")
         return self._reduce(x, reduction)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -222,8 +223,8 @@ def mpirun_command(
     env = {**ENVIRONMENT_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
     ours = list(ENVIRONMENT_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
     if threads is None and int(env.get("SLURM_JOB_NUM_NODES", "1")) == 1:
-        chosen = next((env[name] for name in THREAD_SETTINGS if name in env), None)
-        threads = int(chosen) if chosen else max(1, available_cores() // ranks)
+        here = RankEnvironment(size=ranks, local_size=ranks, launcher="mpirun")
+        threads = threads_per_rank(here)
     if threads is not None:
         settings = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
         env |= dict.fromkeys(("MESHIMPL_THREADS", *settings), str(threads))
@@ -259,6 +260,8 @@ def launch_or_join(ranks: int | None, argv: Sequence[str]) -> int | None:
                 f"--ranks {ranks}, but {here.launcher} runs this on {here.size}: "
                 f"leave --ranks out, or give {here.launcher} that number"
             )
+        else:
+            time.sleep(5)  # or the launcher ends rank 0 before it has said this
         return 2
     return relaunch(ranks, argv)
 

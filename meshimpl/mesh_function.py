@@ -9,15 +9,19 @@
     mean_square(block)          # this rank's block, or the whole array on every rank
 
 Gradients: `tf.GradientTape` sees a mesh function as one operation, whose vector-Jacobian product is
-made by `mtf.gradients` (and evaluates the function again). On several ranks the loss is the sum
-over ranks of each rank's part. So the cotangents of an output that is replicated are added over its
-replicas, and the gradient of a replicated input arrives complete on each of them; a loss that is
-itself a replicated output counts once for each rank, unless it is divided by their number.
+made by `mtf.gradients` (and evaluates the function again, with the random values that its latest
+call drew). On several ranks the loss is the sum over ranks of each rank's part, and every gradient
+is the derivative of that sum by the tensor of one rank. So the cotangents of an output that is
+replicated are added over its replicas, and each replica of an input gets its share of the gradient:
+functions compose. A parameter that is one number for all ranks enters through `replicated`, which
+adds the shares up. A loss that is itself a replicated output counts once for each rank, unless it
+is divided by their number.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +49,19 @@ def mesh_function(
 ) -> Callable[[Callable[..., Any]], MeshFunction]:
     """Decorator that makes a `MeshFunction`; see there for the arguments."""
     return lambda build: MeshFunction(build, mesh, layout, inputs, seed=seed)
+
+
+def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
+    """A tensor that is the same on every rank, such as a cosmological parameter.
+
+    The identity; its gradient is added over all ranks and so arrives complete on each.
+    """
+
+    @tf.custom_gradient
+    def shared(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(x), lambda dy: mesh.world.allreduce(dy)
+
+    return shared(tf.convert_to_tensor(value))
 
 
 class MeshFunction:
@@ -154,7 +171,7 @@ class MeshFunction:
                     [outputs[i] for i in of], [args[i] for i in wrt], cotangents
                 )
                 gradients = [
-                    mtf.zeros_like(args[i]) if g is None else g
+                    mtf.zeros_like(args[i]) if g is None else g * self._share(specs[i][0])
                     for i, g in zip(wrt, gradients, strict=True)
                 ]
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
@@ -174,6 +191,10 @@ class MeshFunction:
             return gradients
 
         return vjp
+
+    def _share(self, shape: Any) -> float:
+        """One over the number of replicas of a tensor."""
+        return 1 / math.prod(self.impl.shape[a].size for a in self.impl.replicated_axes(shape))
 
     def _import_cotangent(self, graph_mesh: LaidOutMesh, dy: tf.Tensor, shape: Any) -> Any:
         axes = self.impl.replicated_axes(shape)
@@ -199,8 +220,8 @@ class MeshFunction:
         """
         shape, dtype = self.inputs[name]
         block, whole = self.impl.slice_shape(shape), shape.to_integer_list
-        if not isinstance(value, (tf.Tensor, tf.Variable)):
-            value = np.asarray(value, dtype=dtype.as_numpy_dtype)
+        tensor = isinstance(value, (tf.Tensor, tf.Variable))
+        value = value if tensor else np.asanyarray(value)
         given = list(value.shape)
         if given == whole and whole != block:
             begin = self.impl.slice_begin(shape, self.mesh.rank)
@@ -210,6 +231,8 @@ class MeshFunction:
                 f"{self.__name__}: {name} has shape {given}; this rank's block is {block} and the "
                 f"whole array {whole}"
             )
+        if not tensor:  # only now: of a mapped file no more than the block is read
+            value = np.asarray(value, dtype=dtype.as_numpy_dtype)
         value = tf.convert_to_tensor(value)
         if value.dtype != dtype:
             raise ValueError(

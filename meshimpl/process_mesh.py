@@ -202,6 +202,12 @@ class ProcessMesh:
             for p, s in zip(pieces, shapes, strict=True)
         ]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessMesh) and self.axes == other.axes
+
+    def __hash__(self) -> int:
+        return hash(self.axes)
+
     def __str__(self) -> str:
         return format_mesh_shape(self.axes)
 

@@ -296,6 +296,23 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     assert load_snapshot(tmp_path)["density"].shape == (4, 4, 4)
 
 
+def test_a_publication_that_fails_loses_neither_run(tmp_path):
+    finish(tmp_path, "old")
+    (tmp_path / "timings.json").unlink()
+    (tmp_path / "timings.json").mkdir()
+    out = OutputFolder(tmp_path)
+    out.begin(overwrite=True)
+    fill_partial(out)
+    with pytest.raises(WriteError, match="timings.json"):
+        out.publish()
+    out.remove_partial()
+    assert (out.partial / SNAPSHOT).is_dir() and (out.partial / "replaced.zarr").is_dir()
+    (tmp_path / "timings.json").rmdir()
+    with pytest.raises(OutputError, match="finished run"):
+        OutputFolder(tmp_path).begin(overwrite=False)
+    assert (tmp_path / "timings.json").read_text() == "new"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_killed_while_it_writes_leaves_nothing_whole(tmp_path, number):
     script = f"""

@@ -11,7 +11,11 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -152,9 +156,16 @@ class OutputFolder:
     def publish(self) -> None:
         """Move the results, all complete, into place. On rank 0; a second call takes up a first.
 
+        Not to be interrupted; should it fail, old and new results stay in the partial folder, and
+        the next run that begins here takes it up.
+
         Raises:
             WriteError: a file cannot be moved.
         """
+        with _uninterrupted():
+            self._publish()
+
+    def _publish(self) -> None:
         new, old = self.partial / SNAPSHOT, self.path / SNAPSHOT
         try:
             (self.partial / "publishing").touch()
@@ -176,14 +187,32 @@ class OutputFolder:
             self.remove_partial()
 
     def remove_partial(self) -> None:
-        """Remove what was written so far. Only while a rank of this job has begun."""
-        shutil.rmtree(self.partial, ignore_errors=True)
+        """Remove what was written so far. Only while a rank of this job has begun.
+
+        Results whose publication was cut short are complete, and stay.
+        """
+        if not (self.partial / "publishing").exists():
+            shutil.rmtree(self.partial, ignore_errors=True)
         self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM, where signals can be handled: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def human_size(count: int) -> str:

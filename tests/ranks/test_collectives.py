@@ -14,7 +14,7 @@ from meshimpl import Communicator, ProcessMesh
 from meshimpl.collectives import last_collective
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
-INTEGERS = ["int8", "uint8", "int32", "int64"]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 ALL = [*FLOATS, *INTEGERS, "complex64", "complex128", "bool"]
 SHAPE = (4, 3)
 

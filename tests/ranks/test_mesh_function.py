@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from meshimpl import ProcessMesh
 from meshimpl.compat import mtf
-from meshimpl.mesh_function import MeshFunction, mesh_function
+from meshimpl.mesh_function import MeshFunction, mesh_function, replicated
 
 FIELD = [("x", 8), ("y", 4), ("z", 3)]
 ROW = [("y", 4)]
@@ -54,7 +54,7 @@ def test_values_from_blocks_and_from_whole_arrays(mesh: ProcessMesh) -> None:
 
 
 def test_gradient_by_a_tape(mesh: ProcessMesh) -> None:
-    """The loss is the sum over ranks; gradients of replicated inputs are whole on each rank."""
+    """The loss is the sum over ranks; each replica of an input gets its share of the gradient."""
     weights = [RNG.normal(size=(8, 4, 3)), RNG.normal(size=4)]
     a, row = tf.constant(WHOLE), tf.constant(TABLE)
     with tf.GradientTape() as tape:
@@ -76,8 +76,38 @@ def test_gradient_by_a_tape(mesh: ProcessMesh) -> None:
         for (name, found), whole in zip(
             zip(function.inputs, tape.gradient(loss, blocks), strict=True), expected, strict=True
         ):
-            gathered = function.impl.gather(found, function.inputs[name][0])
+            shape = function.inputs[name][0]
+            block = np.prod(function.impl.slice_shape(shape))
+            copies = mesh.size * block // shape.size
+            gathered = copies * function.impl.gather(found, shape)
             np.testing.assert_allclose(gathered, whole, rtol=0, atol=1e-11, err_msg=layout)
+
+
+def test_functions_compose_through_a_replicated_tensor(mesh: ProcessMesh) -> None:
+    """loss = sum((a - mean(a))^2 p) for a parameter p: through two functions, as through none."""
+    shape = mtf.Shape([mtf.Dimension("x", 8), mtf.Dimension("y", 4)])
+    whole = RNG.normal(size=(8, 4))
+    for layout in layouts(mesh):
+
+        @mesh_function(mesh, layout, a=(shape, tf.float64))
+        def mean(_: Any, a: Any) -> Any:
+            return mtf.reduce_mean(a)
+
+        @mesh_function(mesh, layout, a=(shape, tf.float64), m=([], tf.float64), p=([], tf.float64))
+        def scatter(_: Any, a: Any, m: Any, p: Any) -> Any:
+            return mtf.reduce_sum(mtf.square(a - m) * p)
+
+        block, parameter = mean.block_of("a", whole), tf.constant(3.0, tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch([block, parameter])
+            shared = replicated(mesh, parameter)
+            loss = scatter(block, mean(block), shared) / mesh.size
+        by_block, by_parameter = tape.gradient(loss, [block, parameter])
+        gathered = mean.impl.gather(by_block, shape)
+        copies = mesh.size * np.prod(mean.impl.slice_shape(shape)) // shape.size
+        expected = 2 * 3.0 * (whole - whole.mean())
+        np.testing.assert_allclose(copies * gathered, expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(by_parameter, ((whole - whole.mean()) ** 2).sum(), rtol=1e-12)
 
 
 def test_an_output_returned_twice_and_an_input_returned(line: ProcessMesh) -> None:
