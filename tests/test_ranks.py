@@ -25,7 +25,7 @@ LAST_LINES = 120  # of a failing rank's output
 def needs_horovod(ranks: int) -> None:
     """Skip a test of several ranks where Horovod was left out on purpose; in CI it must not be."""
     if ranks > 1 and importlib.util.find_spec("horovod") is None and "CI" not in os.environ:
-        pytest.skip("Horovod is not installed (`make set-up` builds it): one rank only")
+        pytest.skip("Horovod is not installed (`make setup` builds it): one rank only")
 
 
 def run_job(ranks: int, arguments: list[str], folder: Path, time_limit: float) -> str | None:
