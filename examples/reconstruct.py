@@ -4,8 +4,9 @@ A mock universe, and sixty steps of Adam on the white noise that should make it.
 `python reconstruct.py`, and on two ranks as `mpirun -np 2 python reconstruct.py`.
 """
 
-import flowpm_dist as fpm
 import tensorflow as tf
+
+import flowpm_dist as fpm
 
 simulation = fpm.Simulation(
     fpm.Cosmology.planck18(), grid=32, box_size=256.0, steps=fpm.scale_factor_steps(0.1, 1.0, 3)
