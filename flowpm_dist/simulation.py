@@ -166,10 +166,11 @@ class Simulation:
         begin = time.perf_counter()
         noise = self._noise(seed, white_noise)
         linear, particles = self._initial(noise)
-        nbody = self._solver(self._halo(particles.displacement))
+        halo = self._halo(particles.displacement)
         initial = time.perf_counter() - begin
         steps = self.integrator.steps(self.growth, list(self.edges))
-        compile_seconds = self._warm_up(nbody, particles)
+        compile_seconds = 0.0 if halo in self._nbody else self._compile(halo, particles)
+        nbody = self._nbody[halo]
         clock, durations = Clock(), []
         begin_evolution = time.perf_counter()
 
@@ -238,16 +239,10 @@ class Simulation:
         d1 = self.growth.d1(self.edges).numpy()
         return dict(zip(self.edges.tolist(), (d1[-1] / d1).tolist(), strict=True))
 
-    def _solver(self, halo: int) -> NBody:
-        if halo not in self._nbody:
-            self._nbody[halo] = NBody(
-                self.box, halo, self.gradient, self.cosmology.Omega_m, self._reach
-            )
-        return self._nbody[halo]
-
-    def _warm_up(self, nbody: NBody, particles: Particles) -> float:
-        """Lower and compile every function of a step; returns the seconds that took."""
+    def _compile(self, halo: int, particles: Particles) -> float:
+        """Lower and compile every function of a step, once for a halo; the seconds that took."""
         begin = time.perf_counter()
+        nbody = NBody(self.box, halo, self.gradient, self.cosmology.Omega_m, self._reach)
         clock = Clock()
         clock.start_step()
         start = f"start of the evolution, a = {self.edges[0]:.4g}"
@@ -257,6 +252,7 @@ class Simulation:
         growth = self._growth_left[self.edges[0]]
         force = nbody.force(still.displacement, clock, start, growth)
         nbody.kick(still, force, tf.constant(0.0, tf.float64))
+        self._nbody[halo] = nbody
         return time.perf_counter() - begin
 
 

@@ -127,9 +127,8 @@ def test_same_universe_as_on_one_rank(box_mesh, one_rank, gradient):
         assert relative_rms(state.velocity.numpy(), expected["velocity"]) < 1e-11
 
 
+@pytest.mark.ranks(2)
 def test_halo_is_checked_and_the_message_says_what_would_do(box_mesh):
-    if box_mesh.size == 1:
-        pytest.skip("no halo on one rank")
     sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, halo=1, **SMALL)
     with pytest.raises(fpm.HaloError, match=r"step \d of 4, a = .* halo = \d+ would do"):
         sim.run(seed=3)
