@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,7 +20,11 @@ from meshimpl.operations.fft import Pencils, pencils, spectral_shape
 from meshimpl.operations.halo import SUFFIX
 from meshimpl.process_mesh import ProcessMesh
 
-SPLIT = {"row": ("x", "x" + SUFFIX, "ky"), "col": ("y", "y" + SUFFIX, "kz")}
+SPLIT = {
+    "replica": ("batch",),
+    "row": ("x", "x" + SUFFIX, "ky"),
+    "col": ("y", "y" + SUFFIX, "kz"),
+}
 """Mesh axis -> the dimensions that are split over it."""
 
 VECTOR = mtf.Dimension("component", 3)
@@ -27,13 +32,15 @@ VECTOR = mtf.Dimension("component", 3)
 
 @dataclass(frozen=True)
 class Box:
-    """A periodic box, its grid, and how the grid is shared between ranks.
+    """A periodic box, or a batch of them, its grid, and how that is shared between ranks.
 
     Attributes:
         grid: cells along x, y, z.
         size: side lengths [Mpc/h].
-        mesh: the ranks; x runs over `row`, y over `col`, z is whole.
+        mesh: the ranks; x runs over `row`, y over `col`, z is whole, the batch over `replica`.
         dtype: of its fields, float32 or float64.
+        batch: number of boxes, each with a universe of its own; None: one, whose fields have no
+            batch dimension.
 
     Raises:
         ValueError: a side that is not positive, an odd or tiny grid, or one the mesh does not
@@ -44,6 +51,7 @@ class Box:
     size: tuple[float, float, float]
     mesh: ProcessMesh
     dtype: tf.DType = field(default=tf.float32)
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
@@ -51,12 +59,17 @@ class Box:
         if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):
             raise ValueError(f"box size {self.size}: three positive lengths [Mpc/h] are needed")
         for name, size in self.mesh.axes:
-            if name not in SPLIT and size > 1:
+            if size > 1 and (name not in SPLIT or (name == "replica" and self.batch is None)):
                 raise ValueError(
                     f"mesh {self.mesh}: one simulation is split over row and col; axis {name!r} "
                     "must have size 1"
                 )
         check_divisible(self.shape, self.impl, "grid")
+
+    def finer(self, factor: int) -> Box:
+        """The same box with `factor` times as many cells along each side."""
+        x, y, z = (factor * n for n in self.grid)
+        return dataclasses.replace(self, grid=(x, y, z))
 
     @property
     def cell(self) -> tuple[float, float, float]:
@@ -85,19 +98,30 @@ class Box:
         return HvdSimdMeshImpl(self.mesh, self.layout)
 
     @property
+    def number_shape(self) -> Any:
+        """`mtf.Shape` of one number for each universe: [], or [batch]."""
+        return mtf.Shape([] if self.batch is None else [mtf.Dimension("batch", self.batch)])
+
+    @property
     def shape(self) -> Any:
-        """`mtf.Shape` of a scalar field: [x, y, z]."""
-        return mtf.Shape([mtf.Dimension(d, n) for d, n in zip("xyz", self.grid, strict=True)])
+        """`mtf.Shape` of a scalar field: [x, y, z], or [batch, x, y, z]."""
+        space = [mtf.Dimension(d, n) for d, n in zip("xyz", self.grid, strict=True)]
+        return mtf.Shape(self.number_shape.dims + space)
 
     @property
     def vector_shape(self) -> Any:
-        """`mtf.Shape` of a vector field: [x, y, z, component]."""
+        """`mtf.Shape` of a vector field: [..., x, y, z, component]."""
         return mtf.Shape([*self.shape.dims, VECTOR])
 
     @property
     def spectral_shape(self) -> Any:
-        """`mtf.Shape` of a spectrum: [kz, ky, kx, pair]."""
+        """`mtf.Shape` of a spectrum: [..., kz, ky, kx, pair]."""
         return spectral_shape(self.shape, self.impl)
+
+    @property
+    def mode_shape(self) -> Any:
+        """`mtf.Shape` of one real number for each mode: [..., kz, ky, kx]."""
+        return mtf.Shape(self.spectral_shape.dims[:-1])
 
     @property
     def pencils(self) -> Pencils:
@@ -112,14 +136,24 @@ class Box:
     @property
     def offset(self) -> tuple[int, int, int]:
         """First cell of this rank's block."""
-        x, y, z = self.impl.slice_begin(self.shape, self.mesh.rank)
+        x, y, z = self.impl.slice_begin(self.shape, self.mesh.rank)[-3:]
         return x, y, z
 
     @property
     def block(self) -> tuple[int, int, int]:
-        """Cells of this rank's block."""
-        x, y, z = self.impl.slice_shape(self.shape)
+        """Cells of this rank's block, without the batch."""
+        x, y, z = self.impl.slice_shape(self.shape)[-3:]
         return x, y, z
+
+    @property
+    def local_batch(self) -> tuple[int, ...]:
+        """How many universes this rank has a block of: (), or (n,)."""
+        return tuple(self.impl.slice_shape(self.number_shape))
+
+    @property
+    def batch_offset(self) -> int:
+        """The first universe of which this rank has a block."""
+        return sum(self.impl.slice_begin(self.number_shape, self.mesh.rank))
 
     def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
@@ -149,7 +183,7 @@ class Field:
     """A scalar or vector field: this rank's block of it, and the box it lives in.
 
     Attributes:
-        block: tensor of shape [nx/row, ny/col, nz] or, for a vector, [..., 3].
+        block: tensor of shape [..., nx/row, ny/col, nz] or, for a vector, [..., 3].
         box: grid, size and ranks.
     """
 
@@ -157,25 +191,28 @@ class Field:
     box: Box
 
     def __post_init__(self) -> None:
-        if tuple(self.block.shape[:3]) != self.box.block or self.block.shape.rank > 4:
+        space = self.box.local_batch + self.box.block
+        given = tuple(self.block.shape)
+        if given[: len(space)] != space or len(given) > len(space) + 1:
             raise ValueError(
-                f"a block of shape {tuple(self.block.shape)} does not fit the box, whose blocks "
-                f"are {self.box.block}"
+                f"a block of shape {given} does not fit the box, whose blocks are {space}"
             )
 
     @property
     def _trailing(self) -> tuple[int, ...]:
-        return tuple(self.block.shape[3:])
+        return tuple(self.block.shape[len(self.box.local_batch) + 3 :])
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Shape of the whole array."""
-        return self.box.grid + self._trailing
+        batch = () if self.box.batch is None else (self.box.batch,)
+        return batch + self.box.grid + self._trailing
 
     @property
     def offset(self) -> tuple[int, ...]:
         """Where the block starts in the whole array."""
-        return self.box.offset + (0,) * len(self._trailing)
+        batch = () if self.box.batch is None else (self.box.batch_offset,)
+        return batch + self.box.offset + (0,) * len(self._trailing)
 
     @property
     def mesh(self) -> ProcessMesh:
