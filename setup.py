@@ -1,8 +1,10 @@
 """Package metadata of flowpm_dist and meshimpl; tool settings are in pyproject.toml."""
 
+import runpy
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 TENSORFLOW = "2.21.0"
 HOROVOD = "0.28.1"
@@ -11,6 +13,29 @@ HOROVOD = "0.28.1"
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
 TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "scipy>=1.11"]
 LINT = ["mypy>=1.10", "ruff>=0.6"]
+
+
+NATIVE = Path(__file__).resolve().parent / "flowpm_dist" / "native"
+SOURCES = [f"flowpm_dist/native/{path.name}" for path in sorted(NATIVE.glob("*.cc"))]
+HEADERS = [f"flowpm_dist/native/{path.name}" for path in sorted(NATIVE.glob("*.h"))]
+
+
+class BuildKernels(build_ext):
+    """Build the library of TensorFlow operations; without it the portable kernels are used."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return a name without Python's version, on which the library does not depend."""
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build it, or print in one line why not and go on."""
+        builder = runpy.run_path(str(NATIVE / "build.py"))
+        try:
+            builder["build"](Path(self.get_ext_fullpath(ext.name)), Path(self.build_temp))
+        except (builder["BuildError"], OSError) as error:
+            # What an earlier build left would not be of these sources.
+            (NATIVE / "_kernels.so").unlink(missing_ok=True)
+            print(f"flowpm_dist: without compiled kernels: {error}", flush=True)
 
 
 def read(name: str) -> str:
@@ -31,6 +56,8 @@ setup(
         include=["flowpm_dist", "flowpm_dist.*", "meshimpl", "meshimpl.*"],
     ),
     package_data={"flowpm_dist": ["py.typed"], "meshimpl": ["py.typed"]},
+    ext_modules=[Extension("flowpm_dist.native._kernels", SOURCES, depends=HEADERS, optional=True)],
+    cmdclass={"build_ext": BuildKernels},
     zip_safe=False,
     # TensorFlow 2.21 has wheels for these Python versions.
     python_requires=">=3.11,<3.14",

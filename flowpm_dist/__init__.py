@@ -21,9 +21,11 @@ _HOMES = {
     "HaloError": "nbody",
     "PowerSpectrum": "statistics",
     "Simulation": "simulation",
-    "State": "simulation",
+    "State": "state",
+    "growth_steps": "steps",
+    "logarithmic_steps": "steps",
     "power_spectrum": "statistics",
-    "scale_factor_steps": "simulation",
+    "scale_factor_steps": "steps",
 }
 
 __all__ = sorted(_HOMES)

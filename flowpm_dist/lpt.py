@@ -1,160 +1,156 @@
-"""Initial conditions: from white noise to the linear field to Lagrangian perturbation theory.
+"""Lagrangian perturbation theory to third order: from white noise to the particles' first state.
 
-Conventions: x = q + D1 psi1 + D2 psi2 with psi_n = -grad phi_n, laplacian phi_1 = delta_lin and
-laplacian phi_2 = sum_{i<j} (phi_ii phi_jj - phi_ij^2), D2 positive (Bouchet and others 1995,
-astro-ph/9406013). The canonical velocity is a^2 dx/dt = a^2 E (dD1/dlna psi1 + dD2/dlna psi2).
+x = q + sum_n D_n psi_n over the terms n = 1, 2, 3a, 3b, 3c (Bouchet and others 1995,
+astro-ph/9406013; Catelan 1995, astro-ph/9406016; Rampf and Buchert 2012, arXiv:1203.4260; in the
+form of Michaux and others 2021, arXiv:2008.09588). All but the last are gradients, psi_n = -grad
+phi_n; with the linear overdensity before growth delta and phi_ij = d^2 phi_1 / dx_i dx_j,
+
+    laplacian phi_1  = delta
+    laplacian phi_2  = sum_{i<j} (phi_ii phi_jj - phi_ij^2)
+    laplacian phi_3a = -det phi_ij
+    laplacian phi_3b = 1/2 sum_{i!=j} (phi_ii phi2_jj - phi_ij phi2_ij)
+    curl psi_3c      = sum_l grad phi_l x grad phi2_l,    div psi_3c = 0
+
+`flowpm_dist.cosmology.growth` has the D_n, all positive. The products are taken on the grid, as is
+usual: modes beyond two thirds of the Nyquist frequency receive aliases at second order, and modes
+beyond one half at third order. The Nyquist planes of odd derivatives are set to 0.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology import GrowthFunctions, LinearPower
+from flowpm_dist.cosmology import GrowthFunctions
+from flowpm_dist.cosmology.growth import TERMS, Term, order_of
 from flowpm_dist.fields import Box
-from flowpm_dist.spectral import (
-    Kernel,
-    filter_real,
-    gradient_fields,
-    inverse_square,
-    to_field,
-    to_spectrum,
-    without_nyquist,
+from flowpm_dist.initial import (
+    NOISES,
+    check_white_noise,
+    linear_amplitude,
+    nested_noise_function,
+    noise_function,
+    white_noise_function,
 )
+from flowpm_dist.lpt_sources import InTurn, second_order_source, third_order_sources
+from flowpm_dist.spectral import to_spectrum
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.operations.noise import white_noise
+from meshimpl.operations.pointwise import combine, pointwise, vector
 
-ORDERS = (1, 2)
+__all__ = [
+    "NOISES",
+    "ORDERS",
+    "check_white_noise",
+    "growth_terms",
+    "growth_terms_by_d1",
+    "linear_amplitude",
+    "lpt_function",
+    "nested_noise_function",
+    "noise_function",
+    "terms_of",
+    "white_noise_function",
+]
 
-
-def white_noise_function(box: Box) -> MeshFunction:
-    """`f(seed)`: unit normal white noise [x, y, z], fixed by the seed and the cell alone."""
-    return box.function(
-        lambda _, seed: white_noise(seed, box.shape, box.dtype), seed=(mtf.Shape([]), tf.int64)
-    )
-
-
-def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
-    """sqrt(P(k) / cell volume) of this rank's modes, without growth.
-
-    Times the unnormalised spectrum of white noise it gives the spectrum of the linear overdensity
-    before growth. Evaluated in float64 plane by plane, so that little memory is needed.
-
-    Args:
-        box: grid and size.
-        power: its `unscaled(k)` [(Mpc/h)^3].
-
-    Returns:
-        [kz, ky, kx] of the box's dtype.
-    """
-    kx, ky, kz = box.wavenumbers()
-    square = tf.constant(kx[0] ** 2 + ky[0] ** 2)
-    cell_volume = box.volume / box.cells
-
-    def plane(k: tf.Tensor) -> tf.Tensor:
-        spectrum = power.unscaled(tf.sqrt(square + k**2)) / cell_volume
-        positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
-        root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
-        return tf.cast(tf.where(positive, root, tf.zeros_like(root)), box.dtype)
-
-    return tf.map_fn(plane, tf.constant(kz[:, 0, 0]), fn_output_signature=box.dtype)
+ORDERS = (1, 2, 3)
 
 
-def growth_factors(growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
-    """(D1, D2, and their velocity factors a^2 E dD/dlna) at scale factor a, float64 [4]."""
-    momentum = a**2 * tf.sqrt(growth.background.e2(a))
-    second = 1.0 if order > 1 else 0.0
-    return tf.stack(
-        [
-            growth.d1(a),
-            second * growth.d2(a),
-            momentum * growth.d1_dlna(a),
-            second * momentum * growth.d2_dlna(a),
-        ]
-    )
-
-
-def lpt_function(box: Box, order: int) -> MeshFunction:
-    """`f(white_noise, amplitude, factors)`: the linear field and the particles' first state.
-
-    Args of f:
-        white_noise: [x, y, z].
-        amplitude: [kz, ky, kx], see `linear_amplitude`.
-        factors: [4], see `growth_factors`, in the box's dtype.
-
-    Returns of f:
-        linear overdensity before growth [x, y, z], displacement [Mpc/h] and canonical velocity
-        [Mpc/h H0], both [x, y, z, component].
+def terms_of(order: int) -> tuple[Term, ...]:
+    """The terms up to an order: 1, 2 or 5 of them.
 
     Raises:
-        ValueError: an order that is not 1 or 2.
+        ValueError: an order that is not 1, 2 or 3.
     """
     if order not in ORDERS:
         raise ValueError(f"lpt_order {order} is not one of {', '.join(map(str, ORDERS))}")
+    return tuple(term for term in TERMS if order_of(term) <= order)
 
-    def build(graph_mesh: Any, noise: Any, amplitude: Any, factors: Any) -> tuple[Any, ...]:
-        d1, d2, v1, v2 = mtf.unstack(factors, factors.shape.dims[0])
-        linear = to_spectrum(noise) * amplitude
-        first = gradient_fields(linear, box, inverse_square)
-        displacement, velocity = first * d1, first * v1
+
+def growth_terms(growth: GrowthFunctions, a: Any, order: int) -> tf.Tensor:
+    """D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms]."""
+    terms = terms_of(order)
+    return tf.stack([[growth.factor(a, term, n) for term in terms] for n in (0, 1)])
+
+
+def growth_terms_by_d1(growth: GrowthFunctions, a: Any, order: int) -> tf.Tensor:
+    """D_n and dD_n/dD1 of each term at scale factor a, float64 [2, n_terms]; finite at a = 0."""
+    terms = terms_of(order)
+    return tf.stack(
+        [[growth.factor(a, term) for term in terms], [growth.by_d1(a, term) for term in terms]]
+    )
+
+
+def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
+    """`f(white_noise, amplitude, factors)`: the linear field and the particles' first state.
+
+    Args:
+        box: of one universe, or a batch.
+        order: 1, 2 or 3.
+        fields: return psi_1, and from second order on psi_2, as well.
+
+    Args of f:
+        white_noise: [..., x, y, z].
+        amplitude: of each mode [..., kz, ky, kx], 0 for the mean; see `linear_amplitude`.
+        factors: [..., 2, n_terms] of the box's dtype: for each of `terms_of(order)` the factor of
+            the displacement, and that of the velocity; see `growth_terms`.
+
+    Returns of f:
+        linear overdensity before growth [..., x, y, z]; displacement [Mpc/h] and velocity, in the
+        units of the second factors, both [..., x, y, z, component]; with `fields` psi_1 and psi_2
+        likewise [Mpc/h].
+
+    Raises:
+        ValueError: an order that is not 1, 2 or 3.
+    """
+    n_terms = len(terms_of(order))
+    row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
+
+    def build(_: Any, noise: Any, amplitude: Any, factors: Any) -> tuple[Any, ...]:
+        in_turn = InTurn(box)
+        linear = pointwise(_scale_modes, to_spectrum(noise), amplitude)
+        delta = in_turn(linear)
+        sources, transverse = [linear], []
         if order > 1:
-            source = to_spectrum(second_order_source(linear, box))
-            second = gradient_fields(source, box, inverse_square)
-            displacement, velocity = displacement + second * d2, velocity + second * v2
-        return to_field(linear, box), displacement, velocity
+            hessian, source = second_order_source(linear, delta, in_turn, keep=order > 2)
+            sources.append(to_spectrum(source))
+        if order > 2:
+            *scalars, x, y, z = third_order_sources(hessian, sources[1], in_turn)
+            sources += [to_spectrum(s) for s in scalars]
+            transverse = [to_spectrum(s) for s in (x, y, z)]
+        state = [
+            _displacement(mtf.unstack(f, term), sources, transverse, in_turn)
+            for f in mtf.unstack(factors, row)
+        ]
+        extra = [_displacement([None], [s], [], in_turn) for s in sources[:2]] if fields else []
+        return delta, *state, *extra
 
     return box.function(
         build,
         white_noise=box.shape,
-        amplitude=mtf.Shape(box.spectral_shape.dims[:-1]),
-        factors=mtf.Shape([mtf.Dimension("factor", 4)]),
+        amplitude=box.mode_shape,
+        factors=mtf.Shape([*box.number_shape.dims, row, term]),
     )
 
 
-def second_order_source(linear: Any, box: Box) -> Any:
-    """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the linear potential, an mtf field [x, y, z]."""
-    hessian = {
-        pair: to_field(filter_real(linear, box, _second_derivative(*pair, box)), box)
-        for pair in itertools.combinations_with_replacement(range(3), 2)
-    }
-    terms = [
-        hessian[i, i] * hessian[j, j] - mtf.square(hessian[i, j])
-        for i, j in itertools.combinations(range(3), 2)
-    ]
-    return terms[0] + terms[1] + terms[2]
+def _scale_modes(pairs: tf.Tensor, amplitude: tf.Tensor) -> tf.Tensor:
+    return pairs * amplitude[..., tf.newaxis]
 
 
-def _second_derivative(i: int, j: int, box: Box) -> Kernel:
-    """k_i k_j / k^2: the second derivative of the potential of an overdensity."""
-
-    def kernel(*k: tf.Tensor) -> tf.Tensor:
-        if i == j:
-            return k[i] ** 2 * inverse_square(*k)
-        odd_i, odd_j = without_nyquist(k[i], i, box), without_nyquist(k[j], j, box)
-        return odd_i * odd_j * inverse_square(*k)
-
-    return kernel
+def _displacement(
+    factors: Sequence[Any], sources: Sequence[Any], transverse: Sequence[Any], in_turn: InTurn
+) -> Any:
+    """sum_n factors[n] psi_n of the spectra of the sources, mtf [..., x, y, z, component]."""
+    scalar = sources[0] if factors[0] is None else combine(factors[: len(sources)], sources)
+    curl = [combine(factors[len(sources) :], [spectrum]) for spectrum in transverse]
+    return vector([_component(axis, scalar, curl, in_turn) for axis in range(3)])
 
 
-def check_white_noise(noise: np.ndarray, box: Box) -> None:
-    """Raise a `ValueError`, on every rank, that says what is wrong with given white noise.
-
-    Args:
-        noise: the whole array, of which each rank looks at its block, or this rank's block.
-        box: that it is for.
-    """
-    if noise.shape not in (box.grid, box.block):
-        raise ValueError(f"white_noise has shape {noise.shape}; the grid is {box.grid}")
-    if not np.issubdtype(noise.dtype, np.floating):
-        raise ValueError(f"white_noise is {noise.dtype}; real floating values are needed")
-    if noise.shape == box.grid:
-        (x, y, _), (nx, ny, _) = box.offset, box.block
-        noise = noise[x : x + nx, y : y + ny]
-    bad = noise.size - np.count_nonzero(np.isfinite(noise))
-    total = int(box.mesh.world.allreduce(tf.constant(bad, tf.int64)))
-    if total:
-        raise ValueError(f"white_noise has {total} values that are not finite")
+def _component(axis: int, scalar: Any, curl: Sequence[Any], in_turn: InTurn) -> Any:
+    """-grad laplacian^-1 of a scalar, and curl^-1 of a vector without divergence, along an axis."""
+    terms = [(scalar, axis)]
+    if curl:
+        following, last = (axis + 1) % 3, (axis + 2) % 3
+        terms += [(curl[last], following), (-curl[following], last)]
+    return in_turn.sum_of(terms)

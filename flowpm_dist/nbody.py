@@ -1,4 +1,4 @@
-"""The evolution of the particles: paint, potential, read, kick and drift, step by step.
+"""The evolution of the particles: paint, potential, kick and drift, operation by operation.
 
 Each phase is a mesh function of its own, lowered once and called in turn: a run of any number of
 steps holds one copy of the state, reports progress after each step, and knows where its time goes.
@@ -6,6 +6,7 @@ steps holds one copy of the state, reports progress after each step, and knows w
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
-from flowpm_dist.gravity import force_field, read_force
-from flowpm_dist.integrators import Step
-from flowpm_dist.painting import Reach, paint
+from flowpm_dist.gravity import FACTORS, Gravity
+from flowpm_dist.integrators import Operation
+from flowpm_dist.native import kernels
+from flowpm_dist.painting import Reach, paint, paint_adjoint
 from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
 
 Progress = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
@@ -38,6 +41,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+        self.start_step()
 
     def start_step(self) -> None:
         """Begin a new entry of every phase."""
@@ -56,8 +60,8 @@ def check_reach(reach: float, halo: int, label: str, growth: float = 1.0) -> Non
     """Raise unless particles that stray `reach` cells are all within a halo.
 
     Args:
-        reach: largest displacement [cells].
-        halo: planes.
+        reach: largest displacement [particle spacings].
+        halo: [particle spacings].
         label: of this moment of the run, for the message.
         growth: of linear displacements from here to the end of the run, for the halo to suggest.
 
@@ -76,109 +80,229 @@ def check_reach(reach: float, halo: int, label: str, growth: float = 1.0) -> Non
 
 
 def needed_halo(reach: float) -> int:
-    """The smallest halo [planes] for particles that stray up to `reach` cells."""
+    """The smallest halo [particle spacings] for particles that stray up to `reach` cells."""
     return math.floor(reach) + 1
 
 
 @dataclass(frozen=True)
 class Particles:
-    """Displacement [Mpc/h] and canonical velocity a^2 dx/dt [Mpc/h H0], blocks [x, y, z, 3]."""
+    """Displacement [Mpc/h] and a velocity, blocks [..., x, y, z, 3].
+
+    The velocity is the canonical one, a^2 dx/dt [Mpc/h H0], where nothing else is said.
+    """
 
     displacement: tf.Tensor
     velocity: tf.Tensor
 
 
+@dataclass(frozen=True)
+class Course:
+    """What a run is to carry out.
+
+    Attributes:
+        operations: in order.
+        factors: of this rank's universes, float64 [..., operations, 4].
+        lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
+        steps: their number.
+        growth: of linear displacements from scale factor a to the end, see `check_reach`.
+        progress: called after each step.
+    """
+
+    operations: Sequence[Operation]
+    factors: tf.Tensor
+    lpt: tuple[tf.Tensor, ...] = ()
+    steps: int = 1
+    growth: Callable[[float], float] = lambda a: 1.0
+    progress: Progress | None = None
+
+
 class NBody:
-    """Particle mesh evolution in a box.
+    """The particles of a box under their gravity.
 
     Args:
-        box: grid, size, ranks and dtype.
-        halo: planes of halo along split axes.
-        gradient: "finite-difference" or "spectral".
-        Omega_m: matter today over the critical density [1].
+        gravity: with the particles, the mesh and the halo.
         reach: of the box, where there is one already.
     """
 
-    def __init__(
-        self, box: Box, halo: int, gradient: str, Omega_m: tf.Tensor, reach: Reach | None = None
-    ) -> None:
-        self.box, self.halo = box, halo
-        self.reach = reach or Reach(box)
-        self._omega = 1.5 * tf.cast(Omega_m, tf.float64)
-        scalar, field, vector = mtf.Shape([]), box.shape, box.vector_shape
-        read_from = vector if gradient == "spectral" else field
-        self.paint = box.function(lambda _, s: paint(s, box, halo), displacement=vector)
-        self._force_field = box.function(
-            lambda _, density: force_field(density, box, gradient), density=field
+    def __init__(self, gravity: Gravity, reach: Reach | None = None) -> None:
+        self.gravity, self.pm = gravity, gravity.pm
+        self.box: Box = gravity.pm.box
+        self.reach = reach or Reach(self.box)
+        self.factor_shape = mtf.Shape([*self.box.number_shape.dims, FACTORS])
+
+    @functools.cached_property
+    def paint(self) -> MeshFunction:
+        """`f(displacement)`: particles in each cell of the mesh, and their reach."""
+        return self.box.function(lambda _, s: paint(s, self.pm), displacement=self.box.vector_shape)
+
+    @functools.cached_property
+    def field(self) -> MeshFunction:
+        """`f(painted)`: what is read, see `Gravity.field`."""
+        return self.box.function(lambda _, n: self.gravity.field(n), painted=self.pm.mesh.shape)
+
+    @functools.cached_property
+    def field_adjoint(self) -> MeshFunction:
+        """`f(cotangent of the field)`: of what was painted."""
+        if self.gravity.gradient == "finite-difference":
+            return self.field  # symmetric
+        return self.box.function(
+            lambda _, dy: self.gravity.field_adjoint(dy), cotangent=self.gravity.field_shape
         )
-        self._read = box.function(
-            lambda _, f, s: read_force(f, s, box, halo, gradient),
-            field=read_from,
+
+    @functools.cached_property
+    def force(self) -> MeshFunction:
+        """`f(field, displacement)`: see `Gravity.force`."""
+        return self.box.function(
+            lambda _, f, s: self.gravity.force(f, s),
+            field=self.gravity.field_shape,
+            displacement=self.box.vector_shape,
+        )
+
+    @functools.cached_property
+    def kick(self) -> MeshFunction:
+        """`f(field, displacement, velocity, factors)`: see `Gravity.kick`."""
+        vector = self.box.vector_shape
+        return self.box.function(
+            lambda _, *inputs: self.gravity.kick(*inputs),
+            field=self.gravity.field_shape,
             displacement=vector,
+            velocity=vector,
+            factors=self.factor_shape,
         )
-        self._add = box.function(
-            lambda _, x, y, factor: x + y * factor, x=vector, y=vector, factor=scalar
+
+    @functools.cached_property
+    def kick_adjoint(self) -> MeshFunction:
+        """`f(field, displacement, velocity, dv, ds, factors)`: see `Gravity.kick_adjoint`."""
+        vector = self.box.vector_shape
+        return self.box.function(
+            lambda _, *inputs: self.gravity.kick_adjoint(*inputs),
+            field=self.gravity.field_shape,
+            displacement=vector,
+            velocity=vector,
+            dv=vector,
+            ds=vector,
+            factors=self.factor_shape,
         )
 
-    def _scale(self, factor: tf.Tensor) -> tf.Tensor:
-        return tf.cast(factor, self.box.dtype)
+    @functools.cached_property
+    def paint_adjoint(self) -> MeshFunction:
+        """`f(cotangent of what was painted, displacement, ds)`: ds and the paint's part."""
+        vector = self.box.vector_shape
+        return self.box.function(
+            lambda _, dy, s, ds: paint_adjoint(dy, [s], self.pm, add=ds)[0],
+            cotangent=self.pm.mesh.shape,
+            displacement=vector,
+            ds=vector,
+        )
 
-    def density(
-        self, displacement: tf.Tensor, label: str = "density", growth: float = 1.0
-    ) -> tf.Tensor:
-        """Cloud-in-cell density [x, y, z], mean 1, after checking the halo; see `check_reach`."""
-        check_reach(self.reach(displacement), self.halo, label, growth)
-        return self.paint(displacement)
+    def painted(self, displacement: tf.Tensor, label: str, growth: float = 1.0) -> tf.Tensor:
+        """Particles in each cell of the mesh, after checking the halo; see `check_reach`."""
+        painted, along = self.paint(displacement)
+        check_reach(self.reach.of(along), self.pm.halo, label, growth)
+        return painted
 
-    def force(
-        self, displacement: tf.Tensor, clock: Clock, label: str, growth: float = 1.0
-    ) -> tf.Tensor:
-        """-grad phi / (1.5 Omega_m) at the particles [x, y, z, 3] [Mpc/h]; see `check_reach`."""
-        density = clock.measure("paint", self.density, displacement, label, growth)
-        field = clock.measure("force", self._force_field, density)
-        return clock.measure("read", self._read, field, displacement)
-
-    def kick(self, p: Particles, force: tf.Tensor, factor: tf.Tensor) -> Particles:
-        """velocity += 1.5 Omega_m factor force."""
-        scale = self._scale(self._omega * factor)
-        return Particles(p.displacement, self._add(p.velocity, force, scale))
-
-    def drift(self, p: Particles, factor: tf.Tensor) -> Particles:
-        """displacement += factor velocity."""
-        return Particles(self._add(p.displacement, p.velocity, self._scale(factor)), p.velocity)
+    def density(self, displacement: tf.Tensor, label: str = "density") -> tf.Tensor:
+        """Cloud-in-cell density of the mesh [..., x, y, z], mean 1, after checking the halo."""
+        painted = self.painted(displacement, label)
+        return painted * self.pm.refinement**3 if self.pm.refinement > 1 else painted
 
     def evolve(
         self,
-        particles: Particles,
-        steps: Sequence[Step],
+        particles: list[Particles],
+        course: Course,
         clock: Clock,
-        progress: Progress | None = None,
-        growth: Callable[[float], float] = lambda a: 1.0,
+        *,
+        fused: bool = True,
+        keep: Callable[[int, tf.Tensor], None] | None = None,
     ) -> Particles:
-        """Carry the particles through the steps.
+        """Carry the particles through the operations of a course.
 
         Args:
-            particles: at the start of the first step.
-            steps: their factors.
+            particles: one, at the start; taken out of the list, so that the first state is not
+                kept while others follow.
+            course: what to do.
             clock: gets an entry a step.
-            progress: called after each step.
-            growth: of linear displacements from scale factor a to the end, see `check_reach`.
+            fused: read and kick in one kernel, which plain differentiation cannot look into.
+            keep: called before each kick with its number and the velocity.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.
         """
-        force = None
-        for number, step in enumerate(steps, start=1):
-            begin = time.perf_counter()
-            clock.start_step()
-            label = f"step {number} of {len(steps)}, a = {step.stop:.4g}"
-            if force is None:
-                at_start = f"start of the evolution, a = {step.start:.4g}"
-                force = self.force(particles.displacement, clock, at_start, growth(step.start))
-            particles = clock.measure("update", self.kick, particles, force, step.opening)
-            particles = clock.measure("update", self.drift, particles, step.drift)
-            force = self.force(particles.displacement, clock, label, growth(step.stop))
-            particles = clock.measure("update", self.kick, particles, force, step.closing)
-            if progress is not None:
-                progress(number, len(steps), step.stop, time.perf_counter() - begin)
-        return particles
+        state = particles.pop()
+        x, v = state.displacement, state.velocity
+        del state
+        factors = tf.cast(course.factors, self.box.dtype)
+        begin = time.perf_counter()
+        for number, operation in enumerate(course.operations):
+            c = factors[..., number, :]
+            if operation.kind == "drift":
+                x = clock.measure("update", _drift, x, v, c, course.lpt, fused)
+            elif operation.kind == "velocity":
+                v = clock.measure("update", combine, [v, *course.lpt], _without_force(c))
+            else:
+                if keep is not None:
+                    keep(number, v)
+                label = f"step {operation.step} of {course.steps}, a = {operation.a:.4g}"
+                growth = course.growth(operation.a)
+                painted = clock.measure("paint", self.painted, x, label, growth)
+                field = clock.measure("force", self.field, painted)
+                del painted
+                v = clock.measure("read", self._kick, field, x, v, c, fused)
+                del field
+                if course.lpt:
+                    v = clock.measure("update", combine, [v, *course.lpt], _lpt_only(c))
+            if operation.ends_step:
+                if course.progress is not None:
+                    now = time.perf_counter()
+                    course.progress(operation.step, course.steps, operation.a, now - begin)
+                    begin = now
+                if operation.step < course.steps:
+                    clock.start_step()
+        return Particles(x, v)
+
+    def _kick(
+        self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, fused: bool
+    ) -> tf.Tensor:
+        if fused:
+            return self.kick(field, x, v, c[..., :2])
+        return combine([v, self.force(field, x)], c[..., :2])
+
+
+def _drift(
+    x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, lpt: tuple[tf.Tensor, ...], fused: bool
+) -> tf.Tensor:
+    if fused and not lpt:
+        shape = [-1, *x.shape[-4:]]
+        factor = tf.reshape(c[..., 1], [-1])
+        moved = kernels().linear(tf.reshape(x, shape), tf.reshape(v, shape), factor)
+        return tf.reshape(moved, x.shape)
+    ones = tf.ones_like(c[..., :1])
+    return combine([x, v, *lpt], tf.concat([ones, c[..., 1 : 2 + len(lpt)]], axis=-1))
+
+
+def _without_force(c: tf.Tensor) -> tf.Tensor:
+    return tf.concat([c[..., :1], c[..., 2:]], axis=-1)
+
+
+def _lpt_only(c: tf.Tensor) -> tf.Tensor:
+    return tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)
+
+
+@tf.function(jit_compile=True)
+def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+    """Sum of factor times field, in one pass.
+
+    Args:
+        fields: blocks [..., x, y, z, 3].
+        factors: [..., at least as many as fields].
+    """
+    total = None
+    for number, field in enumerate(fields):
+        term = field * spread(factors[..., number])
+        total = term if total is None else total + term
+    return total
+
+
+def spread(factor: tf.Tensor) -> tf.Tensor:
+    """A number for each universe [...] as a factor of blocks [..., x, y, z, 3]."""
+    return factor[..., tf.newaxis, tf.newaxis, tf.newaxis, tf.newaxis]

@@ -1,219 +1,216 @@
-"""Cloud-in-cell paint and read of particles that stay with the rank of their Lagrangian cell.
+"""Particles and the mesh they are painted on: paint and read on many ranks, with their adjoints.
 
-A particle of lattice cell i at displacement s lies at i + s / cell. A rank's particles are painted
-on its block with a halo around it, which is then added to the neighbours' blocks; fields are read
-from a block with halo. An axis that is not split has no halo and wraps around in place.
-
-These kernels are portable: compiled by XLA on CPUs and GPUs. A particle beyond the halo would be
-lost, so `reach` is checked before every paint by the caller.
+A particle of lattice cell i at displacement s lies at i + s / spacing, and stays with the rank of
+its lattice cell. A rank's particles are painted on its block of the mesh with a halo around it,
+which is then added to the neighbours' blocks; fields are read from a block with halo. An axis that
+is not split has no halo and wraps around in place. The kernels themselves are in `native`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
+from flowpm_dist.native import Lattice, kernels
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
+from meshimpl.operations.local import local, maximum_over_ranks
 
-Corner = tuple[tf.Tensor, tf.Tensor]
+STENCIL = 2
+"""Planes that the 4-point difference reaches beyond the cells of a particle."""
 
-
-def halo_widths(box: Box, halo: int) -> dict[str, int]:
-    """Planes of halo along x and y: none where the axis is not split."""
-    return {name: halo if ranks > 1 else 0 for name, ranks in box.split.items()}
-
-
-def _corners(displacement: tf.Tensor, box: Box, widths: Mapping[str, int]) -> list[list[Corner]]:
-    """For each axis, the two planes a particle touches in the padded block, and their weights."""
-    result = []
-    for axis, (name, cells) in enumerate(zip("xyz", box.block, strict=True)):
-        width = widths.get(name, 0)
-        lattice = tf.range(cells, dtype=tf.int32) + width
-        lattice = tf.reshape(lattice, [-1 if i == axis else 1 for i in range(3)])
-        offset = displacement[..., axis] / tf.constant(box.cell[axis], displacement.dtype)
-        lower = tf.floor(offset)
-        weight = offset - lower
-        plane = lattice + tf.cast(lower, tf.int32)
-        split = box.split.get(name, 1) > 1
-        planes = [plane, plane + 1] if split else [plane % cells, (plane + 1) % cells]
-        result.append([(planes[0], 1 - weight), (planes[1], weight)])
-    return result
+_AXES = mtf.Shape([mtf.Dimension("axis", 3)])
 
 
-def _cells_and_weights(
-    displacement: tf.Tensor, box: Box, widths: Mapping[str, int]
-) -> list[Corner]:
-    """The eight cells of the padded block that a particle touches, and their weights."""
-    _, ny, nz = _padded_block(box, widths)
-    x, y, z = _corners(displacement, box, widths)
-    return [
-        ((ix * ny + iy) * nz + iz, wx * wy * wz) for ix, wx in x for iy, wy in y for iz, wz in z
-    ]
+@dataclass(frozen=True)
+class ParticleMesh:
+    """The particles of a box, and a mesh `refinement` times as fine per side.
 
+    Attributes:
+        box: of the particles, one at each cell of its grid.
+        refinement: mesh cells per particle spacing.
+        halo: planes along split axes [particle spacings]; every displacement along them must stay
+            below it.
+    """
 
-def _padded_block(box: Box, widths: Mapping[str, int]) -> tuple[int, int, int]:
-    x, y, z = (n + 2 * widths.get(d, 0) for d, n in zip("xyz", box.block, strict=True))
-    if x * y * z >= 2**31:
-        raise ValueError(
-            f"a rank's block with its halo is {x} x {y} x {z} cells, more than 32-bit indices can "
-            "number; use more ranks"
+    box: Box
+    refinement: int
+    halo: int
+
+    @functools.cached_property
+    def mesh(self) -> Box:
+        """The box with the mesh as its grid."""
+        return self.box.finer(self.refinement)
+
+    def widths(self, margin: int = 0) -> dict[str, int]:
+        """Planes of halo along x and y of the mesh: none where an axis is not split."""
+        planes = self.halo * self.refinement + margin
+        return {name: planes if ranks > 1 else 0 for name, ranks in self.box.split.items()}
+
+    def lattice(self, margin: int = 0) -> Lattice:
+        """This rank's particles in their padded block of the mesh."""
+        widths = self.widths(margin)
+        x, y, z = self.mesh.cell
+        return Lattice(
+            self.box.block, self.refinement, (widths["x"], widths["y"], 0), cell=(x, y, z)
         )
-    return x, y, z
+
+    def padded(self, shape: Any, margin: int = 0) -> Any:
+        """`mtf.Shape` of a field of `shape` on the mesh, with its halo."""
+        return padded_shape(shape, self.widths(margin), self.box.impl)
+
+    def particles(self, x: tf.Tensor) -> tf.Tensor:
+        """A vector for each particle as the kernels take it: [batch, x, y, z, 3]."""
+        return tf.reshape(x, [-1, *self.box.block, 3])
+
+    def block(self, x: tf.Tensor, margin: int = 0, components: int = 0) -> tf.Tensor:
+        """A padded block as the kernels take it: [batch, x, y, z] or [..., components]."""
+        shape = [-1, *self.lattice(margin).mesh_block]
+        return tf.reshape(x, [*shape, components] if components else shape)
 
 
-def paint(displacement: Any, box: Box, halo: int) -> Any:
-    """Cloud-in-cell density of unit particles.
-
-    Args:
-        displacement: mtf tensor [x, y, z, component] [Mpc/h].
-        box: grid, size and ranks.
-        halo: planes; every |displacement| along a split axis must be below it [cells].
-
-    Returns:
-        mtf tensor [x, y, z], mean 1.
-    """
-    widths = halo_widths(box, halo)
-    padded = padded_shape(box.shape, widths, box.impl)
-    block = _padded_block(box, widths)
-
-    @tf.function(jit_compile=True)
-    def local(s: tf.Tensor) -> tf.Tensor:
-        density = tf.zeros([block[0] * block[1] * block[2]], s.dtype)
-        for cell, weight in _cells_and_weights(s, box, widths):
-            indices = tf.reshape(cell, [-1, 1])
-            density = tf.tensor_scatter_nd_add(density, indices, tf.reshape(weight, [-1]))
-        return tf.reshape(density, block)
-
-    painted = mtf.slicewise(
-        local,
-        [displacement],
-        output_shape=padded,
-        splittable_dims=padded.dims + displacement.shape.dims,
-        name="paint",
-    )
-    return halo_reduce(painted, box.shape, widths)
-
-
-def _read_cells(rows: tf.Tensor, s: tf.Tensor, box: Box, widths: Mapping[str, int]) -> tf.Tensor:
-    """Cloud-in-cell mean of [cell, component] rows at the particles."""
-    total = tf.zeros_like(s)
-    for cell, weight in _cells_and_weights(s, box, widths):
-        total += tf.gather(rows, cell) * weight[..., tf.newaxis]
-    return total
-
-
-def read_vector(vector: Any, displacement: Any, box: Box, halo: int) -> Any:
-    """Cloud-in-cell values of a vector field at the particles.
+def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any, Any]:
+    """Cloud-in-cell sums of the particles' weights (of 1 each by default) in the mesh's cells.
 
     Args:
-        vector: mtf tensor [x, y, z, component].
-        displacement: mtf tensor [x, y, z, component] [Mpc/h].
-        box, halo: as for `paint`.
+        displacement: mtf tensor [..., x, y, z, component] [Mpc/h].
+        pm: particles, mesh and halo.
+        weights: mtf tensor [..., x, y, z].
 
     Returns:
-        mtf tensor [x, y, z, component].
+        mtf tensor [..., x, y, z] of the mesh, and the reach over all ranks: largest |displacement|
+        along each axis [particle spacings], infinite where a displacement is not finite. A particle
+        beyond the halo is left out: whoever calls compares the reach with it.
     """
-    widths = halo_widths(box, halo)
+    dtype = displacement.dtype
+    g, padded = pm.lattice(), pm.padded(pm.mesh.shape)
+    inputs = [displacement] if weights is None else [displacement, weights]
 
-    @tf.function(jit_compile=True)
-    def local(padded: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        return _read_cells(tf.reshape(padded, [-1, 3]), s, box, widths)
+    def run(s: tf.Tensor, w: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        w = None if w is None else tf.reshape(w, [-1, *pm.box.block])
+        painted, reach = kernels().paint(g, pm.particles(s), w)
+        return painted, reach / pm.refinement
 
-    return _slicewise_read(local, vector, displacement, widths)
+    def adjoint(xs: list[Any], dys: list[Any]) -> list[Any]:
+        return paint_adjoint(dys[0], xs, pm, padded=True)
+
+    outputs = [(padded, dtype), (_AXES, dtype)]
+    painted, reach = local(run, inputs, outputs, adjoint=adjoint, name="paint")
+    return halo_reduce(painted, pm.mesh.shape, pm.widths()), maximum_over_ranks(reach)
 
 
-def read_gradient(potential: Any, displacement: Any, box: Box, halo: int) -> Any:
+def paint_adjoint(
+    cotangent: Any, inputs: list[Any], pm: ParticleMesh, *, padded: bool = False, add: Any = None
+) -> list[Any]:
+    """Cotangents of the displacement, and of the weights if there are any, of `paint`.
+
+    Args:
+        cotangent: of the painted mesh [..., x, y, z].
+        inputs: displacement, and weights if there were any.
+        pm: as for `paint`.
+        padded: the cotangent has its halo already.
+        add: a cotangent of the displacement to which this one is added.
+    """
+    cotangent = cotangent if padded else halo_exchange(cotangent, pm.widths())
+    displacement, *weights = inputs
+    g = pm.lattice()
+
+    def run(dy: tf.Tensor, s: tf.Tensor, *rest: tf.Tensor) -> Any:
+        others = list(rest)
+        w = tf.reshape(others.pop(0), [-1, *pm.box.block]) if weights else None
+        total = pm.particles(others.pop(0)) if add is not None else None
+        ds, dw = kernels().paint_vjp(g, pm.particles(s), w, pm.block(dy), total)
+        return [ds] if w is None else [ds, dw]
+
+    extra = [] if add is None else [add]
+    outputs = [(x.shape, x.dtype) for x in inputs]
+    return local(run, [cotangent, displacement, *weights, *extra], outputs, name="paint_adjoint")
+
+
+def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
+    """Cloud-in-cell values of a field of the mesh at the particles.
+
+    Args:
+        field: mtf tensor [..., x, y, z, component] of the mesh.
+        displacement: mtf tensor [..., x, y, z, component] [Mpc/h].
+        pm: as for `paint`.
+
+    Returns:
+        mtf tensor [..., x, y, z, component] of the particles.
+    """
+    g, components = pm.lattice(), field.shape.dims[-1]
+    padded = halo_exchange(field, pm.widths())
+
+    def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        return kernels().read(g, pm.block(f, 0, components.size), pm.particles(s))
+
+    def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        dy = tf.reshape(dy, [-1, *pm.box.block, components.size])
+        f = pm.block(f, 0, components.size)
+        return kernels().read_vjp(g, f, pm.particles(s), dy)
+
+    shape = mtf.Shape([*displacement.shape.dims[:-1], components])
+    return _read(run, backward, padded, displacement, shape)
+
+
+def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
     """Minus the 4-point finite-difference gradient of a potential, read at the particles.
 
     (8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 h), whose symbol is i (8 sin kh - sin 2kh) / (6h)
-    (Feng and others 2016). Differenced on the padded block: one field is exchanged, with two more
-    planes.
+    (Feng and others 2016). One field is exchanged, with two more planes than `read` needs.
 
     Args:
-        potential: mtf tensor [x, y, z].
-        displacement, box, halo: as for `paint`.
+        potential: mtf tensor [..., x, y, z] of the mesh.
+        displacement, pm: as for `read`.
 
     Returns:
-        mtf tensor [x, y, z, component], per [Mpc/h].
+        mtf tensor [..., x, y, z, component] of the particles, per [Mpc/h].
     """
-    widths = halo_widths(box, halo)
-    wider = {name: width + 2 if width else 0 for name, width in widths.items()}
+    g = pm.lattice(STENCIL)
+    padded = halo_exchange(potential, pm.widths(STENCIL))
 
-    @tf.function(jit_compile=True)
-    def local(padded: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        margins = [2 if wider.get(name, 0) else 0 for name in "xyz"]
-        parts = [
-            _difference(padded, axis, margins) / tf.constant(-12 * box.cell[axis], s.dtype)
-            for axis in range(3)
-        ]
-        return _read_cells(tf.reshape(tf.stack(parts, axis=-1), [-1, 3]), s, box, widths)
+    def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        return kernels().read_gradient(g, pm.block(f, STENCIL), pm.particles(s))
 
-    return _slicewise_read(local, potential, displacement, wider)
+    def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        f = pm.block(f, STENCIL)
+        return kernels().read_gradient_vjp(g, f, pm.particles(s), pm.particles(dy))
+
+    return _read(run, backward, padded, displacement, displacement.shape)
 
 
-def _difference(padded: tf.Tensor, axis: int, margins: list[int]) -> tf.Tensor:
-    """8 (f_+1 - f_-1) - (f_+2 - f_-2) along an axis; margins are cut off, or wrapped where 0."""
-    inner = [n - 2 * m for n, m in zip(padded.shape, margins, strict=True)]
+def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -> Any:
+    def adjoint(xs: list[Any], dys: list[Any]) -> list[Any]:
+        outputs = [(x.shape, x.dtype) for x in xs]
+        return local(backward, [*xs, dys[0]], outputs, name="read_adjoint")
 
-    def shifted(cells: int) -> tf.Tensor:
-        begin = list(margins)
-        if margins[axis]:
-            begin[axis] += cells
-            return tf.slice(padded, begin, inner)
-        return tf.roll(tf.slice(padded, begin, inner), -cells, axis)
-
-    return 8 * (shifted(1) - shifted(-1)) - (shifted(2) - shifted(-2))
-
-
-def _slicewise_read(local: Any, field: Any, displacement: Any, widths: Mapping[str, int]) -> Any:
-    padded = halo_exchange(field, widths)
-    return mtf.slicewise(
-        local,
-        [padded, displacement],
-        output_shape=displacement.shape,
-        output_dtype=displacement.dtype,
-        splittable_dims=padded.shape.dims + displacement.shape.dims,
-        name="read",
+    (values,) = local(
+        run, [padded, displacement], [(shape, displacement.dtype)], adjoint=adjoint, name="read"
     )
+    return values
 
 
 def _reach_function(box: Box) -> MeshFunction:
-    """`f(displacement)`: largest |displacement| along x, y and z over all ranks [cells], [3].
-
-    NaN, wherever it is, comes out as infinity.
-    """
-    axes = mtf.Shape([mtf.Dimension("axis", 3)])
+    """`f(displacement)`: as `paint`'s reach, [3] [particle spacings]."""
 
     @tf.function(jit_compile=True)
-    def local(s: tf.Tensor) -> tf.Tensor:
+    def largest(s: tf.Tensor) -> tf.Tensor:
         cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
-        infinite = tf.constant(float("inf"), s.dtype)
-        largest = tf.where(tf.math.is_nan(cells), infinite, cells)
-        return tf.reduce_max(largest, axis=[0, 1, 2])
-
-    def build(graph_mesh: Any, displacement: Any) -> Any:
-        impl = graph_mesh.impl
-        names = [d.name for d in displacement.shape.dims[:2]]
-        own = mtf.Shape([mtf.Dimension(n, box.split[n]) for n in names] + axes.dims)
-
-        def each(s: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(local(s), impl.slice_shape(own))
-
-        maxima = mtf.slicewise(
-            each,
-            [displacement],
-            output_shape=own,
-            splittable_dims=own.dims + displacement.shape.dims[:2],
-            grad_function=0,
+        infinite = tf.constant(math.inf, s.dtype)
+        return tf.reduce_max(
+            tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
         )
-        return mtf.reduce_max(maxima, output_shape=axes)
+
+    def build(_: Any, displacement: Any) -> Any:
+        (own,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+        return maximum_over_ranks(own)
 
     return box.function(build, displacement=box.vector_shape)
 
@@ -230,11 +227,15 @@ class Reach:
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
 
     def __call__(self, displacement: tf.Tensor) -> float:
-        """Largest |displacement| along a split axis, over all ranks [cells].
+        """Largest |displacement| along a split axis, over all ranks [particle spacings].
 
         Infinite where any component of any displacement is not finite; 0 where nothing is split.
         """
-        along = self._function(tf.stop_gradient(displacement)).numpy()
-        if not np.isfinite(along).all():
+        return self.of(self._function(tf.stop_gradient(displacement)))
+
+    def of(self, along: tf.Tensor) -> float:
+        """The same from the reach along each axis, as `paint` gives it."""
+        values = along.numpy()
+        if not np.isfinite(values).all():
             return math.inf
-        return float(max(along[self._split], default=0.0))
+        return float(max(values[self._split], default=0.0))

@@ -1,84 +1,42 @@
-"""The front door: from a cosmology and a seed to an evolved universe."""
+"""The front door: from a cosmology and a seed to an evolved universe, or a batch of them."""
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist import adjoint
 from flowpm_dist.blocks import default_mesh
-from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
+from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.fields import Box, Field
 from flowpm_dist.gravity import GRADIENTS
-from flowpm_dist.integrators import INTEGRATORS, Integrator
-from flowpm_dist.lpt import (
-    ORDERS,
-    check_white_noise,
-    growth_factors,
-    linear_amplitude,
-    lpt_function,
-    white_noise_function,
-)
+from flowpm_dist.initial import NOISES, check_white_noise
+from flowpm_dist.integrators import INTEGRATORS, Integrator, Operation, Schedule
+from flowpm_dist.lpt import ORDERS
 from flowpm_dist.nbody import (
     HALO_MARGIN,
     Clock,
+    Course,
     HaloError,
     NBody,
     Particles,
     Progress,
     needed_halo,
 )
-from flowpm_dist.painting import Reach
+from flowpm_dist.pipeline import Pipeline, Scheme
+from flowpm_dist.state import Origin, State
+from flowpm_dist.universes import GrowthOf, PowerOf, Universes, of_this_rank
 from meshimpl import launch
+from meshimpl.mesh_function import is_watched
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
-
-def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
-    """Edges of `steps` steps, equal in the scale factor [1], float64 of shape [steps + 1].
-
-    Raises:
-        ValueError: unless 0 < a_start < a_stop and steps >= 1.
-    """
-    if not 0 < a_start < a_stop:
-        raise ValueError(f"a_start {a_start} and a_stop {a_stop}: 0 < a_start < a_stop is needed")
-    if steps < 1:
-        raise ValueError(f"steps {steps}: at least 1 is needed")
-    return np.linspace(a_start, a_stop, steps + 1)
-
-
-@dataclass(frozen=True)
-class State:
-    """A universe at one scale factor.
-
-    Attributes:
-        white_noise: unit normal.
-        linear_delta: linear overdensity, extrapolated to a = 1 [1].
-        displacement: comoving, from the Lagrangian lattice [Mpc/h].
-        velocity: canonical, a^2 dx/dt [Mpc/h H0].
-        a: scale factor [1].
-        timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile" and "initial"
-            seconds, "ns_per_particle_per_step" over all particles, without compilation, and "halo",
-            the planes that were exchanged.
-    """
-
-    white_noise: Field
-    linear_delta: Field
-    displacement: Field
-    velocity: Field
-    a: float
-    timings: dict[str, Any]
-    _nbody: NBody
-
-    def density(self) -> Field:
-        """Cloud-in-cell density, mean 1."""
-        block = self._nbody.density(self.displacement.block, f"density, a = {self.a:.4g}")
-        return Field(block, self.displacement.box)
+DIFFERENTIATIONS = ("adjoint", "plain")
 
 
 class Simulation:
@@ -86,16 +44,23 @@ class Simulation:
 
     Args:
         cosmology: parameters.
-        grid: cells, and particles, along each side: one even number or three.
+        grid: particles along each side: one even number or three.
         box_size: [Mpc/h], one number or three.
-        steps: edges of the steps in scale factor, increasing (see `scale_factor_steps`).
-        lpt_order: of the initial conditions, 1 or 2.
+        steps: edges of the steps in scale factor, increasing (see the module `steps`).
+        lpt_order: of the initial conditions, 1, 2 or 3.
         integrator: a name in `INTEGRATORS`, or an `Integrator`.
         gradient: of the potential, "finite-difference" (4 points) or "spectral".
+        force_mesh: cells of the force mesh per particle spacing, along each side.
+        deconvolve: divide the force by the squared cloud-in-cell window.
+        noise: "cells" or "nested" (the same large scales on a finer grid), see `noise_function`.
+        fixed_amplitude: initial modes with the amplitude of their rms, and random phases.
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
         precision: "float32" or "float64".
-        halo: planes exchanged along split axes; "auto" sizes them from the LPT displacement.
-        growth, power: instead of the cosmology's own, to repeat another code's tables.
+        halo: exchanged along split axes [particle spacings]; "auto" sizes it from the LPT
+            displacement.
+        differentiation: of a run under a `tf.GradientTape`: "adjoint" (memory flat in the number
+            of steps) or "plain".
+        growth, power: how a cosmology's are made, to repeat another code's tables.
 
     Raises:
         ValueError: an argument out of its range, or a mesh that does not divide the grid.
@@ -111,66 +76,143 @@ class Simulation:
         lpt_order: int = 2,
         integrator: str | Integrator = "fastpm",
         gradient: Literal["finite-difference", "spectral"] = "finite-difference",
+        force_mesh: int = 1,
+        deconvolve: bool = False,
+        noise: Literal["cells", "nested"] = "cells",
+        fixed_amplitude: bool = False,
         mesh: ProcessMesh | MeshShape | None = None,
         precision: Literal["float32", "float64"] = "float32",
         halo: int | Literal["auto"] = "auto",
-        growth: GrowthFunctions | None = None,
-        power: LinearPower | None = None,
+        differentiation: Literal["adjoint", "plain"] = "adjoint",
+        growth: GrowthOf = Growth,
+        power: PowerOf = LinearPower,
     ) -> None:
         cells = _three(grid, int, "grid")
-        self.edges = _check_edges(steps)
         self.integrator = _integrator(integrator)
+        self.edges = _check_edges(steps, self.integrator)
         for value, allowed, name in (
             (gradient, GRADIENTS, "gradient"),
             (precision, ("float32", "float64"), "precision"),
             (lpt_order, ORDERS, "lpt_order"),
+            (noise, NOISES, "noise"),
+            (differentiation, DIFFERENTIATIONS, "differentiation"),
         ):
             if value not in allowed:
                 choices = ", ".join(map(repr, allowed))
                 raise ValueError(f"{name} {value!r} is not one of {choices}")
+        if self.integrator.uses_lpt and lpt_order < 2:
+            raise ValueError(f"lpt_order {lpt_order}: this integrator follows LPT of order 2")
+        if not isinstance(force_mesh, int) or force_mesh < 1:
+            raise ValueError(f"force_mesh {force_mesh!r}: a whole number of at least 1 is needed")
         if halo != "auto" and (not isinstance(halo, int) or halo < 1):
-            raise ValueError(f'halo {halo!r}: "auto" or a number of planes from 1 on')
+            raise ValueError(f'halo {halo!r}: "auto" or a number of cells from 1 on')
         if mesh is None:
             mesh = default_mesh(launch.detect().size, cells)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         self.cosmology = cosmology
-        self.box = Box(cells, _three(box_size, float, "box_size"), mesh, tf.as_dtype(precision))
-        self.gradient, self.lpt_order, self.halo = gradient, lpt_order, halo
-        self.growth = Growth(cosmology) if growth is None else growth
-        self.power = LinearPower(cosmology, self.growth) if power is None else power
-        self._white_noise = white_noise_function(self.box)
-        self._lpt = lpt_function(self.box, lpt_order)
-        self._reach = Reach(self.box)
-        self._nbody: dict[int, NBody] = {}
+        self.halo, self.differentiation = halo, differentiation
+        self.scheme = Scheme(
+            lpt_order, self.integrator, gradient, force_mesh, deconvolve, noise, fixed_amplitude
+        )
+        self._boxes = (
+            cells,
+            _three(box_size, float, "box_size"),
+            mesh,
+            tf.as_dtype(precision),
+        )
+        self._pipelines: dict[int | None, Pipeline] = {}
+        replicas = mesh.axis_size("replica")
+        self._pipeline(None if replicas == 1 else replicas)  # a grid that does not fit is told now
+        self._growth_of, self._power_of = growth, power
+        self._own = Universes.of([cosmology], False, growth, power)
+
+    @property
+    def box(self) -> Box:
+        """Of one universe.
+
+        Raises:
+            ValueError: a mesh whose replica axis only a batch can use.
+        """
+        return Box(*self._boxes)
+
+    @property
+    def growth(self) -> Any:
+        """Of the simulation's own cosmology."""
+        return self._own.growths[0]
+
+    @property
+    def power(self) -> LinearPower:
+        """Of the simulation's own cosmology."""
+        return self._own.powers[0]
+
+    def _pipeline(self, batch: int | None) -> Pipeline:
+        if batch not in self._pipelines:
+            self._pipelines[batch] = Pipeline(Box(*self._boxes, batch=batch), self.scheme)
+        return self._pipelines[batch]
 
     def run(
         self,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         *,
         white_noise: Any = None,
+        particles: tuple[Any, Any] | None = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
         progress: Progress | None = None,
     ) -> State:
         """Simulate from the first to the last of the steps.
 
+        Several seeds, cosmologies or noise fields make a batch: a universe for each, spread over
+        the mesh's replica axis. Whatever is given once then goes for all of them.
+
+        Under a `tf.GradientTape`, gradients go to `white_noise`, to `particles`, and to the
+        parameters of `cosmology` that are tensors. Each rank's loss is its part of the sum; a
+        parameter's gradient arrives complete on each rank, a field's as this rank's block.
+
         Args:
             seed: of the white noise; or
-            white_noise: the noise itself, unit normal [x, y, z]: a `Field`, the whole array, or
-                this rank's block.
+            white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field`, the
+                whole array, or this rank's block; or
+            particles: displacement [Mpc/h] and canonical velocity [Mpc/h H0] at the first of the
+                steps, [x, y, z, 3] each, likewise.
+            cosmology: instead of the simulation's own.
+            paired: the opposite of the seed's white noise.
             progress: called on every rank after each step.
 
         Raises:
-            ValueError: not exactly one of seed and white_noise, or noise that does not fit.
+            ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
         begin = time.perf_counter()
-        noise = self._noise(seed, white_noise)
-        linear, particles = self._initial(noise)
-        halo = self._halo(particles.displacement)
+        sources = {"a seed": seed, "white_noise": white_noise, "particles": particles}
+        if sum(source is not None for source in sources.values()) != 1:
+            raise ValueError(f"give either {', '.join(sources)}: exactly one of them")
+        if paired and seed is None:
+            raise ValueError("paired goes with a seed")
+        pipeline = self._pipeline(self._batch(seed, white_noise, particles, cosmology))
+        universes = self._universes(cosmology, pipeline.box)
+        origin = Origin(pipeline, universes, 0, paired=paired)
+        if particles is None:
+            if seed is not None:
+                batch = pipeline.box.number_shape.to_integer_list
+                seeds = np.broadcast_to(np.asarray(seed, np.int64), batch)
+                noise = pipeline.noise(paired)(seeds)
+                origin = replace(origin, seed=seeds)
+            else:
+                noise = _given(pipeline.lpt, "white_noise", white_noise, pipeline.box)
+                origin = replace(origin, noise=noise)
+            start, lpt = pipeline.initial(noise, universes, float(self.edges[0]))
+            del noise
+            schedule = self._schedule(universes, given=False)
+        else:
+            start, lpt = self._given_particles(pipeline, particles), ()
+            schedule = self._schedule(universes, given=True)
+        growth_left = universes.growth_between(self.edges)
+        halo = self._halo(pipeline, start, universes)
+        origin = replace(origin, halo=halo)
         initial = time.perf_counter() - begin
-        steps = self.integrator.steps(self.growth, list(self.edges))
-        compile_seconds = 0.0 if halo in self._nbody else self._compile(halo, particles)
-        nbody = self._nbody[halo]
+        compile_seconds = self._compile(pipeline.nbody(halo), start)
         clock, durations = Clock(), []
         begin_evolution = time.perf_counter()
 
@@ -179,81 +221,143 @@ class Simulation:
             if progress is not None:
                 progress(step, count, a, seconds)
 
-        # The list gives its only reference away: the first state is not kept while others follow.
-        initial_state = [particles]
-        del particles
-        particles = nbody.evolve(
-            initial_state.pop(), steps, clock, after_step, self._growth_left.__getitem__
+        course = Course(
+            schedule.operations,
+            schedule.factors,
+            lpt,
+            steps=len(self.edges) - 1,
+            growth=lambda a: float(np.interp(a, self.edges, growth_left)),
+            progress=after_step,
         )
+        waiting = [start]
+        del start, lpt
+        final = self._evolve(pipeline.nbody(halo), waiting, course, clock)
         evolution = time.perf_counter() - begin_evolution
+        universes_count = pipeline.box.batch or 1
+        work = pipeline.box.cells * universes_count * course.steps
         timings = {
             "phases": clock.phases,
             "steps": durations,
             "compile": compile_seconds,
             "initial": initial,
-            "halo": nbody.halo,
-            "ns_per_particle_per_step": evolution * 1e9 / self.box.cells / len(steps),
+            "evolution": evolution,
+            "total": time.perf_counter() - begin - compile_seconds,
+            "halo": halo,
+            "ns_per_particle_per_step": evolution * 1e9 / work,
         }
         return State(
-            white_noise=Field(noise, self.box),
-            linear_delta=Field(linear, self.box),
-            displacement=Field(particles.displacement, self.box),
-            velocity=Field(particles.velocity, self.box),
+            displacement=Field(final.displacement, pipeline.box),
+            velocity=Field(final.velocity, pipeline.box),
             a=float(self.edges[-1]),
             timings=timings,
-            _nbody=nbody,
+            _origin=origin,
         )
 
-    def _noise(self, seed: int | None, white_noise: Any) -> tf.Tensor:
-        if (seed is None) == (white_noise is None):
-            raise ValueError("give either a seed or white_noise")
-        if seed is not None:
-            return self._white_noise(np.int64(seed))
-        value = white_noise.block if isinstance(white_noise, Field) else white_noise
-        if not isinstance(value, (tf.Tensor, tf.Variable)):
-            value = np.asanyarray(value)
-            check_white_noise(value, self.box)
-        return self._lpt.block_of("white_noise", value)
+    def _batch(self, seed: Any, noise: Any, particles: Any, cosmology: Any) -> int | None:
+        """How many universes what was given stands for; None where it is a single one."""
+        counts = {}
+        if seed is not None and np.ndim(seed):
+            counts["seeds"] = len(seed)
+        if cosmology is not None and not isinstance(cosmology, Cosmology):
+            counts["cosmologies"] = len(cosmology)
+        field = noise if particles is None else particles[0]
+        rank = 3 if particles is None else 4
+        if isinstance(field, Field):
+            if field.box.batch is not None:
+                counts["fields"] = field.box.batch
+        elif field is not None and len(field.shape) == rank + 1:
+            whole = tuple(field.shape[1:4]) == self._boxes[0]
+            counts["fields"] = field.shape[0] * (
+                1 if whole else self._boxes[2].axis_size("replica")
+            )
+        if len(set(counts.values())) > 1:
+            given = ", ".join(f"{n} {name}" for name, n in counts.items())
+            raise ValueError(f"a batch of which size? Given are {given}")
+        return next(iter(counts.values()), None)
 
-    def _initial(self, noise: tf.Tensor) -> tuple[tf.Tensor, Particles]:
-        amplitude = linear_amplitude(self.box, self.power)
-        factors = growth_factors(self.growth, float(self.edges[0]), self.lpt_order)
-        linear, displacement, velocity = self._lpt(
-            noise, amplitude, tf.cast(factors, self.box.dtype)
+    def _universes(self, cosmology: Any, box: Box) -> Universes:
+        if cosmology is None:
+            return self._own if box.batch is None else self._own.repeated(box.local_batch[0])
+        given = [cosmology] if isinstance(cosmology, Cosmology) else list(cosmology)
+        local = of_this_rank(given, box)
+        return Universes.of(local, box.batch is not None, self._growth_of, self._power_of)
+
+    def _schedule(self, universes: Universes, *, given: bool) -> Schedule:
+        """Of all universes of this rank; factors [..., operations, 4]."""
+        edges = self.edges.tolist()
+        schedules = [self.integrator.schedule(growth, edges) for growth in universes.growths]
+        operations = schedules[0].operations
+        factors = universes.stack([schedule.factors for schedule in schedules])
+        if given and (first := self._from_canonical(universes)) is not None:
+            operations = (Operation("velocity", edges[0], 1), *operations)
+            factors = tf.concat([first[..., tf.newaxis, :], factors], axis=-2)
+        return Schedule(operations, factors)
+
+    def _from_canonical(self, universes: Universes) -> tf.Tensor | None:
+        a = float(self.edges[0])
+        rows = [self.integrator.from_canonical(growth, a) for growth in universes.growths]
+        return None if rows[0] is None else universes.stack(rows)
+
+    def _given_particles(self, pipeline: Pipeline, particles: tuple[Any, Any]) -> Particles:
+        if self.integrator.uses_lpt:
+            raise ValueError("this integrator follows LPT: it needs a seed or white_noise")
+        reader = pipeline.nbody(1).kick
+        box = pipeline.box
+        return Particles(
+            *(
+                _given(reader, name, x, box)
+                for name, x in zip(("displacement", "velocity"), particles, strict=True)
+            )
         )
-        today = tf.cast(self.growth.d1(1.0), self.box.dtype)
-        return linear * today, Particles(displacement, velocity)
 
-    def _halo(self, displacement: tf.Tensor) -> int:
+    def _evolve(
+        self, nbody: NBody, particles: list[Particles], course: Course, clock: Clock
+    ) -> Particles:
+        start = particles[0]
+        watched = is_watched([start.displacement, start.velocity, course.factors, *course.lpt])
+        del start
+        if not watched:
+            return nbody.evolve(particles, course, clock)
+        if self.differentiation == "plain":
+            return nbody.evolve(particles, course, clock, fused=False)
+        return adjoint.evolve(nbody, particles, course, clock)
+
+    def _halo(self, pipeline: Pipeline, start: Particles, universes: Universes) -> int:
         """Planes that hold linear theory's largest displacement at the end, with a margin."""
         if self.halo != "auto":
             return int(self.halo)
-        reach = self._reach(displacement)
+        growth = float(universes.growth_between(self.edges)[0])
+        if math.isfinite(growth):
+            reach = pipeline.reach(start.displacement)
+        else:  # at a = 0 nothing has moved, and the velocity is dx/dD1
+            reach = pipeline.reach(start.velocity)
+            growth = max(float(g.d1(self.edges[-1])) for g in universes.growths)
         if not math.isfinite(reach):
             raise FloatingPointError("the initial displacement has values that are not finite")
-        return needed_halo(HALO_MARGIN * reach * self._growth_left[self.edges[0]]) + 1
+        halo = needed_halo(HALO_MARGIN * reach * growth) + 1
+        return int(self._boxes[2].world.allreduce(tf.constant(halo), "max"))
 
-    @functools.cached_property
-    def _growth_left(self) -> dict[float, float]:
-        """Edge of a step -> growth of linear displacements from there to the end of the run."""
-        d1 = self.growth.d1(self.edges).numpy()
-        return dict(zip(self.edges.tolist(), (d1[-1] / d1).tolist(), strict=True))
-
-    def _compile(self, halo: int, particles: Particles) -> float:
-        """Lower and compile every function of a step, once for a halo; the seconds that took."""
+    def _compile(self, nbody: NBody, particles: Particles) -> float:
+        """Lower and compile every function of a step, once; the seconds that took."""
+        if "kick" in vars(nbody):
+            return 0.0
         begin = time.perf_counter()
-        nbody = NBody(self.box, halo, self.gradient, self.cosmology.Omega_m, self._reach)
-        clock = Clock()
-        clock.start_step()
-        start = f"start of the evolution, a = {self.edges[0]:.4g}"
-        still = Particles(  # nothing of this is to be differentiated
-            tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
-        )
-        growth = self._growth_left[self.edges[0]]
-        force = nbody.force(still.displacement, clock, start, growth)
-        nbody.kick(still, force, tf.constant(0.0, tf.float64))
-        self._nbody[halo] = nbody
+        # nothing of this is to be differentiated
+        x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
+        field = nbody.field(nbody.painted(x, f"start of the evolution, a = {self.edges[0]:.4g}"))
+        shape = [*nbody.box.local_batch, 2]
+        nbody.kick(field, x, v, tf.zeros(shape, nbody.box.dtype))
         return time.perf_counter() - begin
+
+
+def _given(reader: Any, name: str, value: Any, box: Box) -> tf.Tensor:
+    """This rank's block of a given field, checked."""
+    value = value.block if isinstance(value, Field) else value
+    if not isinstance(value, (tf.Tensor, tf.Variable)):
+        value = np.asanyarray(value)
+        if name == "white_noise":
+            check_white_noise(value, box)
+    return reader.block_of(name, value)
 
 
 def _three(value: Any, kind: type, name: str) -> tuple[Any, Any, Any]:
@@ -266,12 +370,14 @@ def _three(value: Any, kind: type, name: str) -> tuple[Any, Any, Any]:
     return x, y, z
 
 
-def _check_edges(steps: Any) -> np.ndarray:
+def _check_edges(steps: Any, integrator: Integrator) -> np.ndarray:
     edges = np.asarray(steps, dtype=np.float64)
-    if edges.ndim != 1 or edges.size < 2 or not (np.diff(edges) > 0).all() or edges[0] <= 0:
+    if edges.ndim != 1 or edges.size < 2 or not (np.diff(edges) > 0).all() or edges[0] < 0:
         raise ValueError(
-            f"steps {steps!r}: at least two scale factors, above 0 and increasing, are needed"
+            f"steps {steps!r}: at least two scale factors, not below 0 and increasing, are needed"
         )
+    if edges[0] == 0 and not integrator.starts_at_zero:
+        raise ValueError(f"steps {steps!r}: this integrator must start later than a = 0")
     return edges
 
 
@@ -285,4 +391,4 @@ def _integrator(integrator: str | Integrator) -> Integrator:
     return INTEGRATORS[integrator]()
 
 
-__all__ = ["HaloError", "Simulation", "State", "scale_factor_steps"]
+__all__ = ["HaloError", "Simulation", "State"]

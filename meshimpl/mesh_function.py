@@ -294,3 +294,10 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
                 f"{name}: dimension {dimension.name}={dimension.size} does not divide by the mesh "
                 f"axis {impl.shape[axis].name}:{impl.shape[axis].size}"
             )
+
+
+def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether some `tf.GradientTape` would have to know what is made of these tensors."""
+    from tensorflow.python.eager import record
+
+    return bool(record.should_record_backprop(list(tensors)))

@@ -10,8 +10,9 @@ scalar remainder, wherever a block begins or ends, and equal places give equal b
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -78,11 +79,22 @@ def _uniform_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Te
     return _unit(bits[0], bits[1])
 
 
+def normal_pair(
+    index: tf.Tensor, stream: tf.Tensor | int, seed: tf.Tensor | int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two independent standard normal deviates of each place (Box and Muller 1958), float64.
+
+    To be called in compiled code, on rows: see `coordinates`. The first is that of `normal`.
+    """
+    bits = _bits(index, tf.convert_to_tensor(stream), tf.convert_to_tensor(seed))
+    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - _unit(bits[0], bits[1])))
+    angle = (2.0 * math.pi) * _unit(bits[2], bits[3])
+    return radius * tf.cos(angle), radius * tf.sin(angle)
+
+
 @tf.function(jit_compile=True)
 def _normal_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    bits = _bits(index, stream, seed)
-    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - _unit(bits[0], bits[1])))
-    return radius * tf.cos((2.0 * math.pi) * _unit(bits[2], bits[3]))
+    return normal_pair(index, stream, seed)[0]
 
 
 def _by_rows(
@@ -116,6 +128,73 @@ def uniform(index: tf.Tensor, stream: tf.Tensor | int, seed: tf.Tensor | int) ->
 def normal(index: tf.Tensor, stream: tf.Tensor | int, seed: tf.Tensor | int) -> tf.Tensor:
     """Standard normal deviates (Box-Muller); arguments and result as for `uniform`."""
     return _by_rows(_normal_rows, index, tf.convert_to_tensor(stream), tf.convert_to_tensor(seed))
+
+
+def normal_block(
+    shape: Sequence[int],
+    begin: tf.Tensor,
+    size: Sequence[int],
+    stream: tf.Tensor | int,
+    seed: tf.Tensor | int,
+    dtype: tf.DType = tf.float64,
+) -> tf.Tensor:
+    """`normal` at `global_index(shape, begin, size)`, to the bit, in one pass without temporaries.
+
+    Args:
+        shape: of the whole array.
+        begin: where the block starts, int64 of shape [ndims].
+        size: of the block.
+        stream, seed: int64 scalars, as for `normal`.
+        dtype: to which the float64 values are rounded.
+
+    Returns:
+        dtype, of shape `size`.
+    """
+    kernel = _normal_block_rows(tuple(shape), tuple(size), dtype)
+    rows = kernel(begin, tf.cast(stream, tf.int64), tf.cast(seed, tf.int64))
+    return block_of_rows(rows, size)
+
+
+@functools.cache
+def _normal_block_rows(
+    shape: tuple[int, ...], size: tuple[int, ...], dtype: tf.DType
+) -> Callable[..., tf.Tensor]:
+    @tf.function(jit_compile=True)
+    def rows(begin: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        index = tf.constant(0, tf.int64)
+        for axis, along in enumerate(coordinates(size)):
+            index = index * shape[axis] + along + begin[axis]
+        return tf.cast(normal_pair(index, stream, seed)[0], dtype)
+
+    return rows
+
+
+def coordinates(size: Sequence[int]) -> list[tf.Tensor]:
+    """The coordinates of a block's cells in rows of 64, for compiled code; the last row runs over.
+
+    Returns:
+        For each axis int64 of shape [rows, 64].
+    """
+    rows = -(-math.prod(size) // _LANES)
+    places = tf.reshape(tf.range(rows * _LANES, dtype=tf.int64), [rows, _LANES])
+    # The compiler divides by a known 32-bit number without a division.
+    left = tf.cast(places, tf.uint32 if rows * _LANES < 2**32 else tf.uint64)
+    result = []
+    for n in reversed(size):
+        quotient = left // tf.constant(n, left.dtype)
+        result.append(tf.cast(left - quotient * tf.constant(n, left.dtype), tf.int64))
+        left = quotient
+    return result[::-1]
+
+
+def block_of_rows(rows: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """The block of which `rows`, of shape [rows, 64, ...], has the values: [*size, ...]."""
+    trailing = rows.shape[2:].as_list()
+    flat = tf.reshape(rows, [-1, *trailing])
+    count = math.prod(size)
+    if flat.shape[0] != count:
+        flat = flat[:count]
+    return tf.reshape(flat, [*size, *trailing])
 
 
 def global_index(

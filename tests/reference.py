@@ -26,3 +26,17 @@ def reference(name: str) -> dict[str, np.ndarray]:
         )
     with np.load(path, allow_pickle=False) as data:
         return {key: data[key] for key in data.files}
+
+
+def pmwd_parameters(data):
+    """The cosmology of a pmwd run, as `Cosmology` takes it."""
+    parameters = {name: float(data[f"cosmo_{name}"]) for name in ("Omega_m", "Omega_b", "h", "n_s")}
+    parameters["A_s"] = float(data["cosmo_A_s_1e9"]) * 1e-9
+    if "cosmo_w_0_" in data:
+        parameters |= {"w0": float(data["cosmo_w_0_"]), "wa": float(data["cosmo_w_a_"])}
+    return parameters
+
+
+def relative_rms(value, expected):
+    """Root mean square of the difference over that of what is expected."""
+    return np.sqrt(((value - expected) ** 2).mean() / (expected**2).mean())

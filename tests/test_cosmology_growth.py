@@ -7,6 +7,10 @@ from reference import reference
 from scipy.integrate import solve_ivp
 
 from flowpm_dist.cosmology import Background, Cosmology, Growth, InterpolatedGrowth
+from flowpm_dist.cosmology import growth as growth_module
+
+ORDERS = {1: 1, 2: 2, "3a": 3, "3b": 3, "3c": 3}
+EINSTEIN_DE_SITTER = {1: 1.0, 2: 3 / 7, "3a": 1 / 3, "3b": 10 / 21, "3c": 1 / 7}
 
 # The relative tolerance of the integrator behind pmwd's tables, with its accumulation.
 PMWD_TOLERANCE = 5e-8
@@ -47,8 +51,13 @@ def test_known_answers_of_evolving_dark_energy():
 
 def test_einstein_de_sitter_is_exact():
     growth, a = Growth(universe(1.0)), np.array([0.0, 0.01, 0.3, 1.0])
-    np.testing.assert_allclose(growth.d1(a), a, rtol=1e-13)
-    np.testing.assert_allclose(growth.d2(a), 3 / 7 * a**2, rtol=1e-13)
+    methods = (growth.d1, growth.d2, growth.d3a, growth.d3b, growth.d3c)
+    for method, term in zip(methods, growth_module.TERMS, strict=True):
+        n, expected = ORDERS[term], EINSTEIN_DE_SITTER[term] * a ** ORDERS[term]
+        np.testing.assert_allclose(method(a), expected, rtol=1e-13)
+        for derivative in (1, 2):
+            found = growth.factor(a, term, derivative)
+            np.testing.assert_allclose(found, n**derivative * expected, rtol=1e-12)
     np.testing.assert_allclose(growth.g_drift(a), a**1.5, rtol=1e-13)
     np.testing.assert_allclose(growth.g_kick(a), 1.5 * a, rtol=1e-12)
 
@@ -102,12 +111,19 @@ def test_growth_is_that_of_an_independent_integrator(parameters):
         dark = (1 - cosmology.Omega_m) * a ** (-3 * (1 + cosmology.w0 + cosmology.wa))
         dark *= np.exp(-3 * cosmology.wa * (1 - a))
         w, share = cosmology.w0 + cosmology.wa * (1 - a), dark / (matter + dark)
-        d1, v1, d2, v2 = y
+        d, v = y[:5], y[5:]
         friction, source = 2 - 1.5 * (1 + w * share), 1.5 * (1 - share)
-        return [v1, -friction * v1 + source * d1, v2, -friction * v2 + source * (d2 + d1**2)]
+        d1, d2, d3a, d3b, _ = d
+        pull = [d1, d2 + d1**2, d3a + 2 * d1**3, d3b + 2 * d1 * (d2 + d1**2), d1**3]
+        return np.concatenate([v, -friction * v + source * np.array(pull)])
 
     start, a = 1e-6, np.array([0.01, 0.1, 0.5, 0.9, 1.0])
-    early = [start, start, 3 / 7 * start**2, 6 / 7 * start**2]
+    terms = growth_module.TERMS
+    early = [
+        ORDERS[t] ** derivative * EINSTEIN_DE_SITTER[t] * start ** ORDERS[t]
+        for derivative in (0, 1)
+        for t in terms
+    ]
     ode = solve_ivp(
         equations,
         (np.log(start), 0),
@@ -117,7 +133,7 @@ def test_growth_is_that_of_an_independent_integrator(parameters):
         rtol=1e-12,
         atol=1e-30,
     )
-    ours = [growth.d1(a), growth.d1_dlna(a), growth.d2(a), growth.d2_dlna(a)]
+    ours = [growth.factor(a, t, derivative) for derivative in (0, 1) for t in terms]
     np.testing.assert_allclose(ours, ode.y, rtol=1e-9)
 
 
@@ -133,6 +149,37 @@ def test_second_derivatives_satisfy_the_growth_equations():
         source * (growth.d2(a) + growth.d1(a) ** 2),
         rtol=1e-11,
     )
+
+
+def test_third_order_satisfies_its_equations():
+    growth, a = Growth(universe(0.31, -0.9, 0.2)), np.linspace(0.02, 1.2, 30)
+    friction = 2.0 + growth.background.dlne_dlna(a)
+    s, d1, d2 = 1.5 * growth.background.omega_m(a), growth.d1(a), growth.d2(a)
+    pull = {
+        "3a": growth.d3a(a) + 2 * d1**3,
+        "3b": growth.d3b(a) + 2 * d1 * (d2 + d1**2),
+        "3c": d1**3,
+    }
+    for term, expected in pull.items():
+        moved = growth.factor(a, term, 2) + friction * growth.factor(a, term, 1)
+        np.testing.assert_allclose(moved, s * expected, rtol=1e-11)
+        by_d1 = growth.factor(a, term, 1) / growth.d1_dlna(a)
+        np.testing.assert_allclose(growth.by_d1(a, term), by_d1, rtol=1e-13)
+
+
+def test_third_order_has_a_gradient_by_the_parameters():
+    def value(Omega_m, w0):
+        growth = Growth(universe(Omega_m, w0, 0.2))
+        return growth.d3a(0.7) + 2 * growth.d3b(0.8) + 3 * growth.d3c(0.9)
+
+    inputs = [tf.constant(x, tf.float64) for x in (0.31, -0.9)]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = value(*inputs)
+    for i, slope in enumerate(tape.gradient(y, inputs)):
+        up, down = ([x + h * (j == i) for j, x in enumerate((0.31, -0.9))] for h in (1e-5, -1e-5))
+        difference = (value(*up) - value(*down)) / 2e-5
+        assert slope.numpy() == pytest.approx(difference.numpy(), rel=1e-7)
 
 
 def test_derivatives_by_the_scale_factor_agree_with_differentiation():
@@ -156,7 +203,10 @@ def test_shapes_dtypes_and_limits():
     assert growth.d1(np.full((2, 3), 0.5, np.float32)).shape == (2, 3)
     for method in (growth.d1, growth.d2, growth.d1_dlna, growth.g_drift, growth.g_kick):
         assert method(0.0).numpy() == 0.0
-    assert growth.f1(0.0).numpy() == pytest.approx(1.0) and growth.f2(0.0).numpy() == 2.0
+    for term, order in ORDERS.items():
+        early = growth.ratio(tf.constant(0.0, tf.float64), term, 1) / EINSTEIN_DE_SITTER[term]
+        assert early.numpy() == pytest.approx(order, rel=1e-14)
+        assert growth.by_d1(0.0, term).numpy() == pytest.approx(float(term == 1), abs=1e-14)
     for a in (-0.1, 2.1, float("nan"), [0.5, 3.0]):
         with pytest.raises(ValueError, match="scale factors must lie between 0 and 2"):
             growth.d1(a)

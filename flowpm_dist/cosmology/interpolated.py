@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.growth import TERMS, Growth, GrowthFunctions, Term
 
 PMWD_TRANSFER_NODES = np.logspace(-4.0, 3.0, 897)
 """Where pmwd tabulates the transfer function by default [h/Mpc]."""
@@ -22,7 +22,8 @@ class InterpolatedGrowth(GrowthFunctions):
     """Exact at the nodes, and D_n/a^n and its derivatives linear in `a` between them.
 
     pmwd tabulates the growth at its step edges only, so that half steps see interpolated values:
-    D1 is up to 1e-3 off for 10 steps, 4e-3 for 5.
+    D1 is up to 1e-3 off for 10 steps, 4e-3 for 5. The third order, which pmwd does not have, is
+    interpolated likewise.
 
     Args:
         growth: the exact growth.
@@ -37,14 +38,14 @@ class InterpolatedGrowth(GrowthFunctions):
         super().__init__(growth.background)
         self._nodes = _with_zero(nodes)
         self._values = {
-            (order, derivative): growth.ratio(tf.constant(self._nodes), order, derivative)
-            for order in (1, 2)
+            (term, derivative): growth.ratio(tf.constant(self._nodes), term, derivative)
+            for term in TERMS
             for derivative in (0, 1, 2)
         }
 
-    def ratio(self, a: tf.Tensor, order: int, derivative: int) -> tf.Tensor:
+    def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
         """See `GrowthFunctions.ratio`; linear in a between the nodes."""
-        return _interpolate(a, self._nodes, self._values[order, derivative])
+        return _interpolate(a, self._nodes, self._values[term, derivative])
 
 
 class InterpolatedTransfer:

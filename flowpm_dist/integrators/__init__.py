@@ -1,9 +1,11 @@
-"""Time integration schemes; each is a file of its own that provides a list of `Step`s."""
+"""Time integration schemes; each is a file of its own that provides a `Schedule`."""
 
-from flowpm_dist.integrators.base import Integrator, Step
+from flowpm_dist.integrators.base import Integrator, Operation, Schedule
+from flowpm_dist.integrators.bullfrog import BullFrog
+from flowpm_dist.integrators.cola import COLA
 from flowpm_dist.integrators.fastpm import FastPM
 
-INTEGRATORS: dict[str, type[Integrator]] = {"fastpm": FastPM}
+INTEGRATORS: dict[str, type[Integrator]] = {"fastpm": FastPM, "bullfrog": BullFrog, "cola": COLA}
 """Name in a configuration -> scheme."""
 
-__all__ = ["INTEGRATORS", "FastPM", "Integrator", "Step"]
+__all__ = ["COLA", "INTEGRATORS", "BullFrog", "FastPM", "Integrator", "Operation", "Schedule"]

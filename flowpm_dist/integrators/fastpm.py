@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import tensorflow as tf
 
 from flowpm_dist.cosmology import GrowthFunctions
-from flowpm_dist.integrators.base import Integrator, Step
+from flowpm_dist.integrators.base import Integrator, Schedule, kick_drift_kick, rows
+
+HALF_STEPS = ("arithmetic", "geometric")
+
+
+def middles(edges: Sequence[float], half_step: str) -> np.ndarray:
+    """Where each step is halved: at the arithmetic or geometric mean of its edges [1].
+
+    Raises:
+        ValueError: another mean.
+    """
+    if half_step not in HALF_STEPS:
+        raise ValueError(f"half_step {half_step!r} is not one of {', '.join(HALF_STEPS)}")
+    a = np.asarray(edges, dtype=np.float64)
+    return np.sqrt(a[:-1] * a[1:]) if half_step == "geometric" else 0.5 * (a[:-1] + a[1:])
 
 
 class FastPM(Integrator):
@@ -29,24 +42,18 @@ class FastPM(Integrator):
     """
 
     def __init__(self, half_step: Literal["arithmetic", "geometric"] = "arithmetic") -> None:
-        if half_step not in ("arithmetic", "geometric"):
-            raise ValueError(f"half_step {half_step!r} is neither arithmetic nor geometric")
+        middles([1.0, 1.0], half_step)
         self.half_step = half_step
 
-    def steps(self, growth: GrowthFunctions, edges: Sequence[float]) -> list[Step]:
-        """See `Integrator.steps`. The growth is evaluated for all times at once."""
-        times = np.asarray(edges, dtype=np.float64)
-        start, stop = times[:-1], times[1:]
-        middle = np.sqrt(start * stop) if self.half_step == "geometric" else 0.5 * (start + stop)
-        d1, drift, kick = growth.d1(times), growth.g_drift(times), growth.g_kick(times)
-        drift_middle = growth.g_drift(middle)
-        openings = (drift_middle - drift[:-1]) / kick[:-1]
+    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+        """See `Integrator.schedule`. The growth is evaluated for all times at once."""
+        a = np.asarray(edges, dtype=np.float64)
+        d1, drift, kick = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
+        drift_middle = growth.g_drift(middles(edges, self.half_step))
+        gravity = 1.5 * growth.background.Omega_m
+        openings = gravity * (drift_middle - drift[:-1]) / kick[:-1]
         drifts = (d1[1:] - d1[:-1]) / drift_middle
-        closings = (drift[1:] - drift_middle) / kick[1:]
-        factors = tf.unstack(tf.stack([openings, drifts, closings], axis=1))
-        return [
-            Step(float(a), float(b), opening, drift_factor, closing)
-            for a, b, (opening, drift_factor, closing) in zip(
-                start, stop, map(tf.unstack, factors), strict=True
-            )
-        ]
+        closings = gravity * (drift[1:] - drift_middle) / kick[1:]
+        return kick_drift_kick(
+            edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (openings, drifts, closings))
+        )

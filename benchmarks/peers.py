@@ -1,0 +1,390 @@
+"""Whole particle-mesh runs beside other codes': JaxPM and PM++, in turn, on the same cores.
+
+    python benchmarks/peers.py [--grid 128] [--steps 10] [--repeats 5] [--gradient] [--json FILE]
+
+Every code gets the same white noise and does the same: linear field (Eisenstein-Hu), 2LPT at
+a = 0.1, steps of equal length in a up to a = 1, cloud-in-cell density; float32, as many mesh cells
+as particles, box of 2 Mpc/h a cell. One run is all of that, from the noise in memory to positions
+and density in memory; compilation and the tables of growth and transfer function come before.
+With --gradient also the value and the gradient, by the noise, of sum(w * density).
+
+The codes run in turn in processes of their own, and their medians are compared. So that one sees
+that they computed the same thing, the densities' power spectra are printed beside linear theory
+(of this very noise) and their correlation with flowpm_dist's.
+
+The first time, an environment for the other codes is made in ~/.cache/flowpm-dist, which needs
+the package registry. pmwd is not on it, and so not here; PM++ descends from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+REQUIREMENTS = HERE / "requirements-peers.txt"
+
+sys.path.append(str(ROOT / "tools"))
+
+import progress  # noqa: E402
+
+OURS = "flowpm_dist"
+CODES = (OURS, "jaxpm", "pmpp")
+CELL = 2.0
+WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
+"""[h/Mpc]."""
+
+
+def environment() -> Path:
+    """The Python of the peers' environment, made where it is missing.
+
+    Raises:
+        SystemExit: it could not be made; says why.
+    """
+    facts = f"{REQUIREMENTS.read_text()}{platform.machine()}{sys.version_info[:2]}"
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "flowpm-dist" / f"peers-{digest}"
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if complete.exists() and python.exists():
+        return python
+    log = folder.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install"]
+    try:
+        progress.run(
+            f"making {folder}", [sys.executable, "-m", "venv", "--clear", str(folder)], log=log
+        )
+        progress.run(
+            f"installing {REQUIREMENTS.name} (about half a minute)",
+            [*pip, "--progress-bar", "off", "--requirement", str(REQUIREMENTS)],
+            log=log,
+        )
+    except progress.CommandError as error:
+        raise SystemExit(
+            f"{error.tail(12)}\n\n{error}; all of its output: {error.log}\n"
+            "If the package registry cannot be reached from here, set pip up for one that can "
+            "(pip config, or PIP_INDEX_URL) and run this again."
+        ) from None
+    complete.touch()
+    return python
+
+
+class Worker:
+    """A code's process for one task; its first run, with compilation, is done once it is made."""
+
+    def __init__(self, code: str, task: str, python: str | Path, arguments: Sequence[str]) -> None:
+        self.code, self.task = code, task
+        script = HERE / "peers" / f"run_{code}.py"
+        self._log = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [str(python), str(script), task, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=_worker_environment(code, arguments),
+        )
+        self.about = self._answer()
+        self.seconds: list[float] = []
+        self.peaks: list[int] = []
+
+    def run(self) -> None:
+        """One timed run."""
+        found = self.ask("run")
+        self.seconds.append(found["seconds"])
+        self.peaks.append(found["peak"])
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """Send a command; return the answer to it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def stop(self) -> None:
+        """End the process, kindly if it listens."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._log.seek(0)
+            raise SystemExit(
+                f"{self._log.read()[-4000:]}\n{self.code}'s {self.task} worker ended: {status}"
+            )
+        return json.loads(line)
+
+
+def _worker_environment(code: str, arguments: Sequence[str]) -> dict[str, str]:
+    """As many threads as the parent has cores, for each library in its own way."""
+    threads = arguments[arguments.index("--threads") + 1]
+    found = dict(os.environ, OMP_NUM_THREADS=threads)
+    if code == OURS:
+        found["FLOWPM_THREADS"] = threads
+        found["PYTHONPATH"] = os.pathsep.join([str(ROOT), found.get("PYTHONPATH", "")])
+    else:
+        # XLA sizes its pool by the cores it may run on, or by NPROC.
+        found.update(JAX_PLATFORMS="cpu", NPROC=threads)
+        found.pop("PYTHONPATH", None)
+    return found
+
+
+def pin(threads: int) -> None:
+    """Keep this process and all that it starts on the first `threads` of its cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < threads:
+        raise SystemExit(f"--threads {threads}: there are {len(cores)} cores")
+    os.sched_setaffinity(0, cores[:threads])
+
+
+def measure(
+    options: argparse.Namespace, python: Path, folder: Path
+) -> tuple[dict[tuple[str, str], Worker], dict[tuple[str, str], dict[str, Any]]]:
+    """Start every worker, one after the other, then let them run in turn.
+
+    Returns:
+        the workers, stopped, and what they said of their results, by code and task.
+    """
+    tasks = ("forward", "gradient") if options.gradient else ("forward",)
+    arguments = [str(folder), "--steps", str(options.steps), "--threads", str(options.threads)]
+    workers: dict[tuple[str, str], Worker] = {}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    try:
+        for task in tasks:
+            for code in CODES:
+                begin = time.perf_counter()
+                own = code == OURS
+                workers[code, task] = Worker(
+                    code, task, sys.executable if own else python, arguments
+                )
+                if own and task == "forward":
+                    sigma8 = workers[code, task].about["sigma8"]
+                    arguments = [*arguments, "--sigma8", repr(sigma8)]
+                first = workers[code, task].about["first_seconds"]
+                say(
+                    f"{code} {task}: ready after {time.perf_counter() - begin:.0f} s "
+                    f"(compilation and first run {first:.1f} s)"
+                )
+        for repeat in range(options.repeats):
+            for worker in workers.values():
+                worker.run()
+            shown = ", ".join(f"{w.code} {w.task} {w.seconds[-1]:.2f}" for w in workers.values())
+            say(f"{repeat + 1}/{options.repeats} [s]: {shown}")
+        for key, worker in workers.items():
+            results[key] = worker.ask("save")
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    return workers, results
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[peers] {text}", file=sys.stderr, flush=True)
+
+
+class Spectra:
+    """Binned spectra, one fundamental mode to a bin, of boxes of one size."""
+
+    def __init__(self, grid: int, wanted: Sequence[float]) -> None:
+        number = np.fft.fftfreq(grid, 1 / grid)
+        half = number[: grid // 2 + 1].copy()
+        half[-1] = abs(half[-1])
+        squares = number[:, None, None] ** 2 + number[None, :, None] ** 2 + half**2
+        self._bin = np.rint(np.sqrt(squares)).astype(int).ravel()
+        self._count = np.full(half.size, 2.0)
+        self._count[[0, -1]] = 1.0
+        self._window = np.sinc(number / grid)[:, None, None] * np.sinc(number / grid)[None, :, None]
+        self._window = (self._window * np.sinc(half / grid)) ** 2
+        self._scale = (CELL / grid) ** 3  # volume over cells squared
+        fundamental = 2 * np.pi / (CELL * grid)
+        bins = {round(k / fundamental) for k in wanted}
+        self.bins = sorted(b for b in bins if 1 <= b < grid // 2)
+        self.k = [b * fundamental for b in self.bins]
+        self.all_k = np.sqrt(squares) * fundamental
+
+    def modes(self, density: np.ndarray, painted: bool = True) -> np.ndarray:
+        """Fourier modes, without the cloud-in-cell window where the field is painted."""
+        modes = np.fft.rfftn(density.astype(np.float64))
+        return modes / self._window if painted else modes
+
+    def cross(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Cross power of the bins [(Mpc/h)^3]."""
+        weights = np.broadcast_to(self._count, a.shape).ravel()
+        values = (a * b.conj()).real.ravel() * weights
+        sums = np.bincount(self._bin, values)[self.bins]
+        return sums / np.bincount(self._bin, weights)[self.bins] * self._scale
+
+
+def compare(
+    options: argparse.Namespace,
+    folder: Path,
+    about: dict[str, Any],
+    results: dict[tuple[str, str], dict[str, Any]],
+) -> dict[str, Any]:
+    """What shows that the codes computed the same thing."""
+    spectra = Spectra(options.grid, WAVENUMBERS)
+    noise = spectra.modes(np.load(folder / "noise.npy"), painted=False)
+    log_k = np.log(np.maximum(spectra.all_k, about["k"][0]))
+    power = np.exp(np.interp(log_k, np.log(about["k"]), np.log(about["power"])))
+    linear_modes = noise * np.sqrt(power / CELL**3)
+    linear = spectra.cross(linear_modes, linear_modes)
+    found: dict[str, Any] = {"k": spectra.k, "linear_power": linear.tolist(), "codes": {}}
+    reference = gradient = None
+    for code in CODES:
+        modes = spectra.modes(np.load(folder / f"{code}-forward.npy"))
+        own = spectra.cross(modes, modes)
+        if reference is None:
+            reference, reference_power = modes, own
+        entry = {
+            "rms_displacement": results[code, "forward"]["rms_displacement"],
+            "power_over_linear": (own / linear).tolist(),
+            "correlation": (
+                spectra.cross(modes, reference) / np.sqrt(own * reference_power)
+            ).tolist(),
+        }
+        if options.gradient:
+            value = np.load(folder / f"{code}-gradient.npy").astype(np.float64).ravel()
+            gradient = value if gradient is None else gradient
+            norms = np.linalg.norm(value), np.linalg.norm(gradient)
+            entry["gradient_correlation"] = float(value @ gradient / (norms[0] * norms[1]))
+            entry["gradient_norm_ratio"] = float(norms[0] / norms[1])
+        found["codes"][code] = entry
+    return found
+
+
+def summarise(
+    options: argparse.Namespace, workers: dict[tuple[str, str], Worker]
+) -> dict[str, dict[str, Any]]:
+    """Medians of each code and task, and how they compare."""
+    per_step = options.grid**3 * options.steps
+    found: dict[str, dict[str, Any]] = {}
+    for (code, task), worker in workers.items():
+        median = statistics.median(worker.seconds)
+        own = found[OURS][task]["seconds"] if code != OURS else median
+        found.setdefault(code, {"about": _described(worker.about)})[task] = {
+            "seconds": median,
+            "fastest": min(worker.seconds),
+            "slowest": max(worker.seconds),
+            "ns_per_particle_per_step": median * 1e9 / per_step,
+            "over_flowpm_dist": median / own,
+            "over_forward": median / found.get(code, {}).get("forward", {}).get("seconds", median),
+            "peak": max(worker.peaks),
+            "first_seconds": worker.about["first_seconds"],
+        }
+    return found
+
+
+def _described(about: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in about.items() if name not in ("k", "power")}
+
+
+def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Print the tables."""
+    print(
+        f"{options.grid}^3 particles x {options.steps} steps, float32, {options.threads} threads, "
+        f"medians of {options.repeats}, in turn"
+    )
+    for code in CODES:
+        about = found["timings"][code]["about"]
+        print(f"  {code} {about['version']}: {about['scheme']} ({about['beside']})")
+    columns: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+        ("s/run", lambda t: f"{t['seconds']:.3f}"),
+        ("fastest..slowest", lambda t: f"{t['fastest']:.3f}..{t['slowest']:.3f}"),
+        ("ns/particle/step", lambda t: f"{t['ns_per_particle_per_step']:.0f}"),
+        (f"/{OURS}", lambda t: f"{t['over_flowpm_dist']:.2f}"),
+        ("/forward", lambda t: f"{t['over_forward']:.2f}"),
+        ("peak GiB", lambda t: f"{t['peak'] / 2**30:.2f}"),
+        ("first run s", lambda t: f"{t['first_seconds']:.1f}"),
+    )
+    for task in ("forward", "gradient") if options.gradient else ("forward",):
+        rows = [[task, "version", *(head for head, _ in columns)]]
+        for code in CODES:
+            entry = found["timings"][code]
+            rows.append(
+                [code, entry["about"]["version"], *(text(entry[task]) for _, text in columns)]
+            )
+        print_table(rows)
+    guard = found["comparison"]
+    heads = [f"k={k:.2f}" for k in guard["k"]]
+    print("\npower over linear theory's (same noise), and correlation with flowpm_dist's density")
+    rows = [["density", "rms Mpc/h", *heads, *(f"r, {head}" for head in heads)]]
+    for code in CODES:
+        entry = guard["codes"][code]
+        row = [code, f"{entry['rms_displacement']:.2f}"]
+        row += [f"{x:.3f}" for x in entry["power_over_linear"]]
+        rows.append([*row, *(f"{x:.4f}" for x in entry["correlation"])])
+    print_table(rows)
+    if options.gradient:
+        rows = [["gradient", "correlation", "norm over flowpm_dist's"]]
+        for code in CODES:
+            entry = guard["codes"][code]
+            numbers = entry["gradient_correlation"], entry["gradient_norm_ratio"]
+            rows.append([code, *(f"{x:.4f}" for x in numbers)])
+        print_table(rows)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print cells below their heads."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--grid", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
+    parser.add_argument("--gradient", action="store_true")
+    parser.add_argument("--json", type=Path, help="file for all that was measured")
+    options = parser.parse_args()
+    python = environment()
+    pin(options.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        random = np.random.default_rng(20)
+        for array in ("noise", "weight"):
+            values = random.standard_normal((options.grid,) * 3, dtype=np.float32)
+            np.save(folder / f"{array}.npy", values)
+        workers, results = measure(options, python, folder)
+        found = {
+            **{x: getattr(options, x) for x in ("grid", "steps", "repeats", "threads")},
+            "timings": summarise(options, workers),
+            "comparison": compare(options, folder, workers[OURS, "forward"].about, results),
+        }
+    show(options, found)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

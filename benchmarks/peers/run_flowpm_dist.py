@@ -1,0 +1,64 @@
+"""Worker of peers.py: flowpm_dist, 2LPT, FastPM leapfrog, finite-difference force, 1 rank."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import worker
+
+from meshimpl import launch
+
+
+def main() -> None:
+    options = worker.arguments()
+    launch.configure_threads()
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+    from flowpm_dist.cosmology import LinearPower
+
+    cosmology = fpm.Cosmology.planck18()
+    for name, value in worker.COSMOLOGY.items():
+        assert getattr(cosmology, name) == value, name
+    steps = fpm.scale_factor_steps(worker.A_START, worker.A_STOP, options.steps)
+    sim = fpm.Simulation(
+        cosmology,
+        options.grid,
+        worker.CELL * options.grid,
+        steps,
+        integrator="fastpm",
+        gradient="finite-difference",
+    )
+    power = LinearPower(cosmology)
+    noise, weight = tf.constant(options.noise), tf.constant(options.weight)
+
+    def forward() -> tuple[Any, Any]:
+        state = sim.run(white_noise=noise)
+        density = state.density().block.numpy()
+        return state.displacement.block.numpy(), density
+
+    def gradient() -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            loss = tf.reduce_sum(weight * sim.run(white_noise=noise).density().block)
+        return loss.numpy(), tape.gradient(loss, noise).numpy()
+
+    k = np.geomspace(1e-3, 20, 400)
+    worker.serve(
+        "flowpm_dist",
+        options,
+        forward,
+        gradient,
+        version=version("flowpm-dist"),
+        beside=f"tensorflow {tf.__version__}",
+        scheme=f"2LPT, FastPM leapfrog, finite-difference force, {options.steps + 1} forces",
+        sigma8=float(power.sigma8()),
+        k=k.tolist(),
+        power=power(k).numpy().tolist(),
+    )
+
+
+if __name__ == "__main__":
+    main()

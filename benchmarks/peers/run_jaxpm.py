@@ -1,0 +1,95 @@
+"""Worker of peers.py: JaxPM, 2LPT, diffrax's LeapfrogMidpoint in steps of equal length.
+
+As JaxPM's own benchmark runs it: one jitted function from the noise to the painted density, with
+`linear_field`, `lpt`, `make_diffrax_ode` and `diffeqsolve`; reverse mode through diffrax's default
+adjoint, recursive checkpointing. A solver that chooses its steps itself (Tsit5, Dopri5), which the
+notebooks also show, takes many more evaluations of the force and is not what is compared here.
+This leapfrog has no FastPM factors: with as few steps its growth is visibly too small.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import jax_cosmo
+import jaxpm.pm
+import worker
+from jaxpm.distributed import uniform_particles
+from jaxpm.growth import growth_factor
+from jaxpm.kernels import interpolate_power_spectrum
+from jaxpm.painting import cic_paint, cic_paint_dx
+
+ABSOLUTE = True
+"""Positions rather than displacements: the faster of JaxPM's two ways on a CPU."""
+
+
+def main() -> None:
+    options = worker.arguments()
+    grid, shape = options.grid, (options.grid,) * 3
+    # linear_field draws its noise: here its seed is the noise, so that all codes share one.
+    jaxpm.pm.normal_field = lambda seed, shape, sharding: seed
+    cosmology, other = (
+        jax_cosmo.Cosmology(
+            Omega_c=worker.COSMOLOGY["Omega_m"] - worker.COSMOLOGY["Omega_b"],
+            **{name: worker.COSMOLOGY[name] for name in ("Omega_b", "h", "n_s")},
+            sigma8=options.sigma8,
+            Omega_k=0.0,
+            w0=-1.0,
+            wa=0.0,
+        )
+        for _ in range(2)
+    )
+    growth_factor(cosmology, jnp.atleast_1d(1.0))  # its table, kept in the cosmology
+    k = jnp.logspace(-4, 1, 512)
+    power = jax_cosmo.power.linear_matter_power(other, k)
+    lattice = uniform_particles(shape) if ABSOLUTE else None
+    term = diffrax.ODETerm(jaxpm.pm.make_diffrax_ode(shape, paint_absolute_pos=ABSOLUTE))
+
+    def simulate(noise: Any) -> tuple[Any, Any]:
+        linear = jaxpm.pm.linear_field(
+            shape,
+            (worker.CELL * grid,) * 3,
+            lambda x: interpolate_power_spectrum(x, k, power),
+            seed=noise,
+        )
+        moved, momentum, _ = jaxpm.pm.lpt(
+            cosmology, linear, particles=lattice, a=worker.A_START, order=2
+        )
+        start = moved if lattice is None else lattice + moved
+        solution = diffrax.diffeqsolve(
+            term,
+            diffrax.LeapfrogMidpoint(),
+            t0=worker.A_START,
+            t1=worker.A_STOP,
+            dt0=None,
+            stepsize_controller=diffrax.StepTo(jnp.asarray(options.edges, jnp.float32)),
+            y0=jnp.stack([start, momentum]),
+            args=cosmology,
+            saveat=diffrax.SaveAt(t1=True),
+            max_steps=options.steps,
+        )
+        end = solution.ys[-1, 0]
+        if lattice is None:
+            return end * worker.CELL, cic_paint_dx(end)
+        return (end - lattice) * worker.CELL, cic_paint(jnp.zeros(shape), end)
+
+    noise, weight = jnp.asarray(options.noise), jnp.asarray(options.weight)
+    run = jax.jit(simulate)
+    differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(weight * simulate(x)[1])))
+    worker.serve(
+        "jaxpm",
+        options,
+        lambda: jax.block_until_ready(run(noise)),
+        lambda: jax.block_until_ready(differentiate(noise)),
+        version=version("jaxpm"),
+        beside=f"jax {version('jax')}, diffrax {version('diffrax')}",
+        scheme=f"2LPT, diffrax's LeapfrogMidpoint, finite-difference force, {options.steps} forces",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What the workers of peers.py share: their arguments and how they answer the parent.
+
+A worker prints one JSON line when its first run is done, then one for each command it reads:
+`run` (seconds and peak memory of one whole run) and `save` (the results, into the folder).
+It needs NumPy only, because it runs in the peers' environment as well as in the project's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+A_START, A_STOP = 0.1, 1.0
+CELL = 2.0
+"""[Mpc/h]."""
+
+COSMOLOGY = {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822, "A_s": 2.1064e-9}
+"""flowpm_dist's Cosmology.planck18()."""
+
+Forward = Callable[[], tuple[Any, Any]]
+Gradient = Callable[[], tuple[Any, Any]]
+
+
+def arguments() -> argparse.Namespace:
+    """What the parent asks for, with `noise` and `weight` read: float32 [grid, grid, grid]."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=["forward", "gradient"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--sigma8", type=float)
+    options = parser.parse_args()
+    options.noise = np.load(options.folder / "noise.npy")
+    options.weight = np.load(options.folder / "weight.npy")
+    options.grid = options.noise.shape[0]
+    options.edges = np.linspace(A_START, A_STOP, options.steps + 1)
+    return options
+
+
+def serve(
+    name: str, options: argparse.Namespace, forward: Forward, gradient: Gradient, **about: Any
+) -> None:
+    """Answer the parent until it closes the pipe.
+
+    Args:
+        name: of the files that `save` writes.
+        options: of `arguments`.
+        forward: one whole run; returns displacement [..., 3] [Mpc/h] and density when complete.
+        gradient: value of sum(weight * density) and its gradient by the white noise.
+        about: for the first line: version, versions beside it, scheme.
+    """
+    # Whatever a library prints on the standard output must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    run = forward if options.task == "forward" else gradient
+
+    def answer(**values: Any) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    begin = time.perf_counter()
+    found = run()
+    answer(first_seconds=time.perf_counter() - begin, **about)
+    for line in sys.stdin:
+        if line.strip() == "run":
+            del found
+            resettable = _reset_peak()
+            begin = time.perf_counter()
+            found = run()
+            seconds = time.perf_counter() - begin
+            answer(seconds=seconds, peak=_peak(resettable))
+        elif line.strip() == "save":
+            first, second = (np.asarray(x) for x in found)
+            if second.dtype != np.float32:
+                raise SystemExit(f"{second.dtype}: a float32 run is wanted")
+            np.save(options.folder / f"{name}-{options.task}.npy", second)
+            if options.task == "forward":
+                square = np.mean(np.sum(first.reshape(-1, 3).astype(np.float64) ** 2, axis=-1))
+                answer(rms_displacement=float(np.sqrt(square)))
+            else:
+                answer(value=float(first))
+        else:
+            raise SystemExit(f"{line.strip()!r}: run or save")
+
+
+def _reset_peak() -> bool:
+    """Make the kernel forget the peak so far, compilation's; False where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak(resettable: bool) -> int:
+    """Peak resident memory [bytes], since the reset where there was one."""
+    if resettable:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

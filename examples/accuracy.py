@@ -1,0 +1,166 @@
+"""How far each integrator is from a converged run: P(k) and r(k), by steps and force mesh.
+
+    python examples/accuracy.py [--grid 128] [--spacing 2.0] [--output accuracy]
+    mpirun -np 2 python examples/accuracy.py
+
+Runs FastPM, BullFrog and COLA with 5, 10, 20 and 40 steps on force meshes once and twice as fine as
+the particle lattice (and BullFrog with 6), from one white noise, and a converged run: 100 BullFrog
+steps on a mesh three times as fine. Writes OUTPUT.csv, OUTPUT.md and OUTPUT.png; about twenty
+minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flowpm_dist as fpm
+from flowpm_dist.statistics import compare
+from meshimpl import launch
+
+AT = (0.1, 0.2, 0.5, 1.0)  # [h/Mpc]
+STEPS = (5, 10, 20, 40)
+SEED = 2026
+COSMOLOGY = fpm.Cosmology.planck18()
+
+
+def edges(integrator: str, steps: int) -> np.ndarray:
+    """BullFrog from rest at a = 0 in equal steps of D1; the others from a = 0.1, equal in a."""
+    if integrator == "bullfrog":
+        return fpm.growth_steps(COSMOLOGY, 0.0, 1.0, steps)
+    return fpm.scale_factor_steps(0.1, 1.0, steps)
+
+
+def densities(state: Any) -> tuple[Any, Any]:
+    """Of a mesh twice as fine as the lattice, and the same for particles shifted by half a cell."""
+    return state.density(2), state.density(2, shift=0.5)
+
+
+def measure(state: Any, truth: tuple[Any, Any] | None, size: float) -> Any:
+    """Power and correlation with the truth (with itself where there is none)."""
+    plain, shifted = densities(state)
+    other, other_shifted = truth or (plain, shifted)
+    return compare(plain, other, size, window="cic", interlaced=(shifted, other_shifted))
+
+
+def halofit(k: np.ndarray) -> np.ndarray:
+    """CAMB's non-linear power at a = 1 [(Mpc/h)^3]."""
+    import camb
+
+    c = COSMOLOGY
+    run = camb.CAMBparams()
+    run.set_cosmology(
+        H0=100 * c.h,
+        ombh2=c.Omega_b * c.h**2,
+        omch2=(c.Omega_m - c.Omega_b) * c.h**2,
+        mnu=0,
+        nnu=3.046,
+    )
+    run.InitPower.set_params(As=c.A_s, ns=c.n_s)
+    run.set_matter_power(redshifts=[0.0], kmax=20.0)
+    run.NonLinear = camb.model.NonLinear_both
+    return camb.get_results(run).get_matter_power_interpolator().P(0.0, k)
+
+
+def near(k: np.ndarray, values: np.ndarray, at: float) -> float:
+    """Mean over the bins within 5 % of a wavenumber, or the nearest one."""
+    inside = np.abs(k / at - 1) < 0.05
+    inside[np.argmin(np.abs(k - at))] = True
+    return float(values[inside].mean())
+
+
+def draw(results: dict[tuple[str, int, int], Any], guide: np.ndarray, path: Path) -> None:
+    """P(k) over the converged one, and 1 - r(k)."""
+    from matplotlib.figure import Figure
+
+    names = sorted({name for name, _, _ in results})
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    axes = figure.subplots(len(names), 2, sharex=True)
+    colours = {5: "#d1495b", 6: "#b07aa1", 10: "#edae49", 20: "#00798c", 40: "#1f3a5f"}
+    for row, name in zip(axes, names, strict=True):
+        for (scheme, steps, mesh), found in results.items():
+            if scheme != name:
+                continue
+            style = {1: "--", 2: "-"}[mesh]
+            label = f"{steps} steps, B = {mesh}"
+            ratio = found.power_a / found.power_b
+            row[0].plot(found.k, ratio, style, color=colours[steps], label=label, lw=1.2)
+            lost = np.maximum(1 - found.correlation, 1e-7)
+            row[1].plot(found.k, lost, style, color=colours[steps], lw=1.2)
+        found = next(iter(results.values()))
+        row[0].plot(found.k, guide / found.power_b, ":", color="0.5", label="halofit", lw=1)
+        row[0].axhspan(0.99, 1.01, color="0.9", zorder=0)
+        row[0].set(ylim=(0.8, 1.08), ylabel="P / P converged", title=name)
+        row[1].set(yscale="log", ylim=(1e-6, 0.3), ylabel="1 - r", title=name)
+        row[0].legend(fontsize=6.5, ncols=2, loc="lower left")
+    for axis in axes[-1]:
+        axis.set(xscale="log", xlabel="k [h/Mpc]")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Run all, and write on rank 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--grid", type=int, default=128, help="particles along each side")
+    parser.add_argument("--spacing", type=float, default=2.0, help="between them [Mpc/h]")
+    parser.add_argument("--output", type=Path, default=Path("accuracy"), help="stem of the files")
+    options = parser.parse_args()
+    size = options.grid * options.spacing
+    first = launch.detect().rank == 0
+
+    def run(integrator: str, steps: int, mesh: int) -> Any:
+        order = 3 if mesh == 3 else 2
+        a = fpm.growth_steps(COSMOLOGY, 0.02, 1.0, steps) if mesh == 3 else edges(integrator, steps)
+        sim = fpm.Simulation(
+            COSMOLOGY,
+            options.grid,
+            size,
+            a,
+            integrator=integrator,
+            force_mesh=mesh,
+            lpt_order=order,
+        )
+        state = sim.run(seed=SEED)
+        if first:
+            seconds = state.timings["total"]
+            print(f"{integrator:9s} {steps:3d} steps, B = {mesh}: {seconds:6.1f} s", flush=True)
+        return state
+
+    truth = densities(run("bullfrog", 100, 3))
+    results = {("fastpm, converged", 100, 3): measure(run("fastpm", 100, 3), truth, size)}
+    for integrator in ("fastpm", "bullfrog", "cola"):
+        for mesh in (1, 2):
+            for steps in STEPS if integrator != "bullfrog" else sorted({*STEPS, 6}):
+                state = run(integrator, steps, mesh)
+                results[integrator, steps, mesh] = measure(state, truth, size)
+    if not first:
+        return
+    rows = []
+    for (integrator, steps, mesh), found in results.items():
+        ratio = found.power_a / found.power_b - 1
+        errors = [100 * near(found.k, ratio, k) for k in AT]
+        lost = [near(found.k, 1 - found.correlation, k) for k in AT]
+        rows.append([integrator, steps, mesh, *errors, *lost])
+    header = ["integrator", "steps", "B"]
+    header += [f"P error at {k} [%]" for k in AT] + [f"1 - r at {k}" for k in AT]
+    with options.output.with_suffix(".csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for integrator, steps, mesh, *numbers in rows:
+        texts = [f"{x:+.2f}" for x in numbers[:4]] + [f"{x:.1e}" for x in numbers[4:]]
+        lines.append("| " + " | ".join([integrator, str(steps), str(mesh), *texts]) + " |")
+    options.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    shown = {key: found for key, found in results.items() if key[2] < 3}
+    found = next(iter(shown.values()))
+    draw(shown, halofit(found.k), options.output.with_suffix(".png"))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

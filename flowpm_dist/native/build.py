@@ -1,0 +1,91 @@
+"""Build the compiled kernels for the TensorFlow that this Python has.
+
+Used by setup.py, before the package can be imported: standard library only at import.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OPTIMISED = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"]
+
+
+class BuildError(Exception):
+    """The kernels cannot be built here; the message is one line that says why."""
+
+
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler, CXX if that is set.
+
+    Raises:
+        BuildError: there is none.
+    """
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    raise BuildError(f"no C++ compiler ({named[0] if named else 'g++'} is not there)")
+
+
+def tensorflow_flags() -> tuple[list[str], list[str]]:
+    """Return what TensorFlow wants for compiling and for linking.
+
+    Raises:
+        BuildError: this Python has no TensorFlow.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise BuildError(f"this Python has no TensorFlow to build for ({error})") from error
+    # As system headers: their warnings are not ours.
+    compiling = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]
+    compiling.append(f'-DFLOWPM_TENSORFLOW="{tf.__version__}"')
+    return compiling, tf.sysconfig.get_link_flags()
+
+
+def build(library: Path, objects: Path) -> None:
+    """Compile and link.
+
+    Args:
+        library: the shared library to write.
+        objects: folder for what is compiled on the way.
+
+    Raises:
+        BuildError: something is missing, or the compiler does not accept the sources.
+    """
+    command = compiler()
+    compiling, linking = tensorflow_flags()
+    objects.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    common = [*command, "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
+
+    def compile_one(source: Path) -> str:
+        # Only the operations see TensorFlow; only the loops are worth the time of -O3.
+        flags = ["-O2", *compiling] if source.stem == "ops" else OPTIMISED
+        target = str(objects / f"{source.stem}.o")
+        _run([*common, *flags, "-c", str(source), "-o", target])
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = list(pool.map(compile_one, sorted(HERE.glob("*.cc"))))
+    partial = library.with_suffix(".partial")
+    _run([*command, "-shared", *compiled, *linking, "-o", str(partial)])
+    # Processes that have the old library open keep it.
+    partial.replace(library)
+
+
+def _run(command: list[str]) -> None:
+    print(shlex.join(command), flush=True)
+    result = subprocess.run(command, capture_output=True, text=True)
+    print(result.stdout + result.stderr, end="", flush=True)
+    if result.returncode != 0:
+        errors = [line for line in result.stderr.splitlines() if "error" in line]
+        reason = (errors or result.stderr.splitlines() or ["no message"])[0].strip()
+        raise BuildError(f"{command[0]} failed ({reason})")

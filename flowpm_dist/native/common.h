@@ -1,0 +1,62 @@
+// What the kernels share: entries for each processor, the survey before a scatter, exact sums.
+#pragma once
+
+#include "window.h"
+
+namespace flowpm {
+
+// `NAME_clone`: `NAME` for float and double, in a version for each level of processor.
+#define FLOWPM_ENTRY(NAME, CALL)                                                              \
+  FLOWPM_CLONES void NAME##_clone(const CALL<float>& call, const Tiling& tiling,              \
+                                  const Box* boxes, int64_t column) {                         \
+    NAME(call, tiling, boxes, column);                                                        \
+  }                                                                                           \
+  FLOWPM_CLONES void NAME##_clone(const CALL<double>& call, const Tiling& tiling,             \
+                                  const Box* boxes, int64_t column) {                         \
+    NAME(call, tiling, boxes, column);                                                        \
+  }
+
+// The sum of products in double, in an order that does not depend on the processor.
+template <typename T>
+struct Dot {
+  double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+
+  FLOWPM_INLINE void add(const T* a, const T* b, int64_t count) {
+    int64_t m = 0;
+    for (; m + 8 <= count; m += 8) {
+      for (int lane = 0; lane < 8; ++lane) lanes[lane] += double(a[m + lane]) * double(b[m + lane]);
+    }
+    for (; m < count; ++m) lanes[m % 8] += double(a[m]) * double(b[m]);
+  }
+  double total() const {
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+           ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+  }
+};
+
+// What the patches of each column touch: the boxes of `disjoint_groups`.
+template <typename T>
+std::vector<Box> survey(const Geometry& g, const Tiling& tiling, int margin, const T* s,
+                        const Parallel& parallel);
+
+// Sets `count` values to 0, in parallel.
+template <typename T>
+void clear(T* values, int64_t count, const Parallel& parallel);
+
+// Calls work(column, boxes of its patches) for all columns, those that touch the same cells, with
+// `margin` more on either side, in a fixed order.
+template <typename Work>
+void scatter(const Geometry& g, const Tiling& tiling, std::vector<Box> boxes, int margin,
+             const Parallel& parallel, const Work& work) {
+  std::vector<Box> grown = boxes;
+  for (Box& box : grown) {
+    if (!box.empty()) box = box.grown(margin);
+  }
+  for (const auto& group : disjoint_groups(g, tiling, grown)) {
+    parallel(int64_t(group.size()), [&](int64_t m) {
+      work(group[m], boxes.data() + group[m] * tiling.patches());
+    });
+  }
+}
+
+}  // namespace flowpm

@@ -1,0 +1,99 @@
+// The particle kernels, free of TensorFlow. T is float or double; arrays are dense, C order.
+#pragma once
+
+#include "geometry.h"
+
+namespace flowpm {
+
+template <typename T>
+struct Paint {
+  Geometry g;
+  const T* s;
+  const T* weights;  // or null: 1
+  T* mesh;
+  T* reach;  // [3]
+};
+
+template <typename T>
+struct PaintVjp {
+  Geometry g;
+  const T* s;
+  const T* weights;  // or null
+  const T* dmesh;
+  const T* add;  // or null: 0
+  T* ds;
+  T* dweights;  // null if weights is
+};
+
+template <typename T>
+struct Read {
+  Geometry g;
+  int64_t components;
+  const T* fields;
+  const T* s;
+  T* values;
+};
+
+template <typename T>
+struct ReadVjp {
+  Geometry g;
+  int64_t components;
+  const T* fields;
+  const T* s;
+  const T* dvalues;
+  T* dfields;
+  T* ds;
+};
+
+// force, or factors[0] v + factors[1] force.
+template <typename T>
+struct Force {
+  Geometry g;
+  bool spectral;  // field is the force [cells, 3], else the potential [cells]
+  const T* field;
+  const T* s;
+  const T* v;        // or null
+  const T* factors;  // null if v is
+  T* out;
+};
+
+template <typename T>
+struct ForceVjp {
+  Geometry g;
+  bool spectral;
+  const T* field;
+  const T* s;
+  const T* v_after;  // or null: no kick, just the force
+  const T* dv;       // cotangent of v_after or of the force
+  const T* add;      // null if v_after is
+  const T* factors;  // null if v_after is
+  T* v_before;       // null if v_after is
+  T* dfield;
+  T* ds;
+  double* sums;  // null if v_after is
+};
+
+template <typename T>
+void paint(const Paint<T>& call, const Parallel& parallel);
+template <typename T>
+void paint_vjp(const PaintVjp<T>& call, const Parallel& parallel);
+template <typename T>
+void read(const Read<T>& call, const Parallel& parallel);
+template <typename T>
+void read_vjp(const ReadVjp<T>& call, const Parallel& parallel);
+template <typename T>
+void force(const Force<T>& call, const Parallel& parallel);
+template <typename T>
+void force_vjp(const ForceVjp<T>& call, const Parallel& parallel);
+
+// out = x + factor y, for `batch` rows of `count`.
+template <typename T>
+void linear(int64_t batch, int64_t count, const T* x, const T* y, const T* factor, T* out,
+            const Parallel& parallel);
+// x_before = x_after - factor v, dv_out = dv + factor dx, sum = <dx, v>.
+template <typename T>
+void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx,
+               const T* dv, const T* factor, T* x_before, T* dv_out, double* sum,
+               const Parallel& parallel);
+
+}  // namespace flowpm

@@ -1,0 +1,44 @@
+"""Redshift space: where particles appear along the line of sight (Kaiser 1987), plane-parallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def axis_number(axis: str) -> int:
+    """0, 1 or 2 for "x", "y" or "z".
+
+    Raises:
+        ValueError: another name.
+    """
+    if axis not in ("x", "y", "z"):
+        raise ValueError(f"axis {axis!r}: 'x', 'y' or 'z'")
+    return "xyz".index(axis)
+
+
+def redshift_space(
+    displacement: tf.Tensor, velocity: tf.Tensor, a: Any, E: Any, axis: str = "z"
+) -> tf.Tensor:
+    """Displacement to the apparent positions s = x + v_pec / (a H), differentiable.
+
+    The peculiar velocity is v_pec = a dx/dt = p / a, so the shift is p / (a^2 E) [Mpc/h]. Along z,
+    which no mesh splits, it needs no wider halo.
+
+    Args:
+        displacement: block [..., x, y, z, 3] [Mpc/h].
+        velocity: canonical, p = a^2 dx/dt, of the same shape [Mpc/h H0].
+        a: scale factor [1]; one number, or one for each universe of a batch.
+        E: H(a) / H0 [1], likewise.
+        axis: of the line of sight, "x", "y" or "z".
+
+    Raises:
+        ValueError: an unknown axis.
+    """
+    dtype = displacement.dtype
+    number = axis_number(axis)
+    factor = 1 / (tf.cast(a, tf.float64) ** 2 * tf.cast(E, tf.float64))
+    factor = tf.reshape(factor, [*factor.shape, *[1] * (4 if factor.shape.rank else 0)])
+    along = tf.one_hot(number, 3, dtype=tf.float64)
+    return displacement + velocity * tf.cast(factor * along, dtype)

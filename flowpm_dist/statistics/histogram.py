@@ -1,0 +1,164 @@
+"""The one-point distribution of a density, or of its logarithm."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.fields import Box, Field
+from flowpm_dist.statistics.bins import sum_over_universe
+from flowpm_dist.statistics.measure import box_of, whole
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many cells have a value in each bin; unpacks as `centres, pdf`.
+
+    Attributes:
+        edges: of the bins [bin + 1], of the density or of ln(density).
+        counts: cells in each bin, [bin]; of a batch of universes [batch, bin].
+        cells: of a universe, also those outside the edges.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+    cells: int
+
+    @property
+    def centres(self) -> np.ndarray:
+        """Middles of the bins."""
+        return _centres(self.edges)
+
+    @property
+    def pdf(self) -> np.ndarray:
+        """Probability density: its integral over the bins is the share of cells within them."""
+        return self.counts / (self.cells * np.diff(self.edges))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.centres, self.pdf))
+
+
+def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram:
+    """Count the cells whose value lies in each bin, as `numpy.histogram` does.
+
+    Cells outside the edges are not counted; the last bin includes its upper edge.
+
+    Args:
+        field: a `Field`, or a whole array [x, y, z] on one rank.
+        edges: of the bins, increasing, [bin + 1].
+        log: the edges are of ln(density); empty cells are then below all of them.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        ValueError: edges that do not increase, or not a scalar field.
+    """
+    edges = _checked_edges(edges)
+    box, block = box_of(field, None if isinstance(field, Field) else 1.0)
+    values = block.numpy().reshape(-1, math.prod(box.block))
+    counts = []
+    for universe in values:
+        if log:
+            with np.errstate(divide="ignore"):
+                universe = np.log(universe)
+        counts.append(np.histogram(universe, edges)[0])
+    own = sum_over_universe(box.mesh, np.array(counts, np.int64))
+    own = own.reshape(*box.local_batch, edges.size - 1)
+    return Histogram(edges, whole(tf.constant(own), box).astype(np.int64), box.cells)
+
+
+def soft_histogram(block: tf.Tensor, box: Box, edges: Any, *, log: bool = False) -> tf.Tensor:
+    """A histogram that is differentiable: each cell is shared between the two nearest bins.
+
+    Linear (cloud-in-cell) shares between the centres of the bins. A cell beyond the first or the
+    last centre belongs to that bin whole, so that the sum is the number of cells whatever the
+    edges, and has no gradient. The gradient jumps where a value passes a centre.
+
+    Args:
+        block: this rank's block of a density, [..., x, y, z].
+        box: it lives in.
+        edges: of the bins, increasing, [bin + 1]; at least two bins.
+        log: the edges are of ln(density).
+
+    Returns:
+        Number of cells of each bin, [bin] or, of a batch, [universe, bin] of the universes this
+        rank has a block of; the same on the ranks that share them, as `binned_power`'s.
+
+    Raises:
+        ValueError: edges that do not increase, or fewer than two bins.
+    """
+    checked = _checked_edges(edges)
+    if checked.size < 3:
+        raise ValueError("a soft histogram needs at least two bins")
+    return _soft_function(box, tuple(_centres(checked).tolist()), log)(block)
+
+
+@functools.lru_cache(maxsize=16)
+def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunction:
+    bins = mtf.Dimension("bin", len(centres))
+    each_rank = [mtf.Dimension(name, box.split[name]) for name in "xy"]
+    partial = mtf.Shape([*box.number_shape.dims, *each_rank, bins])
+
+    def local(density: tf.Tensor) -> tf.Tensor:
+        counts = _soft_counts(density, len(box.local_batch), np.array(centres), log)
+        return tf.reshape(counts, box.impl.slice_shape(partial))
+
+    def build(_: Any, density: Any) -> Any:
+        counts = mtf.slicewise(
+            local,
+            [density],
+            output_shape=partial,
+            output_dtype=tf.float64,
+            splittable_dims=partial.dims[:-1] + density.shape.dims[:-1],
+            name="soft_histogram",
+        )
+        total = mtf.reduce_sum(counts, output_shape=mtf.Shape([*box.number_shape.dims, bins]))
+        return mtf.cast(total, density.dtype)
+
+    return box.function(build, density=box.shape)
+
+
+def _soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: bool) -> tf.Tensor:
+    """Shares of a block's cells between bins, float64 [universe * bin]."""
+    dtype, count = density.dtype, centres.size
+    universes = math.prod(density.shape[:batch_rank])
+
+    @tf.function(jit_compile=True)
+    def shares(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """For each cell the lower of its two bins, and the share of the upper one."""
+        # Clipped before the logarithm, whose slope at an empty cell would be infinite.
+        ends = (np.exp(centres) if log else centres)[[0, -1]]
+        values = tf.clip_by_value(values, *(tf.constant(end, dtype) for end in ends))
+        values = tf.math.log(values) if log else values
+        lower = tf.zeros(values.shape, tf.int32)
+        for centre in centres[1:-1]:  # one vectorised pass, faster than a search
+            lower += tf.cast(values >= tf.constant(centre, dtype), tf.int32)
+        width = tf.gather(tf.constant(np.diff(centres), dtype), lower)
+        share = (values - tf.gather(tf.constant(centres, dtype), lower)) / width
+        return lower, tf.cast(share, tf.float64)
+
+    lower, upper_share = shares(tf.reshape(density, [universes, -1]))
+    number = lower + count * tf.range(universes)[:, tf.newaxis]
+    return tf.math.unsorted_segment_sum(
+        1 - upper_share, number, universes * count
+    ) + tf.math.unsorted_segment_sum(upper_share, number + 1, universes * count)
+
+
+def _checked_edges(edges: Any) -> np.ndarray:
+    checked = np.asarray(edges, dtype=np.float64)
+    if checked.ndim != 1 or checked.size < 2 or not (np.diff(checked) > 0).all():
+        raise ValueError("edges: at least two numbers, increasing, are needed")
+    return checked
+
+
+def _centres(edges: np.ndarray) -> np.ndarray:
+    return (edges[:-1] + edges[1:]) / 2

@@ -1,0 +1,144 @@
+"""From one or two fields to the means of their products in bins of wavenumber."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.fields import Box, Field
+from flowpm_dist.spectral import to_spectrum
+from flowpm_dist.statistics.bins import bin_contents
+from flowpm_dist.statistics.interlacing import interlace
+from flowpm_dist.statistics.mode_sums import ModeSums, Weights
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
+from meshimpl.process_mesh import ProcessMesh
+
+Window = Literal["cic"] | None
+"""Of the painting that made a field, to be divided out of its modes."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A field as it was sampled.
+
+    Attributes:
+        block: this rank's block [..., x, y, z].
+        window: "cic" where its modes are to be divided by the cloud-in-cell window.
+        shifted: block of the density of the particles moved by half a cell along each axis.
+
+    Raises:
+        ValueError: an unknown window.
+    """
+
+    block: tf.Tensor
+    window: Window = None
+    shifted: tf.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window not in (None, "cic"):
+            raise ValueError(f"window {self.window!r}: 'cic' or None")
+
+
+@functools.lru_cache(maxsize=16)
+def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshFunction:
+    def build(_: Any, *fields: Any) -> Any:
+        rest = iter(fields)
+        spectra = []
+        for twice in interlaced:
+            spectrum = to_spectrum(next(rest))
+            spectra.append(interlace(spectrum, to_spectrum(next(rest)), box) if twice else spectrum)
+        return ModeSums(spectra, box, weights).outputs[0]
+
+    names = [
+        name
+        for i, twice in enumerate(interlaced)
+        for name in ([f"field{i}", f"shifted{i}"] if twice else [f"field{i}"])
+    ]
+    return box.function(build, **dict.fromkeys(names, box.shape))
+
+
+def mode_means(
+    samples: Sequence[Sample], box: Box, orders: tuple[int, ...] = (0,), axis: int = 2
+) -> tf.Tensor:
+    """Means over the modes of each bin, times the volume [(Mpc/h)^3], differentiable.
+
+    Args:
+        samples: one field, or two of the same box.
+        box: of the fields.
+        orders: of the Legendre weights (2 l + 1) L_l(mu).
+        axis: of the line of sight.
+
+    Returns:
+        [..., product, order, bin] in the box's dtype, of the universes this rank has a block of;
+        products are |a|^2, or |a|^2, |b|^2 and Re a b*.
+    """
+    weights = Weights(tuple(s.window is not None for s in samples), orders, axis)
+    function = _function(box, weights, tuple(s.shifted is not None for s in samples))
+    blocks = [b for s in samples for b in (s.block, s.shifted) if b is not None]
+    _, modes = bin_contents(box)
+    return function(*blocks) * tf.constant(box.volume / box.cells**2 / modes, box.dtype)
+
+
+def whole(means: tf.Tensor, box: Box) -> np.ndarray:
+    """Of all universes, on every rank, in float64, from those of each rank."""
+    trailing = means.shape[len(box.local_batch) :]
+    dims = [mtf.Dimension(f"axis{i}", n) for i, n in enumerate(trailing)]
+    return box.whole(means, mtf.Shape(box.number_shape.dims + dims)).astype(np.float64)
+
+
+def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
+    """The box and the block of a `Field`, or of a whole array on one rank.
+
+    Raises:
+        ValueError: not a scalar field, an array without box_size, or another box size than the
+            field's own.
+    """
+    if isinstance(field, Field):
+        box, block = field.box, field.block
+        given = np.broadcast_to(np.asarray(box.size if box_size is None else box_size, float), (3,))
+        if not np.allclose(given, box.size):
+            raise ValueError(f"box_size {tuple(given)} is not that of the field, {box.size}")
+        if block.shape.rank != len(box.shape):
+            raise ValueError(f"a scalar field is needed, got blocks of shape {block.shape}")
+        return box, block
+    block = tf.convert_to_tensor(field)
+    if block.shape.rank != 3:
+        raise ValueError(f"a scalar field [x, y, z] is needed, got shape {block.shape}")
+    if box_size is None:
+        raise ValueError("an array has no box of its own: box_size [Mpc/h] is needed")
+    x, y, z = (float(s) for s in np.broadcast_to(np.asarray(box_size, float), (3,)))
+    nx, ny, nz = block.shape.as_list()
+    return Box((nx, ny, nz), (x, y, z), ProcessMesh("row:1,col:1"), block.dtype), block
+
+
+def sample_of(
+    field: Any, box_size: Any, window: Window = None, interlaced: Any = None
+) -> tuple[Box, Sample]:
+    """The box of a field, and its sample with that of the shifted particles.
+
+    Raises:
+        ValueError: see `box_of`; or the two are not on the same box.
+    """
+    box, block = box_of(field, box_size)
+    if interlaced is None:
+        return box, Sample(block, window)
+    shifted_box, shifted = box_of(interlaced, box_size)
+    check_same_box(box, shifted_box, "the field and its interlaced one")
+    return box, Sample(block, window, shifted)
+
+
+def check_same_box(a: Box, b: Box, what: str) -> None:
+    """Raise a `ValueError` that shows both boxes unless they are the same."""
+    if a != b:
+        raise ValueError(f"{what} are not on the same box: {_described(a)} and {_described(b)}")
+
+
+def _described(box: Box) -> str:
+    batch = "" if box.batch is None else f"batch {box.batch}, "
+    return f"{batch}grid {box.grid}, size {box.size}, mesh {box.mesh}, {box.dtype.name}"

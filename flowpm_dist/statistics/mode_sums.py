@@ -1,0 +1,237 @@
+"""Binned sums of products of spectra with Legendre weights, and their adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.fields import Box
+from flowpm_dist.statistics.bins import (
+    bin_count,
+    bin_number,
+    inverse_windows,
+    multiplicities,
+    relative_wavenumber,
+    relative_wavenumbers,
+)
+from meshimpl.collectives import fence
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+
+Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Vectors along x, y and z, of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1] or of one plane of kz."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each mode counts.
+
+    Attributes:
+        deconvolved: for each spectrum, whether it is divided by the cloud-in-cell window.
+        orders: of the Legendre polynomials (2 l + 1) L_l(mu), even.
+        axis: of the line of sight, 0, 1 or 2.
+    """
+
+    deconvolved: tuple[bool, ...]
+    orders: tuple[int, ...] = (0,)
+    axis: int = 2
+
+    @property
+    def products(self) -> int:
+        """|a|^2 of one spectrum; |a|^2, |b|^2 and Re a b* of two."""
+        return 1 if len(self.deconvolved) == 1 else 3
+
+    def legendre(self, along: Axes, k: tf.Tensor) -> list[tf.Tensor]:
+        """(2 l + 1) L_l(mu) of each order."""
+        mu2 = tf.math.divide_no_nan(along[self.axis] ** 2, k**2)
+        result = []
+        for order in self.orders:
+            coefficients = np.polynomial.legendre.leg2poly([0] * order + [2 * order + 1])
+            value = tf.zeros_like(k)
+            for c in coefficients[::-2]:
+                value = value * mu2 + float(c)
+            result.append(value)
+        return result
+
+    def scales(self, inverse: Axes) -> list[tf.Tensor]:
+        """What each spectrum is multiplied by, from the factors of one over the window."""
+        unwindowed = _outer(inverse)
+        return [unwindowed if d else tf.ones_like(unwindowed) for d in self.deconvolved]
+
+
+def _vectors(box: Box) -> tuple[Axes, Axes, Axes]:
+    """Wavenumbers, multiplicities and inverse windows in float64, the same graph on every rank."""
+
+    def fenced(along: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Axes:
+        x, y, z = (fence(tf.constant(a, tf.float64)) for a in along)
+        return x, y, z
+
+    return (
+        fenced(relative_wavenumbers(box)),
+        fenced(multiplicities(box)),
+        fenced(inverse_windows(box)),
+    )
+
+
+def _outer(along: Axes) -> tf.Tensor:
+    x, y, z = along
+    return x * y * z
+
+
+class ModeSums(mtf.Operation):
+    """For each bin the sum over its modes of (2 l + 1) L_l(mu) times each product of spectra.
+
+    Args:
+        spectra: one or two mtf tensors [..., kz, ky, kx, pair].
+        box: of both.
+        weights: see there.
+        name: of the operation.
+
+    The output is [..., product, order, bin], complete on every rank that shares the universe. The
+    sums are made in float64.
+    """
+
+    def __init__(
+        self, spectra: Sequence[Any], box: Box, weights: Weights, name: str | None = None
+    ) -> None:
+        super().__init__(list(spectra), name=name or "mode_sums")
+        self._box, self._weights = box, weights
+        sizes = {
+            "product": weights.products,
+            "order": len(weights.orders),
+            "bin": bin_count(box),
+        }
+        dims = [mtf.Dimension(name, size) for name, size in sizes.items()]
+        shape = mtf.Shape(box.number_shape.dims + dims)
+        self._outputs = [mtf.Tensor(self, shape, spectra[0].dtype)]
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        """Each bin's cotangent goes to its modes."""
+        box, weights = self._box, self._weights
+
+        @tf.function(jit_compile=True)
+        def spread(*args: Any) -> list[tf.Tensor]:
+            return _mode_cotangents(weights, bin_count(box), *args)
+
+        def local(*slices: tf.Tensor) -> Any:
+            values = [_batched(s, 4) for s in slices[:-1]]
+            found = spread(values, _batched(slices[-1], 3), _vectors(box))
+            found = [tf.reshape(f, s.shape) for f, s in zip(found, slices[:-1], strict=True)]
+            return found[0] if len(found) == 1 else tuple(found)
+
+        spectrum, several = self.inputs[0], len(self.inputs) > 1
+        found = mtf.slicewise(
+            local,
+            [*self.inputs, grad_ys[0]],
+            output_shape=[x.shape for x in self.inputs] if several else spectrum.shape,
+            output_dtype=[x.dtype for x in self.inputs] if several else spectrum.dtype,
+            splittable_dims=spectrum.shape.dims,
+            grad_function=0,
+            name="mode_sums_gradient",
+        )
+        return list(found) if several else [found]
+
+    def lower(self, lowering: Any) -> None:
+        """Each rank sums its modes, plane by plane; then one small allreduce."""
+        impl = lowering.mesh_impl(self)
+        output = self.outputs[0]
+        values = [
+            _batched(lowering.tensors[x].to_laid_out_tensor().one_slice, 4) for x in self.inputs
+        ]
+        sums = tf.reshape(self._local(values), impl.slice_shape(output.shape))
+        layout = impl.tensor_layout(mtf.Shape(self.inputs[0].shape.dims[-4:]))
+        axes = sorted(axis for axis in layout if axis is not None)
+        total = impl.allreduce(LaidOutTensor([sums]), axes, "SUM").one_slice
+        lowering.set_tensor_lowering(output, LaidOutTensor([tf.cast(total, output.dtype)]))
+
+    def _local(self, values: list[tf.Tensor]) -> tf.Tensor:
+        """This rank's part of the sums, float64 [batch, product, order, bin]."""
+        weights, count = self._weights, bin_count(self._box)
+        batch = values[0].shape[0]
+
+        @tf.function(jit_compile=True)
+        def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            return _plane_summands(weights, count, *args)
+
+        vectors = _vectors(self._box)
+
+        def sums(index: tf.Tensor) -> tf.Tensor:
+            here = tuple((x[0], y[0], z[index, 0, 0]) for x, y, z in vectors)
+            summands, number = plane([value[:, index] for value in values], here)
+            return tf.math.unsorted_segment_sum(summands, number, count + 1)
+
+        per_plane = tf.map_fn(sums, tf.range(values[0].shape[1]), fn_output_signature=tf.float64)
+        total = tf.reduce_sum(per_plane, axis=0)[:-1]
+        shape = [batch, weights.products, len(weights.orders), count]
+        return tf.reshape(tf.transpose(total, [1, 2, 0]), shape)
+
+
+def _plane_summands(
+    weights: Weights, count: int, planes: list[tf.Tensor], vectors: tuple[Axes, Axes, Axes]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What the modes of one kz add, [ky, kx, batch, product * order], and their bins [ky, kx]."""
+    along, counts, inverse = vectors
+    k = relative_wavenumber(*along)
+    modes = [
+        tf.cast(value, tf.float64) * scale[..., tf.newaxis]
+        for value, scale in zip(planes, weights.scales(inverse), strict=True)
+    ]
+    pairs = [(0, 0)] if len(modes) == 1 else [(0, 0), (1, 1), (0, 1)]
+    summands = [
+        tf.reduce_sum(modes[i] * modes[j], axis=-1) * _outer(counts) * l_mu
+        for i, j in pairs
+        for l_mu in weights.legendre(along, k)
+    ]
+    # [summand, batch, ky, kx] -> [ky, kx, batch, summand]
+    return tf.transpose(tf.stack(summands), [2, 3, 1, 0]), bin_number(k, count)
+
+
+def _mode_cotangents(
+    weights: Weights,
+    count: int,
+    values: list[tf.Tensor],
+    dy: tf.Tensor,
+    vectors: tuple[Axes, Axes, Axes],
+) -> list[tf.Tensor]:
+    """d|a|^2 = 2 a, d Re(a b*) = b by a and a by b, times each bin's cotangent and weights.
+
+    Args:
+        weights: see there.
+        count: of bins.
+        values: spectra [batch, kz, ky, kx, pair].
+        dy: cotangent of the sums [batch, product, order, bin].
+        vectors: see `_vectors`.
+    """
+    along, counts, inverse = vectors
+    k = relative_wavenumber(*along)
+    number, legendre = bin_number(k, count), weights.legendre(along, k)
+    padded = tf.pad(tf.cast(dy, tf.float64), [[0, 0]] * 3 + [[0, 1]])
+
+    def of_product(product: int) -> tf.Tensor:
+        terms = [
+            tf.gather(padded[:, product, order], number, axis=1) * l_mu
+            for order, l_mu in enumerate(legendre)
+        ]
+        return tf.add_n(terms) * _outer(counts)
+
+    def times(value: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return value * tf.cast(factor, value.dtype)[..., tf.newaxis]
+
+    scales = weights.scales(inverse)
+    found = [
+        times(value, 2 * scale**2 * of_product(product))
+        for product, (value, scale) in enumerate(zip(values, scales, strict=True))
+    ]
+    if len(values) == 1:
+        return found
+    cross = scales[0] * scales[1] * of_product(2)
+    return [found[0] + times(values[1], cross), found[1] + times(values[0], cross)]
+
+
+def _batched(x: tf.Tensor, rank: int) -> tf.Tensor:
+    """A slice with its batch dimension, of size 1 where it has none."""
+    return tf.reshape(x, [-1, *x.shape[-rank:]])

@@ -1,0 +1,118 @@
+"""Functions of fields, point by point, each compiled into one pass over the rank's blocks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from meshimpl.compat import mtf
+from meshimpl.operations.local import local
+
+Function = Callable[..., Any]
+
+
+def pointwise(function: Function, *fields: Any, outputs: Sequence[Any] | None = None) -> Any:
+    """`function` of this rank's blocks, compiled, and so is its gradient.
+
+    Args:
+        function: of as many blocks as there are fields. What it returns at a point depends on the
+            fields there only, or on a whole dimension that no layout splits. Give the same object
+            again where the same function is meant: it is compiled once for each shape.
+        fields: mtf tensors of floating values, split alike.
+        outputs: `mtf.Shape` of each of several results; by default there is one, of the first
+            field's shape. The results have its dtype.
+
+    Returns:
+        mtf tensor, or a list of them.
+    """
+    forward, backward = _compiled(function, len(fields))
+    shapes = [fields[0].shape] if outputs is None else outputs
+
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        known = [
+            mtf.zeros(fields[0].mesh, shape, fields[0].dtype) if dy is None else dy
+            for dy, shape in zip(cotangents, shapes, strict=True)
+        ]
+        return local(backward, [*inputs, *known], [(x.shape, x.dtype) for x in inputs])
+
+    results = local(
+        forward,
+        fields,
+        [(shape, fields[0].dtype) for shape in shapes],
+        adjoint=adjoint,
+        name="pointwise",
+    )
+    return results[0] if outputs is None else results
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(function: Function, count: int) -> tuple[Function, Function]:
+    """The function of `count` blocks, and its vector-Jacobian product of those and cotangents."""
+
+    def backward(*blocks: tf.Tensor) -> list[tf.Tensor]:
+        inputs, cotangents = list(blocks[:count]), list(blocks[count:])
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            results = function(*inputs)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(results, inputs, cotangents, unconnected_gradients=zero)
+
+    return tf.function(function, jit_compile=True), tf.function(backward, jit_compile=True)
+
+
+def after(x: Any, other: Any) -> Any:
+    """`x`, available only once `other` has been computed: not everything is in memory at once."""
+
+    def wait(value: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([first]):
+            return tf.identity(value)
+
+    return local(
+        wait, [x, other], [(x.shape, x.dtype)], adjoint=lambda _, dys: [dys[0], None], name="after"
+    )[0]
+
+
+def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
+    """sum_n factors[n] terms[n] in one pass.
+
+    Args:
+        factors: mtf tensors of leading dimensions of the terms' shape, such as scalars.
+        terms: mtf tensors of one shape and dtype.
+    """
+    shape, dtype = terms[0].shape, terms[0].dtype
+
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        (dy,) = cotangents
+        by_factor = [
+            mtf.reduce_sum(dy * x, output_shape=f.shape)
+            for f, x in zip(inputs[: len(factors)], terms, strict=True)
+        ]
+        return by_factor + [combine([f], [dy]) for f in factors]
+
+    inputs = [*factors, *terms]
+    return local(_sum_of_products, inputs, [(shape, dtype)], adjoint=adjoint, name="combine")[0]
+
+
+@tf.function(jit_compile=True)
+def _sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
+    count = len(blocks) // 2
+    total = None
+    for factor, term in zip(blocks[:count], blocks[count:], strict=True):
+        missing = term.shape.rank - factor.shape.rank
+        part = tf.reshape(factor, factor.shape.as_list() + [1] * missing) * term
+        total = part if total is None else total + part
+    return total
+
+
+def vector(parts: Sequence[Any]) -> Any:
+    """Components [...] as one mtf tensor [..., component]."""
+    shape = mtf.Shape([*parts[0].shape.dims, mtf.Dimension("component", len(parts))])
+    return pointwise(_stack, *parts, outputs=[shape])[0]
+
+
+def _stack(*blocks: tf.Tensor) -> tf.Tensor:
+    return tf.stack(blocks, axis=-1)

@@ -1,0 +1,187 @@
+"""Gradients of whole runs: another code's, finite differences, adjoint against plain."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import process_mesh
+from reference import pmwd_parameters, reference, relative_rms
+from test_simulation import MESHES, pmwd_simulation
+
+import flowpm_dist as fpm
+
+pytestmark = pytest.mark.timeout(240, method="thread")
+
+
+@pytest.fixture(params=MESHES)
+def box_mesh(request):
+    """Slabs and pencils."""
+    return process_mesh(request.param)
+
+
+def block_of(sim, whole):
+    """This rank's block of a whole array."""
+    cut = tuple(slice(o, o + n) for o, n in zip(sim.box.offset, sim.box.block, strict=True))
+    return tf.constant(whole[cut])
+
+
+@pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_w0wa_32", "pmwd_lcdm_32_mesh2"])
+def test_pmwd(box_mesh, name):
+    """To the white noise, and through transfer, growth, LPT and all steps to each parameter."""
+    data = reference(name)
+    sim = pmwd_simulation(data, box_mesh, "float64")
+    refinement = int(data["mesh"][0]) // 32
+    parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in pmwd_parameters(data).items()}
+    noise = block_of(sim, data["white_noise"])
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        state = sim.run(white_noise=noise, cosmology=fpm.Cosmology(**parameters))
+        density = state.density(refinement)
+        cut = tuple(slice(o, o + n) for o, n in zip(density.offset, density.box.block, strict=True))
+        part = tf.reduce_sum(density.block * data["loss_weights"][cut])
+    to_noise, to_parameters = tape.gradient(part, [noise, parameters])
+    loss = float(box_mesh.world.allreduce(part))
+    assert loss == pytest.approx(float(data["loss"]), rel=1e-6)
+    assert relative_rms(fpm.Field(to_noise, sim.box).numpy(), data["grad_white_noise"]) < 1e-6
+    keys = {"A_s": "A_s_1e9", "w0": "w_0", "wa": "w_a"}
+    for key, gradient in to_parameters.items():
+        expected = float(data[f"grad_{keys.get(key, key)}"]) * (1e9 if key == "A_s" else 1)
+        assert float(gradient) == pytest.approx(expected, rel=1e-5), key
+
+
+SCHEMES = {
+    "fastpm": dict(integrator="fastpm", steps=fpm.scale_factor_steps(0.1, 1.0, 4)),
+    "fastpm, log a": dict(integrator="fastpm", steps=fpm.logarithmic_steps(0.1, 1.0, 4)),
+    "bullfrog from a = 0": dict(integrator="bullfrog", steps=np.linspace(0.0, 1.0, 5)),
+    "cola": dict(integrator="cola", steps=fpm.scale_factor_steps(0.1, 1.0, 3)),
+    "spectral, 2": dict(
+        integrator="fastpm",
+        steps=fpm.scale_factor_steps(0.1, 1.0, 2),
+        gradient="spectral",
+        force_mesh=2,
+        deconvolve=True,
+    ),
+    "third order": dict(
+        integrator="bullfrog", steps=fpm.scale_factor_steps(0.3, 1.0, 2), lpt_order=3
+    ),
+}
+
+
+class Problem:
+    """A loss of a small run by its white noise and four parameters."""
+
+    def __init__(self, scheme, box_mesh):
+        self.sim = fpm.Simulation(
+            fpm.Cosmology.planck18(),
+            12,
+            48.0,
+            mesh=box_mesh,
+            precision="float64",
+            halo=8,
+            **SCHEMES[scheme],
+        )
+        random = np.random.default_rng(3)
+        self.noise, self.direction, weights = (
+            block_of(self.sim, random.normal(size=(12, 12, 12))) for _ in range(3)
+        )
+        self.weights = weights
+        # w0 = -1 and wa = 0: where naive derivatives are not finite.
+        self.parameters = {"Omega_m": 0.3, "sigma8": 0.8, "w0": -1.0, "wa": 0.0}
+
+    def loss(self, noise, parameters):
+        cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, **parameters)
+        state = self.sim.run(white_noise=noise, cosmology=cosmology)
+        momentum = 0.1 * tf.reduce_sum(state.velocity.block[..., 0] * self.weights)
+        return tf.reduce_sum(state.density().block * self.weights) + momentum
+
+    def whole_loss(self, noise, parameters):
+        return float(self.sim.box.mesh.world.allreduce(self.loss(noise, parameters)))
+
+    def gradient(self, differentiation):
+        """Along the direction in the noise, and to each parameter."""
+        self.sim.differentiation = differentiation
+        parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in self.parameters.items()}
+        with tf.GradientTape() as tape:
+            tape.watch(self.noise)
+            part = self.loss(self.noise, parameters)
+        to_noise, slopes = tape.gradient(part, [self.noise, parameters])
+        along = self.sim.box.mesh.world.allreduce(tf.reduce_sum(to_noise * self.direction))
+        return {"noise": float(along)} | {k: float(v) for k, v in slopes.items()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_finite_differences(line, scheme):
+    """Steps as the reference's README advises: small enough not to cross kinks of cloud-in-cell."""
+    problem = Problem(scheme, line if line.axis_size("row") < 3 else process_mesh("row:2,col:2"))
+    adjoint, plain = problem.gradient("adjoint"), problem.gradient("plain")
+    for name, slope in adjoint.items():
+        assert slope == pytest.approx(plain[name], rel=1e-9), name
+    step = 1e-8
+    shift = step * problem.direction
+    values = {
+        "noise": [
+            problem.whole_loss(problem.noise + s, problem.parameters) for s in (shift, -shift)
+        ]
+    }
+    scales = {"noise": step}
+    for name, value in problem.parameters.items():
+        scales[name] = 1e-6 if name == "wa" else 1e-7
+        values[name] = [
+            problem.whole_loss(problem.noise, problem.parameters | {name: value + s})
+            for s in (scales[name], -scales[name])
+        ]
+    for name, (up, down) in values.items():
+        rounding = 1e-13 * abs(up) / scales[name]
+        difference = (up - down) / (2 * scales[name])
+        assert adjoint[name] == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
+
+
+def test_flat_field_has_finite_gradients(line):
+    """No power, no noise: every derivative is a number."""
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(),
+        12,
+        48.0,
+        fpm.scale_factor_steps(0.1, 1.0, 2),
+        mesh=line if line.axis_size("row") < 3 else process_mesh("row:2,col:2"),
+        precision="float64",
+    )
+    noise = tf.zeros(sim.box.block, tf.float64)
+    parameters = {"Omega_m": 0.3, "A_s": 2e-9, "w0": -1.0, "wa": 0.0}
+    variables = {k: tf.Variable(v, dtype=tf.float64) for k, v in parameters.items()}
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, **variables)
+        density = sim.run(white_noise=noise, cosmology=cosmology).density().block
+        part = tf.reduce_sum(density**2)
+    for gradient in tf.nest.flatten(tape.gradient(part, [noise, variables])):
+        assert np.isfinite(gradient.numpy()).all()
+
+
+def test_batch_gradients_arrive_complete(any_mesh):
+    """Each universe's parameters get their own slope, on every rank."""
+    batch = 2
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(),
+        8,
+        32.0,
+        fpm.scale_factor_steps(0.1, 1.0, 2),
+        mesh=any_mesh,
+        precision="float64",
+        halo=8,
+    )
+    s8 = [tf.Variable(value, dtype=tf.float64) for value in (0.7, 0.9)]
+    base = fpm.Cosmology.planck18()
+    with tf.GradientTape() as tape:
+        state = sim.run(seed=[1, 2], cosmology=[base.replace(sigma8=s) for s in s8])
+        part = tf.reduce_sum(state.density().block ** 2)
+    slopes = [float(g) for g in tape.gradient(part, s8)]
+    for seed, s, slope in zip((1, 2), s8, slopes, strict=True):
+        step = 1e-6
+        up, down = (
+            sim.run(seed=[seed] * batch, cosmology=base.replace(sigma8=float(s) + d)).density()
+            for d in (step, -step)
+        )
+        difference = float(
+            any_mesh.world.allreduce(tf.reduce_sum(up.block**2) - tf.reduce_sum(down.block**2))
+        ) / (2 * step * batch)
+        assert slope == pytest.approx(difference, rel=1e-4)

@@ -1,0 +1,41 @@
+"""Redshift space: linear theory's answer for a plane wave, and gradients by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.redshift_space import redshift_space
+
+
+@pytest.mark.parametrize("axis", ["x", "y", "z"])
+def test_redshift_space_of_a_plane_wave(axis):
+    """Linear growth, dx/dt = f H psi: along the line of sight the wave is 1 + f times as high."""
+    a, E, f = 0.6, 1.4, 0.8
+    wave = np.sin(2 * np.pi * np.arange(8) / 8)
+    displacement = np.broadcast_to(wave[:, None, None, None], (8, 4, 4, 3)).copy()
+    velocity = a**2 * E * f * displacement
+    seen = redshift_space(tf.constant(displacement), tf.constant(velocity), a, E, axis).numpy()
+    along = "xyz".index(axis)
+    for component in range(3):
+        factor = 1 + f if component == along else 1
+        np.testing.assert_allclose(seen[..., component], factor * displacement[..., component])
+
+
+def test_redshift_space_of_a_batch_and_its_gradient():
+    rng = np.random.default_rng(1)
+    displacement, velocity = (tf.constant(rng.normal(size=(2, 4, 4, 4, 3))) for _ in range(2))
+    scale, expansion = tf.constant([0.5, 1.0], tf.float64), tf.constant([1.8, 1.0], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch([velocity, expansion])
+        seen = redshift_space(displacement, velocity, scale, expansion)
+        loss = tf.reduce_sum(seen)
+    shift = velocity[..., 2].numpy() / np.array([0.25 * 1.8, 1.0])[:, None, None, None]
+    np.testing.assert_allclose(seen[..., 2] - displacement[..., 2], shift, rtol=1e-13)
+    to_velocity, to_expansion = tape.gradient(loss, [velocity, expansion])
+    np.testing.assert_allclose(to_velocity[0, 0, 0, 0], [0, 0, 1 / (0.25 * 1.8)])
+    np.testing.assert_allclose(to_expansion, -shift.sum(axis=(1, 2, 3)) / [1.8, 1.0], rtol=1e-12)
+
+
+def test_unknown_axis():
+    with pytest.raises(ValueError, match="axis 'w'"):
+        redshift_space(tf.zeros([4, 4, 4, 3]), tf.zeros([4, 4, 4, 3]), 1.0, 1.0, "w")
