@@ -105,21 +105,20 @@ class Pencils:
             planes = tf.reshape(tf.signal.ifft2d(spectrum), [batch, kz, cols, ny, nx])
             pieces = self.col.alltoall(_transpose(planes, [2, 0, 1, 3, 4]))
             modes = tf.reshape(_transpose(pieces, [1, 4, 3, 0, 2]), [batch, nx, ny, cols * kz])
-            return tf.signal.irfft(modes[..., :half], fft_length=[nz])
+            return tf.signal.irfft(_crop(modes, half), fft_length=[nz])
         lines = tf.reshape(tf.signal.ifft(spectrum), [batch, kz, ky, rows, nx])
-        if cols == 1:
-            # [batch, kz, ky/row, x] -> [batch, x/row, ky, kz]
-            pieces = self.row.alltoall(_transpose(lines, [3, 0, 4, 2, 1]))
-            modes = tf.reshape(_transpose(pieces, [1, 2, 0, 3, 4]), [batch, nx, rows * ky, kz])
-            return tf.signal.irfft2d(modes[:, :, :ny], fft_length=[ny, nz])
         # [batch, kz/col, ky/row, x] -> [batch, x/row, kz/col, ky]
         pieces = self.row.alltoall(_transpose(lines, [3, 0, 4, 1, 2]))
         modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, kz, rows * ky])
-        lines = tf.reshape(tf.signal.ifft(modes[..., : ny * cols]), [batch, nx, kz, cols, ny])
+        lines = tf.signal.ifft(_crop(modes, ny * cols))
+        if cols == 1:
+            # faster than irfft2d, whose transform along y is strided
+            return tf.signal.irfft(_crop(_transpose(lines, [0, 1, 3, 2]), half), fft_length=[nz])
+        lines = tf.reshape(lines, [batch, nx, kz, cols, ny])
         # [batch, x/row, kz/col, y] -> [batch, x/row, y/col, kz]
         pieces = self.col.alltoall(_transpose(lines, [3, 0, 1, 4, 2]))
         modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, ny, cols * kz])
-        return tf.signal.irfft(modes[..., :half], fft_length=[nz])
+        return tf.signal.irfft(_crop(modes, half), fft_length=[nz])
 
     def multiplicity(self) -> np.ndarray:
         """For this rank's kz: 2 where a mode stands for its conjugate too, 1 elsewhere."""
@@ -146,6 +145,10 @@ class Pencils:
 
 def _signed(size: int) -> np.ndarray:
     return np.fft.fftfreq(size, 1 / size).round().astype(np.int64)
+
+
+def _crop(x: tf.Tensor, size: int) -> tf.Tensor:
+    return x if x.shape[-1] == size else x[..., :size]
 
 
 def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:

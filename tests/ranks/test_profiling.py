@@ -1,0 +1,22 @@
+"""The profile mode: every part is found, and the parts make up the evolution."""
+
+import pytest
+from conftest import process_mesh
+from test_simulation import MESHES
+
+import flowpm_dist as fpm
+from flowpm_dist.profiling import PARTS, profile
+
+
+def test_profile_accounts_for_the_evolution():
+    mesh = process_mesh(MESHES[-1])
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(), 32, 64.0, fpm.scale_factor_steps(0.1, 1.0, 3), mesh=mesh
+    )
+    found = profile(sim, seed=1)
+    assert set(found.seconds) == set(PARTS)
+    assert sum(found.seconds.values()) == pytest.approx(found.total, rel=0.2)
+    for part in ("paint", "FFT", "transposes", "filter", "read", "update"):
+        assert found.seconds[part] > 0, part
+    assert (found.seconds["exchange"] > 0) == (mesh.size > 1)
+    assert "ns/particle/step" in str(found)
