@@ -5,8 +5,9 @@
 
 Runs FastPM, BullFrog and COLA with 5, 10, 20 and 40 steps on force meshes once and twice as fine as
 the particle lattice (and BullFrog with 6), from one white noise, and a converged run: 100 BullFrog
-steps on a mesh three times as fine. Writes OUTPUT.csv, OUTPUT.md and OUTPUT.png; about twenty
-minutes on two cores.
+steps from a = 0.02 on a mesh three times as fine, beside which stands one of FastPM. All others
+start from third-order LPT at a = 0.1; steps are equal in a. Writes OUTPUT.csv, OUTPUT.md and
+OUTPUT.png; about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -26,13 +27,6 @@ AT = (0.1, 0.2, 0.5, 1.0)  # [h/Mpc]
 STEPS = (5, 10, 20, 40)
 SEED = 2026
 COSMOLOGY = fpm.Cosmology.planck18()
-
-
-def edges(integrator: str, steps: int) -> np.ndarray:
-    """BullFrog from rest at a = 0 in equal steps of D1; the others from a = 0.1, equal in a."""
-    if integrator == "bullfrog":
-        return fpm.growth_steps(COSMOLOGY, 0.0, 1.0, steps)
-    return fpm.scale_factor_steps(0.1, 1.0, steps)
 
 
 def densities(state: Any) -> tuple[Any, Any]:
@@ -115,8 +109,7 @@ def main() -> None:
     first = launch.detect().rank == 0
 
     def run(integrator: str, steps: int, mesh: int) -> Any:
-        order = 3 if mesh == 3 else 2
-        a = fpm.growth_steps(COSMOLOGY, 0.02, 1.0, steps) if mesh == 3 else edges(integrator, steps)
+        a = fpm.scale_factor_steps(0.02 if mesh == 3 else 0.1, 1.0, steps)
         sim = fpm.Simulation(
             COSMOLOGY,
             options.grid,
@@ -124,7 +117,7 @@ def main() -> None:
             a,
             integrator=integrator,
             force_mesh=mesh,
-            lpt_order=order,
+            lpt_order=3,
         )
         state = sim.run(seed=SEED)
         if first:

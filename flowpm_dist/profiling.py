@@ -104,15 +104,14 @@ def _parts(events: list[Event], *, alone: bool) -> dict[str, float]:
     seconds = dict.fromkeys(PARTS, 0.0)
     windows = sorted((begin, end, name[6:]) for name, begin, end in events if name[:6] == "phase:")
     left = dict.fromkeys(PHASES, 0.0)
-    for begin, end, phase in windows:
-        left[phase] += end - begin
+    for begin, end, window in windows:
+        left[window] += end - begin
     for name, begin, end in events:
-        part = _part_of(name)
-        phase = _phase_at(windows, begin)
-        if part is None or phase is None:
+        kind, phase = _part_of(name), _phase_at(windows, begin)
+        if kind is None or phase is None:
             continue
-        if part == "filter":  # compiled: the filter of the force, or a portable kernel
-            part = "filter" if phase == "force" else phase
+        # compiled: the filter of the force, or a portable kernel
+        part = phase if kind == "filter" and phase != "force" else kind
         seconds[part] += end - begin
         left[phase] -= end - begin
     for phase, rest in left.items():

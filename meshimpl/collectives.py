@@ -384,12 +384,13 @@ class Communicator:
             # From one rank that is both neighbours the two arrive as they were stacked: what it
             # sent to its previous rank comes here from our next.
             arrival.append([0, 1] if previous < following else [1, 0])
-        sent = tf.gather(pieces, self.per_rank(np.array(order, np.int32)))
-        moved = self._exchange(tf.reshape(sent, [-1]), self.per_rank(np.array(counts, np.int32)))
-        moved = tf.gather(
-            tf.reshape(moved, [2, length]), self.per_rank(np.array(arrival, np.int32))
-        )
+        if any(row != [0, 1] for row in order):
+            pieces = tf.gather(pieces, self.per_rank(np.array(order, np.int32)))
+        moved = self._exchange(tf.reshape(pieces, [-1]), self.per_rank(np.array(counts, np.int32)))
         both = back(tf.reshape(moved, carried.shape))
+        if all(row == [1, 0] for row in arrival):  # two ranks: nothing to look up
+            return both[1], both[0]
+        both = tf.gather(both, self.per_rank(np.array(arrival, np.int32)))
         return both[0], both[1]
 
     def broadcast(self, x: tf.Tensor, root: int = 0) -> tf.Tensor:
