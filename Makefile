@@ -38,9 +38,11 @@ lint: setup ## Lint and type checks alone
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: setup ## Measure FFT and simulation speed (a few minutes)
+bench: setup ## Measure FFT, kernels, simulation, gradient, memory (ten minutes)
 	$(BIN)/python benchmarks/fft.py
-	$(BIN)/python benchmarks/simulate.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/simulate.py --gradient --profile
+	$(BIN)/python benchmarks/memory.py
 
 doctor: setup ## Say what is installed, what is missing, and try two ranks
 	$(BIN)/flowpm-dist doctor --launch-test

@@ -28,11 +28,7 @@ for iteration in range(61):
         print(f"iteration {iteration:3d}  loss {float(loss):10.1f}", flush=True)
 
 found = simulation.run(white_noise=noise)
-_, power_found = fpm.power_spectrum(found.linear_delta, 256.0)
-_, power_truth = fpm.power_spectrum(truth.linear_delta, 256.0)
-both = fpm.Field(found.linear_delta.block + truth.linear_delta.block, simulation.box)
-k, power_sum = fpm.power_spectrum(both, 256.0)
-correlation = (power_sum - power_found - power_truth) / (2 * (power_found * power_truth) ** 0.5)
+k, correlation = fpm.correlation_coefficient(found.linear_delta, truth.linear_delta)
 if mesh.rank == 0:
     print("k [h/Mpc]  r(k) of the initial fields")
     for row in zip(k, correlation, strict=True):

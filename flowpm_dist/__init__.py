@@ -13,19 +13,28 @@
 from meshimpl.lazy import lazy_names
 
 _HOMES = {
+    "BullFrog": "integrators",
+    "COLA": "integrators",
     "Cosmology": "cosmology",
     "Growth": "cosmology",
     "LinearPower": "cosmology",
     "Box": "fields",
+    "FastPM": "integrators",
     "Field": "fields",
     "HaloError": "nbody",
     "PowerSpectrum": "statistics",
     "Simulation": "simulation",
     "State": "state",
+    "compare": "statistics",
+    "correlation_coefficient": "statistics",
+    "cross_power": "statistics",
+    "density_histogram": "statistics",
     "growth_steps": "steps",
     "logarithmic_steps": "steps",
+    "multipoles": "statistics",
     "power_spectrum": "statistics",
     "scale_factor_steps": "steps",
+    "transfer_function": "statistics",
 }
 
 __all__ = sorted(_HOMES)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -26,6 +26,9 @@ from flowpm_dist.io.results import Summary, results_bytes, versions, write_resul
 from flowpm_dist.io.white_noise import open_white_noise
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from flowpm_dist.simulation import Simulation
 
 MISUSE = 2  # exit status
 PATIENCE = 5.0  # [s] that the other ranks leave rank 0 to say what is wrong
@@ -170,7 +173,7 @@ def leave(status: int) -> NoReturn:
 
 def run(plan: Plan) -> None:
     """Simulate and write, as one of the ranks of the job."""
-    rank, steps = launch.detect().rank, plan.config.evolution.steps
+    rank, steps = launch.detect().rank, plan.config.evolution.step_count
     launch.abort_on_error()
     try:
         threads = launch.configure_threads()
@@ -217,38 +220,61 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
     """The work itself. Returns a summary on rank 0, None on the others."""
     progress.note("loading TensorFlow")
     import_tensorflow()
-    from flowpm_dist import Cosmology, HaloError, Simulation, scale_factor_steps
-    from meshimpl import ProcessMesh
+    from flowpm_dist import HaloError
 
-    config = plan.config
-    mesh = ProcessMesh(plan.mesh)
-    cosmology = Cosmology(**config.cosmology.model_dump(exclude_none=True))
-    evolution, initial = config.evolution, config.initial
-    simulation = Simulation(
-        cosmology,
-        config.box.grid,
-        config.box.size,
-        scale_factor_steps(evolution.a_start, evolution.a_stop, evolution.steps),
-        lpt_order=initial.lpt_order,
-        integrator=evolution.integrator,
-        gradient=evolution.gradient,
-        mesh=mesh,
-        precision=config.run.precision,
-        halo=config.run.halo,
-    )
+    config, initial = plan.config, plan.config.initial
+    simulation = simulation_of(config, plan.mesh)
     progress.note("initial conditions")
     noise = None if initial.white_noise is None else open_white_noise(initial.white_noise)
     try:
-        state = simulation.run(seed=initial.seed, white_noise=noise, progress=progress)
+        state = simulation.run(
+            seed=initial.seed, white_noise=noise, paired=initial.paired, progress=progress
+        )
     except (HaloError, FloatingPointError) as error:
         raise StoppedError(str(error)) from error
     progress.note("writing")
     return write_results(plan.folder, config, state, simulation.power, threads=threads)
 
 
+def simulation_of(config: RunConfig, mesh: str) -> Simulation:
+    """The simulation that a run file asks for, on a mesh of this job's ranks."""
+    from flowpm_dist import COLA, BullFrog, Cosmology, FastPM, Simulation
+    from flowpm_dist.steps import growth_steps, logarithmic_steps, scale_factor_steps
+
+    cosmology = Cosmology(**config.cosmology.model_dump(exclude_none=True))
+    evolution, initial = config.evolution, config.initial
+    equal = evolution.a_start, evolution.a_stop, evolution.steps
+    spacings = {
+        "a": lambda: scale_factor_steps(*equal),
+        "log a": lambda: logarithmic_steps(*equal),
+        "D": lambda: growth_steps(cosmology, *equal),
+    }
+    schemes = {
+        "fastpm": lambda: FastPM(evolution.half_step),
+        "bullfrog": BullFrog,
+        "cola": lambda: COLA(half_step=evolution.half_step),
+    }
+    return Simulation(
+        cosmology,
+        config.box.grid,
+        config.box.size,
+        spacings[evolution.spacing]() if evolution.edges is None else evolution.edges,
+        lpt_order=initial.lpt_order,
+        integrator=schemes[evolution.integrator](),
+        gradient=evolution.gradient,
+        force_mesh=evolution.force_mesh,
+        deconvolve=evolution.deconvolve,
+        noise=initial.noise,
+        fixed_amplitude=initial.fixed_amplitude,
+        mesh=mesh,
+        precision=config.run.precision,
+        halo=config.run.halo,
+    )
+
+
 def report(plan: Plan, summary: Summary) -> str:
     """Where to look, and the figures that come first."""
-    path, steps = plan.folder.path, plan.config.evolution.steps
+    path, steps = plan.folder.path, plan.config.evolution.step_count
     memory = human_size(max(summary.peak_memory))
     return f"""
 Results in {path}:

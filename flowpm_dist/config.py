@@ -11,21 +11,33 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import ValidationError
 
 from flowpm_dist.blocks import default_mesh, misfits, nearest, parse_mesh
+from flowpm_dist.config_sections import (
+    BoxSection,
+    CosmologySection,
+    EvolutionSection,
+    InitialSection,
+    MeshSection,
+    ResultsSection,
+    RunSection,
+    Section,
+    three,
+)
 from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise
+
+EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
+"""Keys of [evolution] that `edges` replaces."""
+
+HALVES_STEPS = ("fastpm", "cola")
+"""Integrators for which `half_step` means something."""
+
+OF_A_SEED = ("noise", "fixed_amplitude", "paired")
+"""Keys of [initial] that say what a seed becomes."""
 
 
 @dataclass(frozen=True)
@@ -53,108 +65,7 @@ class ConfigError(ValueError):
         super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
 
 
-def _three(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else (value, value, value)
-
-
-def _from_folder(value: Any, info: ValidationInfo) -> Any:
-    folder = (info.context or {}).get("folder", Path())
-    return (folder / Path(value).expanduser()).absolute() if isinstance(value, str) else value
-
-
-def _checked_mesh(shape: str) -> str:
-    parse_mesh(shape)
-    return shape
-
-
-EvenSide = Annotated[int, Field(ge=4, multiple_of=2)]
-Length = Annotated[float, Field(gt=0)]
-
-
-class _Section(BaseModel):
-    """Keys of one section; a key's description is what it must be, told when it is not."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
-    )
-
-
-class BoxSection(_Section):
-    """The periodic box."""
-
-    grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(_three)] = Field(
-        description="an even whole number of at least 4, or three of them [nx, ny, nz]"
-    )
-    size: Annotated[tuple[Length, Length, Length], BeforeValidator(_three)] = Field(
-        description="a length above 0 in Mpc/h, or three of them"
-    )
-
-
-class CosmologySection(_Section):
-    """A flat universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
-
-    Omega_m: float = Field(gt=0, le=1, description="a number above 0, at most 1")
-    Omega_b: float = Field(gt=0, lt=1, description="a number above 0, below Omega_m")
-    h: float = Field(gt=0.1, lt=3, description="H0 / (100 km/s/Mpc), from 0.1 to 3")
-    n_s: float = Field(gt=0, lt=3, description="a number from 0 to 3")
-    A_s: float | None = Field(
-        default=None, gt=0, lt=1e-6, description="a number above 0, below 1e-6, such as 2.1e-9"
-    )
-    sigma8: float | None = Field(
-        default=None, gt=0, lt=10, description="a number above 0, below 10"
-    )
-    w0: float = Field(default=-1.0, ge=-5, lt=0, description="a number from -5 to below 0")
-    wa: float = Field(default=0.0, ge=-10, lt=5, description="a number from -10 to 5")
-    transfer: Literal["eisenstein-hu", "camb"] = Field(
-        default="eisenstein-hu", description='"eisenstein-hu" or "camb"'
-    )
-
-
-class InitialSection(_Section):
-    """Where the universe starts from."""
-
-    seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="a whole number of at least 0"
-    )
-    white_noise: Annotated[Path | None, BeforeValidator(_from_folder)] = Field(
-        default=None,
-        description="a .npy file: real, shaped as box.grid, unit normal in real space",
-    )
-    lpt_order: Literal[1, 2] = Field(default=2, description="1 or 2")
-
-
-class EvolutionSection(_Section):
-    """The steps in time, equal in the scale factor."""
-
-    a_start: float = Field(default=0.1, gt=0, lt=2, description="a scale factor above 0, below 2")
-    a_stop: float = Field(default=1.0, gt=0, le=2, description="a scale factor above 0, at most 2")
-    steps: int = Field(default=10, ge=1, description="a whole number of at least 1")
-    integrator: Literal["fastpm"] = Field(default="fastpm", description='"fastpm"')
-    gradient: Literal["finite-difference", "spectral"] = Field(
-        default="finite-difference", description='"finite-difference" or "spectral"'
-    )
-
-
-class MeshSection(_Section):
-    """The ranks as a grid: `row` splits the box's x, `col` its y."""
-
-    shape: Annotated[str, AfterValidator(_checked_mesh)] | None = Field(
-        default=None, description='sizes of the axes row and col, as in "row:2,col:2"'
-    )
-
-
-class RunSection(_Section):
-    """How to compute."""
-
-    precision: Literal["float32", "float64"] = Field(
-        default="float32", description='"float32" or "float64"'
-    )
-    halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto", description='"auto" or a whole number of cells, at least 1'
-    )
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """A whole run file, checked: see `load`."""
 
     box: BoxSection
@@ -163,12 +74,25 @@ class RunConfig(_Section):
     evolution: EvolutionSection
     mesh: MeshSection
     run: RunSection
+    results: ResultsSection
 
     def resolved(self) -> str:
-        """The run as TOML with all defaults and full paths filled in; `load` reads it back."""
+        """The run as TOML with all defaults and full paths filled in; `load` reads it back.
+
+        Keys that have no meaning beside the others are left out.
+        """
         table = self.model_dump(exclude_none=True)
+        idle: dict[str, list[str]] = {"initial": [], "evolution": []}
         if self.initial.white_noise is not None:
             table["initial"]["white_noise"] = str(self.initial.white_noise)
+            idle["initial"] += OF_A_SEED
+        if self.evolution.edges is not None:
+            idle["evolution"] += EQUAL_STEPS
+        if self.evolution.integrator not in HALVES_STEPS:
+            idle["evolution"].append("half_step")
+        for section, keys in idle.items():
+            for key in keys:
+                del table[section][key]
         return tomli_w.dumps({name: keys for name, keys in table.items() if keys})
 
     def with_mesh(self, shape: str) -> RunConfig:
@@ -176,7 +100,7 @@ class RunConfig(_Section):
         return self.model_copy(update={"mesh": MeshSection(shape=shape)})
 
 
-SECTIONS: dict[str, type[_Section]] = {
+SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
     for name, field in RunConfig.model_fields.items()
     if isinstance(field.annotation, type)
@@ -216,7 +140,7 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
         ConfigError: with every problem.
     """
     problems = list(_unknown_sections(table))
-    sections: dict[str, _Section] = {}
+    sections: dict[str, Section] = {}
     for name, model in SECTIONS.items():
         keys = table.get(name, {})
         if not isinstance(keys, Mapping):
@@ -235,6 +159,7 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     problems += _one_of(table, "cosmology", ("A_s", "sigma8"))
     problems += _one_of(table, "initial", ("seed", "white_noise"))
     problems += _between_keys(sections, source.parent)
+    problems += _of_evolution(sections, table.get("evolution"))
     if problems:
         raise ConfigError(source, problems)
     return RunConfig.model_validate(sections)
@@ -250,7 +175,7 @@ def _unknown_sections(table: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _problems_of(
-    section: str, model: type[_Section], keys: Mapping[str, Any], error: ValidationError
+    section: str, model: type[Section], keys: Mapping[str, Any], error: ValidationError
 ) -> list[Problem]:
     """One problem for each wrong key, however many of its parts are wrong."""
     problems: dict[str, Problem] = {}
@@ -282,15 +207,12 @@ def _one_of(table: Mapping[str, Any], section: str, keys: tuple[str, str]) -> It
         yield Problem(f"{section}.{keys[0]}, {section}.{keys[1]}", f"{what}: give exactly one")
 
 
-def _between_keys(sections: Mapping[str, _Section], folder: Path) -> Iterator[Problem]:
+def _between_keys(sections: Mapping[str, Section], folder: Path) -> Iterator[Problem]:
     """What must hold between keys; a key that is itself wrong is left out."""
 
     def value(section: str, key: str) -> Any:
         return getattr(sections.get(section), key, None)
 
-    start, stop = value("evolution", "a_start"), value("evolution", "a_stop")
-    if start is not None and stop is not None and start >= stop:
-        yield Problem("evolution.a_start", f"= {start}: must be below a_stop = {stop}")
     matter, baryons = value("cosmology", "Omega_m"), value("cosmology", "Omega_b")
     if matter is not None and baryons is not None and baryons >= matter:
         yield Problem("cosmology.Omega_b", f"= {baryons}: must be below Omega_m = {matter}")
@@ -301,9 +223,54 @@ def _between_keys(sections: Mapping[str, _Section], folder: Path) -> Iterator[Pr
     noise, grid = value("initial", "white_noise"), value("box", "grid")
     if noise is not None:
         try:
-            check_white_noise(folder / noise, None if grid is None else _three(grid))
+            check_white_noise(folder / noise, None if grid is None else three(grid))
         except WhiteNoiseError as error:
             yield Problem("initial.white_noise", f"= '{noise}': {error}")
+        for key in OF_A_SEED:
+            if (given := value("initial", key)) not in (None, _default("initial", key)):
+                what = f"= {_toml(given)}: goes with a seed, not with white_noise"
+                yield Problem(f"initial.{key}", what)
+
+
+def _of_evolution(sections: Mapping[str, Section], given: Any) -> Iterator[Problem]:
+    """What must hold between the keys of the scheme; a key that is itself wrong is left out.
+
+    Args:
+        sections: as far as they were understood.
+        given: the section [evolution] as it stands in the file.
+    """
+    evolution, initial = sections.get("evolution"), sections.get("initial")
+    if not isinstance(evolution, EvolutionSection) or not isinstance(given, Mapping | None):
+        return
+    given = given or {}
+    scheme, start, stop = evolution.integrator, evolution.a_start, evolution.a_stop
+    if "edges" in given:
+        if both := [key for key in EQUAL_STEPS if key in given]:
+            what = f"is given beside {', '.join(both)}: give either the edges or the equal steps"
+            yield Problem("evolution.edges", what)
+    elif start is not None and stop is not None and start >= stop:
+        yield Problem("evolution.a_start", f"= {start}: must be below a_stop = {stop}")
+    elif start == 0 and evolution.spacing == "log a":
+        what = '= "log a": must start later than a_start = 0'
+        yield Problem("evolution.spacing", what)
+    if evolution.first == 0 and scheme in HALVES_STEPS:
+        key = "edges" if "edges" in given else "a_start"
+        what = f"starts at 0, which only bullfrog can; {scheme} must start later"
+        yield Problem(f"evolution.{key}", what)
+    if "half_step" in given and scheme not in (None, *HALVES_STEPS):
+        what = f"is given, but {scheme} halves no step; it goes with {' and '.join(HALVES_STEPS)}"
+        yield Problem("evolution.half_step", what)
+    if scheme == "cola" and getattr(initial, "lpt_order", None) == 1:
+        yield Problem("initial.lpt_order", "= 1: cola follows LPT of order 2; must be 2 or 3")
+
+
+def _default(section: str, key: str) -> Any:
+    return SECTIONS[section].model_fields[key].default
+
+
+def _toml(value: Any) -> str:
+    """A value as a run file has it."""
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
 
 
 def check_mesh(config: RunConfig, ranks: int, *, source: Path, shape: str | None = None) -> str:

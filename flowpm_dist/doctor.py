@@ -32,12 +32,21 @@ PACKAGES = (
 )
 TENSORFLOW = ("tensorflow-cpu", "tensorflow")
 REBUILD = "in the project: make setup (it wants g++ and make); one rank works without"
+BUILD_KERNELS = (
+    "in the project: make setup, or python setup.py build_ext --inplace (they want g++); "
+    "runs work without, and are slower"
+)
 
 # The probes run in processes of their own: here neither TensorFlow, MPI nor Horovod is imported.
 _DEVICES = """
 import json
 import tensorflow as tf
 print(json.dumps([device.name for device in tf.config.list_physical_devices()]))
+"""
+_KERNELS = """
+import json
+from flowpm_dist.native import why_portable
+print(json.dumps({"portable": why_portable()}))
 """
 _MPI = """
 import json
@@ -91,9 +100,11 @@ class Check:
 def report() -> list[Check]:
     """Look at everything but the start of ranks. Takes some seconds: probes import TensorFlow."""
     with ThreadPoolExecutor() as pool:
-        devices, mpi, horovod = pool.map(_probe, (_DEVICES, _MPI, _HOROVOD))
+        probes = (_DEVICES, _KERNELS, _MPI, _HOROVOD)
+        devices, kernels, mpi, horovod = pool.map(_probe, probes)
     checks = [_python(), *map(_package, PACKAGES), _tensorflow()]
-    checks += [_devices(devices), _mpi_library(mpi), _mpirun(), *_horovod(horovod, mpi)]
+    checks += [_devices(devices), _kernels(kernels)]
+    checks += [_mpi_library(mpi), _mpirun(), *_horovod(horovod, mpi)]
     return [*checks, *_cores(), *_compilers()]
 
 
@@ -196,6 +207,17 @@ def _devices(found: Any) -> Check:
     if isinstance(found, str):
         return Check("devices", "TensorFlow does not load", False, found)
     return Check("devices", ", ".join(name.removeprefix("/physical_device:") for name in found))
+
+
+def _kernels(found: Any) -> Check:
+    name = "particle kernels"
+    if isinstance(found, str):
+        return Check(name, "cannot be tried", False, found)
+    reason = found["portable"]
+    if reason is None:
+        return Check(name, "compiled")
+    wanted = reason.startswith("FLOWPM_KERNELS=") or "GPU" in reason
+    return Check(name, f"portable: {reason}", wanted, "" if wanted else BUILD_KERNELS)
 
 
 def _mpi_library(found: Any) -> Check:

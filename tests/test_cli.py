@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io.folder import FILES, SNAPSHOT
 from meshimpl import launch
@@ -88,6 +89,8 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
         (("size = 64.0", "size = -64.0"), [], "box.size = -64.0: must be a length above 0"),
         (("seed = 1", 'white_noise = "w.npy"'), [], "w.npy': there is no such file"),
         (("steps = 2", "a_start = 1.0"), [], "a_start = 1.0: must be below a_stop = 1.0"),
+        (("steps = 2", "edges = [0, 1]"), [], "edges starts at 0, which only bullfrog can"),
+        (("steps = 2", "steps = 2\nedges = [0.1, 1]"), [], "edges is given beside steps"),
         (("", ""), ["--mesh", "row:3"], "row:3': 3 places, but the job has 1 rank"),
         (("", ""), ["--ranks", "3"], "no mesh of 3 ranks divides the grid [16, 16, 16]"),
         (("", ""), ["--ranks", "0"], "Invalid value for '--ranks'"),
@@ -170,6 +173,50 @@ def test_one_rank_and_two_write_the_same_universe(two_runs):
     assert one["density"].mean() == pytest.approx(1, abs=1e-6)
     assert one.attributes["cosmology"]["Omega_m"] == 0.30966
     assert one.attributes["box_size"] == [64.0] * 3
+
+
+OTHER_SCHEMES = {
+    "bullfrog": (
+        'edges = [0, 0.3, 1]\nforce_mesh = 2\ndeconvolve = true\n[results]\nmultipoles = "z"',
+        'lpt_order = 3\nnoise = "nested"\nfixed_amplitude = true\npaired = true',
+    ),
+    "cola": ('a_start = 0.05\nsteps = 2\nspacing = "D"\nhalf_step = "geometric"', ""),
+}
+
+
+@pytest.mark.parametrize("integrator", OTHER_SCHEMES)
+def test_a_run_by_another_scheme_is_what_python_gives(here, integrator):
+    """Every option of the file arrives at the simulation, and in the resolved run file."""
+    evolution, initial = OTHER_SCHEMES[integrator]
+    text = RUN.replace("seed = 1", f"seed = 1\n{initial}").replace("steps = 2", evolution)
+    text = text.replace("[evolution]", f'[evolution]\nintegrator = "{integrator}"')
+    (here / "run.toml").write_text(text)
+    done = flowpm("simulate", "run.toml")
+    assert done.returncode == 0, done.stderr
+    resolved = tomllib.loads((here / "run-output" / "run.toml").read_text())
+    for section, keys in tomllib.loads(text).items():
+        if section != "box":
+            assert keys.items() <= resolved[section].items()
+    cosmology = fpm.Cosmology(**tomllib.loads(RUN)["cosmology"])
+    if integrator == "bullfrog":
+        options = {"noise": "nested", "fixed_amplitude": True, "lpt_order": 3, "force_mesh": 2}
+        sim = fpm.Simulation(
+            cosmology, 16, 64.0, [0, 0.3, 1], integrator="bullfrog", deconvolve=True, **options
+        )
+    else:
+        steps = fpm.growth_steps(cosmology, 0.05, 1.0, 2)
+        scheme = fpm.COLA(half_step="geometric")
+        sim = fpm.Simulation(cosmology, 16, 64.0, steps, integrator=scheme)
+    state = sim.run(seed=1, paired=integrator == "bullfrog")
+    found = load_snapshot("run-output")["displacement"]
+    np.testing.assert_allclose(found, state.displacement.numpy(), atol=1e-4)
+    table = np.loadtxt("run-output/power_spectrum.csv", delimiter=",", skiprows=1)
+    assert np.isfinite(table).all()
+    assert table.shape[1] == (7 if integrator == "bullfrog" else 4)
+    if integrator == "bullfrog":
+        seen = state.density(redshift_space="z")
+        poles = fpm.multipoles(seen, axis="z", window="cic")
+        np.testing.assert_allclose(table[:, 4:].T, poles.power, rtol=1e-3, atol=1)
 
 
 def test_a_finished_run_is_not_overwritten_unless_asked(two_runs):

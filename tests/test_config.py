@@ -54,12 +54,47 @@ def test_the_issue_example_with_defaults(tmp_path):
         GOOD.replace("grid = 64", "grid = [32, 64, 16]").replace("256.0", "[1, 2.5, 3]"),
         GOOD.replace("A_s = 2.1064e-9", "sigma8 = 0.8\nw0 = -0.9\nwa = 0.2")
         + '[run]\nhalo = 4\nprecision = "float64"\n[mesh]\nshape = "row:2,col:2"',
+        GOOD
+        + 'noise = "nested"\nfixed_amplitude = true\npaired = true\nlpt_order = 3\n[evolution]\n'
+        + 'edges = [0, 0.25, 1]\nintegrator = "bullfrog"\nforce_mesh = 2\ndeconvolve = true\n'
+        + '[results]\nmultipoles = "y"',
+        GOOD
+        + '[evolution]\nspacing = "log a"\nsteps = 4\nintegrator = "cola"\n'
+        + 'half_step = "geometric"\ngradient = "spectral"',
     ],
 )
 def test_resolved_reads_back_the_same(tmp_path, text):
     run = config.load(write(tmp_path, text))
     assert config.load(write(tmp_path, run.resolved())) == run
-    assert tomllib.loads(run.resolved())["evolution"]["steps"] == 10
+
+
+def resolved(folder: Path, text: str) -> dict:
+    return tomllib.loads(config.load(write(folder, text)).resolved())
+
+
+def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
+    plain = resolved(tmp_path, GOOD)
+    assert plain["evolution"] == {
+        "a_start": 0.1, "a_stop": 1.0, "steps": 10, "spacing": "a", "integrator": "fastpm",
+        "half_step": "arithmetic", "gradient": "finite-difference", "force_mesh": 1,
+        "deconvolve": False,
+    }  # fmt: skip
+    assert plain["initial"] == {
+        "seed": 1, "lpt_order": 2, "noise": "cells", "fixed_amplitude": False, "paired": False,
+    }  # fmt: skip
+    listed = GOOD + '[evolution]\nedges = [0.1, 1.0]\nintegrator = "bullfrog"\n'
+    unused = {"a_start", "a_stop", "steps", "spacing", "half_step"}
+    assert not unused & set(resolved(tmp_path, listed)["evolution"])
+    given = resolved(tmp_path, with_noise(tmp_path, np.zeros((8, 8, 8))))
+    assert set(given["initial"]) == {"white_noise", "lpt_order"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"), [("", 10), ("steps = 3", 3), ("edges = [0.1, 0.2, 0.5, 1]", 3)]
+)
+def test_the_number_of_steps(tmp_path, lines, count):
+    run = config.load(write(tmp_path, f"{GOOD}[evolution]\n{lines}"))
+    assert run.evolution.step_count == count
 
 
 @pytest.mark.parametrize(
@@ -83,7 +118,11 @@ def test_resolved_reads_back_the_same(tmp_path, text):
         ("n_s = 0.96822", "n_s = 1\nwa = 1.5", "cosmology.wa", "must be at most -0.2"),
         ("n_s = 0.96822", 'n_s = 1\ntransfer = "EH"', "cosmology.transfer", "'EH'.*eisenstein-hu"),
         ("seed = 1", "seed = -1", "initial.seed", "-1.*at least 0"),
-        ("seed = 1", "seed = 1\nlpt_order = 3", "initial.lpt_order", "3.*1 or 2"),
+        ("seed = 1", "seed = 1\nlpt_order = 4", "initial.lpt_order", "4.*1, 2 or 3"),
+        ("seed = 1", 'seed = 1\nnoise = "white"', "initial.noise", "'white'.*nested"),
+        ("seed = 1", "seed = 1\npaired = 1", "initial.paired", "1: must be true or false"),
+        ("seed = 1", 'seed = 1\nfixed_amplitude = "no"', "initial.fixed_amplitude", "true or"),
+        ("seed = 1", 'seed = 1\n[results]\nmultipoles = "w"', "results.multipoles", "'w'.*\"z\""),
         ("seed = 1", "seed = 1\n[evolution]\nsteps = 0", "evolution.steps", "0.*at least 1"),
         ("seed = 1", "seed = 1\n[run]\nhalo = 0", "run.halo", "0.*at least 1"),
         ("seed = 1", 'seed = 1\n[run]\nhalo = "big"', "run.halo", "'big'.*auto"),
@@ -104,6 +143,63 @@ def test_resolved_reads_back_the_same(tmp_path, text):
 def test_one_mistake(tmp_path, old, new, where, told):
     found = problems(tmp_path, GOOD.replace(old, new, 1))
     assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "told"),
+    [
+        ('integrator = "euler"', "integrator", '\'euler\'.*"fastpm", "bullfrog" or "cola"'),
+        ('half_step = "harmonic"', "half_step", "'harmonic'.*geometric"),
+        (
+            'integrator = "bullfrog"\nhalf_step = "geometric"',
+            "half_step",
+            "bullfrog halves no step",
+        ),
+        ('spacing = "z"', "spacing", "'z'.*\"log a\""),
+        (
+            'integrator = "bullfrog"\nspacing = "log a"\na_start = 0',
+            "spacing",
+            "later than a_start",
+        ),
+        ("a_start = 0", "a_start", "starts at 0, which only bullfrog can; fastpm must start later"),
+        (
+            'integrator = "cola"\nedges = [0.0, 1.0]',
+            "edges",
+            "starts at 0.*; cola must start later",
+        ),
+        ("a_start = -0.1", "a_start", "-0.1.*from 0"),
+        ("force_mesh = 0", "force_mesh", "0.*from 1 to 4"),
+        ("force_mesh = 5", "force_mesh", "5.*from 1 to 4"),
+        ("deconvolve = 1", "deconvolve", "1.*true or false"),
+        ("edges = [0.5]", "edges", "two or more increasing"),
+        ("edges = 0.5", "edges", "two or more increasing"),
+        ('edges = [0.1, "now"]', "edges", "two or more increasing"),
+        ("edges = [0.1, 2.5]", "edges", "two or more increasing scale factors from 0 to 2"),
+        ("edges = [0.1, 0.5, 0.5]", "edges", "0.5 is followed by 0.5"),
+        ("edges = [0.5, 0.1]", "edges", "0.5 is followed by 0.1"),
+        ("edges = [0.1, 1]\nsteps = 1", "edges", "is given beside steps: give either"),
+        ("edges = [0.1, 1]\na_stop = 1\nspacing = 'a'", "edges", "beside a_stop, spacing"),
+    ],
+)
+def test_one_mistake_of_the_evolution(tmp_path, lines, where, told):
+    (found,) = problems(tmp_path, f"{GOOD}[evolution]\n{lines}")
+    assert found.startswith(f"evolution.{where} ")
+    assert re.search(told, found), found
+
+
+def test_cola_follows_second_order(tmp_path):
+    cola = '[evolution]\nintegrator = "cola"\n'
+    (found,) = problems(tmp_path, f"{GOOD}lpt_order = 1\n{cola}")
+    assert found == "initial.lpt_order = 1: cola follows LPT of order 2; must be 2 or 3"
+    assert config.load(write(tmp_path, f"{GOOD}lpt_order = 3\n{cola}")).initial.lpt_order == 3
+
+
+@pytest.mark.parametrize("line", ['noise = "nested"', "paired = true", "fixed_amplitude = true"])
+def test_what_only_a_seed_can_be(tmp_path, line):
+    text = with_noise(tmp_path, np.zeros((8, 8, 8)))
+    told = f"initial.{line}: goes with a seed, not with white_noise"
+    assert problems(tmp_path, text + line) == [told]
+    config.load(write(tmp_path, text + 'noise = "cells"\npaired = false'))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def test_report_on_this_environment() -> None:
     checks = named(doctor.report())
     assert checks["numpy"].value == np.__version__
     assert "CPU:0" in checks["devices"].value
+    assert checks["particle kernels"].value.startswith(("compiled", "portable: "))
     assert f"on 1: {launch.available_cores()}" in checks["threads per rank"].value
     if find_spec("horovod") is not None:
         assert checks["horovod MPI"].ok and checks["horovod Gloo"].ok
@@ -30,6 +31,34 @@ def test_report_on_this_environment() -> None:
     for check in checks.values():
         assert check.value
         assert check.ok or check.remedy, f"{check.name} is missing and nothing says what to do"
+
+
+@pytest.mark.parametrize(
+    ("found", "value", "ok", "remedy"),
+    [
+        ({"portable": None}, "compiled", True, ""),
+        ({"portable": "FLOWPM_KERNELS=portable"}, "portable: FLOWPM_KERNELS=portable", True, ""),
+        ({"portable": "a GPU is visible"}, "portable: a GPU is visible", True, ""),
+        (
+            {"portable": "the compiled kernels are not built"},
+            "portable: the compiled kernels are not built",
+            False,
+            "make setup, or python setup.py build_ext --inplace",
+        ),
+        ("KernelsError: FLOWPM_KERNELS is", "cannot be tried", False, "KernelsError"),
+    ],
+)
+def test_which_kernels_are_used_and_how_to_build_them(found, value, ok, remedy) -> None:
+    check = doctor._kernels(found)
+    assert (check.value, check.ok) == (value, ok)
+    assert remedy in check.remedy
+
+
+def test_the_kernels_are_asked_for_as_a_run_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWPM_KERNELS", "portable")
+    assert doctor._probe(doctor._KERNELS) == {"portable": "FLOWPM_KERNELS=portable"}
+    monkeypatch.setenv("FLOWPM_KERNELS", "best")
+    assert 'not "best"' in doctor._probe(doctor._KERNELS)
 
 
 def test_probing_imports_neither_mpi_nor_horovod() -> None:

@@ -396,6 +396,22 @@ def test_the_power_spectrum_table_reads_as_numbers_with_names(tmp_path):
     assert (tmp_path / "p.csv").read_text().startswith("k [h/Mpc],P [(Mpc/h)^3],modes,linear")
 
 
+@dataclass
+class Poles:
+    power: np.ndarray
+    orders: tuple[int, ...]
+
+
+def test_multipoles_are_further_columns_of_the_table(tmp_path):
+    spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
+    poles = Poles(np.array([[3.0, 2.0], [-1.0, 1.0]]), (0, 2))
+    results.write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.0, 2.0]), poles)
+    header = (tmp_path / "p.csv").read_text().splitlines()[0]
+    assert header.split(",")[4:] == [f"P{n} in redshift space [(Mpc/h)^3]" for n in (0, 2)]
+    table = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(table[:, 4:], poles.power.T)
+
+
 def shown(rank: int) -> str:
     stream = io.StringIO()
     with Progress(2, rank=rank, stream=stream) as progress:

@@ -61,9 +61,14 @@ def test_one_seed_is_one_universe_in_both_precisions():
         ({"grid": 16.5}, "whole numbers"),
         ({"box_size": -1.0}, "positive lengths"),
         ({"steps": [1.0, 0.5]}, "increasing"),
-        ({"steps": [0.0, 0.5]}, "above 0"),
-        ({"lpt_order": 3}, "lpt_order 3 is not one of 1, 2"),
-        ({"integrator": "euler"}, "integrator 'euler' is not one of 'fastpm'"),
+        ({"steps": [0.0, 0.5]}, "must start later than a = 0"),
+        ({"lpt_order": 4}, "lpt_order 4 is not one of 1, 2, 3"),
+        ({"lpt_order": 1, "integrator": "cola"}, "lpt_order 1: this integrator follows LPT"),
+        ({"integrator": "euler"}, "integrator 'euler' is not one of 'fastpm', 'bullfrog', 'cola'"),
+        ({"force_mesh": 0}, "force_mesh 0"),
+        ({"force_mesh": 1.5}, "force_mesh 1.5"),
+        ({"noise": "white"}, "noise 'white' is not one of 'cells', 'nested'"),
+        ({"differentiation": "none"}, "'adjoint', 'plain'"),
         ({"gradient": "exact"}, "'finite-difference', 'spectral'"),
         ({"precision": "float16"}, "'float32', 'float64'"),
         ({"halo": 0}, "from 1 on"),
@@ -79,14 +84,70 @@ def test_complaints(change, message):
 
 def test_white_noise_that_does_not_fit():
     sim = fpm.Simulation(PLANCK, 16, 32.0, STEPS)
-    with pytest.raises(ValueError, match="either a seed or white_noise"):
+    with pytest.raises(ValueError, match="either a seed, white_noise, particles: exactly one"):
         sim.run()
-    with pytest.raises(ValueError, match="either a seed or white_noise"):
+    with pytest.raises(ValueError, match="exactly one"):
         sim.run(1, white_noise=np.zeros((16, 16, 16)))
+    with pytest.raises(ValueError, match="paired goes with a seed"):
+        sim.run(white_noise=np.zeros((16, 16, 16)), paired=True)
     with pytest.raises(ValueError, match=r"shape \(8, 16, 16\)"):
         sim.run(white_noise=np.zeros((8, 16, 16)))
     with pytest.raises(ValueError, match="real floating"):
         sim.run(white_noise=np.zeros((16, 16, 16), complex))
+
+
+@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"])
+def test_a_run_in_two_parts_is_the_run(integrator):
+    """The particles of a state are where another run begins."""
+
+    def run(edges, **start):
+        sim = fpm.Simulation(PLANCK, 16, 32.0, edges, integrator=integrator, precision="float64")
+        return sim.run(**start)
+
+    middle = run([0.1, 0.3, 0.5], seed=4)
+    end = run([0.5, 1.0], particles=(middle.displacement, middle.velocity))
+    whole = run([0.1, 0.3, 0.5, 1.0], seed=4)
+    np.testing.assert_allclose(end.displacement.numpy(), whole.displacement.numpy(), atol=1e-11)
+    np.testing.assert_allclose(end.velocity.numpy(), whole.velocity.numpy(), atol=1e-11)
+
+
+def test_particles_that_cannot_be_a_start():
+    rest = np.zeros((2, 8, 8, 8, 3), np.float32)
+    with pytest.raises(ValueError, match="needs a seed or white_noise"):
+        fpm.Simulation(PLANCK, 8, 32.0, STEPS, integrator="cola").run(particles=rest)
+    with pytest.raises(ValueError, match="later than a = 0"):
+        fpm.Simulation(PLANCK, 8, 32.0, [0, 1], integrator="bullfrog").run(particles=rest)
+
+
+def test_a_batch_is_its_universes():
+    """The same numbers as one by one, whichever of seeds and cosmologies there are several of."""
+    sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS, precision="float64")
+    other = PLANCK.replace(Omega_m=0.35)
+    for seeds, cosmologies in (([1, 2], PLANCK), (1, [PLANCK, other]), ([1, 2], [PLANCK, other])):
+        batch = sim.run(seed=seeds, cosmology=cosmologies)
+        power = fpm.power_spectrum(batch.density()).power
+        for i in range(2):
+            seed = seeds if isinstance(seeds, int) else seeds[i]
+            cosmology = cosmologies if isinstance(cosmologies, fpm.Cosmology) else cosmologies[i]
+            alone = sim.run(seed=seed, cosmology=cosmology)
+            for name in ("white_noise", "linear_delta", "displacement", "velocity"):
+                expected = getattr(alone, name).numpy()
+                found = getattr(batch, name).numpy()[i]
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * expected.std())
+            np.testing.assert_allclose(power[i], fpm.power_spectrum(alone.density()).power)
+    with pytest.raises(ValueError, match="2 seeds, 3 cosmologies"):
+        sim.run(seed=[1, 2], cosmology=[PLANCK] * 3)
+
+
+def test_a_pair_of_fixed_universes():
+    """Opposite noise, and every mode of the linear field with its expected amplitude."""
+    cosmology = PLANCK.replace(sigma8=0.8)
+    sim = fpm.Simulation(cosmology, 16, 64.0, STEPS, fixed_amplitude=True, precision="float64")
+    state = sim.run(seed=6)
+    pair = sim.run(seed=6, paired=True)
+    np.testing.assert_array_equal(pair.white_noise.numpy(), -state.white_noise.numpy())
+    noise = fpm.power_spectrum(state.white_noise)
+    np.testing.assert_allclose(noise.power, sim.box.volume / sim.box.cells, rtol=1e-12)
 
 
 ALONE = """

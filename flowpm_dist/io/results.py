@@ -20,7 +20,7 @@ from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapsho
 if TYPE_CHECKING:
     from flowpm_dist.cosmology import LinearPower
     from flowpm_dist.simulation import State
-    from flowpm_dist.statistics import PowerSpectrum
+    from flowpm_dist.statistics import Multipoles, PowerSpectrum
 
 PACKAGES = (
     "flowpm-dist", "tensorflow", "tensorflow-cpu", "mesh-tensorflow", "horovod", "mpi4py",
@@ -96,7 +96,7 @@ def write_results(
         WriteError: on a rank that cannot write; the job must end then.
     """
     from flowpm_dist.plotting import project
-    from flowpm_dist.statistics import power_spectrum
+    from flowpm_dist.statistics import multipoles, power_spectrum
 
     density = state.density()
     mesh = density.mesh
@@ -109,7 +109,10 @@ def write_results(
         "density": density,
     }
     write_snapshot(snapshot, fields, snapshot_header(config, state.a))
-    spectrum = power_spectrum(density, config.box.size, window="cic")
+    spectrum = power_spectrum(density, window="cic")
+    axis, poles = config.results.multipoles, None
+    if axis is not None:
+        poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
     cells = max(1, config.box.grid[2] // 8)
     slab = project(density, cells)
     memory = mesh.gather_to_root(np.array([peak_memory()]))
@@ -117,7 +120,9 @@ def write_results(
     if slab is not None and memory is not None:
         peaks = [int(m[0]) for m in memory]
         try:
-            summary = _write_tables(folder.partial, config, state, spectrum, linear, peaks, threads)
+            theory = np.asarray(linear(spectrum.k, state.a))
+            write_power_spectrum(folder.partial / "power_spectrum.csv", spectrum, theory, poles)
+            summary = _write_texts(folder.partial, config, state, spectrum, theory, peaks, threads)
             _draw(folder.partial, config, state.a, spectrum, linear, slab, cells)
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
@@ -141,25 +146,36 @@ def snapshot_header(config: RunConfig, a: float) -> dict[str, Any]:
     }
 
 
-def write_power_spectrum(path: Path, spectrum: PowerSpectrum, linear: np.ndarray) -> None:
-    """A table of comma-separated values under one line of names with units."""
-    columns = np.column_stack([spectrum.k, spectrum.power, spectrum.modes, linear])
-    names = "k [h/Mpc],P [(Mpc/h)^3],modes,linear [(Mpc/h)^3]"
-    formats = ["%.8e", "%.8e", "%d", "%.8e"]
-    np.savetxt(path, columns, fmt=formats, delimiter=",", header=names, comments="")
+def write_power_spectrum(
+    path: Path, spectrum: PowerSpectrum, linear: np.ndarray, poles: Multipoles | None = None
+) -> None:
+    """A table of comma-separated values under one line of names with units.
+
+    Args:
+        path: to write to.
+        spectrum: measured.
+        linear: theory at the same k [(Mpc/h)^3].
+        poles: in redshift space, as further columns.
+    """
+    columns = [spectrum.k, spectrum.power, spectrum.modes, linear]
+    names = ["k [h/Mpc]", "P [(Mpc/h)^3]", "modes", "linear [(Mpc/h)^3]"]
+    if poles is not None:
+        columns += list(poles.power)
+        names += [f"P{order} in redshift space [(Mpc/h)^3]" for order in poles.orders]
+    formats = ["%d" if name == "modes" else "%.8e" for name in names]
+    table, header = np.column_stack(columns), ",".join(names)
+    np.savetxt(path, table, fmt=formats, delimiter=",", header=header, comments="")
 
 
-def _write_tables(
+def _write_texts(
     folder: Path,
     config: RunConfig,
     state: State,
     spectrum: PowerSpectrum,
-    linear: LinearPower,
+    theory: np.ndarray,
     peaks: list[int],
     threads: int,
 ) -> Summary:
-    theory = np.asarray(linear(spectrum.k, state.a))
-    write_power_spectrum(folder / "power_spectrum.csv", spectrum, theory)
     (folder / "run.toml").write_text(f"# As run by flowpm-dist.\n{config.resolved()}")
     timings = {
         **state.timings,

@@ -1,0 +1,162 @@
+"""The state of a universe: densities by hand, redshift space, noise, interlacing; going on."""
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+from conftest import RANK, SHAPES, SIZE, process_mesh
+from reference import relative_rms
+
+import flowpm_dist as fpm
+from flowpm_dist.initial import noise_function
+
+PLANCK = fpm.Cosmology.planck18()
+N, LENGTH = 8, 32.0
+CELL = LENGTH / N
+
+
+@functools.cache
+def simulation(integrator="fastpm"):
+    return fpm.Simulation(
+        PLANCK,
+        N,
+        LENGTH,
+        [0.1, 0.3, 0.5, 0.8, 1.0],
+        integrator=integrator,
+        mesh=process_mesh(SHAPES[SIZE][-1]),
+        precision="float64",
+        halo=6,
+    )
+
+
+@functools.cache
+def state():
+    return simulation().run(seed=6)
+
+
+def over(sim, edges):
+    """The same simulation over other steps; what it has lowered is shared."""
+    other = copy.copy(sim)
+    other.edges = np.asarray(edges)
+    return other
+
+
+def painted(displacement, refinement=1, shift=0.0):
+    """Cloud-in-cell density by numpy, on a mesh `refinement` times as fine; shift in its cells."""
+    cells = refinement * N
+    sites = np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
+    position = ((sites + displacement / CELL) * refinement + shift).reshape(-1, 3)
+    lower = np.floor(position).astype(int)
+    density = np.zeros((cells,) * 3)
+    for corner in np.ndindex(2, 2, 2):
+        weight = np.prod(1 - np.abs(position - lower - corner), axis=1)
+        np.add.at(density, tuple(((lower + corner) % cells).T), weight)
+    return density * refinement**3
+
+
+@pytest.mark.parametrize("refinement, shift", [(1, 0.0), (2, 0.5), (3, 0.0)])
+def test_density(refinement, shift):
+    """numpy's cloud-in-cell, whose mean is 1; the shift is one of mesh cells."""
+    density = state().density(refinement, shift=shift)
+    assert density.grid == (refinement * N,) * 3
+    whole = density.numpy()
+    assert whole.mean() == pytest.approx(1.0, abs=1e-13)
+    expected = painted(state().displacement.numpy(), refinement, shift)
+    np.testing.assert_allclose(whole, expected, atol=1e-12 * refinement**3)
+
+
+@pytest.mark.parametrize("axis", ["x", "y", "z"])
+def test_redshift_space(axis):
+    """s = x + p / (a^2 E) along the line of sight, at a = 0.5; E of a flat universe by hand."""
+    end = over(simulation(), [0.1, 0.3, 0.5]).run(seed=6)
+    displacement = end.displacement.numpy()
+    omega = float(PLANCK.Omega_m)
+    rate = np.sqrt(omega / 0.5**3 + 1 - omega)
+    along = "xyz".index(axis)
+    displacement[..., along] += end.velocity.numpy()[..., along] / (0.5**2 * rate)
+    found = fpm.Field(end.redshift_space(axis), end.box).numpy()
+    np.testing.assert_allclose(found, displacement, rtol=1e-12, atol=1e-13)
+    density = end.density(redshift_space=axis, shift=0.5).numpy()
+    np.testing.assert_allclose(density, painted(displacement, shift=0.5), atol=1e-11)
+
+
+def test_wrong_arguments():
+    for refinement in (0, 1.5):
+        with pytest.raises(ValueError, match=f"refinement {refinement}: a whole number"):
+            state().density(refinement)
+    with pytest.raises(ValueError, match="redshift_space 'r' is not one of x, y, z"):
+        state().density(redshift_space="r")
+
+
+def test_white_noise_is_drawn_again():
+    """The seed's, to the bit; a paired universe has the negative, and so the opposite modes."""
+    sim = simulation()
+    noise = state().white_noise
+    np.testing.assert_array_equal(noise.block, noise_function(sim.box)(6))
+    pair = sim.run(seed=6, paired=True)
+    np.testing.assert_array_equal(pair.white_noise.block, -noise.block)
+    np.testing.assert_allclose(pair.linear_delta.block, -state().linear_delta.block, atol=1e-14)
+    assert not np.allclose(pair.displacement.block, -state().displacement.block)
+    given = sim.run(white_noise=noise)
+    np.testing.assert_array_equal(given.white_noise.block, noise.block)
+    np.testing.assert_array_equal(given.displacement.block, state().displacement.block)
+    with pytest.raises(ValueError, match="paired goes with a seed"):
+        sim.run(white_noise=noise, paired=True)
+
+
+def test_interlacing_removes_aliases():
+    """Against a mesh three times as fine, whose own aliases are far beyond these wavenumbers."""
+    density, shifted = state().density(), state().density(shift=0.5)
+    truth = fpm.power_spectrum(state().density(3), window="cic").power[: N // 2]
+    plain = fpm.power_spectrum(density, window="cic").power
+    interlaced = fpm.power_spectrum(density, window="cic", interlaced=shifted).power
+    errors = [np.abs(power / truth - 1)[1:].sum() for power in (plain, interlaced)]
+    assert errors[1] < 0.25 * errors[0]
+
+
+@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"] if SIZE < 4 else ["fastpm"])
+def test_a_run_goes_on_from_its_particles(integrator):
+    """To a = 0.5 and on from there, as in one run: a kick or drift in two parts is the whole."""
+    sim = simulation(integrator)
+    whole = sim.run(seed=6)
+    first = over(sim, sim.edges[:3]).run(seed=6)
+    assert first.a == 0.5
+    second = over(sim, sim.edges[2:]).run(particles=(first.displacement, first.velocity))
+    for name in ("displacement", "velocity"):
+        found, expected = (getattr(s, name).numpy() for s in (second, whole))
+        assert relative_rms(found, expected) < 1e-12
+
+
+def test_who_does_not_start_from_particles():
+    given = state().displacement, state().velocity
+    with pytest.raises(ValueError, match="follows LPT: it needs a seed or white_noise"):
+        simulation("cola").run(particles=given)
+    with pytest.raises(ValueError, match="needs a start later than a = 0"):
+        over(simulation("bullfrog"), [0.0, 1.0]).run(particles=given)
+
+
+@pytest.mark.ranks(2)
+def test_one_particle_beyond_the_halo_stops_all_ranks():
+    """In particle spacings, however fine the mesh; the rank that has it is not the only one."""
+    sim = fpm.Simulation(
+        PLANCK,
+        N,
+        LENGTH,
+        [0.5, 1.0],
+        mesh=process_mesh(SHAPES[SIZE][0]),
+        force_mesh=2,
+        halo=2,
+        precision="float64",
+    )
+    displacement = np.zeros((N, N, N, 3))
+    displacement[0, 0, 0, 0] = -2.25 * CELL  # of rank 0, along the axis that is split
+    block = displacement[RANK * N // SIZE :][: N // SIZE]
+    assert block.any() == (RANK == 0)
+    at_rest = np.zeros_like(displacement)
+    message = r"a particle is 2\.25 cells from its lattice site, beyond the halo of 2; halo = 3 "
+    with pytest.raises(fpm.HaloError, match=message):
+        sim.run(particles=(displacement, at_rest))
+    displacement[0, 0, 0, 0] = 0.0
+    displacement[0, 0, 0, 2] = -2.25 * CELL  # along z, which has no halo, it may
+    assert sim.run(particles=(displacement, at_rest)).a == 1.0
