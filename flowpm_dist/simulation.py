@@ -256,8 +256,13 @@ class Simulation:
     def _batch(self, seed: Any, noise: Any, particles: Any, cosmology: Any) -> int | None:
         """How many universes what was given stands for; None where it is a single one."""
         counts = {}
-        if seed is not None and np.ndim(seed):
-            counts["seeds"] = len(seed)
+        if seed is not None:
+            seeds = np.asarray(seed)
+            whole_numbers = np.issubdtype(seeds.dtype, np.integer)
+            if seeds.ndim > 1 or not seeds.size or not whole_numbers:
+                raise ValueError(f"seed {seed!r}: a whole number, or a list of them, is needed")
+            if seeds.ndim:
+                counts["seeds"] = len(seeds)
         if cosmology is not None and not isinstance(cosmology, Cosmology):
             counts["cosmologies"] = len(cosmology)
         field = noise if particles is None else particles[0]
@@ -266,10 +271,15 @@ class Simulation:
             if field.box.batch is not None:
                 counts["fields"] = field.box.batch
         elif field is not None and len(field.shape) == rank + 1:
-            whole = tuple(field.shape[1:4]) == self._boxes[0]
-            counts["fields"] = field.shape[0] * (
-                1 if whole else self._boxes[2].axis_size("replica")
-            )
+            cells, _, mesh, _ = self._boxes
+            replicas = mesh.axis_size("replica")
+            whole = tuple(field.shape[1:4]) == cells
+            if whole and mesh.size == replicas > 1:
+                raise ValueError(
+                    f"{field.shape[0]} fields: on the mesh {mesh} they may be all of a batch or "
+                    "this rank's; give a Field"
+                )
+            counts["fields"] = field.shape[0] * (1 if whole else replicas)
         if len(set(counts.values())) > 1:
             given = ", ".join(f"{n} {name}" for name, n in counts.items())
             raise ValueError(f"a batch of which size? Given are {given}")
@@ -277,6 +287,12 @@ class Simulation:
 
     def _universes(self, cosmology: Any, box: Box) -> Universes:
         if cosmology is None:
+            own = [getattr(self.cosmology, name) for name in self.cosmology.names]
+            if is_watched([p for p in own if isinstance(p, (tf.Tensor, tf.Variable))]):
+                raise ValueError(
+                    "to differentiate by a cosmology, give it to run(cosmology=...): the "
+                    "simulation's own was evaluated when it was made"
+                )
             return self._own if box.batch is None else self._own.repeated(box.local_batch[0])
         given = [cosmology] if isinstance(cosmology, Cosmology) else list(cosmology)
         local = of_this_rank(given, box)

@@ -296,8 +296,8 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
             )
 
 
-def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
+def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     """Whether some `tf.GradientTape` would have to know what is made of these tensors."""
     from tensorflow.python.eager import record
 
-    return bool(record.should_record_backprop(list(tensors)))
+    return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))

@@ -25,7 +25,8 @@ class Operation:
 
     Attributes:
         kind: which of them.
-        a: scale factor of the positions [1], for messages.
+        a: scale factor of the positions [1], for messages; of a drift that two steps share, that
+            of the step it ends.
         step: number of the step, from 1.
         ends_step: whether that step is complete with it.
     """

@@ -1,4 +1,4 @@
-"""BullFrog: drift-kick-drift in growth time that meets second-order LPT at the end of every step.
+"""BullFrog: drift-kick-drift in growth time, with factors from second-order LPT.
 
 Its velocity is v = dx/dD1, with D1 as time. In a step from D_n to D_n+1 = D_n + dD the particles
 drift by dD/2, are kicked, v = alpha v + (1 - alpha) A / D_half, with A = -grad phi, laplacian phi =
@@ -6,6 +6,8 @@ delta, D_half = D_n + dD/2, and drift by dD/2 again. With E = D2(D1), here posit
 
     alpha = (E'_n+1 - F) / (E'_n - F),   F = (E_n + E'_n dD/2 + D_half^2) / D_half.
 
+Every step's velocity is that of second-order LPT, and where D2 is proportional to D1^2
+(Einstein-de Sitter) its positions are too; elsewhere they are to the order of the step's square.
 Rampf, List and Hahn 2025 (arXiv:2409.19049), section 3.
 """
 
@@ -36,7 +38,7 @@ class BullFrog(Integrator):
         """See `Integrator.schedule`."""
         a = np.asarray(edges, dtype=np.float64)
         d1, second = growth.d1(a), growth.d2(a)
-        slope = tf.stack([growth_terms_by_d1(growth, x, 2)[1, 1] for x in a.tolist()])
+        slope = growth.by_d1(a, 2)
         half = 0.5 * (d1[1:] - d1[:-1])
         middle = d1[:-1] + half
         force = (second[:-1] + slope[:-1] * half + middle**2) / middle

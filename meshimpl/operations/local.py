@@ -11,7 +11,10 @@ from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 
 Adjoint = Callable[[list[Any], list[Any]], list[Any]]
-"""(inputs, cotangents of the outputs) to cotangents of the inputs; mtf tensors, or None."""
+"""(inputs, cotangents of the outputs) to cotangents of the inputs; mtf tensors, or None.
+
+An output that nothing depends on has the cotangent None.
+"""
 
 
 class LocalOperation(mtf.Operation):

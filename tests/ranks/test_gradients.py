@@ -157,6 +157,27 @@ def test_flat_field_has_finite_gradients(line):
         assert np.isfinite(gradient.numpy()).all()
 
 
+def test_what_has_no_derivative_says_so(line):
+    """Second derivatives, and parameters that were evaluated before the tape."""
+    omega = tf.Variable(0.3, dtype=tf.float64)
+    cosmology = fpm.Cosmology.planck18().replace(Omega_m=omega)
+    steps = fpm.scale_factor_steps(0.1, 1.0, 2)
+    mesh = line if line.axis_size("row") < 3 else process_mesh("row:2,col:2")
+    sim = fpm.Simulation(cosmology, 8, 32.0, steps, mesh=mesh, precision="float64")
+    with tf.GradientTape(), pytest.raises(ValueError, match=r"run\(cosmology=...\)"):
+        sim.run(seed=1)
+    noise = sim.run(seed=1).white_noise.block
+    with tf.GradientTape() as outer:
+        outer.watch(noise)
+        with tf.GradientTape() as inner:
+            inner.watch(noise)
+            displacement = sim.run(white_noise=noise, cosmology=cosmology).displacement.block
+            loss = tf.reduce_sum(displacement**2)
+        slope = tf.reduce_sum(inner.gradient(loss, noise) ** 2)
+    with pytest.raises(LookupError, match="derivative|radient"):
+        outer.gradient(slope, noise)
+
+
 def test_batch_gradients_arrive_complete(any_mesh):
     """Each universe's parameters get their own slope, on every rank."""
     batch = 2
