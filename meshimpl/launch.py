@@ -25,7 +25,7 @@ from typing import NoReturn
 
 ENVIRONMENT_DEFAULTS = {
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
-    "HOROVOD_CYCLE_TIME": "0.1",
+    "HOROVOD_CYCLE_TIME": "0.5",
     # More collectives than this in a step are negotiated anew each time.
     "HOROVOD_CACHE_CAPACITY": "4096",
     # A rank that waits for one that never comes says so, then ends; by default it waits for ever.
