@@ -197,20 +197,3 @@ def cic_window(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box) -> tf.Tens
 
     x, y, z = (along(k, cell) for k, cell in zip((kx, ky, kz), box.cell, strict=True))
     return x * y * z
-
-
-def gradient_fields(spectrum: Any, box: Box, kernel: Kernel) -> Any:
-    """IFFT[i k_j kernel(k) spectrum] for j = x, y, z.
-
-    Returns:
-        mtf tensor [x, y, z, component].
-    """
-
-    def along(axis: int) -> Kernel:
-        def odd(*k: tf.Tensor) -> tf.Tensor:
-            return without_nyquist(k[axis], axis, box) * kernel(*k)
-
-        return odd
-
-    parts = [to_field(filter_imaginary(spectrum, box, along(axis)), box) for axis in range(3)]
-    return mtf.stack(parts, "component", axis=3)
