@@ -26,33 +26,11 @@ import tensorflow as tf
 from flowpm_dist.cosmology import GrowthFunctions
 from flowpm_dist.cosmology.growth import TERMS, Term, order_of
 from flowpm_dist.fields import Box
-from flowpm_dist.initial import (
-    NOISES,
-    check_white_noise,
-    linear_amplitude,
-    nested_noise_function,
-    noise_function,
-    white_noise_function,
-)
 from flowpm_dist.lpt_sources import InTurn, second_order_source, third_order_sources
 from flowpm_dist.spectral import to_spectrum
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.pointwise import combine, pointwise, vector
-
-__all__ = [
-    "NOISES",
-    "ORDERS",
-    "check_white_noise",
-    "growth_terms",
-    "growth_terms_by_d1",
-    "linear_amplitude",
-    "lpt_function",
-    "nested_noise_function",
-    "noise_function",
-    "terms_of",
-    "white_noise_function",
-]
 
 ORDERS = (1, 2, 3)
 
