@@ -18,6 +18,7 @@ import tensorflow as tf
 from flowpm_dist.integrators import Operation
 from flowpm_dist.native import kernels
 from flowpm_dist.nbody import Clock, Course, NBody, Particles, combine, spread
+from meshimpl.mesh_function import once_differentiable
 
 FORGETFUL = 0.25
 """Kicks that multiply the velocity by less than this are not undone: that would amplify rounding
@@ -39,27 +40,18 @@ def evolve(nbody: NBody, particles: list[Particles], course: Course, clock: Cloc
         kept: dict[int, tf.Tensor] = {}
         final = nbody.evolve([Particles(x, v)], here, clock, keep=_keeper(here, kept))
 
-        @tf.custom_gradient
-        def carried(
-            dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor
-        ) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-            dx, dv = tf.stop_gradient(dx), tf.stop_gradient(dv)
-            return _Return(nbody, here, final, kept).carry(dx, dv), _no_second_derivative
+        def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+            return _Return(nbody, here, final, kept).carry(dx, dv)
+
+        once = once_differentiable(carry, "an evolution by the adjoint method")
 
         def gradient(dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
-            return carried(dx, dv, *inputs)
+            return once(dx, dv, *inputs)
 
         return (final.displacement, final.velocity), gradient
 
     x, v = run(start.displacement, start.velocity, course.factors, *course.lpt)
     return Particles(x, v)
-
-
-def _no_second_derivative(*_: tf.Tensor) -> Any:
-    raise LookupError(
-        "the adjoint of an evolution has no derivative of its own: for second derivatives take "
-        "differences of gradients"
-    )
 
 
 def _keeper(course: Course, kept: dict[int, tf.Tensor]) -> Callable[[int, tf.Tensor], None]:

@@ -181,7 +181,9 @@ class MeshFunction:
         signature = self._signature(
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         )
-        function = tf.compat.v1.wrap_function(trace, signature)
+        function = once_differentiable(
+            tf.compat.v1.wrap_function(trace, signature), f"the mesh function {self.__name__}"
+        )
 
         def vjp(slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]) -> list[Any]:
             gradients: list[Any] = [None] * len(specs)
@@ -278,6 +280,24 @@ class MeshFunction:
         self._forward  # noqa: B018
         if self.masters:
             self._copy_masters_to_slices()
+
+
+def once_differentiable(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function of tensors that makes gradients, itself hidden from tapes.
+
+    Args:
+        function: to call.
+        name: of what it is the gradient of, for the LookupError that asks for its derivative get.
+    """
+
+    def refuse(*_: tf.Tensor) -> Any:
+        raise LookupError(f"{name} has no second derivative; take differences of gradients instead")
+
+    @tf.custom_gradient
+    def once(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        return function(*[tf.stop_gradient(x) for x in inputs]), refuse
+
+    return once
 
 
 def _shape(shape: Any) -> Any:

@@ -185,7 +185,7 @@ def test_what_has_no_derivative_says_so(line):
             displacement = sim.run(white_noise=noise, cosmology=cosmology).displacement.block
             loss = tf.reduce_sum(displacement**2)
         slope = tf.reduce_sum(inner.gradient(loss, noise) ** 2)
-    with pytest.raises(LookupError, match="derivative|radient"):
+    with pytest.raises(LookupError, match="has no second derivative"):
         outer.gradient(slope, noise)
 
 
