@@ -274,10 +274,11 @@ class Simulation:
             cells, _, mesh, _ = self._boxes
             replicas = mesh.axis_size("replica")
             whole = tuple(field.shape[1:4]) == cells
-            if whole and mesh.size == replicas > 1:
+            tensor = isinstance(field, (tf.Tensor, tf.Variable))
+            if tensor and whole and mesh.size == replicas > 1:
                 raise ValueError(
-                    f"{field.shape[0]} fields: on the mesh {mesh} they may be all of a batch or "
-                    "this rank's; give a Field"
+                    f"a tensor of {field.shape[0]} fields: on the mesh {mesh} they may be all of a "
+                    "batch or this rank's; give a Field, or all of them as an array"
                 )
             counts["fields"] = field.shape[0] * (1 if whole else replicas)
         if len(set(counts.values())) > 1:

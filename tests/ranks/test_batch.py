@@ -80,6 +80,9 @@ def test_given_noise_and_pairs():
     for given in (noise, noise.numpy()):
         again = batch.run(white_noise=given, cosmology=COSMOLOGIES)
         np.testing.assert_array_equal(again.velocity.block, seeded.velocity.block)
+    if SIZE == 2:  # replicas that are not split: a block looks like a whole batch
+        with pytest.raises(ValueError, match="all of a batch or this rank's; give a Field"):
+            batch.run(white_noise=noise.block)
     pair = batch.run(seed=SEEDS, paired=True)
     np.testing.assert_array_equal(pair.white_noise.block, -noise.block)
 
