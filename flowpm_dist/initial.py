@@ -64,11 +64,6 @@ def white_noise_function(box: Box) -> MeshFunction:
     return noise_function(box)
 
 
-def nested_noise_function(box: Box) -> MeshFunction:
-    """`f(seed)`: white noise [..., x, y, z] whose large scales do not depend on the grid."""
-    return noise_function(box, "nested")
-
-
 def fixed(box: Box) -> MeshFunction:
     """`f(white_noise)`: the same phases, and each mode's amplitude the expected one.
 

@@ -22,6 +22,7 @@ from flowpm_dist.native import kernels
 from flowpm_dist.painting import Reach, paint, paint_adjoint
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.pointwise import sum_of_products
 
 Progress = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
@@ -297,11 +298,7 @@ def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
         fields: blocks [..., x, y, z, 3].
         factors: [..., at least as many as fields].
     """
-    total = None
-    for number, field in enumerate(fields):
-        term = field * spread(factors[..., number])
-        total = term if total is None else total + term
-    return total
+    return sum_of_products(*tf.unstack(factors, axis=-1)[: len(fields)], *fields)
 
 
 def spread(factor: tf.Tensor) -> tf.Tensor:

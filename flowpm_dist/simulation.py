@@ -209,7 +209,7 @@ class Simulation:
             start, lpt = self._given_particles(pipeline, particles), ()
             schedule = self._schedule(universes, given=True)
         growth_left = universes.growth_between(self.edges)
-        halo = self._halo(pipeline, start, universes)
+        halo = self._halo(pipeline, start, universes, float(growth_left[0]))
         origin = replace(origin, halo=halo)
         initial = time.perf_counter() - begin
         compile_seconds = self._compile(pipeline.nbody(halo), start)
@@ -339,11 +339,12 @@ class Simulation:
             return nbody.evolve(particles, course, clock, fused=False)
         return adjoint.evolve(nbody, particles, course, clock)
 
-    def _halo(self, pipeline: Pipeline, start: Particles, universes: Universes) -> int:
+    def _halo(
+        self, pipeline: Pipeline, start: Particles, universes: Universes, growth: float
+    ) -> int:
         """Planes that hold linear theory's largest displacement at the end, with a margin."""
         if self.halo != "auto":
             return int(self.halo)
-        growth = float(universes.growth_between(self.edges)[0])
         if math.isfinite(growth):
             reach = pipeline.reach(start.displacement)
         else:  # at a = 0 nothing has moved, and the velocity is dx/dD1

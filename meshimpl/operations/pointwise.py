@@ -94,11 +94,12 @@ def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
         return by_factor + [combine([f], [dy]) for f in factors]
 
     inputs = [*factors, *terms]
-    return local(_sum_of_products, inputs, [(shape, dtype)], adjoint=adjoint, name="combine")[0]
+    return local(sum_of_products, inputs, [(shape, dtype)], adjoint=adjoint, name="combine")[0]
 
 
 @tf.function(jit_compile=True)
-def _sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
+def sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
+    """What `combine` does on each rank: the factors' blocks first, then as many of the terms."""
     count = len(blocks) // 2
     total = None
     for factor, term in zip(blocks[:count], blocks[count:], strict=True):
