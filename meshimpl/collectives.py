@@ -37,12 +37,14 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import launch
+from meshimpl.stopwatch import Stopwatch
 
 REDUCTIONS = ("sum", "max", "min", "mean")
 _MAX_ELEMENTS = 2**31 - 1
 
 _names = itertools.count()
 _chains: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_stopwatch: Stopwatch | None = None
 _process_sets: dict[tuple[int, ...], Any] = {}
 
 
@@ -107,6 +109,17 @@ def _leave_together(hvd: Any) -> None:
         hvd.allreduce(tf.constant(0), op=hvd.Sum, name="leave_together")
 
 
+@contextlib.contextmanager
+def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
+    """Collectives that are built inside take their time when they run."""
+    global _stopwatch
+    outer, _stopwatch = _stopwatch, stopwatch
+    try:
+        yield
+    finally:
+        _stopwatch = outer
+
+
 def _chain(graph: Any) -> dict[Any, Any]:
     return _chains.setdefault(graph, {})
 
@@ -143,10 +156,16 @@ def _chained(op: Callable[[tf.Tensor, str], Any], x: tf.Tensor, kind: str) -> An
     context = graph._get_control_flow_context()
     previous = _chain(graph).get(context)
     with tf.control_dependencies([] if previous is None else [previous]):
-        result = op(_not_differentiable(fence(x)), name)
+        fenced = fence(x)
+    begin = None if _stopwatch is None else _stopwatch.now([fenced])
+    with tf.control_dependencies([] if begin is None else [begin]):
+        result = op(_not_differentiable(fenced), name)
     first = result[0] if isinstance(result, (tuple, list)) else result
-    # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
-    _chain(graph)[context] = fence(first).op
+    if _stopwatch is None:
+        # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
+        _chain(graph)[context] = fence(first).op
+    else:
+        _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(first)]))
     return result
 
 

@@ -188,18 +188,20 @@ def _lower_reshape(op: Any, lowering: Any) -> None:
     that leaves it later, as in [x:row, y:col] to [y:row, x:col]; the pieces then come out in a
     wrong order. Here a dimension is split only once it is whole; where two axes wait for each
     other, one is gathered. A split that the old shape cannot express is made after the reshape.
+    A mesh axis of one rank moves nothing; upstream loses its place among dimensions of size 1.
     """
     mesh_impl = lowering.mesh_impl(op)
     old, new = op.inputs[0].shape, op.outputs[0].shape
     before = mesh_impl.tensor_layout(old).mesh_axis_to_tensor_axis(mesh_impl.ndims)
     after = mesh_impl.tensor_layout(new).mesh_axis_to_tensor_axis(mesh_impl.ndims)
-    place = dict(enumerate(before))
+    ranks = [dim.size for dim in mesh_impl.shape]
+    place = {axis: at for axis, at in enumerate(before) if ranks[axis] > 1}
     moves: dict[int, int | None] = {}
     late: list[int] = []
     for axis, (start, end) in enumerate(
         zip(mesh_impl.mesh_axis_to_cumprod(old), mesh_impl.mesh_axis_to_cumprod(new), strict=True)
     ):
-        if start == end:
+        if start == end or ranks[axis] == 1:
             continue
         target = None if end is None else old.cumprod_to_tensor_axis(end)
         if target is not None and old[target].size % mesh_impl.shape[axis].size:

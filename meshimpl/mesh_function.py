@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl.collectives import last_collective
+from meshimpl.collectives import last_collective, timed
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
+from meshimpl.stopwatch import Stopwatch
 
 Spec = tuple[Any, tf.DType]
 
@@ -74,6 +75,7 @@ class MeshFunction:
         layout: tensor dimension to mesh axis, as for `HvdSimdMeshImpl`.
         inputs: name -> (shape of the whole tensor as `mtf.Shape` or pairs, dtype).
         seed: of random operations.
+        stopwatch: takes the time of the collectives.
 
     Raises:
         ValueError: a dimension is not divisible by its mesh axis, or a layout names no mesh axis.
@@ -87,8 +89,9 @@ class MeshFunction:
         inputs: Mapping[str, Spec],
         *,
         seed: int = 0,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._build = build
+        self._build, self._stopwatch = build, stopwatch
         self.mesh = mesh
         self.impl = HvdSimdMeshImpl(mesh, layout, seed)
         self.inputs = {name: (_shape(s), tf.as_dtype(d)) for name, (s, d) in inputs.items()}
@@ -137,7 +140,7 @@ class MeshFunction:
         copies: list[Any] = []
 
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
-            with tf.variable_creator_scope(self._create_variable):
+            with tf.variable_creator_scope(self._create_variable), timed(self._stopwatch):
                 graph_mesh, _, outputs, self._single = self._built(slices)
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
             self.output_shapes = [t.shape for t in outputs]

@@ -175,6 +175,14 @@ class ProcessMesh:
         """All ranks."""
         return self.communicator(*self.names)
 
+    def without(self, axis: str) -> ProcessMesh:
+        """The ranks that share this one's place along an axis, as a mesh of the other axes.
+
+        What is done on it, each such group does for itself. Without that axis, or with one of a
+        single place, it is this mesh.
+        """
+        return self if self.axis_size(axis) == 1 else _Section(self, axis)
+
     def barrier(self) -> None:
         """Wait until every rank is here. Not for use inside a graph."""
         if self.size > 1:
@@ -213,3 +221,16 @@ class ProcessMesh:
 
     def __repr__(self) -> str:
         return f"ProcessMesh({str(self)!r}, rank={self.rank})"
+
+
+class _Section(ProcessMesh):
+    """A mesh of the ranks at one place along an axis of another."""
+
+    def __init__(self, mesh: ProcessMesh, axis: str) -> None:
+        self.axes = tuple((name, size) for name, size in mesh.axes if name != axis)
+        self._mesh = mesh
+        self.rank = mesh.communicator(*self.names).index
+
+    @property
+    def _communicators(self) -> dict[tuple[str, ...], Communicator]:
+        return self._mesh._communicators

@@ -1,15 +1,16 @@
-"""Periodic halo exchange and its adjoint, the halo reduce.
+"""Halo exchange and its adjoint, the halo reduce.
 
-A block [nx, ny, ...] becomes [nx + 2 hx, ny + 2 hy, ...]: its neighbours' planes around it, corners
+A block [nx, ny, ...] becomes [before + nx + after, ...]: its neighbours' planes around it, corners
 included, because y is exchanged after x was. The reduce sends every halo plane back to its owner
-and adds it there, y before x. A halo may be wider than a block: it then takes as many hops as it
-needs. Each hop and axis is one message that carries both directions.
+and adds it there, y before x. The box is periodic, or zero beyond its edges. A halo may be wider
+than a block: it then takes as many hops as it needs. Each hop and axis is one message that carries
+both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -18,6 +19,15 @@ from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 
 SUFFIX = "_halo"
+EDGES = ("periodic", "zero")
+
+Edges = Literal["periodic", "zero"]
+Widths = Mapping[str, int | tuple[int, int]]
+"""Dimension name -> planes on both sides, or (before, after)."""
+
+
+def _both(width: int | tuple[int, int]) -> tuple[int, int]:
+    return (width, width) if isinstance(width, int) else width
 
 
 def _planes(x: tf.Tensor, axis: int, begin: int, size: int) -> tf.Tensor:
@@ -33,38 +43,75 @@ def _hops(width: int, block: int) -> Iterator[tuple[int, int]]:
         yield distance, min(block, width - (distance - 1) * block)
 
 
-def pad_axis(x: tf.Tensor, axis: int, width: int, group: Communicator) -> tf.Tensor:
-    """`width` planes of the neighbours along one axis, on both sides.
+def _within_box(
+    from_previous: tf.Tensor, from_next: tf.Tensor, distance: int, group: Communicator, edges: Edges
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What arrived from `distance` blocks away; zero where that is beyond an edge of the box."""
+    if edges == "periodic":
+        return from_previous, from_next
+    dtype, ranks = from_previous.dtype, range(group.size)
+    before = group.per_rank([float(k >= distance) for k in ranks])
+    after = group.per_rank([float(k + distance < group.size) for k in ranks])
+    return from_previous * tf.cast(before, dtype), from_next * tf.cast(after, dtype)
+
+
+def pad_axis(
+    x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
+) -> tf.Tensor:
+    """The planes of the neighbours along one axis, on both sides.
 
     Args:
         x: this rank's block.
         axis: of the block.
-        width: planes.
+        widths: planes before and after it.
         group: the line of ranks along which the axis is split.
+        edges: what lies beyond the box.
     """
-    block = x.shape[axis]
+    before, after = widths
+    if group.size == 1 and edges == "zero":
+        return _with_zeros(x, axis, before, after)
+    block, widest = x.shape[axis], max(widths)
     left: list[tf.Tensor] = []
     right: list[tf.Tensor] = []
-    for distance, planes in _hops(width, block):
+    for distance, planes in _hops(widest, block):
         first = _planes(x, axis, 0, planes)
         last = _planes(x, axis, block - planes, planes)
-        from_previous, from_next = group.exchange_neighbours(first, last, distance)
-        left.insert(0, from_previous)
-        right.append(from_next)
+        pair = group.exchange_neighbours(first, last, distance)
+        from_previous, from_next = _within_box(*pair, distance, group, edges)
+        done = (distance - 1) * block
+        lower, upper = (max(0, min(planes, width - done)) for width in widths)
+        left.insert(0, _planes(from_previous, axis, planes - lower, lower))
+        right.append(_planes(from_next, axis, 0, upper))
     return tf.concat([*left, x, *right], axis)
 
 
-def fold_axis(x: tf.Tensor, axis: int, width: int, group: Communicator) -> tf.Tensor:
+def fold_axis(
+    x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
+) -> tf.Tensor:
     """The adjoint of `pad_axis`: add the halo planes to the blocks that own them."""
-    block = x.shape[axis] - 2 * width
-    core = _planes(x, axis, width, block)
-    for distance, planes in _hops(width, block):
-        inner = width - (distance - 1) * block
-        to_previous = _planes(x, axis, inner - planes, planes)
-        to_next = _planes(x, axis, width + block * distance, planes)
-        from_previous, from_next = group.exchange_neighbours(to_previous, to_next, distance)
+    before, after = widths
+    block, widest = x.shape[axis] - before - after, max(widths)
+    core = _planes(x, axis, before, block)
+    if group.size == 1 and edges == "zero":
+        return core
+    left = _with_zeros(_planes(x, axis, 0, before), axis, widest - before, 0)
+    right = _with_zeros(_planes(x, axis, before + block, after), axis, 0, widest - after)
+    for distance, planes in _hops(widest, block):
+        done = (distance - 1) * block
+        to_previous = _planes(left, axis, widest - done - planes, planes)
+        to_next = _planes(right, axis, done, planes)
+        pair = group.exchange_neighbours(to_previous, to_next, distance)
+        from_previous, from_next = _within_box(*pair, distance, group, edges)
         core = _add_at_edges(core, axis, from_previous, from_next)
     return core
+
+
+def _with_zeros(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
+    if before == after == 0:
+        return x
+    paddings = [[0, 0] for _ in x.shape]
+    paddings[axis] = [before, after]
+    return tf.pad(x, paddings)
 
 
 def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
@@ -74,21 +121,20 @@ def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) ->
         start = _planes(x, axis, 0, planes) + first
         end = _planes(x, axis, block - planes, planes) + last
         return tf.concat([start, middle, end], axis)
-    rest = [[0, 0] for _ in x.shape]
-    rest[axis] = [0, block - planes]
-    x = x + tf.pad(first, rest)
-    rest[axis] = [block - planes, 0]
-    return x + tf.pad(last, rest)
+    return (
+        x + _with_zeros(first, axis, 0, block - planes) + _with_zeros(last, axis, block - planes, 0)
+    )
 
 
-def padded_shape(shape: Any, widths: Mapping[str, int], impl: HvdSimdMeshImpl) -> Any:
+def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
     """The shape whose blocks are those of `shape` with halos; names gain the suffix `_halo`."""
     dims = []
     for dim in shape:
         if dim.name in widths:
             axis = impl.tensor_dimension_to_mesh_axis(dim)
             blocks = 1 if axis is None else impl.shape[axis].size
-            wide = mtf.Dimension(dim.name + SUFFIX, dim.size + 2 * widths[dim.name] * blocks)
+            size = dim.size + sum(_both(widths[dim.name])) * blocks
+            wide = mtf.Dimension(dim.name + SUFFIX, size)
             if blocks > 1 and impl.tensor_dimension_to_mesh_axis(wide) != axis:
                 raise ValueError(
                     f"the layout must split {wide.name} over {impl.shape[axis].name}, as it splits "
@@ -103,16 +149,22 @@ class HaloOperation(mtf.Operation):
     """Halo exchange, or with `reduce` its adjoint."""
 
     def __init__(
-        self, x: Any, shape: Any, widths: Mapping[str, int], reduce: bool, name: str | None = None
+        self,
+        x: Any,
+        shape: Any,
+        widths: Widths,
+        edges: Edges,
+        reduce: bool,
+        name: str | None = None,
     ) -> None:
         super().__init__([x], name=name or ("halo_reduce" if reduce else "halo_exchange"))
         self._outputs = [mtf.Tensor(self, shape, x.dtype)]
-        self._widths, self._reduce = dict(widths), reduce
+        self._widths, self._edges, self._reduce = dict(widths), edges, reduce
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
         """The other of the two."""
-        shape = self.inputs[0].shape
-        return [HaloOperation(grad_ys[0], shape, self._widths, not self._reduce).outputs[0]]
+        shape, other = self.inputs[0].shape, not self._reduce
+        return HaloOperation(grad_ys[0], shape, self._widths, self._edges, other).outputs
 
     def lower(self, lowering: Any) -> None:
         """One message a hop and axis."""
@@ -120,59 +172,66 @@ class HaloOperation(mtf.Operation):
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         plain = (self.outputs if self._reduce else self.inputs)[0].shape
         axes = [
-            (i, self._widths[dim.name], impl.tensor_dimension_to_mesh_axis(dim))
+            (i, _both(self._widths[dim.name]), impl.tensor_dimension_to_mesh_axis(dim))
             for i, dim in enumerate(plain)
-            if self._widths.get(dim.name, 0)
+            if any(_both(self._widths.get(dim.name, 0)))
         ]
         change = fold_axis if self._reduce else pad_axis
-        for axis, width, mesh_axis in reversed(axes) if self._reduce else axes:
+        for axis, widths, mesh_axis in reversed(axes) if self._reduce else axes:
             names = [] if mesh_axis is None else [impl.mesh.names[mesh_axis]]
-            value = change(value, axis, width, impl.mesh.communicator(*names))
+            value = change(value, axis, widths, impl.mesh.communicator(*names), self._edges)
         lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([value]))
 
 
-def _check_widths(widths: Mapping[str, int], shape: Any) -> None:
+def _check_widths(widths: Widths, edges: str, shape: Any) -> None:
+    if edges not in EDGES:
+        raise ValueError(f"edges {edges!r} is not one of {', '.join(map(repr, EDGES))}")
     for name, width in widths.items():
         if name not in shape.dimension_names:
             raise ValueError(f"halo of {name!r}: the tensor's dimensions are {shape}")
-        if width < 0:
+        if min(_both(width)) < 0:
             raise ValueError(f"halo of {name!r} is {width}; it must not be negative")
 
 
-def halo_exchange(x: Any, widths: Mapping[str, int], name: str | None = None) -> Any:
-    """Each block with its neighbours' planes around it, periodic.
+def halo_exchange(
+    x: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
+) -> Any:
+    """Each block with its neighbours' planes around it.
 
     Args:
         x: mtf tensor of a mesh function.
-        widths: dimension name -> planes on each side; 0 only renames the dimension.
+        widths: of the halo; 0 only renames the dimension.
+        edges: of the box: "periodic", or "zero" beyond them.
         name: of the operation.
 
     Returns:
-        mtf tensor whose named dimensions are called `<name>_halo`, of size n + 2 width * blocks;
-        the layout must split them as it splits the dimensions without halo.
+        mtf tensor whose named dimensions are called `<name>_halo`, of size n + (before + after)
+        blocks; the layout must split them as it splits the dimensions without halo.
 
     Raises:
         ValueError: no such dimension, a negative width, or a layout that does not fit.
     """
-    _check_widths(widths, x.shape)
+    _check_widths(widths, edges, x.shape)
     shape = padded_shape(x.shape, widths, x.mesh.impl)
-    return HaloOperation(x, shape, widths, False, name).outputs[0]
+    return HaloOperation(x, shape, widths, edges, False, name).outputs[0]
 
 
-def halo_reduce(x: Any, shape: Any, widths: Mapping[str, int], name: str | None = None) -> Any:
+def halo_reduce(
+    x: Any, shape: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
+) -> Any:
     """Add every halo plane to the cell it stands for: the adjoint of `halo_exchange`.
 
     Args:
         x: mtf tensor with halos.
         shape: `mtf.Shape` without them, as it was given to `halo_exchange`.
-        widths: as there.
+        widths, edges: as there.
         name: of the operation.
 
     Raises:
         ValueError: `x` does not have the shape that the exchange would give.
     """
-    _check_widths(widths, shape)
+    _check_widths(widths, edges, shape)
     expected = padded_shape(shape, widths, x.mesh.impl)
     if x.shape != expected:
         raise ValueError(f"halo_reduce: expected a tensor of {expected}, got {x.shape}")
-    return HaloOperation(x, shape, widths, True, name).outputs[0]
+    return HaloOperation(x, shape, widths, edges, True, name).outputs[0]

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from meshimpl.compat import mtf
-from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 
 Adjoint = Callable[[list[Any], list[Any]], list[Any]]
 """(inputs, cotangents of the outputs) to cotangents of the inputs; mtf tensors, or None.
@@ -74,6 +74,130 @@ def local(
         mtf tensors.
     """
     return list(LocalOperation(function, inputs, outputs, adjoint, name).outputs)
+
+
+class LayerOperation(LocalOperation):
+    """`function` of this rank's blocks, whose gradient TensorFlow finds."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Sequence[Any], shape: Any, name: str
+    ) -> None:
+        outputs = [(shape, inputs[0].dtype)]
+        super().__init__(function, inputs, outputs, lambda *_: [], name)
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        """Of every floating input."""
+        operation = LayerGradientOperation(self, grad_ys[0])
+        found = iter(operation.outputs)
+        return [next(found) if x.dtype.is_floating else None for x in self.inputs]
+
+
+class LayerGradientOperation(mtf.Operation):
+    """The vector-Jacobian product of a layer.
+
+    That of an input which is whole where the layer's work is split, such as a kernel, is a sum over
+    those ranks. It is left as a `mtf.LazyAllreduceSum`, so that several may travel together.
+    """
+
+    def __init__(self, layer: LayerOperation, cotangent: Any) -> None:
+        super().__init__([*layer.inputs, cotangent], name=f"{layer.name}_gradient")
+        self._layer = layer
+        self._wrt = [i for i, x in enumerate(layer.inputs) if x.dtype.is_floating]
+        tensors = [layer.inputs[i] for i in self._wrt]
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype) for x in tensors]
+
+    @property
+    def has_gradient(self) -> bool:
+        """First derivatives only."""
+        return False
+
+    def lower(self, lowering: Any) -> None:
+        """No communication yet."""
+        impl = lowering.mesh_impl(self)
+        *blocks, cotangent = (
+            lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs
+        )
+        wrt = [blocks[i] for i in self._wrt]
+        with tf.GradientTape() as tape:
+            tape.watch(wrt)
+            result = self._layer._function(*blocks)
+        cotangent = tf.reshape(cotangent, result.shape)
+        worked = _split_axes([x.shape for x in (*self._layer.inputs, *self._layer.outputs)], impl)
+        for output, g in zip(self.outputs, tape.gradient(result, wrt, cotangent), strict=True):
+            block = LaidOutTensor([tf.reshape(g, impl.slice_shape(output.shape))])
+            axes = sorted(worked - _split_axes([output.shape], impl))
+            lowered = mtf.LazyAllreduceSum(impl, block, axes) if axes else block
+            lowering.set_tensor_lowering(output, lowered)
+
+
+def _split_axes(shapes: Sequence[Any], impl: HvdSimdMeshImpl) -> set[int]:
+    """The mesh axes over which some dimension of some of the shapes is split."""
+    layouts = [impl.tensor_layout(shape) for shape in shapes]
+    sizes = [dim.size for dim in impl.shape]
+    return {a for layout in layouts for a in layout if a is not None and sizes[a] > 1}
+
+
+def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, name: str) -> Any:
+    """A differentiable function of each rank's blocks, such as a layer of a network.
+
+    Args:
+        function: blocks to one block, without communication. TensorFlow differentiates it; where
+            the gradient needs what the function computes on the way, that is computed again, unless
+            TensorFlow sees that it has it.
+        inputs: mtf tensors. A mesh axis over which one of them is split must split the result, too;
+            others may be whole there, as kernels are.
+        shape: `mtf.Shape` of the result, of the first input's dtype.
+        name: of the operation.
+
+    Raises:
+        ValueError: an input is split over a mesh axis and the result is not.
+    """
+    impl = inputs[0].mesh.impl
+    lost = _split_axes([x.shape for x in inputs], impl) - _split_axes([shape], impl)
+    if lost:
+        axes = ", ".join(impl.shape[a].name for a in sorted(lost))
+        raise ValueError(f"{name}: an input is split over {axes}, but the result {shape} is not")
+    return LayerOperation(function, inputs, shape, name).outputs[0]
+
+
+class TogetherOperation(mtf.Operation):
+    """Tensors that still have to be added over ranks, added in few messages."""
+
+    def __init__(self, tensors: Sequence[Any], largest: int, name: str | None = None) -> None:
+        super().__init__(list(tensors), name=name or "together")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype) for x in tensors]
+        self._largest = largest
+
+    def lower(self, lowering: Any) -> None:
+        """One message for all small tensors that want the same ranks and dtype."""
+        impl = lowering.mesh_impl(self)
+        groups: dict[Any, list[tuple[Any, tf.Tensor]]] = {}
+        for x, output in zip(self.inputs, self.outputs, strict=True):
+            lowered = lowering.tensors[x]
+            small = x.shape.size * x.dtype.size <= self._largest
+            if small and isinstance(lowered, mtf.LazyAllreduceSum) and not lowered._reduced:
+                key = tuple(lowered.mesh_axes), x.dtype
+                block = lowered.laid_out_input.one_slice
+                groups.setdefault(key, []).append((output, block))
+            else:
+                lowering.set_tensor_lowering(output, lowered.to_laid_out_tensor())
+        for (axes, _), members in groups.items():
+            flat = tf.concat([tf.reshape(block, [-1]) for _, block in members], axis=0)
+            total = impl.allreduce(LaidOutTensor([flat]), axes, "SUM").one_slice
+            sizes = [block.shape.num_elements() for _, block in members]
+            for (output, block), part in zip(members, tf.split(total, sizes), strict=True):
+                whole = LaidOutTensor([tf.reshape(part, block.shape)])
+                lowering.set_tensor_lowering(output, whole)
+
+
+def together(tensors: Sequence[Any], largest: int = 2**20) -> list[Any]:
+    """The same tensors; sums over ranks that are still due are carried out, small ones as one.
+
+    Args:
+        tensors: such as the gradients of all weights.
+        largest: bytes of a tensor up to which it travels with others.
+    """
+    return list(TogetherOperation(tensors, largest).outputs)
 
 
 class MaximumOperation(mtf.Operation):

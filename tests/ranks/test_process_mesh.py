@@ -128,3 +128,22 @@ def test_a_dimension_that_does_not_divide(line: ProcessMesh) -> None:
     with pytest.raises(ValueError, match="not divisible"):
         function(np.zeros(2 * SIZE + 1))
     line.barrier()
+
+
+def test_without_an_axis_the_others_go_on(any_mesh):
+    """Each replica is a mesh of its own: sums and coordinates stay within it."""
+    section = any_mesh.without("replica")
+    assert section.size == any_mesh.size // any_mesh.axis_size("replica")
+    assert (
+        section.names == tuple(n for n in any_mesh.names if n != "replica") or section is any_mesh
+    )
+    total = section.world.allreduce(tf.constant(any_mesh.coordinate("replica")))
+    assert int(total) == section.size * any_mesh.coordinate("replica")
+    assert section.coordinate("row") == any_mesh.coordinate("row")
+    gathered = section.gather_to_root(np.array([any_mesh.rank]))
+    assert (gathered is None) == (section.rank != 0)
+    if gathered is not None:
+        mine = any_mesh.coordinate("replica")
+        places = [any_mesh.coordinates_of(int(rank)) for (rank,) in gathered]
+        if "replica" in any_mesh.names:
+            assert {p[any_mesh.names.index("replica")] for p in places} == {mine}

@@ -1,0 +1,136 @@
+"""The other layers of a network on volumes: pooling, bias, activation, dense, dropout.
+
+Each works on its rank's block alone; `whole` brings together what is split.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from meshimpl.compat import mtf
+from meshimpl.operations.local import layer
+
+POOLS = ("average", "max")
+
+
+def pool(x: Any, kind: Literal["average", "max"], size: int, *, name: str = "pool") -> Any:
+    """One value for each cube of `size` cells a side; cells left over at the end are dropped.
+
+    Args:
+        x: mtf tensor [batch, x, y, z, channel].
+        kind: "average" or "max".
+        size: of the cubes.
+        name: of the operation.
+
+    Raises:
+        ValueError: another kind, or a side that is split into blocks that `size` does not divide.
+    """
+    if kind not in POOLS:
+        raise ValueError(f"pool {kind!r} is not one of {', '.join(map(repr, POOLS))}")
+    batch, *sides, channel = x.shape.dims
+    impl = x.mesh.impl
+    for dim in sides:
+        axis = impl.tensor_dimension_to_mesh_axis(dim)
+        ranks = 1 if axis is None else impl.shape[axis].size
+        if ranks > 1 and dim.size // ranks % size:
+            raise ValueError(
+                f"{name}: blocks of {dim.size // ranks} cells along {dim.name} do not divide by "
+                f"{size}"
+            )
+    smaller = [mtf.Dimension(dim.name, dim.size // size) for dim in sides]
+    shape = mtf.Shape([batch, *smaller, channel])
+    return layer(lambda block: _pooled(block, kind, size), [x], shape, name=name)
+
+
+def _pooled(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
+    if x.dtype != tf.float64:
+        function = {"average": tf.nn.avg_pool3d, "max": tf.nn.max_pool3d}[kind]
+        return function(x, size, size, "VALID")
+    # TensorFlow has no kernels for float64, in which gradients are proven.
+    nx, ny, nz = (n // size * size for n in x.shape[1:4])
+    corners = itertools.product(range(size), repeat=3)
+    members = [x[:, i:nx:size, j:ny:size, k:nz:size] for i, j, k in corners]
+    return {"average": tf.reduce_mean, "max": tf.reduce_max}[kind](tf.stack(members), axis=0)
+
+
+def add_bias(x: Any, bias: Any, *, name: str = "bias") -> Any:
+    """A number for each channel, added.
+
+    Args:
+        x: mtf tensor [..., channel].
+        bias: mtf tensor [channel], of any floating dtype.
+        name: of the operation.
+    """
+    return layer(_with_bias, [x, bias], x.shape, name=name)
+
+
+@tf.custom_gradient
+def _with_bias(block: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if dy.dtype != tf.bfloat16:
+            return dy, tf.cast(tf.raw_ops.BiasAddGrad(out_backprop=dy), bias.dtype)
+        # TensorFlow's sum over all cells is made in bfloat16; a matrix product's is not.
+        rows = tf.reshape(dy, [-1, dy.shape[-1]])
+        total = tf.matmul(tf.ones([1, rows.shape[0]], dy.dtype), rows)
+        return dy, tf.cast(total[0], bias.dtype)
+
+    return tf.nn.bias_add(block, tf.cast(bias, block.dtype)), gradient
+
+
+def leaky_relu(x: Any, slope: float, *, name: str = "leaky_relu") -> Any:
+    """x where it is positive, slope x where it is not."""
+    return layer(lambda block: tf.nn.leaky_relu(block, slope), [x], x.shape, name=name)
+
+
+def dense(x: Any, weights: Any, *, name: str = "dense") -> Any:
+    """Matrix product.
+
+    Args:
+        x: mtf tensor [batch, features].
+        weights: mtf tensor [features, units], of any floating dtype.
+        name: of the operation.
+    """
+    return layer(
+        lambda block, w: tf.matmul(block, tf.cast(w, block.dtype)),
+        [x, weights],
+        mtf.Shape([x.shape[0], weights.shape[1]]),
+        name=name,
+    )
+
+
+def dropout(
+    x: Any, rate: float, seed: Any, samples: Any, number: int, *, name: str = "dropout"
+) -> Any:
+    """Zeros in place of a share of the features, the others enlarged to keep the mean.
+
+    What is dropped depends on the seed, the layer and the sample: it is the same on all ranks that
+    work on a sample, and another for each sample.
+
+    Args:
+        x: mtf tensor [batch, features], whole but for the batch.
+        rate: share that is dropped, from 0 to below 1.
+        seed: int64 mtf tensor [], another for each step.
+        samples: int64 mtf tensor [batch], the number of each sample.
+        number: of the layer.
+        name: of the operation.
+    """
+    batch, features = x.shape.dims
+
+    def drop(block: tf.Tensor, step: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        keys = [tf.stack([step, (number << 40) + i]) for i in tf.unstack(ids)]
+        draws = [tf.random.stateless_uniform([features.size], key) for key in keys]
+        kept = tf.cast(tf.stack(draws) >= rate, block.dtype)
+        return block * kept / (1 - rate)
+
+    return layer(drop, [x, seed, samples], mtf.Shape([batch, features]), name=name)
+
+
+def whole(x: Any, names: Sequence[str]) -> Any:
+    """Dimensions that are split brought together on every rank, under the names `<name>_whole`."""
+    for name in names:
+        x = mtf.rename_dimension(x, name, f"{name}_whole")
+    return x
