@@ -11,7 +11,7 @@ HOROVOD = "0.28.1"
 
 # What Horovod imports; its own metadata asks for the same.
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
-TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "scipy>=1.11"]
+TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3"]
 LINT = ["mypy>=1.10", "ruff>=0.6"]
 
 
@@ -72,6 +72,9 @@ setup(
         "typer>=0.12",
         "matplotlib>=3.8",
         "mesh-tensorflow==0.1.21",
+        "scikit-learn>=1.5",
+        "scipy>=1.11",
+        "tensorboard>=2.18",
     ],
     extras_require={
         # The CPU and the CUDA distributions hold the same module: choose one.

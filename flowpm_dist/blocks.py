@@ -1,5 +1,7 @@
 """How a grid is cut into the blocks of a mesh of ranks: `row` cuts x, `col` cuts y.
 
+A batch of volumes is cut by `replica`.
+
 Nothing here imports TensorFlow: it is asked before a job starts.
 """
 
@@ -24,8 +26,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[match[0]]}?" if match else ""
 
 
-def parse_mesh(shape: str) -> dict[str, int]:
+def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:
     """Axis sizes of a text such as `"row:2,col:2"`, in its order.
+
+    Args:
+        shape: the text.
+        batched: whether there is a batch for a replica axis to cut.
 
     Raises:
         ValueError: not such a text, an unknown axis or one named twice, a size below 1, or a
@@ -44,18 +50,19 @@ def parse_mesh(shape: str) -> dict[str, int]:
         if size < 1:
             raise ValueError(f"the axis {name!r} has size {size}")
         axes[name] = size
-    if axes.get("replica", 1) != 1:
+    if axes.get("replica", 1) != 1 and not batched:
         raise ValueError(f"replica:{axes['replica']} runs a batch, and this is one simulation")
     return axes
 
 
-def misfits(axes: dict[str, int], grid: Grid, ranks: int) -> list[str]:
+def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> list[str]:
     """Why a mesh does not fit, in words; empty when it does.
 
     Args:
         axes: sizes by name.
         grid: cells [nx, ny, nz].
         ranks: of the job.
+        batch: volumes worked on together.
     """
     wrong = []
     places = math.prod(axes.values())
@@ -65,12 +72,17 @@ def misfits(axes: dict[str, int], grid: Grid, ranks: int) -> list[str]:
             f"{places} places, but the job has {job}; use --ranks {places}, or sizes that "
             f"multiply to {ranks}"
         )
-    for axis, side, cells in (("row", "x", grid[0]), ("col", "y", grid[1])):
+    cut = {
+        "replica": (batch, "volumes of the batch"),
+        "row": (grid[0], "cells of x"),
+        "col": (grid[1], "cells of y"),
+    }
+    for axis, (count, things) in cut.items():
         size = axes.get(axis, 1)
-        if cells % size:
-            fits = ", ".join(str(n) for n in range(1, cells + 1) if cells % n == 0)
+        if count % size:
+            fits = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
             wrong.append(
-                f"{axis}:{size} does not divide the {cells} cells of {side}; sizes that do: {fits}"
+                f"{axis}:{size} does not divide the {count} {things}; sizes that do: {fits}"
             )
     return wrong
 

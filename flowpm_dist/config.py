@@ -1,4 +1,4 @@
-"""The run file of `flowpm-dist simulate`: TOML in, checked whole, all problems told at once.
+"""The run file of `flowpm-dist simulate`, and the rules that other run files share with it.
 
 Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
 launcher, before any work begins.
@@ -6,17 +6,24 @@ launcher, before any work begins.
 
 from __future__ import annotations
 
-import reprlib
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-from pydantic import ValidationError
-
-from flowpm_dist.blocks import default_mesh, misfits, nearest, parse_mesh
+from flowpm_dist.blocks import default_mesh, misfits, parse_mesh
+from flowpm_dist.config_checks import (
+    ConfigError,
+    Problem,
+    Rule,
+    Understood,
+    as_written,
+    check_sections,
+    exactly_one,
+    fitting_mesh,
+    models_of,
+    read_table,
+    to_toml,
+)
 from flowpm_dist.config_sections import (
     BoxSection,
     CosmologySection,
@@ -36,33 +43,11 @@ EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
 HALVES_STEPS = ("fastpm", "cola")
 """Integrators for which `half_step` means something."""
 
+LATEST_DARK_ENERGY = -0.2
+"""Highest w0 + wa."""
+
 OF_A_SEED = ("noise", "fixed_amplitude", "paired")
 """Keys of [initial] that say what a seed becomes."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong: `section.key` (empty for the whole file), and what, with what is allowed."""
-
-    where: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.where}{' ' if self.where else ''}{self.what}"
-
-
-class ConfigError(ValueError):
-    """A run file that cannot be run.
-
-    Attributes:
-        source: the file.
-        problems: everything found wrong with it.
-    """
-
-    def __init__(self, source: Path, problems: list[Problem]) -> None:
-        self.source, self.problems = source, problems
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
 
 
 class RunConfig(Section):
@@ -81,34 +66,21 @@ class RunConfig(Section):
 
         Keys that have no meaning beside the others are left out.
         """
-        table = self.model_dump(exclude_none=True)
-        idle: dict[str, list[str]] = {"initial": [], "evolution": []}
+        idle: dict[str, list[str]] = {"initial": [], "evolution": idle_steps(self.evolution)}
         if self.initial.white_noise is not None:
-            table["initial"]["white_noise"] = str(self.initial.white_noise)
             idle["initial"] += OF_A_SEED
-        if self.evolution.edges is not None:
-            idle["evolution"] += EQUAL_STEPS
-        if self.evolution.integrator not in HALVES_STEPS:
-            idle["evolution"].append("half_step")
-        for section, keys in idle.items():
-            for key in keys:
-                del table[section][key]
-        return tomli_w.dumps({name: keys for name, keys in table.items() if keys})
+        return to_toml(self, idle)
 
     def with_mesh(self, shape: str) -> RunConfig:
         """The same run on a mesh of another shape."""
         return self.model_copy(update={"mesh": MeshSection(shape=shape)})
 
 
-SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation
-    for name, field in RunConfig.model_fields.items()
-    if isinstance(field.annotation, type)
-}
+SECTIONS = models_of(RunConfig)
 
 
 def load(path: str | Path) -> RunConfig:
-    """Read and check a run file.
+    """Read and check the run file of a simulation.
 
     Args:
         path: TOML file; paths inside it are relative to its folder.
@@ -116,17 +88,7 @@ def load(path: str | Path) -> RunConfig:
     Raises:
         ConfigError: with every problem of the file.
     """
-    path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [Problem("", f"not TOML: {error}")]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(path, [Problem("", "not TOML: the file is not UTF-8 text")]) from error
-    except OSError as error:
-        problem = Problem("", f"cannot be read: {error.strerror}")
-        raise ConfigError(path, [problem]) from error
-    return check(table, path)
+    return check(read_table(path), Path(path))
 
 
 def check(table: Mapping[str, Any], source: Path) -> RunConfig:
@@ -139,110 +101,68 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     Raises:
         ConfigError: with every problem.
     """
-    problems = list(_unknown_sections(table))
-    sections: dict[str, Section] = {}
-    for name, model in SECTIONS.items():
-        keys = table.get(name, {})
-        if not isinstance(keys, Mapping):
-            what = f"= {reprlib.repr(keys)}: must be a section [{name}] with keys below it"
-            problems.append(Problem(name, what))
-            continue
-        try:
-            sections[name] = model.model_validate(keys, context={"folder": source.parent})
-        except ValidationError as error:
-            found = _problems_of(name, model, keys, error)
-            problems += found
-            wrong = {problem.where.partition(".")[2] for problem in found}
-            known = {k: v for k, v in keys.items() if k in model.model_fields}
-            unusable = dict.fromkeys(wrong & set(model.model_fields))
-            sections[name] = model.model_construct(**{**known, **unusable})
-    problems += _one_of(table, "cosmology", ("A_s", "sigma8"))
-    problems += _one_of(table, "initial", ("seed", "white_noise"))
-    problems += _between_keys(sections, source.parent)
-    problems += _of_evolution(sections, table.get("evolution"))
-    if problems:
-        raise ConfigError(source, problems)
-    return RunConfig.model_validate(sections)
+    rules: list[Rule] = [_amplitude, _origin, universe_rules, _white_noise, evolution_rules]
+    return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
 
 
-def _unknown_sections(table: Mapping[str, Any]) -> Iterator[Problem]:
-    for name in table:
-        if name in SECTIONS:
-            continue
-        home = [section for section, model in SECTIONS.items() if name in model.model_fields]
-        hint = f"; it belongs into [{home[0]}]" if home else nearest(name, SECTIONS)
-        yield Problem(name, f"is not a section{hint} (sections: {', '.join(SECTIONS)})")
+def idle_steps(evolution: EvolutionSection) -> list[str]:
+    """Keys of [evolution] that have no meaning beside the others."""
+    idle = [] if evolution.edges is None else list(EQUAL_STEPS)
+    return idle if evolution.integrator in HALVES_STEPS else [*idle, "half_step"]
 
 
-def _problems_of(
-    section: str, model: type[Section], keys: Mapping[str, Any], error: ValidationError
-) -> list[Problem]:
-    """One problem for each wrong key, however many of its parts are wrong."""
-    problems: dict[str, Problem] = {}
-    for detail in error.errors():
-        key = str(detail["loc"][0])
-        where = f"{section}.{key}"
-        if detail["type"] == "extra_forbidden":
-            home = [name for name, other in SECTIONS.items() if key in other.model_fields]
-            hint = f"; it belongs into [{home[0]}]" if home else nearest(key, model.model_fields)
-            known = ", ".join(model.model_fields)
-            what = f"is not a key{hint} (keys of [{section}]: {known})"
-        else:
-            allowed = f"must be {model.model_fields[key].description}"
-            cause = detail.get("ctx", {}).get("error")
-            if key not in keys:
-                what = f"is missing: {allowed}"
-            elif isinstance(cause, ValueError):
-                what = f"= {reprlib.repr(keys[key])}: {cause}; {allowed}"
-            else:
-                what = f"= {reprlib.repr(keys[key])}: {allowed}"
-        problems.setdefault(key, Problem(where, what))
-    return list(problems.values())
+def _amplitude(file: Understood) -> Iterator[Problem]:
+    return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
 
 
-def _one_of(table: Mapping[str, Any], section: str, keys: tuple[str, str]) -> Iterator[Problem]:
-    given = [key for key in keys if key in (table.get(section) or {})]
-    if len(given) != 1:
-        what = "both are given" if given else "neither is given"
-        yield Problem(f"{section}.{keys[0]}, {section}.{keys[1]}", f"{what}: give exactly one")
+def _origin(file: Understood) -> Iterator[Problem]:
+    return exactly_one(file, ("initial", "seed"), ("initial", "white_noise"))
 
 
-def _between_keys(sections: Mapping[str, Section], folder: Path) -> Iterator[Problem]:
-    """What must hold between keys; a key that is itself wrong is left out."""
-
-    def value(section: str, key: str) -> Any:
-        return getattr(sections.get(section), key, None)
-
-    matter, baryons = value("cosmology", "Omega_m"), value("cosmology", "Omega_b")
-    if matter is not None and baryons is not None and baryons >= matter:
-        yield Problem("cosmology.Omega_b", f"= {baryons}: must be below Omega_m = {matter}")
-    w0, wa = value("cosmology", "w0"), value("cosmology", "wa")
-    if w0 is not None and wa is not None and w0 + wa > -0.2:
-        what = f"= {wa}: w0 + wa must be at most -0.2, or dark energy would matter early"
-        yield Problem("cosmology.wa", what)
-    noise, grid = value("initial", "white_noise"), value("box", "grid")
-    if noise is not None:
-        try:
-            check_white_noise(folder / noise, None if grid is None else three(grid))
-        except WhiteNoiseError as error:
-            yield Problem("initial.white_noise", f"= '{noise}': {error}")
-        for key in OF_A_SEED:
-            if (given := value("initial", key)) not in (None, _default("initial", key)):
-                what = f"= {_toml(given)}: goes with a seed, not with white_noise"
-                yield Problem(f"initial.{key}", what)
+def universe_rules(file: Understood) -> Iterator[Problem]:
+    """What must hold between the cosmological parameters, fixed or anywhere in their priors."""
+    (_, matter), (where, baryons) = (_given_of(file, key) for key in ("Omega_m", "Omega_b"))
+    if matter and baryons and max(baryons) >= min(matter):
+        what = f"= {_shown(baryons)}: must be below Omega_m = {_shown(matter)}"
+        yield Problem(where, what)
+    (_, w0), (where, wa) = (_given_of(file, key) for key in ("w0", "wa"))
+    if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY:
+        what = f"= {_shown(wa)}: w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would"
+        yield Problem(where, f"{what} matter early")
 
 
-def _of_evolution(sections: Mapping[str, Section], given: Any) -> Iterator[Problem]:
-    """What must hold between the keys of the scheme; a key that is itself wrong is left out.
+def _given_of(file: Understood, name: str) -> tuple[str, list[float]]:
+    """Where a cosmological parameter stands, and its value, or its lowest and highest."""
+    if (prior := file.value("priors", name)) is not None:
+        return f"priors.{name}", list(prior)
+    value = file.value("cosmology", name)
+    return f"cosmology.{name}", [] if value is None else [value]
 
-    Args:
-        sections: as far as they were understood.
-        given: the section [evolution] as it stands in the file.
-    """
-    evolution, initial = sections.get("evolution"), sections.get("initial")
-    if not isinstance(evolution, EvolutionSection) or not isinstance(given, Mapping | None):
+
+def _shown(values: list[float]) -> str:
+    return str(values if len(values) > 1 else values[0])
+
+
+def _white_noise(file: Understood) -> Iterator[Problem]:
+    noise, grid = file.value("initial", "white_noise"), file.value("box", "grid")
+    if noise is None:
         return
-    given = given or {}
+    try:
+        check_white_noise(file.folder / noise, None if grid is None else three(grid))
+    except WhiteNoiseError as error:
+        yield Problem("initial.white_noise", f"= '{noise}': {error}")
+    for key in OF_A_SEED:
+        default = InitialSection.model_fields[key].default
+        if (given := file.value("initial", key)) not in (None, default):
+            what = f"= {as_written(given)}: goes with a seed, not with white_noise"
+            yield Problem(f"initial.{key}", what)
+
+
+def evolution_rules(file: Understood) -> Iterator[Problem]:
+    """What must hold between the keys of the scheme."""
+    evolution, given = file.sections.get("evolution"), file.given.get("evolution", {})
+    if not isinstance(evolution, EvolutionSection):
+        return
     scheme, start, stop = evolution.integrator, evolution.a_start, evolution.a_stop
     if "edges" in given:
         if both := [key for key in EQUAL_STEPS if key in given]:
@@ -260,17 +180,8 @@ def _of_evolution(sections: Mapping[str, Section], given: Any) -> Iterator[Probl
     if "half_step" in given and scheme not in (None, *HALVES_STEPS):
         what = f"is given, but {scheme} halves no step; it goes with {' and '.join(HALVES_STEPS)}"
         yield Problem("evolution.half_step", what)
-    if scheme == "cola" and getattr(initial, "lpt_order", None) == 1:
+    if scheme == "cola" and file.value("initial", "lpt_order") == 1:
         yield Problem("initial.lpt_order", "= 1: cola follows LPT of order 2; must be 2 or 3")
-
-
-def _default(section: str, key: str) -> Any:
-    return SECTIONS[section].model_fields[key].default
-
-
-def _toml(value: Any) -> str:
-    """A value as a run file has it."""
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
 
 
 def check_mesh(config: RunConfig, ranks: int, *, source: Path, shape: str | None = None) -> str:
@@ -289,18 +200,14 @@ def check_mesh(config: RunConfig, ranks: int, *, source: Path, shape: str | None
         ConfigError: not a mesh, its sizes do not multiply to `ranks`, or an axis does not divide
             its side of the grid.
     """
-    named = "mesh.shape" if shape is None else "--mesh"
-    shape = shape or config.mesh.shape
     grid = config.box.grid
-    if shape is None:
-        try:
-            return default_mesh(ranks, grid)
-        except ValueError as error:
-            raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
+
+    def misfits_of(text: str) -> list[str]:
+        return misfits(parse_mesh(text), grid, ranks)
+
+    if shape or config.mesh.shape:
+        return fitting_mesh(shape, config.mesh.shape, misfits_of, source)
     try:
-        wrong = misfits(parse_mesh(shape), grid, ranks)
+        return default_mesh(ranks, grid)
     except ValueError as error:
-        wrong = [str(error)]
-    if wrong:
-        raise ConfigError(source, [Problem(named, f"= '{shape}': {what}") for what in wrong])
-    return shape
+        raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error

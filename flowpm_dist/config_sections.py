@@ -1,4 +1,7 @@
-"""The sections of a run file: each key with its type, its default, and what it must be."""
+"""The sections of run files: each key with its type, its default, and what it must be.
+
+Sections that only a training has are in `config_training_sections`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ def three(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value, value, value)
 
 
-def _from_folder(value: Any, info: ValidationInfo) -> Any:
+def from_folder(value: Any, info: ValidationInfo) -> Any:
+    """A path relative to the run file's folder, made absolute."""
     folder = (info.context or {}).get("folder", Path())
     return (folder / Path(value).expanduser()).absolute() if isinstance(value, str) else value
 
@@ -26,7 +30,8 @@ def _checked_mesh(shape: str) -> str:
     return shape
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """A list of TOML as a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -43,7 +48,7 @@ ScaleFactor = Annotated[float, Field(ge=0, le=2)]
 Edges = Annotated[
     tuple[ScaleFactor, ...],
     Field(min_length=2),
-    BeforeValidator(_listed),
+    BeforeValidator(listed),
     AfterValidator(_increasing),
 ]
 
@@ -67,41 +72,73 @@ class BoxSection(Section):
     )
 
 
-class CosmologySection(Section):
-    """A flat universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
+OmegaM = Annotated[float, Field(gt=0, le=1)]
+OmegaB = Annotated[float, Field(gt=0, lt=1)]
+Hubble = Annotated[float, Field(gt=0.1, lt=3)]
+Tilt = Annotated[float, Field(gt=0, lt=3)]
+Sigma8 = Annotated[float, Field(gt=0, lt=10)]
+W0 = Annotated[float, Field(ge=-5, lt=0)]
+Wa = Annotated[float, Field(ge=-10, lt=5)]
 
-    Omega_m: float = Field(gt=0, le=1, description="a number above 0, at most 1")
-    Omega_b: float = Field(gt=0, lt=1, description="a number above 0, below Omega_m")
-    h: float = Field(gt=0.1, lt=3, description="H0 / (100 km/s/Mpc), from 0.1 to 3")
-    n_s: float = Field(gt=0, lt=3, description="a number from 0 to 3")
+OF_PARAMETERS = {
+    "Omega_m": "a number above 0, at most 1",
+    "Omega_b": "a number above 0, below Omega_m",
+    "h": "H0 / (100 km/s/Mpc), from 0.1 to 3",
+    "n_s": "a number from 0 to 3",
+    "sigma8": "a number above 0, below 10",
+    "w0": "a number from -5 to below 0",
+    "wa": "a number from -10 to 5",
+}
+"""What each cosmological parameter that may vary must be."""
+
+
+class FixedCosmologySection(Section):
+    """What is the same in many flat universes of matter and dark energy w0 + wa (1 - a)."""
+
+    Omega_m: OmegaM | None = Field(default=None, description=OF_PARAMETERS["Omega_m"])
+    Omega_b: OmegaB | None = Field(default=None, description=OF_PARAMETERS["Omega_b"])
+    h: Hubble | None = Field(default=None, description=OF_PARAMETERS["h"])
+    n_s: Tilt | None = Field(default=None, description=OF_PARAMETERS["n_s"])
     A_s: float | None = Field(
         default=None, gt=0, lt=1e-6, description="a number above 0, below 1e-6, such as 2.1e-9"
     )
-    sigma8: float | None = Field(
-        default=None, gt=0, lt=10, description="a number above 0, below 10"
-    )
-    w0: float = Field(default=-1.0, ge=-5, lt=0, description="a number from -5 to below 0")
-    wa: float = Field(default=0.0, ge=-10, lt=5, description="a number from -10 to 5")
+    sigma8: Sigma8 | None = Field(default=None, description=OF_PARAMETERS["sigma8"])
+    w0: W0 = Field(default=-1.0, description=OF_PARAMETERS["w0"])
+    wa: Wa = Field(default=0.0, description=OF_PARAMETERS["wa"])
     transfer: Literal["eisenstein-hu", "camb"] = Field(
         default="eisenstein-hu", description='"eisenstein-hu" or "camb"'
     )
 
 
-class InitialSection(Section):
-    """Where the universe starts from."""
+class CosmologySection(FixedCosmologySection):
+    """A flat universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
 
-    seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="a whole number of at least 0"
-    )
-    white_noise: Annotated[Path | None, BeforeValidator(_from_folder)] = Field(
-        default=None,
-        description="a .npy file: real, shaped as box.grid, unit normal in real space",
-    )
+    Omega_m: OmegaM = Field(description=OF_PARAMETERS["Omega_m"])
+    Omega_b: OmegaB = Field(description=OF_PARAMETERS["Omega_b"])
+    h: Hubble = Field(description=OF_PARAMETERS["h"])
+    n_s: Tilt = Field(description=OF_PARAMETERS["n_s"])
+
+
+class ModesSection(Section):
+    """What white noise becomes."""
+
     lpt_order: Literal[1, 2, 3] = Field(default=2, description="1, 2 or 3")
     noise: Literal["cells", "nested"] = Field(
         default="cells", description='"cells" or "nested" (large scales that no finer grid changes)'
     )
     fixed_amplitude: bool = Field(default=False, description="true or false")
+
+
+class InitialSection(ModesSection):
+    """Where the universe starts from."""
+
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**63, description="a whole number of at least 0"
+    )
+    white_noise: Annotated[Path | None, BeforeValidator(from_folder)] = Field(
+        default=None,
+        description="a .npy file: real, shaped as box.grid, unit normal in real space",
+    )
     paired: bool = Field(default=False, description="true or false")
 
 
@@ -150,14 +187,19 @@ class MeshSection(Section):
     )
 
 
-class RunSection(Section):
+class HaloSection(Section):
+    """How to compute, where the precision is told elsewhere."""
+
+    halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description='"auto" or a whole number of cells, at least 1'
+    )
+
+
+class RunSection(HaloSection):
     """How to compute."""
 
     precision: Literal["float32", "float64"] = Field(
         default="float32", description='"float32" or "float64"'
-    )
-    halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto", description='"auto" or a whole number of cells, at least 1'
     )
 
 
