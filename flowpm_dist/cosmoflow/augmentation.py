@@ -1,0 +1,82 @@
+"""The same universe seen otherwise: periodic shifts and the 48 symmetries of the cube.
+
+A periodic box has no origin and no preferred axes, so the parameters stay the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl.process_mesh import ProcessMesh
+
+_PERMUTATIONS = list(itertools.permutations(range(3)))
+_FLIPS = list(itertools.product((1, -1), repeat=3))
+
+
+@dataclass(frozen=True)
+class View:
+    """How a volume is turned and shifted.
+
+    Attributes:
+        axes: the side of the volume that becomes x, y and z.
+        flips: 1 or -1 for each of the new sides.
+        shift: cells along each side of the volume as it is.
+    """
+
+    axes: tuple[int, int, int] = (0, 1, 2)
+    flips: tuple[int, int, int] = (1, 1, 1)
+    shift: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, width: int) -> View:
+        """One of all, equally likely, of a volume of `width` cells a side."""
+        x, y, z = rng.integers(width, size=3).tolist()
+        axes = _PERMUTATIONS[rng.integers(len(_PERMUTATIONS))]
+        return cls(axes, _FLIPS[rng.integers(len(_FLIPS))], (x, y, z))  # type: ignore[arg-type]
+
+    def of(self, volume: np.ndarray) -> np.ndarray:
+        """The volume [x, y, z, ...] so seen; a view of a shifted copy."""
+        shifted = np.roll(volume, self.shift, axis=(0, 1, 2))
+        turned = shifted.transpose(*self.axes, *range(3, volume.ndim))
+        return turned[tuple(slice(None, None, flip) for flip in self.flips)]
+
+
+def seen(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
+    """This rank's blocks of several volumes, each under its view.
+
+    Where volumes are split, each is gathered for it: one channel, where the network's first layer
+    makes many more.
+
+    Args:
+        volumes: blocks [n, x/row, y/col, z, ...].
+        views: n of them.
+        mesh: the ranks that hold the volumes, of axes `row` and `col`.
+
+    Returns:
+        blocks of the same shape.
+    """
+    wholes = whole_volumes(volumes, mesh)
+    found = np.stack([view.of(whole) for view, whole in zip(views, wholes, strict=True)])
+    return block_of(found, mesh)
+
+
+def whole_volumes(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """The ranks' blocks [n, x/row, y/col, ...] as whole volumes [n, x, y, ...], on every rank."""
+    gathered: Any = volumes
+    for axis, name in ((1, "row"), (2, "col")):
+        if mesh.axis_size(name) > 1:
+            gathered = mesh.communicator(name).allgather(tf.convert_to_tensor(gathered), axis)
+    return np.asarray(gathered)
+
+
+def block_of(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """This rank's blocks of whole volumes [n, x, y, ...]."""
+    for axis, name in ((1, "row"), (2, "col")):
+        parts = mesh.axis_size(name)
+        volumes = np.split(volumes, parts, axis)[mesh.coordinate(name)] if parts > 1 else volumes
+    return volumes

@@ -1,0 +1,218 @@
+"""Networks as short declarations, and what they cost; no TensorFlow.
+
+`sc18` is the network of the CosmoFlow paper (Mathuriya and others 2018, arXiv:1808.04728),
+`mlperf` that of MLPerf HPC. `sc18-periodic` is `sc18` with the box's own edges: its volumes keep
+powers of two as sides, so that they can be split over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from flowpm_dist.blocks import nearest
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`channels` kernels of `kernel` cells a side, bias and activation."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One value for each cube of `size` cells a side."""
+
+    kind: Literal["average", "max"] = "average"
+    size: int = 2
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Average down to `width` cells a side, whatever the volume's own width."""
+
+    width: int
+
+
+@dataclass(frozen=True)
+class Dense:
+    """`units` of all features, bias and activation."""
+
+    units: int
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """A share of the features left out while training, if dropout is asked for."""
+
+
+Layer = Convolution | Pool | Shrink | Dense | Dropout
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A layer where it stands.
+
+    Attributes:
+        layer: itself.
+        name: of the layer, such as "conv1".
+        width, channels: of the volume it is given; a dense layer is given `channels` features.
+        width_after, channels_after: of what it gives.
+        weights: shape of its kernel; None where it has none.
+    """
+
+    layer: Layer
+    name: str
+    width: int
+    channels: int
+    width_after: int
+    channels_after: int
+    weights: tuple[int, ...] | None
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        if self.weights is None:
+            return 0
+        return math.prod(self.weights) + self.channels_after
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A network of cubic volumes.
+
+    Attributes:
+        name: by which it is asked for.
+        layers: in order, without the last dense layer, whose units are the outputs.
+        edges: of its convolutions: "valid", "periodic" or "zero".
+        slope: of the LeakyReLU after each layer but the last.
+        bounded: whether the outputs are 1.2 tanh of the last layer, for targets within -1 and 1.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    edges: Literal["valid", "periodic", "zero"]
+    slope: float
+    bounded: bool = False
+
+    def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
+        """Every layer with the shapes it works on.
+
+        Args:
+            width: cells along a side of the volume.
+            channels: of the volume.
+            outputs: of the network.
+
+        Raises:
+            ValueError: the volume is too small, or a Shrink does not divide.
+        """
+        return list(self._stages(width, channels, outputs))
+
+    def _stages(self, width: int, channels: int, outputs: int) -> Iterator[Stage]:
+        given, flat = width, False
+        counts = {"conv": 0, "dense": 0, "pool": 0, "shrink": 0, "dropout": 0}
+        for layer in (*self.layers, Dense(outputs)):
+            kind = {Convolution: "conv", Dense: "dense", Pool: "pool", Shrink: "shrink"}
+            label = kind.get(type(layer), "dropout")
+            counts[label] += 1
+            after, channels_after = width, channels
+            weights: tuple[int, ...] | None = None
+            if isinstance(layer, Convolution):
+                weights = (layer.kernel,) * 3 + (channels, layer.channels)
+                reach = layer.kernel if self.edges == "valid" else 1
+                after, channels_after = (width - reach) // layer.stride + 1, layer.channels
+            elif isinstance(layer, Pool):
+                after = width // layer.size
+            elif isinstance(layer, Shrink):
+                after = layer.width
+            elif isinstance(layer, Dense):
+                features = channels if flat else channels * width**3
+                weights, flat = (features, layer.units), True
+                channels, channels_after = features, layer.units
+            if after < 1 or (isinstance(layer, Shrink) and width % after):
+                raise ValueError(
+                    f"{self.name}: nothing is left of a volume of {given} cells a side at layer "
+                    f"{label}{counts[label]}; give a larger one"
+                    if after < 1 or width < after
+                    else f"{self.name}: {width} cells a side do not divide into {after}"
+                )
+            name = f"{label}{counts[label]}"
+            yield Stage(layer, name, width, channels, after, channels_after, weights)
+            width, channels = after, channels_after
+
+    def parameters(self, width: int, channels: int = 1, outputs: int = 3) -> int:
+        """Number of weights and biases."""
+        return sum(stage.parameters for stage in self.stages(width, channels, outputs))
+
+    def flops(self, width: int, channels: int = 1, outputs: int = 3) -> float:
+        """Operations of one training step on one sample, as the SC18 paper counts them.
+
+        Two for each multiply-add: forward, and the gradient to the kernel, at each output cell; the
+        gradient to the input at each input cell, also of the first layer; dense layers three times
+        the forward product. Bias, activation and pooling are not counted.
+        """
+        total = 0.0
+        for stage in self.stages(width, channels, outputs):
+            if isinstance(stage.layer, Convolution):
+                kernel = 2 * stage.layer.kernel**3 * stage.channels * stage.channels_after
+                total += kernel * (2 * stage.width_after**3 + stage.width**3)
+            elif isinstance(stage.layer, Dense):
+                total += 3 * 2 * stage.channels * stage.channels_after
+        return total
+
+
+_SC18_VOLUMES = (
+    Convolution(16, 3),
+    Pool(),
+    Convolution(32, 4),
+    Pool(),
+    Convolution(64, 4),
+    Pool(),
+    Convolution(128, 3, stride=2),
+    Convolution(256, 3),
+    Convolution(256, 2),
+    Convolution(256, 2),
+)
+_SC18_DENSE = (Dense(2048), Dropout(), Dense(256), Dropout())
+
+DECLARATIONS = {
+    declaration.name: declaration
+    for declaration in (
+        Declaration("sc18", (*_SC18_VOLUMES, *_SC18_DENSE), "valid", 0.01),
+        Declaration("sc18-periodic", (*_SC18_VOLUMES, Shrink(2), *_SC18_DENSE), "periodic", 0.01),
+        Declaration(
+            "mlperf",
+            (
+                *(
+                    layer
+                    for channels in (32, 64, 128, 256, 512)
+                    for layer in (Convolution(channels, 3), Pool("max"))
+                ),
+                Dense(128),
+                Dropout(),
+                Dense(64),
+                Dropout(),
+            ),
+            "zero",
+            0.3,
+            bounded=True,
+        ),
+    )
+}
+
+
+def declaration(name: str) -> Declaration:
+    """The network of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in DECLARATIONS:
+        known = ", ".join(map(repr, DECLARATIONS))
+        raise ValueError(f"network {name!r} is not one of {known}{nearest(name, DECLARATIONS)}")
+    return DECLARATIONS[name]

@@ -1,0 +1,80 @@
+"""Batches of volumes that were kept in files, and of one batch again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.augmentation import View, seen
+from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.phases import PhaseClock
+from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset
+from meshimpl.process_mesh import ProcessMesh
+
+Dataset = RecordDataset | DummyDataset
+
+
+class FileSource:
+    """Batches of a dataset, shuffled over all its samples before they are shared out.
+
+    Args:
+        dataset: this rank's blocks of it.
+        mesh: all ranks.
+        lanes: this replica's places of each batch.
+        seed: of the shuffling.
+        augment: whether a volume is seen otherwise each time: see `View`.
+        clock: counts "read", the time that the training waits for a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        mesh: ProcessMesh,
+        lanes: Lanes,
+        *,
+        seed: int,
+        augment: bool,
+        clock: PhaseClock,
+    ) -> None:
+        self.dataset, self.mesh, self.lanes = dataset, mesh, lanes
+        self.seed, self.augment, self.clock = seed, augment, clock
+        self._batches: Iterator[tuple[Any, Any, Any]] = iter(())
+
+    def start(self, step: int) -> None:
+        """Read ahead from a step on."""
+        lane = self.lanes.first, self.lanes.count
+        batches = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, start_step=step)
+        self._batches = iter(batches)
+
+    def batch(self, step: int) -> Batch:
+        """What a step trains on; RecordError for a file that is damaged."""
+        with self.clock("read"):
+            volumes, parameters, _ = (np.asarray(part) for part in next(self._batches))
+            volumes = one_channel(volumes)
+            if self.augment:
+                lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
+                views = [View.draw(rng, volumes.shape[3]) for rng in lanes]
+                volumes = seen(volumes, views, self.mesh)
+            samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
+            return Batch(volumes, parameters.astype(np.float64), samples)
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._batches = iter(())
+
+
+def in_order(dataset: RecordDataset, lanes: Lanes) -> Iterator[Batch]:
+    """Every sample of a dataset once, in batches; the last is filled from the beginning."""
+    steps = -(-len(dataset) // lanes.batch)
+    lane = lanes.first, lanes.count
+    batches = dataset.batches(lanes.batch, lane, steps=steps, shuffle=False)
+    for batch in batches:
+        volumes, parameters, index = (np.asarray(part) for part in batch)
+        yield Batch(one_channel(volumes), parameters.astype(np.float64), index)
+
+
+def one_channel(volumes: np.ndarray) -> np.ndarray:
+    """Volumes [n, x, y, z, channel] without the last dimension where it is 1."""
+    return volumes[..., 0] if volumes.shape[-1] == 1 else volumes

@@ -1,0 +1,176 @@
+"""The folder of a training: what is in it, and whether a training may begin or go on there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import IO
+
+from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, existing_part, human_size
+
+MARK = "training.json"
+CONTENTS = (
+    MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
+    "statistics", "evaluation", "training.png", "phases.png",
+)  # fmt: skip
+
+
+class TrainingFolder:
+    """A folder that one training owns.
+
+    Args:
+        path: of the folder; made when the training begins.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def run_file(self) -> Path:
+        """The run as it was resolved."""
+        return self.path / "run.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """A row for each step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Of weights and optimiser."""
+        return self.path / "checkpoints"
+
+    @property
+    def held_out(self) -> Path:
+        """The dataset of the splits "validation" and "test"."""
+        return self.path / "held-out"
+
+    @property
+    def evaluation(self) -> Path:
+        """What `flowpm-dist evaluate` leaves."""
+        return self.path / "evaluation"
+
+    def statistics(self, stream: str) -> Path:
+        """What baselines see of the simulations of a stream."""
+        return self.path / "statistics" / f"{stream}.npz"
+
+    def mark(self) -> dict[str, object]:
+        """What the training says of itself; empty where there is none."""
+        try:
+            mark = json.loads((self.path / MARK).read_text())
+        except (OSError, ValueError):
+            return {}
+        return mark if isinstance(mark, dict) and mark.get("generator") == GENERATOR else {}
+
+    def check(self, *, resume: bool, overwrite: bool, needed: int) -> None:
+        """See, changing nothing, that a training can begin or go on here.
+
+        Args:
+            resume: it shall go on.
+            overwrite: another training here may be replaced.
+            needed: estimated size of what will be written [bytes].
+
+        Raises:
+            OutputError: with what is in the way, and what to do about it.
+        """
+        ground = existing_part(self.path)
+        if not ground.is_dir():
+            raise OutputError(f"{ground} is not a folder: give another --output")
+        if not os.access(ground, os.W_OK | os.X_OK):
+            raise OutputError(f"no permission to write in {ground}: give another --output")
+        if resume and not self.mark():
+            raise OutputError(
+                f"{self.path} holds no training to resume: leave --resume out, or give its --output"
+            )
+        if not resume:
+            self._check_contents(overwrite)
+        free = shutil.disk_usage(ground).free
+        if needed > free:
+            raise OutputError(
+                f"{ground} has {human_size(free)} free, the training needs about "
+                f"{human_size(needed)}: make room, or give another --output"
+            )
+
+    def _check_contents(self, overwrite: bool) -> None:
+        there = [name for name in CONTENTS if os.path.lexists(self.path / name)]
+        if self.mark():
+            if not overwrite:
+                raise OutputError(
+                    f"{self.path} holds a training: add --resume to go on with it, --overwrite to "
+                    "replace it, or give another --output"
+                )
+        elif there:
+            raise OutputError(
+                f"{self.path} holds {', '.join(there)} from elsewhere, which would be overwritten: "
+                "give another --output, or move them away"
+            )
+
+    def begin(self, *, resume: bool) -> None:
+        """Own the folder, cleared of an older training unless that is resumed. On rank 0.
+
+        Raises:
+            OutputError: another training is writing here, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+            if not resume:
+                for name in CONTENTS:
+                    _remove(self.path / name)
+            self.write_mark(complete=False)
+        except OSError as error:
+            where = error.filename or self.path
+            raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
+
+    def _take_lock(self) -> IO[str]:
+        """The mark of a training that writes; the system lifts it when the process ends."""
+        lock = open(self.path / ".lock", "a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise OutputError(f"another training is writing in {self.path}: {owner}") from None
+        lock.truncate(0)
+        json.dump({"host": socket.gethostname(), "pid": os.getpid()}, lock)
+        lock.flush()
+        return lock
+
+    def write_mark(self, *, complete: bool, **more: object) -> None:
+        """Say of the training whether it is complete, and what else is known. On rank 0."""
+        mark = {"generator": GENERATOR, "complete": complete, **more}
+        write_text(self.path / MARK, json.dumps(mark, indent=1) + "\n")
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

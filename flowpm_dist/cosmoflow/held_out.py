@@ -1,0 +1,156 @@
+"""Simulations that are never trained on, made once; and what baselines see of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.baselines import Features
+from flowpm_dist.cosmoflow.in_situ import Generation, Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.parts import block_of_volumes
+from flowpm_dist.cosmoflow.records import DatasetHeader, RecordWriter
+from flowpm_dist.io.folder import WriteError
+from meshimpl.process_mesh import ProcessMesh
+
+Progress = Callable[[int, int], None]
+
+
+class Statistics:
+    """Parameters, power spectrum and one-point distribution of simulations, by their number.
+
+    Each rank adds those of its replica; together they are gathered on rank 0 and written.
+
+    Args:
+        path: of the .npz file.
+        mesh: all ranks.
+        names: of the parameters.
+    """
+
+    def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
+        self.path, self._mesh, self._names = path, mesh, names
+        self._rows: dict[int, np.ndarray] = {}
+        self._sizes: tuple[int, ...] = (0, 0, 0)
+
+    def add(self, generation: Generation) -> None:
+        """Those of one more generation."""
+        parts = generation.parameters, generation.power, generation.histogram
+        self._sizes = tuple(part.shape[1] for part in parts)
+        for place, index in enumerate(generation.index):
+            self._rows[int(index)] = np.concatenate([part[place] for part in parts])
+
+    def write(self, k: np.ndarray) -> None:
+        """Write all, with those that the file holds already. On all ranks together.
+
+        Args:
+            k: of the power [h/Mpc].
+
+        Raises:
+            WriteError: on rank 0, where it cannot be written.
+        """
+        first = self._mesh.rank == 0 or self._mesh.without("replica").rank == 0
+        rows = sorted(self._rows.items()) if first else []
+        width = 1 + sum(self._sizes)
+        table = np.array([[index, *row] for index, row in rows]).reshape(-1, width)
+        gathered = self._mesh.gather_to_root(table)
+        if gathered is None:
+            return
+        everything = np.concatenate([self._written(width), *gathered])
+        _, latest = np.unique(everything[:, 0], return_index=True)
+        everything = everything[latest]
+        ends = np.cumsum(self._sizes)[:-1]
+        parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
+        _write_npz(
+            self.path,
+            {
+                "index": everything[:, 0].astype(np.int64),
+                "names": np.array(self._names),
+                "k": k,
+                "parameters": parameters,
+                "power": power,
+                "histogram": histogram,
+            },
+        )
+
+    def _written(self, width: int) -> np.ndarray:
+        if not self.path.exists():
+            return np.empty((0, width))
+        with np.load(self.path) as held:
+            parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
+            return np.concatenate([*parts, held["histogram"]], axis=1)
+
+
+def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        aside.replace(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
+def features(path: Path, count: int | None = None) -> Features:
+    """What `Statistics` wrote, as baselines take it.
+
+    Args:
+        path: of the .npz file.
+        count: of the first simulations; all by default.
+    """
+    with np.load(path) as held:
+        power, histogram = held["power"][:count], held["histogram"][:count]
+        names = tuple(map(str, held["names"]))
+        return Features(names, np.log10(power), histogram, held["parameters"][:count])
+
+
+def make_volumes(
+    maker: UniverseMaker,
+    stream: str,
+    count: int,
+    folder: Path,
+    header: DatasetHeader,
+    mesh: ProcessMesh,
+    statistics: Statistics,
+    *,
+    first_generation: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Simulate the universes of a stream and write them as a split of a dataset. On all ranks.
+
+    Args:
+        maker: of the universes.
+        stream: and name of the split.
+        count: of simulations; whole generations are made.
+        folder: of the dataset; each rank writes its blocks.
+        header: of the dataset.
+        mesh: all ranks.
+        statistics: of the simulations; written at the end.
+        first_generation: to begin with.
+        overwrite: whether files of that split may be replaced.
+        progress: called with simulations made and to be made.
+    """
+    lanes: Lanes = maker.lanes
+    generations = -(-count // lanes.batch)
+    options: dict[str, Any] = {"block": block_of_volumes(mesh), "overwrite": overwrite}
+    options |= {
+        "first_file": mesh.coordinate("replica"),
+        "file_stride": mesh.axis_size("replica"),
+    }
+    with RecordWriter(folder, stream, header, **options) as writer:
+        for number in range(first_generation, first_generation + generations):
+            made = maker.make(stream, number)
+            statistics.add(made)
+            for volume, y, seed, index in zip(
+                made.volumes, made.parameters, made.seeds, made.index, strict=True
+            ):
+                writer.write(volume, y, seed=int(seed), index=int(index))
+            if progress is not None:
+                done = number - first_generation + 1
+                progress(min(count, done * lanes.batch), count)
+    assert maker.k is not None
+    statistics.write(maker.k)
+    mesh.barrier()

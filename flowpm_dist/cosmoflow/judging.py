@@ -1,0 +1,343 @@
+"""How good predictions of parameters are, against what the mean of the training set would say.
+
+Every sample counts as independent: one sample for each simulation, or the mean over its parts.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.table import Table
+
+RESAMPLES = 400
+NARROW = 0.1
+NO_BETTER = 0.05
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a method says of n samples, and what is true; in physical units, kept as float64.
+
+    Attributes:
+        names: of the p parameters.
+        truth, mean: [n, p].
+        sigma: predicted standard deviation, [n, p]; None for a method without error bars.
+
+    Raises:
+        ValueError: shapes that disagree, fewer than two samples, a value that is not finite, a
+            sigma that is not positive.
+    """
+
+    names: tuple[str, ...]
+    truth: np.ndarray
+    mean: np.ndarray
+    sigma: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("truth", "mean", "sigma"):
+            if getattr(self, field) is not None:
+                values = np.asarray(getattr(self, field), dtype=np.float64)
+                object.__setattr__(self, field, values)
+                self._check(field, values)
+        if self.sigma is not None and not (self.sigma > 0).all():
+            raise ValueError(f"{(self.sigma <= 0).sum()} values of sigma are not positive")
+
+    def _check(self, field: str, values: np.ndarray) -> None:
+        wanted = (len(self.truth), len(self.names))
+        if values.shape != wanted:
+            raise ValueError(f"{field} has shape {values.shape}; must be [n, p] = {wanted}")
+        if len(values) < 2:
+            raise ValueError("one sample cannot be judged: at least two are needed")
+        bad = ~np.isfinite(values).all(axis=1)
+        if bad.any():
+            raise ValueError(f"{field} is not finite in {bad.sum()} of {len(values)} samples")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one parameter is predicted; in its own units where nothing else is said.
+
+    Errors are predicted - true. An attribute named ..._error is one standard error of the one
+    before it: that of the bias from the spread of the errors, the others from a bootstrap.
+
+    Attributes:
+        count: samples judged.
+        rmse: root of the mean squared error.
+        r2: 1 - (sum of squared errors) / (sum of squares of the truth about its mean). 1 is
+            perfect; 0 is the mean; below 0 is worse than the mean.
+        bias: mean error.
+        mae: mean absolute error.
+        mae_over_mean, rmse_over_mean: over what the mean of the training targets scores.
+        spread: standard deviation of the predictions over that of the truth.
+        coverage_1, coverage_2: share of errors within 1 and 2 sigma; of a Gaussian 0.683, 0.954.
+        chi2: reduced chi^2, the mean of (error / sigma)^2.
+        mean_sigma: mean of the predicted sigma.
+        nll: mean of -ln of the predicted Gaussian density at the truth.
+
+        The last five are None without error bars.
+    """
+
+    count: int
+    rmse: float
+    rmse_error: float
+    r2: float
+    r2_error: float
+    bias: float
+    bias_error: float
+    mae: float
+    mae_over_mean: float
+    rmse_over_mean: float
+    spread: float
+    coverage_1: float | None = None
+    coverage_2: float | None = None
+    chi2: float | None = None
+    mean_sigma: float | None = None
+    nll: float | None = None
+
+
+Scores = Mapping[str, Score]
+
+
+def score(predictions: Predictions, train_mean: np.ndarray, seed: int = 0) -> dict[str, Score]:
+    """The score of each parameter, by its name.
+
+    Args:
+        predictions: of samples that no part of the method has seen.
+        train_mean: [p], mean of the training targets: what the mean predictor says.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: `train_mean` of another length; a parameter that is the same in all samples.
+    """
+    train_mean = np.asarray(train_mean, dtype=np.float64)
+    if train_mean.shape != (len(predictions.names),):
+        raise ValueError(
+            f"train_mean has shape {train_mean.shape}; must be one number for each of "
+            f"{', '.join(predictions.names)}"
+        )
+    return {
+        name: _score(
+            predictions.truth[:, i],
+            predictions.mean[:, i],
+            None if predictions.sigma is None else predictions.sigma[:, i],
+            name,
+            float(train_mean[i]),
+            np.random.default_rng([seed, i]),
+        )
+        for i, name in enumerate(predictions.names)
+    }
+
+
+def _score(
+    truth: np.ndarray,
+    mean: np.ndarray,
+    sigma: np.ndarray | None,
+    name: str,
+    train_mean: float,
+    rng: np.random.Generator,
+) -> Score:
+    if np.ptp(truth) == 0:
+        raise ValueError(f"{name} is {truth[0]:g} in all samples: it must vary to be judged")
+    error, naive = mean - truth, train_mean - truth
+    rmse, r2 = _rmse_and_r2(np.ones((1, len(truth))), truth, error)
+    resampled = _rmse_and_r2(_bootstrap(len(truth), rng), truth, error)
+    rmse_error, r2_error = (float(np.nanstd(values)) for values in resampled)
+    bars = {}
+    if sigma is not None:
+        pull = error / sigma
+        bars = {
+            "coverage_1": float((np.abs(pull) <= 1).mean()),
+            "coverage_2": float((np.abs(pull) <= 2).mean()),
+            "chi2": float((pull**2).mean()),
+            "mean_sigma": float(sigma.mean()),
+            "nll": float((pull**2 / 2 + np.log(sigma)).mean() + math.log(2 * math.pi) / 2),
+        }
+    return Score(
+        count=len(truth),
+        rmse=float(rmse[0]),
+        rmse_error=rmse_error,
+        r2=float(r2[0]),
+        r2_error=r2_error,
+        bias=float(error.mean()),
+        bias_error=float(error.std(ddof=1) / math.sqrt(len(error))),
+        mae=float(np.abs(error).mean()),
+        mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
+        rmse_over_mean=float(rmse[0] / math.sqrt((naive**2).mean())),
+        spread=float(mean.std() / truth.std()),
+        **bars,
+    )
+
+
+def _bootstrap(count: int, rng: np.random.Generator) -> np.ndarray:
+    """[resample, sample]: how often each sample is drawn."""
+    draws = (rng.integers(count, size=count) for _ in range(RESAMPLES))
+    return np.stack([np.bincount(drawn, minlength=count) for drawn in draws])
+
+
+def _rmse_and_r2(
+    weights: np.ndarray, truth: np.ndarray, error: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row of weights, [resample, sample]; R^2 is NaN where the drawn truths are equal."""
+    offset = truth - truth.mean()
+    sums = weights @ np.stack([error**2, offset, offset**2], axis=1)
+    squares, first, second = (sums / weights.sum(axis=1, keepdims=True)).T
+    variance = second - first**2
+    variance = np.where(variance > 1e-12 * offset.var(), variance, np.nan)
+    return np.sqrt(squares), 1 - squares / variance
+
+
+def collapsed(predictions: Predictions, train_mean: np.ndarray) -> list[str]:
+    """Names of the parameters predicted no better than by their mean.
+
+    Such is a parameter whose predictions spread less than `NARROW` = 10 % of the truth, or whose
+    R^2 is not above `NO_BETTER` = 0.05 by more than its standard error. An honest regressor that
+    explains a share R^2 of the variance spreads by sqrt(R^2): 10 % would be R^2 = 0.01.
+    """
+    scores = score(predictions, train_mean)
+    return [name for name, found in scores.items() if _is_collapsed(found)]
+
+
+def _is_narrow(found: Score) -> bool:
+    return found.spread < NARROW
+
+
+def _is_collapsed(found: Score) -> bool:
+    return _is_narrow(found) or found.r2 - found.r2_error <= NO_BETTER
+
+
+def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
+    """`collapsed` in one sentence.
+
+    A parameter that leaves no trace in the volumes is predicted near its mean by an honest
+    regressor too. So the network is said to have collapsed only when all parameters are.
+    """
+    scores = score(predictions, train_mean)
+    found = {name: value for name, value in scores.items() if _is_collapsed(value)}
+    details = ", ".join(
+        f"{name} (R^2 = {value.r2:z.2f} ± {value.r2_error:.2f}, "
+        f"spread {100 * value.spread:.0f} % of the truth's)"
+        for name, value in found.items()
+    )
+    if not found:
+        return "All parameters are predicted better than by the mean predictor."
+    if len(found) < len(scores):
+        return f"No better than the mean predictor: {details}. The others are better."
+    if all(_is_narrow(value) for value in found.values()):
+        return f"All parameters: the network has collapsed to the mean: {details}."
+    return f"No parameter is predicted better than by the mean predictor: {details}."
+
+
+def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:
+    """One row for each parameter and method, the methods of a parameter together.
+
+    Args:
+        scores: of each method, of each parameter.
+
+    Returns:
+        Rows with the keys "parameter", "method" and the attributes of `Score`.
+    """
+    names = dict.fromkeys(name for of_method in scores.values() for name in of_method)
+    return [
+        {"parameter": name, "method": method, **dataclasses.asdict(of_method[name])}
+        for name in names
+        for method, of_method in scores.items()
+        if name in of_method
+    ]
+
+
+def as_dict(scores: Mapping[str, Scores]) -> dict[str, dict[str, dict[str, Cell]]]:
+    """The scores as plain numbers, for JSON: [method][parameter][attribute]."""
+    return {
+        method: {name: dataclasses.asdict(value) for name, value in of_method.items()}
+        for method, of_method in scores.items()
+    }
+
+
+HEADINGS = {
+    "parameter": "parameter",
+    "method": "method",
+    "rmse": "RMSE",
+    "rmse_over_mean": "RMSE / mean's",
+    "mae_over_mean": "MAE / mean's",
+    "r2": "R²",
+    "bias": "bias",
+    "coverage_1": "in 1σ",
+    "coverage_2": "in 2σ",
+    "chi2": "χ²/n",
+}
+IN_TERMINAL = ("parameter", "method", "rmse", "rmse_over_mean", "r2", "bias")
+
+
+def _text(row: Mapping[str, Cell], key: str) -> str:
+    """A cell as people read it, with its standard error when the row has one."""
+    value, error = row[key], row.get(f"{key}_error")
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if not isinstance(error, float):
+        return f"{value:.3f}"
+    if not 0 < error < math.inf:
+        return f"{value:.3g}"
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:z.{places}f}±{error:.{places}f}"
+
+
+def markdown(scores: Mapping[str, Scores]) -> str:
+    """The table in Markdown; "mean's" is what the mean of the training targets scores."""
+    rows = [
+        list(HEADINGS.values()),
+        ["---", "---", *["---:"] * (len(HEADINGS) - 2)],
+        *([_text(row, key) for key in HEADINGS] for row in table(scores)),
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def rich_table(scores: Mapping[str, Scores]) -> Table:
+    """The columns `IN_TERMINAL`, for a terminal of 100 characters, the parameters apart."""
+    drawn = Table(box=SIMPLE)
+    for key in IN_TERMINAL:
+        is_text = key in ("parameter", "method")
+        drawn.add_column(
+            HEADINGS[key].replace(" / ", " /\n"),
+            justify="left" if is_text else "right",
+            no_wrap=key != "method",
+        )
+    before = None
+    for row in table(scores):
+        if before not in (None, row["parameter"]):
+            drawn.add_section()
+        drawn.add_row(*(_text(row, key) for key in IN_TERMINAL))
+        before = row["parameter"]
+    return drawn
+
+
+def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
+    """All numbers of the table, unrounded, as comma-separated values; empty where there is none."""
+    columns = ["parameter", "method", *(field.name for field in dataclasses.fields(Score))]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table(scores))
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The error of a method against the number of simulations it was trained on.
+
+    Attributes:
+        sizes: number of simulations, [s].
+        errors: RMSE over the mean predictor's, by parameter, [s] or [s, seeds]; NaN where not run.
+    """
+
+    sizes: np.ndarray
+    errors: Mapping[str, np.ndarray]

@@ -1,0 +1,168 @@
+"""Losses of standardised targets, one number for each sample, and what the outputs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+LOG_VARIANCE_LIMIT = 10.0
+"""The log variance is kept within +- this: sigma from 0.0067 to 148 standard deviations."""
+
+
+def l1(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Mean absolute error over the parameters.
+
+    Args:
+        targets, outputs: [batch, parameter].
+
+    Returns:
+        [batch], as of every loss here.
+
+    Raises:
+        ValueError: the shapes do not fit, as of every loss here.
+    """
+    _check_outputs(targets, outputs, 1)
+    return tf.reduce_mean(tf.abs(outputs - targets), axis=-1)
+
+
+def l2(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Mean squared error over the parameters; targets, outputs: [batch, parameter]."""
+    _check_outputs(targets, outputs, 1)
+    return tf.reduce_mean(tf.square(outputs - targets), axis=-1)
+
+
+def gaussian_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Minus the log likelihood of independent Gaussians, mean over the parameters, no constant.
+
+    (s + (y - mean)^2 exp(-s)) / 2 with the log variance s, softly kept within
+    +- `LOG_VARIANCE_LIMIT`; ln(2 pi) / 2 is left out (Nix and Weigend 1994).
+
+    Args:
+        targets: [batch, parameter].
+        outputs: [batch, 2 x parameter], the means and then the log variances.
+    """
+    _check_outputs(targets, outputs, 2)
+    mean, log_variance = _mean_and_log_variance(outputs)
+    misfit = tf.square(targets - mean) * tf.exp(-log_variance)
+    return tf.reduce_mean(0.5 * (log_variance + misfit), axis=-1)
+
+
+LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "l1": l1,
+    "l2": l2,
+    "likelihood": gaussian_nll,
+}
+
+
+def loss_function(loss: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """The loss of a name, a function (targets, outputs) -> [batch].
+
+    Raises:
+        ValueError: no such loss.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"no loss {loss!r}: give one of {', '.join(LOSSES)}")
+    return LOSSES[loss]
+
+
+def outputs_of(loss: str, parameters: int) -> int:
+    """How many numbers the network must put out for each sample; ValueError for no such loss."""
+    return parameters * _outputs_per_parameter(loss)
+
+
+def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """The predicted means, and their standard deviations where the loss trains them, else None.
+
+    Args:
+        loss: a name of `LOSSES`.
+        outputs: of the network, [..., outputs_of(loss, parameters)].
+
+    Returns:
+        Each [..., parameter], in standardised units.
+
+    Raises:
+        ValueError: no such loss.
+    """
+    if _outputs_per_parameter(loss) == 1:
+        return outputs, None
+    mean, log_variance = _mean_and_log_variance(outputs)
+    return mean, tf.exp(0.5 * log_variance)
+
+
+def _outputs_per_parameter(loss: str) -> int:
+    return 2 if loss_function(loss) is gaussian_nll else 1
+
+
+def _mean_and_log_variance(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    mean, raw = tf.split(outputs, 2, axis=-1)
+    return mean, LOG_VARIANCE_LIMIT * tf.tanh(raw / LOG_VARIANCE_LIMIT)
+
+
+def _check_outputs(targets: tf.Tensor, outputs: tf.Tensor, per_parameter: int) -> None:
+    """Else [batch, 1] against [batch] would be broadcast to a loss of another problem."""
+    batch, parameters = targets.shape
+    wanted = tf.TensorShape([batch, None if parameters is None else per_parameter * parameters])
+    if outputs.shape.rank != 2 or not outputs.shape.is_compatible_with(wanted):
+        raise ValueError(
+            f"outputs {outputs.shape} for targets {targets.shape}: the outputs must be {wanted}"
+        )
+
+
+@dataclass(frozen=True)
+class Standardiser:
+    """Parameters with uniform priors, and their scale of mean 0 and standard deviation 1.
+
+    Attributes:
+        names: of the parameters.
+        low, high: ends of each prior.
+        bounded: the scale of -1 to 1 instead, from one end of each prior to the other.
+
+    Raises:
+        ValueError: not one low and one high for each name, or a prior with no width.
+    """
+
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    bounded: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.low) == len(self.high):
+            raise ValueError(
+                f"{len(self.names)} names, {len(self.low)} low and {len(self.high)} high ends of "
+                "priors: give one of each for each parameter"
+            )
+        for name, low, high in zip(self.names, self.low, self.high, strict=True):
+            if not low < high:
+                raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
+
+    @property
+    def centre(self) -> np.ndarray:
+        """Means of the priors, [parameter]."""
+        return 0.5 * (np.array(self.low) + np.array(self.high))
+
+    @property
+    def std(self) -> np.ndarray:
+        """Unit of the scale: the priors' standard deviations, or half their width, [parameter]."""
+        width = np.array(self.high) - np.array(self.low)
+        return width / (2 if self.bounded else np.sqrt(12))
+
+    def standardise(self, parameters: Any) -> Any:
+        """(y - centre) / std of a float array or tensor [..., parameter], in its dtype."""
+        return (parameters - _like(self.centre, parameters)) / _like(self.std, parameters)
+
+    def restore(self, means: Any) -> Any:
+        """Parameters from standardised ones, [..., parameter]; undoes `standardise`."""
+        return means * _like(self.std, means) + _like(self.centre, means)
+
+    def restore_sigma(self, sigmas: Any) -> Any:
+        """Standard deviations of parameters from standardised ones, [..., parameter]."""
+        return sigmas * _like(self.std, sigmas)
+
+
+def _like(constants: np.ndarray, values: Any) -> np.ndarray:
+    return constants.astype(getattr(values.dtype, "as_numpy_dtype", values.dtype))

@@ -1,0 +1,37 @@
+"""Where the time of training goes, phase by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PHASES = ("simulate", "read", "halo", "compute", "allreduce", "other")
+"""Making universes; drawing or reading a batch; messages within a replica; layers and optimiser;
+messages that add gradients; validation, checkpoints and logs."""
+
+
+class PhaseClock:
+    """Seconds of each phase since the last `lap`."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add what is done inside to a phase."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - begin
+
+    def move(self, phase: str, source: str, seconds: float) -> None:
+        """Seconds that were counted in `source` belong to `phase`."""
+        self.seconds[phase] += seconds
+        self.seconds[source] -= seconds
+
+    def lap(self) -> dict[str, float]:
+        """The seconds so far; all start again from zero."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds

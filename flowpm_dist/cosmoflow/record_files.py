@@ -1,0 +1,313 @@
+"""Density volumes with their parameters in TFRecord files: the format and the index.
+
+A dataset is a folder: `dataset.json`, and `<split>-00003.tfrecord` for each split. When volumes are
+split over ranks, each rank has its own files, such as `<split>-00003.block-1-0-of-2-1.tfrecord`:
+row 1 of 2, column 0 of 1. A record is a tf.train.Example:
+
+    x            bytes      values of the block, little-endian, x slowest, channel fastest
+    y            floats     the parameters, in physical units
+    shape        int64      of the block: x, y, z, channel
+    parameters   bytes      names of the parameters
+    unit         bytes      of a density of 1
+    compression  bytes      "zlib" when x is compressed, else empty
+    seed, index  int64      of the simulation; index counts all simulations of the dataset
+
+This is the layout of the public CosmoFlow files (x, y) with more features.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowpm_dist.io.folder import WriteError
+
+DATASET = "dataset.json"
+FORMAT, VERSION = "flowpm-dist density records", 1
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtype("<i2")}
+FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
+MESSAGE_LIMIT = 2**31 - 2**12  # bytes of a protocol buffer, less room for the small features
+GZIP_ERROR = (
+    "{} is packed with gzip, where no record can be found without those before it: unpack it with "
+    "stage(folder, into, split), and read from there"
+)
+_NAME = re.compile(
+    r"(?P<split>[\w-]+)-(?P<number>\d{5,})"
+    r"(?:\.block-(?P<row>\d+)-(?P<col>\d+)-of-(?P<rows>\d+)-(?P<cols>\d+))?\.tfrecord(?:\.gz)?"
+)
+
+
+class RecordError(ValueError):
+    """A dataset that cannot be written or read as asked: the message names the file."""
+
+
+class Block(NamedTuple):
+    """One rank's part of a volume: x is split over rows, y over columns."""
+
+    row: int = 0
+    rows: int = 1
+    col: int = 0
+    cols: int = 1
+
+    def cut(self, grid: Sequence[int]) -> tuple[slice, slice]:
+        """The cells of this block along x and y of a grid.
+
+        Raises:
+            RecordError: no such block, or the grid does not divide.
+        """
+        if not (0 <= self.row < self.rows and 0 <= self.col < self.cols):
+            raise RecordError(f"there is no block {tuple(self)} (row, rows, column, columns)")
+        if grid[0] % self.rows or grid[1] % self.cols:
+            raise RecordError(
+                f"a grid {tuple(grid)} does not divide into {self.rows} x {self.cols} blocks"
+            )
+        x, y = grid[0] // self.rows, grid[1] // self.cols
+        return (
+            slice(self.row * x, (self.row + 1) * x),
+            slice(self.col * y, (self.col + 1) * y),
+        )
+
+
+WHOLE = Block()
+
+
+@dataclass(frozen=True)
+class DatasetHeader:
+    """What all records of a dataset have in common.
+
+    Attributes:
+        grid: cells of a whole volume.
+        parameters: names of the parameters, in the order of y.
+        channels: values per cell; 1 is also written as [x, y, z].
+        blocks: rows and columns the volumes are split into.
+        box_size: sides of the volume [Mpc/h]; one number for a cube; None when not known.
+        dtype: "float32", or "int16", which holds round(density * scale).
+        scale: of int16; the default holds densities up to 127 to within 1/512.
+        compressed: whether x is compressed, with zlib.
+        samples_per_file: of all but the last file.
+        unit: what a density of 1 is.
+        priors: lowest and highest value of each parameter.
+        attributes: anything JSON can hold, such as the run's configuration.
+
+    Raises:
+        RecordError: values that make no dataset.
+    """
+
+    grid: tuple[int, int, int]
+    parameters: tuple[str, ...]
+    channels: int = 1
+    blocks: tuple[int, int] = (1, 1)
+    box_size: tuple[float, float, float] | float | None = None
+    dtype: str = "float32"
+    scale: float = 256.0
+    compressed: bool = False
+    samples_per_file: int = 64
+    unit: str = "mean density 1"
+    priors: Mapping[str, tuple[float, float]] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.box_size
+        normal = {
+            "grid": tuple(int(n) for n in self.grid),
+            "parameters": tuple(self.parameters),
+            "blocks": tuple(int(n) for n in self.blocks),
+            "box_size": size if size is None else tuple(np.broadcast_to(size, 3).tolist()),
+            "priors": self.priors and {k: (v[0], v[1]) for k, v in self.priors.items()},
+        }
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        if len(self.grid) != 3 or min(*self.grid, self.channels, *self.blocks) < 1:
+            raise RecordError(f"grid {self.grid}, {self.channels} channels, blocks {self.blocks}")
+        if self.dtype not in DTYPES:
+            raise RecordError(f"dtype {self.dtype!r}; must be one of {', '.join(DTYPES)}")
+        if not self.parameters or self.samples_per_file < 1 or not self.scale > 0:
+            raise RecordError("needs parameters, at least one sample per file, and a scale over 0")
+        if self.priors and set(self.priors) != set(self.parameters):
+            raise RecordError(f"priors of {list(self.priors)} for parameters {self.parameters}")
+        if self.block_bytes > MESSAGE_LIMIT:
+            raise RecordError(
+                f"a block of shape {self.block_shape()} in {self.dtype} has {self.block_bytes} "
+                f"bytes, a record holds {MESSAGE_LIMIT}: split the volume into more blocks"
+            )
+        try:
+            json.dumps(self.attributes)
+        except (TypeError, ValueError) as error:
+            raise RecordError(f"attributes that JSON cannot hold: {error}") from None
+
+    def block_shape(self, block: Block | None = None) -> tuple[int, int, int, int]:
+        """Cells and channels of one block, by default of the dataset's own blocks."""
+        x, y = (block or Block(0, self.blocks[0], 0, self.blocks[1])).cut(self.grid)
+        return (x.stop - x.start, y.stop - y.start, self.grid[2], self.channels)
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block's values, not compressed [bytes]."""
+        return int(np.prod(self.block_shape(), dtype=np.int64)) * DTYPES[self.dtype].itemsize
+
+
+class SplitFile(NamedTuple):
+    """A file of a dataset, as its name tells."""
+
+    path: Path
+    split: str
+    number: int
+    block: Block
+
+
+def file_name(split: str, number: int, block: Block = WHOLE) -> str:
+    """Name of a split's file."""
+    row, rows, col, cols = block
+    part = "" if (rows, cols) == (1, 1) else f".block-{row}-{col}-of-{rows}-{cols}"
+    return f"{split}-{number:05d}{part}.tfrecord"
+
+
+def split_files(folder: Path) -> dict[str, list[SplitFile]]:
+    """The files of each split, sorted; also those packed with gzip."""
+    found = defaultdict(list)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if match := _NAME.fullmatch(path.name):
+            block = Block(*(int(match[key] or key.endswith("s")) for key in Block._fields))
+            found[match["split"]].append(
+                SplitFile(path, match["split"], int(match["number"]), block)
+            )
+    return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(found.items())}
+
+
+def record_bounds(path: Path) -> np.ndarray:
+    """Where each record of a file begins, and the last ends [bytes], int64 [records + 1].
+
+    Reads the length fields only; checksums are for those who read the records.
+
+    Raises:
+        RecordError: the file does not end where a record ends, or cannot be read.
+    """
+    bounds = [0]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            while bounds[-1] < size:
+                file.seek(bounds[-1])
+                length = int.from_bytes(file.read(8), "little")
+                bounds.append(bounds[-1] + FRAME + length)
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+    if bounds[-1] > size:
+        if is_gzip(path):
+            raise RecordError(GZIP_ERROR.format(path))
+        raise RecordError(
+            f"{path} ends within a record: it is truncated (or a length in it is damaged) and "
+            f"holds {len(bounds) - 2} whole records in {size} bytes; copy or write it again"
+        )
+    return np.array(bounds, np.int64)
+
+
+def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]:
+    """The header and, for each split, the numbers of "samples" and "files".
+
+    Raises:
+        RecordError: dataset.json is missing or not one of ours.
+    """
+    path = folder / DATASET
+    try:
+        stored = json.loads(path.read_text())
+        if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
+            raise RecordError(f"{path} is not in format {FORMAT!r}, version {VERSION}")
+        splits = stored.pop("splits")
+        stored["compressed"] = stored.pop("compression") == "zlib"
+        return DatasetHeader(**stored), splits
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{path} is damaged: {error!r}") from error
+
+
+def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, dict[str, int]]:
+    """Write dataset.json, which makes the dataset whole. On one rank, when all writers are closed.
+
+    Returns:
+        For each split the numbers of "samples" and "files".
+
+    Raises:
+        RecordError: a file is truncated, of other blocks than the header's, or missing beside those
+            of the same number.
+        WriteError: dataset.json cannot be written.
+    """
+    splits = {split: _count(files, header) for split, files in split_files(folder).items()}
+    content = asdict(header)
+    content["compression"] = "zlib" if content.pop("compressed") else None
+    content = {"format": FORMAT, "version": VERSION, "splits": splits, **content}
+    path, partial = folder / DATASET, folder / f".{DATASET}.partial"
+    try:
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+    return splits
+
+
+def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
+    counts: dict[int, dict[Block, int]] = defaultdict(dict)
+    for path, _, number, block in files:
+        if (block.rows, block.cols) != header.blocks:
+            raise RecordError(f"{path} is not of {header.blocks} blocks: move it away")
+        counts[number][block] = len(record_bounds(path)) - 1
+    wanted = header.blocks[0] * header.blocks[1]
+    for number, of_block in counts.items():
+        if len(of_block) != wanted or len(set(of_block.values())) != 1:
+            raise RecordError(
+                f"file {number} of split {next(iter(files)).split!r} in {path.parent} must have "
+                f"{wanted} blocks with equally many records; found "
+                f"{[(tuple(block), n) for block, n in of_block.items()]}"
+            )
+    samples = sum(next(iter(of_block.values())) for of_block in counts.values())
+    return {"samples": samples, "files": len(counts)}
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file is packed with gzip, whatever its name."""
+    try:
+        with gzip.open(path) as file:
+            file.read(FRAME)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return True
+
+
+def dataset_files(folder: Path, split: str) -> list[Path]:
+    """All files of a split: of our layout, or without a dataset.json those in `folder/split`.
+
+    Raises:
+        RecordError: there is no such split; lists those there are.
+    """
+    if (folder / DATASET).exists():
+        splits = {name: [f.path for f in files] for name, files in split_files(folder).items()}
+    else:
+        splits = defaultdict(list)
+        for path in sorted(folder.glob("*/*")):
+            if re.search(r"\.tfrecords?(\.gz)?$", path.name):
+                splits[path.parent.name].append(path)
+    if split in splits:
+        return splits[split]
+    if not splits and split_files(folder):
+        raise RecordError(
+            f"{folder} has record files, and no {DATASET}: writing it was not finished "
+            "(finish_dataset does it)"
+        )
+    there = f"the splits there are: {', '.join(splits)}" if splits else "there is none"
+    raise RecordError(f"{folder} has no split {split!r}; {there}")

@@ -1,0 +1,396 @@
+"""Density volumes with their parameters read from TFRecord files, in one global random order.
+
+The order of the samples is a permutation of the whole split, new in each epoch, which depends on
+the seed and the epoch only. Step s takes the samples s B to (s + 1) B of it, whatever the number of
+replicas, each of which reads its part of every batch; so a run can stop, and go on with other
+ranks. Records are found by their place in the file: nothing is shuffled in a buffer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count as count_from
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.record_batches import (
+    Batches,
+    DummyDataset,
+    batch_positions,
+    check_lane,
+    global_order,
+)
+from flowpm_dist.cosmoflow.record_files import (
+    DATASET,
+    DTYPES,
+    FRAME,
+    GZIP_ERROR,
+    WHOLE,
+    Block,
+    DatasetHeader,
+    RecordError,
+    SplitFile,
+    dataset_files,
+    finish_dataset,
+    read_header,
+    record_bounds,
+    split_files,
+)
+from flowpm_dist.cosmoflow.record_staging import stage
+from flowpm_dist.cosmoflow.record_writer import RecordWriter
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = [
+    "Batches",
+    "Block",
+    "DatasetHeader",
+    "DummyDataset",
+    "RecordDataset",
+    "RecordError",
+    "RecordWriter",
+    "finish_dataset",
+    "read_header",
+    "stage",
+]
+
+SMALL_FEATURES = 2**12  # bytes that a record may have beside its volume
+PUBLIC_CHANNELS = (1, 4)
+
+
+class RecordDataset:
+    """A split of a dataset, of which this rank reads one block of each volume.
+
+    Everything that can be seen without reading the volumes is checked here.
+
+    Args:
+        folder: the dataset; without a dataset.json one in the public CosmoFlow layout, with the
+            files of a split in `folder/<split>`, cubes of int16 counts with 1 or 4 channels.
+        split: "train", "validation", "test", or any name.
+        grid: that the volumes must have; None takes any.
+        block: this rank's part; need not be the blocks the volumes were written in.
+        parameters: names that y must have; needed with the public layout, which has none.
+
+    Attributes:
+        header: what all records share.
+        block_shape: of one sample, (x, y, z, channels).
+
+    Raises:
+        RecordError: no such split, a file that is missing, truncated or packed with gzip, or
+            volumes that are not as asked; names the file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        *,
+        grid: Sequence[int] | None = None,
+        block: Sequence[int] = WHOLE,
+        parameters: Sequence[str] | None = None,
+    ) -> None:
+        self.folder, self.split = Path(folder), split
+        paths = dataset_files(self.folder, split)
+        for path in paths:
+            if path.suffix == ".gz":
+                raise RecordError(GZIP_ERROR.format(path))
+        self._public = not (self.folder / DATASET).exists()
+        if self._public:
+            self.header = _public_header(paths[0], parameters)
+        else:
+            self.header, self._splits = read_header(self.folder)
+        self._check_wanted(grid, parameters, paths[0])
+        self.block_shape = self.header.block_shape(Block(*block))
+        self._crops = _overlaps(Block(*block), self.header)
+        self._paths = np.array([[p] for p in paths] if self._public else self._piece_files())
+        self._index_records()
+
+    def _check_wanted(
+        self, grid: Sequence[int] | None, parameters: Sequence[str] | None, first: Path
+    ) -> None:
+        header, where = self.header, first if self._public else self.folder / DATASET
+        if grid is not None and tuple(grid) != header.grid:
+            raise RecordError(f"{where}: volumes of {header.grid} cells; must be {tuple(grid)}")
+        if parameters is not None and tuple(parameters) != header.parameters:
+            raise RecordError(
+                f"{where}: parameters {header.parameters}; must be {tuple(parameters)}"
+            )
+
+    def _piece_files(self) -> list[list[Path]]:
+        """The files with the blocks that overlap this rank's, for each file number."""
+        files: list[SplitFile] = split_files(self.folder)[self.split]
+        by_name = {(f.number, f.block): f.path for f in files}
+        numbers = sorted({f.number for f in files})
+        expected = self._splits.get(self.split, {"files": 0, "samples": 0})["files"]
+        if len(numbers) != expected:
+            raise RecordError(
+                f"{self.folder} has {len(numbers)} files of split {self.split!r}, {DATASET} tells "
+                f"of {expected}: copy or write the missing ones again, or remove the others"
+            )
+        rows, cols = self.header.blocks
+        blocks = [Block(row, rows, col, cols) for line in self._crops for row, col, *_ in line]
+        try:
+            return [[by_name[number, block] for block in blocks] for number in numbers]
+        except KeyError as error:
+            number, block = error.args[0]
+            raise RecordError(
+                f"{self.folder}: file {number} of split {self.split!r} has no block {tuple(block)} "
+                "(row, rows, column, columns)"
+            ) from None
+
+    def _index_records(self) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(record_bounds, self._paths.ravel()))
+        for path, bounds in zip(self._paths.ravel(), found, strict=True):
+            self._check_lengths(path, np.diff(bounds) - FRAME, bounds)
+        pieces = self._paths.shape[1]
+        counts = np.array([len(bounds) - 1 for bounds in found]).reshape(-1, pieces)
+        if bad := np.flatnonzero(counts.min(1) != counts.max(1)).tolist():
+            numbers = dict(zip(map(str, self._paths[bad[0]]), counts[bad[0]].tolist(), strict=True))
+            raise RecordError(f"blocks of the same samples with unequal numbers of them: {numbers}")
+        starts = [
+            np.stack([bounds[:-1] for bounds in found[at : at + pieces]], axis=1)
+            for at in range(0, len(found), pieces)
+        ]
+        self._starts = np.concatenate(starts)
+        self._file = np.repeat(np.arange(len(counts)), counts[:, 0])
+        expected = len(self) if self._public else self._splits[self.split]["samples"]
+        if len(self) != expected or not len(self):
+            short = self._paths[counts[:, 0] < self.header.samples_per_file, 0]
+            raise RecordError(
+                f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, must "
+                f"be {expected or 'some'}; not full are {', '.join(p.name for p in short)}"
+            )
+
+    def _check_lengths(self, path: Path, lengths: np.ndarray, starts: np.ndarray) -> None:
+        """Volumes of another shape show in the records' lengths, unless they are compressed."""
+        beside = lengths - self.header.block_bytes
+        if self.header.compressed or ((beside >= 0) & (beside <= SMALL_FEATURES)).all():
+            return
+        record = int(np.argmax((beside < 0) | (beside > SMALL_FEATURES)))
+        raise self._damage(path, int(starts[record])) or RecordError(
+            f"{path}: record {record} has {lengths[record]} bytes, its volume must have "
+            f"{self.header.block_bytes}"
+        )
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names, in the order of y."""
+        return self.header.parameters
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The global order of the samples in an epoch, int64 [samples]."""
+        return global_order(len(self), seed, epoch)
+
+    def batches(
+        self,
+        batch_size: int,
+        lane: tuple[int, int] | None = None,
+        *,
+        seed: int = 0,
+        start_step: int = 0,
+        steps: int | None = None,
+        shuffle: bool = True,
+        readers: int = 4,
+        prefetch: int = 2,
+    ) -> Batches:
+        """This replica's part of each global batch, in the global order.
+
+        Epochs follow each other without a gap: a batch at the end of one is filled from the next.
+
+        Args:
+            batch_size: samples in a global batch.
+            lane: first and number of this replica's samples in it; None for all.
+            seed: of the order.
+            start_step: global step to start at, counted from the start of the training.
+            steps: number of batches; None for no end.
+            shuffle: False reads the samples in the files' order, again and again.
+            readers: records read at once.
+            prefetch: batches read ahead.
+
+        Raises:
+            RecordError: fewer samples than a batch, or no such lane.
+        """
+        import tensorflow as tf
+
+        first, count = check_lane(len(self), batch_size, lane)
+
+        def positions(number: int) -> np.ndarray:
+            place = (start_step + number) * batch_size + first
+            return batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
+
+        def all_positions() -> Iterator[np.ndarray]:
+            return map(positions, count_from() if steps is None else range(steps))
+
+        paths = tf.constant(self._paths.astype(str))
+        starts, file = tf.constant(self._starts), tf.constant(self._file)
+
+        def sample(position: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return self._sample(paths[file[position]], starts[position], position)
+
+        signature = tf.TensorSpec([count], tf.int64)
+        dataset = tf.data.Dataset.from_generator(all_positions, output_signature=signature)
+        dataset = dataset.unbatch().map(sample, num_parallel_calls=readers, deterministic=True)
+        dataset = dataset.batch(count, drop_remainder=True).prefetch(prefetch)
+        return Batches(dataset, lambda number: self._find_damage(positions(number)))
+
+    def _sample(
+        self, paths: tf.Tensor, starts: tf.Tensor, position: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """One sample: its pieces read, cropped and joined."""
+        import tensorflow as tf
+
+        joined, indices, piece = [], [], 0
+        for line in self._crops:
+            row = []
+            for *_, x, y in line:
+                values, parameters, index = self._piece(paths[piece], starts[piece])
+                row.append(values[x, y])
+                indices.append(index)
+                piece += 1
+            joined.append(tf.concat(row, axis=1))
+        tf.debugging.assert_equal(tf.stack(indices), index, "blocks of different simulations")
+        volume = tf.cast(tf.concat(joined, axis=0), tf.float32)
+        if self.header.dtype == "int16":
+            volume /= self.header.scale
+        volume = tf.ensure_shape(volume, self.block_shape)
+        return volume, parameters, tf.where(index < 0, position, index)
+
+    def _piece(self, path: tf.Tensor, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """A stored block in the stored dtype, the parameters, and the index or -1."""
+        import tensorflow as tf
+
+        header = self.header
+        features = {
+            "x": tf.io.FixedLenFeature([], tf.string),
+            "y": tf.io.FixedLenFeature([len(header.parameters)], tf.float32),
+            "index": tf.io.FixedLenFeature([], tf.int64, -1),
+        }
+        found = tf.io.parse_single_example(read_record(path, start), features)
+        data = tf.io.decode_compressed(found["x"], "ZLIB") if header.compressed else found["x"]
+        values = tf.io.decode_raw(data, tf.as_dtype(header.dtype))
+        return tf.reshape(values, header.block_shape()), found["y"], found["index"]
+
+    def _find_damage(self, positions: np.ndarray) -> RecordError | None:
+        """What is wrong with the records of a batch; None when nothing is."""
+        for position in positions:
+            paths, starts = self._paths[self._file[position]], self._starts[position]
+            for path, start in zip(paths, starts, strict=True):
+                if error := self._damage(path, int(start)):
+                    return error
+            indices = [int(self._piece(str(p), s)[2]) for p, s in zip(paths, starts, strict=True)]
+            if len(set(indices)) > 1:
+                found = dict(zip(map(str, paths), indices, strict=True))
+                return RecordError(f"blocks of different simulations at the same place: {found}")
+        return None
+
+    def _damage(self, path: Path, start: int) -> RecordError | None:
+        """What is wrong with one record, None when nothing is."""
+        import tensorflow as tf
+        from google.protobuf.message import DecodeError
+
+        where = f"{path}, the record at byte {start}"
+        try:
+            example = tf.train.Example.FromString(read_record(str(path), start).numpy())
+        except (tf.errors.DataLossError, DecodeError) as error:
+            return RecordError(f"{where} is corrupt; copy or write it again ({_reason(error)})")
+        except tf.errors.OpError as error:
+            return RecordError(f"{where} cannot be read ({_reason(error)})")
+        wanted, found = self.header.block_shape(), _stored_shape(example, self.header)
+        if found is not None and found != wanted:
+            return RecordError(f"{where}: a volume of shape {found}; must be {wanted}")
+        try:
+            self._piece(str(path), start)
+        except tf.errors.OpError as error:
+            return RecordError(
+                f"{where} holds no volume of shape {wanted} in {self.header.dtype} with "
+                f"{len(self.parameters)} parameters ({_reason(error)})"
+            )
+        return None
+
+
+def read_record(path: Any, start: Any) -> tf.Tensor:
+    """The data of the record that begins at a byte of a file; TensorFlow checks its checksum."""
+    import tensorflow as tf
+
+    # Without a buffer no more is read than the record.
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=tf.reshape(path, [1]),
+        compression_type="",
+        buffer_size=0,
+        byte_offsets=tf.reshape(tf.cast(start, tf.int64), [1]),
+    )
+    kind = {"output_types": [tf.string], "output_shapes": [[]]}
+    one = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kind)
+    return tf.raw_ops.DatasetToSingleElement(dataset=one, **kind)[0]
+
+
+def _reason(error: Exception) -> str:
+    """An error's message in one line, without the names of TensorFlow's nodes."""
+    line = str(getattr(error, "message", error)).partition("\n")[0]
+    return re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
+
+
+def _stored_shape(example: Any, header: DatasetHeader) -> tuple[int, ...] | None:
+    """The shape a record tells of, or a cube as in the public layout; None when it is neither."""
+    if shape := tuple(example.features.feature["shape"].int64_list.value):
+        return shape
+    data = example.features.feature["x"].bytes_list.value
+    return _cube(len(data[0]) // DTYPES[header.dtype].itemsize) if data else None
+
+
+def _cube(values: int) -> tuple[int, int, int, int] | None:
+    for channels in PUBLIC_CHANNELS:
+        side = round((values / channels) ** (1 / 3))
+        if values and side**3 * channels == values:
+            return (side, side, side, channels)
+    return None
+
+
+def _public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader:
+    """What the first record of the public layout tells: int16 counts of particles in a cube."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    if parameters is None:
+        raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
+    if len(record_bounds(path)) == 1:
+        raise RecordError(f"{path} holds no record")
+    try:
+        example = tf.train.Example.FromString(read_record(str(path), 0).numpy())
+    except (tf.errors.OpError, DecodeError) as error:
+        raise RecordError(f"{path}: its first record is corrupt ({_reason(error)})") from error
+    data = b"".join(example.features.feature["x"].bytes_list.value)
+    shape = _cube(len(data) // 2)
+    if shape is None or len(data) % 2:
+        raise RecordError(
+            f"{path}: a volume of {len(data)} bytes is no cube of int16 with "
+            f"{' or '.join(map(str, PUBLIC_CHANNELS))} channels"
+        )
+    return DatasetHeader(
+        shape[:3], tuple(parameters), shape[3], dtype="int16", scale=1.0, unit="one particle"
+    )
+
+
+def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, slice, slice]]]:
+    """The stored blocks that a wanted one overlaps: row, column, and the cells of it to take."""
+    wanted_x, wanted_y = block.cut(header.grid)
+    x_cuts = _cuts(wanted_x, header.grid[0] // header.blocks[0])
+    y_cuts = _cuts(wanted_y, header.grid[1] // header.blocks[1])
+    return [[(row, col, x, y) for col, y in y_cuts] for row, x in x_cuts]
+
+
+def _cuts(wanted: slice, width: int) -> list[tuple[int, slice]]:
+    """Which blocks of a width a range meets, and where in each."""
+    return [
+        (n, slice(max(wanted.start - n * width, 0), min(wanted.stop - n * width, width)))
+        for n in range(wanted.start // width, -(-wanted.stop // width))
+    ]

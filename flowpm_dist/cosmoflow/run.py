@@ -1,0 +1,371 @@
+"""A training from its run file to its last checkpoint: everything that `flowpm-dist train` does."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import tensorflow as tf
+
+from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.cosmoflow.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.file_source import FileSource, in_order
+from flowpm_dist.cosmoflow.folder import TrainingFolder, write_text
+from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
+from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
+from flowpm_dist.cosmoflow.logs import MetricsTable, TensorBoard, read_metrics
+from flowpm_dist.cosmoflow.parts import (
+    block_of_volumes,
+    header_of,
+    maker_of,
+    network_of,
+    optimiser_of,
+    standardiser_of,
+)
+from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.records import (
+    DummyDataset,
+    RecordDataset,
+    RecordError,
+    finish_dataset,
+    read_header,
+    stage,
+)
+from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer
+from meshimpl import launch
+from meshimpl.process_mesh import ProcessMesh
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Of a scheduler or a person that wants the training to stop."""
+
+HELD_OUT = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended.
+
+    Attributes:
+        step: updates made so far.
+        steps: of the whole training.
+        loss: of the last step.
+        validation_loss: the latest, where there was one.
+        seconds: of this session's steps.
+        phases: seconds per step of each phase, in this session.
+        stopped_by: name of the signal that ended it early.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    seconds: float
+    phases: dict[str, float]
+    stopped_by: str | None
+
+
+class StopRequest:
+    """Signals that ask for the end, agreed on by all ranks after a step."""
+
+    def __init__(self, mesh: ProcessMesh) -> None:
+        self._mesh, self._received = mesh, 0
+
+    @contextmanager
+    def heard(self) -> Iterator[StopRequest]:
+        """Inside, the signals are taken down instead of ending the process."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._received = number
+
+        before = {number: signal.signal(number, note) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def name(self) -> str | None:
+        """Of a signal that some rank has received; the same answer on every rank."""
+        received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
+        return signal.Signals(received).name if received else None
+
+
+class TrainingRun:
+    """One session of a training: its beginning, or where it goes on.
+
+    Args:
+        config: checked.
+        shape: of the mesh of this job's ranks.
+        folder: begun on rank 0.
+        progress: of this rank.
+
+    Raises:
+        RecordError: files that cannot serve.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, shape: str, folder: TrainingFolder, progress: TrainingProgress
+    ) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        self.mesh = ProcessMesh(shape)
+        self.lanes = Lanes.of(self.mesh, config.training.batch)
+        self.clock = PhaseClock()
+        self.maker: UniverseMaker | None = None
+        self.statistics: Statistics | None = None
+        dataset, channels = None, 1
+        source: Source
+        if config.data.source == "simulate":
+            source = self._in_situ()
+        else:
+            files = self._dataset("train")
+            dataset = files if isinstance(files, RecordDataset) else None
+            channels = files.block_shape[-1]
+            source = FileSource(
+                files,
+                self.mesh,
+                self.lanes,
+                seed=config.training.seed,
+                augment=config.data.augment,
+                clock=self.clock,
+            )
+        standardiser = standardiser_of(config, dataset)
+        count = len(standardiser.names)
+        network = network_of(config, self.mesh, parameters=count, channels=channels)
+        network.broadcast_weights()
+        optimiser = optimiser_of(config)
+        optimiser.build(network.weights)
+        self.trainer = Trainer(network, optimiser, standardiser, source, self.clock)
+        self.checkpoints = Checkpoints(
+            folder.checkpoints, self.mesh, network.weights, optimiser, config.training.keep
+        )
+
+    def _in_situ(self) -> InSituSource:
+        config, data = self.config, self.config.data
+        self.maker = maker_of(config, self.mesh, self.lanes)
+        names = self.maker.priors.names
+        self.statistics = Statistics(self.folder.statistics("train"), self.mesh, names)
+        return InSituSource(
+            self.maker,
+            self.mesh,
+            ReplayPlan(data.simulations, data.reuse, data.buffer, data.fill),
+            seed=config.training.seed,
+            augment=data.augment,
+            clock=self.clock,
+            made=self.statistics.add,
+        )
+
+    def _dataset(self, split: str) -> RecordDataset | DummyDataset:
+        config, data = self.config, self.config.data
+        block = block_of_volumes(self.mesh)
+        if data.source == "dummy":
+            return DummyDataset(config.box.grid, config.parameters, block=block)
+        folder = self.folder.held_out if data.source == "simulate" else data.folder
+        assert folder is not None
+        if data.staging is not None:
+            if launch.detect().local_rank == 0:
+                stage(
+                    folder,
+                    data.staging,
+                    split,
+                    progress=functools.partial(self.progress, f"staging {split}"),
+                )
+            self.mesh.barrier()
+            folder = data.staging
+        parameters = data.parameters if data.source == "files" else None
+        return RecordDataset(
+            folder, split, grid=config.box.grid, block=block, parameters=parameters
+        )
+
+    def run(self, *, resume: bool) -> Outcome:
+        """Train to the end, or until a signal comes. On all ranks together.
+
+        Args:
+            resume: go on from the latest checkpoint, if there is one.
+
+        Raises:
+            DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
+        """
+        first = (self.checkpoints.restore() or 0) if resume else 0
+        if self.mesh.rank == 0:
+            text = self.config.with_mesh(str(self.mesh)).resolved()
+            write_text(self.folder.run_file, f"# As run by flowpm-dist.\n{text}")
+        if self.maker is not None:
+            self._make_held_out(self.maker)
+        with StopRequest(self.mesh).heard() as stop, ExitStack() as open_files:
+            self._start(first)
+            logs = self._logs(first, open_files)
+            try:
+                outcome = self._steps(first, stop, logs)
+            finally:
+                self.trainer.source.close()
+        if self.mesh.rank == 0:
+            self._write_phases(outcome)
+        return outcome
+
+    def _make_held_out(self, maker: UniverseMaker) -> None:
+        """Simulations of validation and test, unless they are there from an earlier session."""
+        folder, header = self.folder.held_out, header_of(self.config, self.mesh)
+        try:
+            there = set(read_header(folder)[1])
+        except (RecordError, OSError):
+            there = set()
+        missing = [] if set(HELD_OUT) <= there else list(HELD_OUT)
+        for split in missing:
+            count = getattr(self.config.data, split)
+            make_volumes(
+                maker,
+                split,
+                count,
+                folder,
+                header,
+                self.mesh,
+                Statistics(self.folder.statistics(split), self.mesh, maker.priors.names),
+                overwrite=True,
+                progress=functools.partial(self.progress, f"simulating for {split}"),
+            )
+        if missing and self.mesh.rank == 0:
+            finish_dataset(folder, header)
+        self.mesh.barrier()
+
+    def _start(self, first: int) -> None:
+        source = self.trainer.source
+        if isinstance(source, InSituSource):
+            source.start(first, functools.partial(self.progress, "simulating"))
+        else:
+            source.start(first)
+        self.clock.lap()
+
+    def _logs(self, first: int, open_files: ExitStack) -> tuple[MetricsTable, TensorBoard] | None:
+        if self.mesh.rank != 0:
+            return None
+        table = open_files.enter_context(MetricsTable(self.folder.metrics, first))
+        board = TensorBoard(self.folder.path / "tensorboard")
+        open_files.callback(board.close)
+        return table, board
+
+    def _steps(
+        self, first: int, stop: StopRequest, logs: tuple[MetricsTable, TensorBoard] | None
+    ) -> Outcome:
+        asked, steps = self.config.training, self.config.total_steps
+        self.progress.note(f"training from step {first} of {steps}; compiling")
+        begin, totals = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
+        report, validation, stopped, number = None, None, None, first
+        while number < steps and stopped is None:
+            started = time.perf_counter()
+            report = self.trainer.step(number)
+            number += 1
+            with self.clock("other"):
+                stopped = stop.name()
+                last = number == steps or stopped is not None
+                fresh = None
+                if number % asked.validate_every == 0 or number == steps:
+                    fresh = self._validation_loss()
+                    validation = fresh if fresh is not None else validation
+                if number % asked.checkpoint_every == 0 or last:
+                    self._save(number)
+            seconds = {**report.seconds, "other": self.clock.lap()["other"]}
+            for phase, value in seconds.items():
+                totals[phase] += value
+            rate = asked.batch / (time.perf_counter() - started)
+            self._tell(report, seconds, rate, fresh, validation, logs)
+        count = max(1, number - first)
+        return Outcome(
+            number,
+            steps,
+            None if report is None else report.loss,
+            validation,
+            time.perf_counter() - begin,
+            {phase: total / count for phase, total in totals.items()},
+            stopped,
+        )
+
+    def _tell(
+        self,
+        report: StepReport,
+        seconds: dict[str, float],
+        rate: float,
+        fresh: float | None,
+        validation: float | None,
+        logs: tuple[MetricsTable, TensorBoard] | None,
+    ) -> None:
+        done, steps = report.step + 1, self.config.total_steps
+        held = "" if validation is None else f"  validation {validation:.4f}"
+        state = f"loss {report.loss:.4f}{held}  {rate:.2f} samples/s"
+        self.progress("training", done, steps, state)
+        if logs is None:
+            return
+        table, board = logs
+        values = {
+            "loss": report.loss,
+            "rate": report.rate,
+            "gradient_norm": report.gradient_norm,
+            "samples_per_second": rate,
+            **({} if fresh is None else {"validation_loss": fresh}),
+            **{f"{phase}_seconds": value for phase, value in seconds.items()},
+        }
+        batch = self.config.training.batch
+        made = self._simulations(report.step)
+        table.add(step=report.step, samples=done * batch, simulations=made, **values)
+        board.add(report.step, **values)
+
+    def _simulations(self, step: int) -> int:
+        """Trained on so far, over all replicas."""
+        source = self.trainer.source
+        if not isinstance(source, InSituSource):
+            return 0
+        return source.plan.generations(step, self.lanes.batch) * self.lanes.batch
+
+    def _validation_loss(self) -> float | None:
+        if self.config.data.source == "dummy":
+            return None
+        dataset = self._validation_set
+        predictions = self.trainer.predict(in_order(dataset, self.lanes), len(dataset))
+        return self.trainer.mean_loss(predictions)
+
+    @functools.cached_property
+    def _validation_set(self) -> RecordDataset:
+        dataset = self._dataset("validation")
+        assert isinstance(dataset, RecordDataset)
+        return dataset
+
+    def _save(self, step: int) -> None:
+        self.checkpoints.save(step)
+        if self.statistics is not None and self.maker is not None and self.maker.k is not None:
+            self.statistics.write(self.maker.k)
+        if self.mesh.rank == 0:
+            complete = step == self.config.total_steps
+            self.folder.write_mark(complete=complete, step=step, steps=self.config.total_steps)
+
+    def _write_phases(self, outcome: Outcome) -> None:
+        from flowpm_dist.cosmoflow.figures import phases_figure, save_figure, training_figure
+
+        path = self.folder.path
+        facts = {
+            "seconds_per_step": outcome.phases,
+            "mesh": str(self.mesh),
+            "ranks": self.mesh.size,
+            "threads_per_rank": launch.threads_per_rank(),
+            "seconds": outcome.seconds,
+        }
+        write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
+        save_figure(phases_figure(outcome.phases), path / "phases.png")
+        rows = read_metrics(self.folder.metrics)
+        if rows:
+            held = [row for row in rows if row["validation_loss"]]
+            save_figure(
+                training_figure(
+                    [int(row["step"]) for row in rows],
+                    [float(row["loss"]) for row in rows],
+                    [int(row["step"]) for row in held],
+                    [float(row["validation_loss"]) for row in held],
+                    [float(row["rate"]) for row in rows],
+                ),
+                path / "training.png",
+            )

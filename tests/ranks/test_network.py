@@ -1,0 +1,207 @@
+"""The network on every mesh against the same network written in plain TensorFlow: serial is
+parallel, forward, in every gradient, and after several steps of an optimiser."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow import losses
+from flowpm_dist.cosmoflow.declarations import (
+    Convolution,
+    Declaration,
+    Dense,
+    Dropout,
+    Pool,
+    Shrink,
+)
+from flowpm_dist.cosmoflow.network import Network
+from flowpm_dist.cosmoflow.optimisers import Adam
+from flowpm_dist.cosmoflow.schedules import Constant
+from meshimpl.operations.convolution import halo_widths
+
+WIDTH, BATCH, PARAMETERS = 16, 4, 3
+LAYERS = (
+    Convolution(4, 3),
+    Pool(),
+    Convolution(5, 4),
+    Pool("max"),
+    Convolution(6, 3, stride=2),
+    Convolution(6, 2),
+    Shrink(1),
+    Dense(16),
+    Dropout(),
+    Dense(8),
+    Dropout(),
+)
+SMALL = {
+    edges: Declaration(f"small-{edges}", LAYERS, edges, 0.1, bounded=edges == "zero")
+    for edges in ("periodic", "zero")
+}
+
+
+def volumes(seed=0, batch=BATCH):
+    return np.random.default_rng(seed).gamma(1.0, 1.0, [batch, WIDTH, WIDTH, WIDTH])
+
+
+def targets(seed=1, batch=BATCH):
+    return np.random.default_rng(seed).uniform(-1, 1, [batch, PARAMETERS])
+
+
+def pad(x, kernel, stride, edges):
+    for axis in (1, 2, 3):
+        n = x.shape[axis]
+        before, after = halo_widths(n, kernel, stride)
+        if edges == "periodic":
+            x = tf.gather(x, np.arange(-before, n + after) % n, axis=axis)
+        else:
+            x = tf.pad(x, [[before, after] if i == axis else [0, 0] for i in range(5)])
+    return x
+
+
+def plain(network, x, weights, seed=None, samples=None):
+    """The declaration carried out on whole volumes."""
+    given, drops = iter(weights), 0
+    x = tf.math.log1p(x)[..., None]
+    for stage in network.stages:
+        layer = stage.layer
+        if isinstance(layer, Convolution):
+            edges, s = network.declaration.edges, layer.stride
+            x = tf.nn.conv3d(pad(x, layer.kernel, s, edges), next(given), [1, s, s, s, 1], "VALID")
+        elif isinstance(layer, Pool | Shrink):
+            size = layer.size if isinstance(layer, Pool) else stage.width // layer.width
+            pool = tf.reduce_max if getattr(layer, "kind", "") == "max" else tf.reduce_mean
+            for axis in (1, 2, 3):
+                n = x.shape[axis] // size
+                x = pool(
+                    tf.stack(
+                        [tf.gather(x, np.arange(n) * size + i, axis=axis) for i in range(size)]
+                    ),
+                    axis=0,
+                )
+        elif isinstance(layer, Dense):
+            x = tf.reshape(x, [x.shape[0], -1]) @ next(given)
+        elif seed is not None and network.dropout:
+            drops += 1
+            keys = [[seed, (drops << 40) + int(i)] for i in samples]
+            draws = [tf.random.stateless_uniform([x.shape[1]], key) for key in keys]
+            x *= tf.cast(tf.stack(draws) >= network.dropout, x.dtype) / (1 - network.dropout)
+        if stage.weights is not None:
+            x = x + next(given)
+            if stage is not network.stages[-1]:
+                x = tf.nn.leaky_relu(x, network.declaration.slope)
+    if network.declaration.bounded:
+        x = tf.concat([1.2 * tf.tanh(x[:, :PARAMETERS]), x[:, PARAMETERS:]], 1)
+    return x
+
+
+def plain_step(network, x, y, weights, seed, samples):
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        outputs = plain(network, x, weights, seed, samples)
+        loss = tf.reduce_mean(losses.loss_function(network.loss)(y, outputs))
+    return loss, outputs, tape.gradient(loss, weights)
+
+
+def network_on(mesh, edges="periodic", **options):
+    options = {"precision": "float64", "dropout": 0.3, "gather_below": 2} | options
+    return Network(SMALL[edges], mesh, width=WIDTH, batch=BATCH, parameters=PARAMETERS, **options)
+
+
+def with_biases(network):
+    """Biases start at zero, where a wrong one could not be told."""
+    for number, weight in enumerate(network.weights):
+        if weight.shape.rank == 1:
+            values = np.random.default_rng(number).normal(size=weight.shape) * 0.1
+            weight.assign(tf.constant(values, weight.dtype))
+    return network
+
+
+@pytest.mark.parametrize(("edges", "loss"), [("periodic", "likelihood"), ("zero", "l1")])
+def test_forward_gradients_and_five_steps(any_mesh, edges, loss):
+    network = with_biases(network_on(any_mesh, edges, loss=loss))
+    samples = np.arange(10, 10 + BATCH)
+    serial = [tf.Variable(w) for w in network.weights]
+    optimisers = [Adam(Constant(0.01), larc=None) for _ in range(2)]
+    for step in range(5):
+        x, y = volumes(step), targets(step)
+        loss_here, outputs, gradients = network.step(x, y, samples, seed=step)
+        expected = plain_step(network, x, y, serial, step, samples)
+        np.testing.assert_allclose(loss_here, expected[0], rtol=1e-11)
+        np.testing.assert_allclose(network.whole_outputs(outputs), expected[1], atol=1e-10)
+        for g, e in zip(gradients, expected[2], strict=True):
+            np.testing.assert_allclose(g, e, atol=1e-9 * float(tf.norm(e)) + 1e-13)
+        optimisers[0].apply(gradients, network.weights)
+        optimisers[1].apply(expected[2], serial)
+    for w, s in zip(network.weights, serial, strict=True):
+        np.testing.assert_allclose(w, s, atol=1e-8)
+    without = plain(network, volumes(), serial)
+    np.testing.assert_allclose(
+        network.whole_outputs(network.predict(volumes())), without, atol=1e-6
+    )
+
+
+def test_channels_over_an_axis(any_mesh):
+    """Output channels split instead of the volume."""
+    axis = max(any_mesh.names, key=any_mesh.axis_size)
+    if axis == "replica" or any_mesh.axis_size(axis) not in (1, 2):
+        pytest.skip("4, 5 and 6 channels are split over 2 ranks at most")
+    layers = tuple(
+        Convolution(4, x.kernel, x.stride) if isinstance(x, Convolution) else x for x in LAYERS
+    )
+    network = Network(
+        Declaration("even", layers, "periodic", 0.1),
+        any_mesh,
+        width=WIDTH,
+        batch=BATCH,
+        precision="float64",
+        split_channels=axis,
+        gather_below=2,
+    )
+    loss, outputs, gradients = network.step(volumes(), targets(), np.arange(BATCH), seed=0)
+    expected = plain_step(
+        network, volumes(), targets(), [tf.Variable(w) for w in network.weights], 0, range(BATCH)
+    )
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-11)
+    for g, e in zip(gradients, expected[2], strict=True):
+        np.testing.assert_allclose(g, e, atol=1e-9 * float(tf.norm(e)) + 1e-13)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_lower_precision_stays_near(any_mesh, precision):
+    """Rounding to 24 bits, or 8, and no more."""
+    exact = with_biases(network_on(any_mesh, loss="l2"))
+    rough = with_biases(network_on(any_mesh, loss="l2", precision=precision))
+    for w, e in zip(rough.weights, exact.weights, strict=True):
+        w.assign(tf.cast(e, w.dtype))
+    arguments = volumes(), targets(), np.arange(BATCH)
+    outputs, gradients = exact.step(*arguments, seed=0)[1:]
+    found, rough_gradients = rough.step(*arguments, seed=0)[1:]
+    epsilon = {"float32": 1e-6, "bfloat16": 2**-8}[precision]
+    assert found.dtype == tf.float32
+    np.testing.assert_allclose(found, outputs, atol=20 * epsilon * np.abs(outputs).max())
+    for g, e in zip(rough_gradients, gradients, strict=True):
+        assert g.dtype == tf.float32
+        difference = np.linalg.norm(g.numpy() - e.numpy())
+        assert difference < 40 * epsilon * np.linalg.norm(e) + 1e-12
+
+
+def test_ranks_start_equal_and_rank_zero_counts(any_mesh):
+    network = network_on(any_mesh)
+    network.weights[0].assign_add(tf.ones_like(network.weights[0]) * any_mesh.rank)
+    network.broadcast_weights()
+    largest = any_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "max")
+    smallest = any_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "min")
+    np.testing.assert_array_equal(largest, smallest)
+    np.testing.assert_array_equal(network.weights[0], network_on(any_mesh).weights[0])
+
+
+def test_sc18_takes_no_split_volume(any_mesh):
+    split = any_mesh.size // any_mesh.axis_size("replica")
+    if split > 1:
+        with pytest.raises(ValueError, match="use sc18-periodic"):
+            Network("sc18", any_mesh, width=128, batch=BATCH)
+    with pytest.raises(ValueError, match="nothing is left of a volume of 32 cells"):
+        Network("sc18", any_mesh, width=32, batch=BATCH)
+    if any_mesh.axis_size("replica") > 1:
+        with pytest.raises(ValueError, match="a batch of 3 volumes does not divide"):
+            Network("sc18-periodic", any_mesh, width=32, batch=3)

@@ -1,0 +1,484 @@
+"""Volumes in TFRecord files: any ranks read what was written, in one order; damage is named."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow import record_staging
+from flowpm_dist.cosmoflow.record_files import record_bounds
+from flowpm_dist.cosmoflow.records import (
+    Block,
+    DatasetHeader,
+    DummyDataset,
+    RecordDataset,
+    RecordError,
+    RecordWriter,
+    finish_dataset,
+    read_header,
+    stage,
+)
+
+NAMES = ("Omega_m", "sigma8", "n_s")
+GRID = (8, 4, 6)
+SAMPLES = 7
+
+
+def header(**changes) -> DatasetHeader:
+    return DatasetHeader(**({"grid": GRID, "parameters": NAMES, "samples_per_file": 3} | changes))
+
+
+def make_volumes(channels=1, samples=SAMPLES, grid=GRID) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return rng.lognormal(size=(samples, *grid, channels)).astype(np.float32)
+
+
+def parameters_of(index) -> np.ndarray:
+    return np.stack([0.3 + index / 1000, 0.8 + index / 100, index / 7.0], -1).astype(np.float32)
+
+
+def write(folder: Path, volumes, head: DatasetHeader, split="train", replicas=1, **options) -> None:
+    """Written as by `replicas` x rows x columns ranks."""
+    rows, cols = head.blocks
+    for replica, row, col in product(range(replicas), range(rows), range(cols)):
+        block = Block(row, rows, col, cols)
+        x, y = block.cut(head.grid)
+        place = {"block": block, "first_file": replica, "file_stride": replicas}
+        with RecordWriter(folder, split, head, **place, **options) as writer:
+            for i in range(replica, len(volumes), replicas):
+                writer.write(volumes[i][x, y], parameters_of(i), seed=100 + i, index=i)
+    finish_dataset(folder, head)
+
+
+def read_all(data: RecordDataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The samples in the order of the files."""
+    [batch] = data.batches(len(data), shuffle=False, steps=1)
+    return tuple(part.numpy() for part in batch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Seven samples in three files; not to be changed."""
+    folder = tmp_path_factory.mktemp("whole")
+    write(folder, make_volumes(), header())
+    return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_float32_volumes_come_back_bit_equal(tmp_path, compressed, channels):
+    volumes = make_volumes(channels)
+    write(tmp_path, volumes, header(channels=channels, compressed=compressed))
+    volume, y, index = read_all(RecordDataset(tmp_path, "train", grid=GRID, parameters=NAMES))
+    np.testing.assert_array_equal(volume, volumes)
+    np.testing.assert_array_equal(y, parameters_of(np.arange(SAMPLES)))
+    np.testing.assert_array_equal(index, np.arange(SAMPLES))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_int16_volumes_come_back_within_half_a_step(tmp_path, compressed):
+    volumes, scale = make_volumes(), 128.0
+    write(tmp_path, volumes, header(dtype="int16", scale=scale, compressed=compressed))
+    volume, _, _ = read_all(RecordDataset(tmp_path, "train"))
+    error = np.abs(volume - volumes).max()
+    assert 0.25 / scale < error <= 0.5 / scale * (1 + 1e-6)
+
+
+def test_compression_makes_files_of_counts_smaller(tmp_path):
+    counts = np.random.default_rng(1).poisson(1.0, (4, *GRID))
+    for name, compressed in (("plain", False), ("packed", True)):
+        write(tmp_path / name, counts, header(dtype="int16", scale=1.0, compressed=compressed))
+    size = {p.parent.name: p.stat().st_size for p in tmp_path.glob("*/train-00000.tfrecord")}
+    assert size["packed"] < 0.8 * size["plain"]
+    np.testing.assert_array_equal(
+        read_all(RecordDataset(tmp_path / "packed", "train"))[0][..., 0], counts
+    )
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [((1, 1), (2, 2)), ((2, 1), (1, 2)), ((2, 2), (2, 2)), ((2, 4), (4, 1))],
+)
+def test_any_rank_reads_its_block_whatever_blocks_were_written(tmp_path, stored, wanted):
+    volumes = make_volumes()
+    write(tmp_path, volumes, header(blocks=stored), replicas=2)
+    for row, col in product(range(wanted[0]), range(wanted[1])):
+        block = Block(row, wanted[0], col, wanted[1])
+        data = RecordDataset(tmp_path, "train", block=block)
+        volume, y, index = read_all(data)
+        x, y_range = block.cut(GRID)
+        assert data.block_shape == volume.shape[1:]
+        assert sorted(index) == list(range(SAMPLES))
+        np.testing.assert_array_equal(volume, volumes[index][:, x, y_range])
+        np.testing.assert_array_equal(y, parameters_of(index))
+
+
+def test_a_grid_of_three_blocks_read_in_two_joins_across_their_edge(tmp_path):
+    grid = (6, 6, 2)
+    volumes = make_volumes(samples=2, grid=grid)
+    write(tmp_path, volumes, header(grid=grid, blocks=(3, 1)))
+    volume, _, _ = read_all(RecordDataset(tmp_path, "train", block=(1, 2, 2, 3)))
+    np.testing.assert_array_equal(volume, volumes[:, 3:, 4:])
+
+
+def test_a_rank_opens_only_the_files_of_its_block(tmp_path):
+    write(tmp_path, make_volumes(), header(blocks=(2, 1)))
+    for path in tmp_path.glob("*block-1-0*"):
+        path.write_bytes(b"not records")
+    assert len(RecordDataset(tmp_path, "train", block=(0, 2, 0, 1))) == SAMPLES
+
+
+def test_the_header_comes_back(tmp_path):
+    priors = {name: (0.1, 0.9) for name in NAMES}
+    head = header(
+        box_size=512.0, priors=priors, attributes={"toml": "[box]", "cosmology": {"h": 0.7}}
+    )
+    write(tmp_path, make_volumes(), head, replicas=2)
+    write(tmp_path, make_volumes(samples=2), head, split="test")
+    found, splits = read_header(tmp_path)
+    assert found == head and found.box_size == (512.0, 512.0, 512.0)
+    assert splits == {"test": {"samples": 2, "files": 1}, "train": {"samples": 7, "files": 3}}
+
+
+def test_a_record_tells_what_it_is(whole):
+    [serialized] = tf.data.TFRecordDataset(str(whole / "train-00002.tfrecord"))
+    found = tf.train.Example.FromString(serialized.numpy()).features.feature
+    assert list(found["parameters"].bytes_list.value) == [name.encode() for name in NAMES]
+    assert found["unit"].bytes_list.value == [b"mean density 1"]
+    assert found["seed"].int64_list.value == [106] and found["index"].int64_list.value == [6]
+    assert tuple(found["shape"].int64_list.value) == (*GRID, 1)
+
+
+def sequence(data: RecordDataset, batch: int, replicas: int, start: int, steps: int) -> np.ndarray:
+    """Indices of the samples of each global step, read by replicas."""
+    count = batch // replicas
+    lanes = [
+        data.batches(batch, (r * count, count), seed=5, start_step=start, steps=steps)
+        for r in range(replicas)
+    ]
+    return np.array(
+        [np.concatenate([part[2] for part in step]) for step in zip(*lanes, strict=True)]
+    )
+
+
+def test_the_order_does_not_depend_on_replicas_or_the_starting_step(whole):
+    data = RecordDataset(whole, "train")
+    expected = np.concatenate([data.order(5, epoch) for epoch in range(4)])
+    once = sequence(data, 4, 1, 0, 7)
+    np.testing.assert_array_equal(once.ravel(), expected)
+    np.testing.assert_array_equal(sequence(data, 4, 2, 0, 7), once)
+    np.testing.assert_array_equal(sequence(data, 4, 4, 3, 4), once[3:])
+
+
+def test_each_epoch_holds_each_sample_once_in_another_order(whole):
+    data = RecordDataset(whole, "train")
+    orders = [tuple(data.order(seed, epoch)) for seed, epoch in product(range(2), range(3))]
+    assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
+    assert len(set(orders)) == 6
+
+
+def test_batches_can_be_iterated_over_again_and_have_no_end_by_default(whole):
+    batches = RecordDataset(whole, "train").batches(3, readers=2)
+    first, again = (
+        [batch[2].numpy().tolist() for _, batch in zip(range(6), batches, strict=False)]
+        for _ in range(2)
+    )
+    assert len(first) == 6 and first == again
+
+
+def test_a_truncated_file_is_named_with_its_whole_records(copy):
+    path = copy / "train-00001.tfrecord"
+    os.truncate(path, path.stat().st_size - 5)
+    with pytest.raises(RecordError, match=r"train-00001.*truncated.* 2 whole records"):
+        RecordDataset(copy, "train")
+    os.truncate(path, record_bounds(copy / "train-00000.tfrecord")[1] + 3)
+    with pytest.raises(RecordError, match=r"train-00001.*truncated.* 1 whole records"):
+        RecordDataset(copy, "train")
+
+
+def test_a_flipped_byte_names_the_file_after_the_whole_batches(copy):
+    data = RecordDataset(copy, "train")
+    path = copy / "train-00001.tfrecord"
+    content = bytearray(path.read_bytes())
+    content[record_bounds(path)[1] + 300] ^= 1
+    path.write_bytes(content)
+    batches = iter(data.batches(2, shuffle=False))
+    assert [next(batches)[2].numpy().tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RecordError, match="train-00001.*corrupt"):
+        next(batches)
+
+
+def test_a_file_that_vanishes_while_reading_is_named(copy):
+    data = RecordDataset(copy, "train")
+    (copy / "train-00002.tfrecord").unlink()
+    with pytest.raises(RecordError, match="train-00002"):
+        read_all(data)
+
+
+def test_blocks_of_different_simulations_are_not_joined(tmp_path):
+    head = header(blocks=(2, 1))
+    for row, start in ((0, 0), (1, 1)):
+        with RecordWriter(tmp_path, "train", head, block=(row, 2, 0, 1)) as writer:
+            for i in range(3):
+                writer.write(np.ones((4, 4, 6)), parameters_of(i), seed=0, index=i + start)
+    finish_dataset(tmp_path, head)
+    with pytest.raises(RecordError, match="different simulations.*block-0-0.*block-1-0"):
+        read_all(RecordDataset(tmp_path, "train"))
+
+
+def test_another_grid_is_refused_with_both_shapes(whole, copy, tmp_path):
+    with pytest.raises(RecordError, match=r"\(8, 4, 6\).*\(8, 8, 8\)"):
+        RecordDataset(whole, "train", grid=(8, 8, 8))
+    other = header(grid=(4, 4, 6))
+    write(tmp_path / "other", make_volumes(samples=3, grid=(4, 4, 6)), other)
+    shutil.copy(tmp_path / "other/train-00000.tfrecord", copy / "train-00001.tfrecord")
+    with pytest.raises(RecordError, match=r"train-00001.*\(4, 4, 6, 1\).*\(8, 4, 6, 1\)"):
+        RecordDataset(copy, "train")
+
+
+def test_another_grid_in_compressed_records_is_found_when_it_is_read(tmp_path):
+    for name, grid in (("a", GRID), ("b", (4, 4, 6))):
+        head = header(grid=grid, compressed=True)
+        write(tmp_path / name, make_volumes(samples=3, grid=grid), head)
+    shutil.copy(tmp_path / "b/train-00000.tfrecord", tmp_path / "a/train-00000.tfrecord")
+    with pytest.raises(RecordError, match=r"train-00000.*\(4, 4, 6, 1\).*\(8, 4, 6, 1\)"):
+        read_all(RecordDataset(tmp_path / "a", "train"))
+
+
+def test_a_split_that_is_missing_lists_those_there_are(whole, tmp_path):
+    with pytest.raises(RecordError, match="no split 'test'; .*train"):
+        RecordDataset(whole, "test")
+    with pytest.raises(RecordError, match="no split 'test'; there is none"):
+        RecordDataset(tmp_path, "test")
+
+
+def test_a_file_cut_between_records_is_named(copy):
+    path = copy / "train-00001.tfrecord"
+    os.truncate(path, record_bounds(path)[2])
+    with pytest.raises(RecordError, match="hold 6 samples, must be 7; .*train-00001"):
+        RecordDataset(copy, "train")
+
+
+def test_a_damaged_length_is_corrupt_even_where_the_lengths_still_add_up(tmp_path):
+    grid = (16, 16, 16)
+    write(tmp_path, make_volumes(grid=grid), header(grid=grid))
+    path = tmp_path / "train-00000.tfrecord"
+    bounds, content = record_bounds(path), bytearray(path.read_bytes())
+    content[:8] = int(bounds[2] - 16).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="train-00000.*byte 0 is corrupt"):
+        RecordDataset(tmp_path, "train")
+
+
+def test_tensorflow_is_not_imported_before_it_is_needed():
+    code = "import sys, flowpm_dist.cosmoflow.records; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("train-00002.tfrecord", "2 files .* of 3"), ("dataset.json", "not finished")],
+)
+def test_a_file_that_is_missing_is_an_error(copy, name, message):
+    (copy / name).unlink()
+    with pytest.raises(RecordError, match=message):
+        RecordDataset(copy, "train")
+
+
+def test_a_block_that_is_missing_is_named(tmp_path):
+    write(tmp_path, make_volumes(), header(blocks=(2, 1)))
+    (tmp_path / "train-00001.block-1-0-of-2-1.tfrecord").unlink()
+    with pytest.raises(RecordError, match=r"file 1 .*\(1, 2, 0, 1\)"):
+        RecordDataset(tmp_path, "train")
+    with pytest.raises(RecordError, match="file 1 .* 2 blocks"):
+        finish_dataset(tmp_path, header(blocks=(2, 1)))
+
+
+def test_dataset_json_of_another_kind_is_refused(copy):
+    content = json.loads((copy / "dataset.json").read_text())
+    (copy / "dataset.json").write_text(json.dumps(content | {"version": 99}))
+    with pytest.raises(RecordError, match="version 1"):
+        RecordDataset(copy, "train")
+    (copy / "dataset.json").write_text(json.dumps(content)[:50])
+    with pytest.raises(RecordError, match="damaged"):
+        RecordDataset(copy, "train")
+
+
+def test_fewer_samples_than_a_batch_and_lanes_outside_are_refused(whole):
+    data = RecordDataset(whole, "train")
+    with pytest.raises(RecordError, match="7 samples .* batch of 8"):
+        data.batches(8)
+    with pytest.raises(RecordError, match="2 to 5 of a batch of 4"):
+        data.batches(4, (2, 3))
+
+
+def test_existing_files_are_overwritten_only_on_request(copy):
+    with pytest.raises(RecordError, match="train-00000.*3 such files.*overwrite"):
+        RecordWriter(copy, "train", header())
+    volumes = make_volumes(samples=2) + 1
+    write(copy, volumes, header(blocks=(1, 2)), overwrite=True)
+    np.testing.assert_array_equal(read_all(RecordDataset(copy, "train"))[0], volumes)
+    assert len(list(copy.glob("train*"))) == 2
+
+
+def test_files_can_be_added_after_the_last(copy):
+    with RecordWriter(copy, "train", header(), first_file=3) as writer:
+        writer.write(make_volumes()[0], parameters_of(7), seed=1, index=7)
+    finish_dataset(copy, header())
+    assert read_all(RecordDataset(copy, "train"))[2].tolist() == list(range(8))
+
+
+def test_a_split_of_another_kind_does_not_join_a_dataset(whole):
+    with pytest.raises(RecordError, match="grid .8, 4, 6., not .8, 8, 8."):
+        RecordWriter(whole, "test", header(grid=(8, 8, 8)))
+
+
+def test_an_interrupted_writer_leaves_only_whole_files(tmp_path):
+    with pytest.raises(KeyboardInterrupt), RecordWriter(tmp_path, "train", header()) as writer:
+        for i, volume in enumerate(make_volumes()[:5]):
+            writer.write(volume, parameters_of(i), seed=0, index=i)
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["train-00000.tfrecord"]
+
+
+def test_values_that_do_not_fit_are_refused_with_the_scale_that_does(tmp_path):
+    writer = RecordWriter(tmp_path, "train", header(dtype="int16"))
+    volume = make_volumes()[0]
+    volume[1, 2, 3] = 300.0
+    with pytest.raises(RecordError, match="density of 300 .* scale of 64"):
+        writer.write(volume, parameters_of(0), seed=0, index=0)
+    volume[1, 2, 3] = np.nan
+    with pytest.raises(RecordError, match="not finite"):
+        writer.write(volume, parameters_of(0), seed=0, index=0)
+    with pytest.raises(RecordError, match=r"\(4, 4, 6\); must be \(8, 4, 6, 1\)"):
+        writer.write(volume[:4, ..., 0], parameters_of(0), seed=0, index=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blocks": (3, 1)}, "divide"),
+        ({"dtype": "float64"}, "float64"),
+        ({"priors": {"h": (0, 1)}}, "priors"),
+        ({"attributes": {"array": np.ones(2)}}, "JSON"),
+        ({"grid": (1024, 1024, 1024)}, "more blocks"),
+    ],
+)
+def test_a_header_that_makes_no_dataset_is_refused(changes, message):
+    with pytest.raises(RecordError, match=message):
+        header(**changes)
+
+
+def write_public(folder: Path, counts: np.ndarray, packed: bool = False) -> None:
+    """The public layout, made without our writer: one sample a file, but the last with two."""
+    folder.mkdir(parents=True)
+    options = tf.io.TFRecordOptions(compression_type="GZIP" if packed else "")
+    for number in range(len(counts) - 1):
+        name = f"univ_{number:03}.tfrecord" + (".gz" if packed else "")
+        with tf.io.TFRecordWriter(str(folder / name), options) as writer:
+            for i in range(number, len(counts) if number == len(counts) - 2 else number + 1):
+                x = tf.train.BytesList(value=[counts[i].astype("<i2").tobytes()])
+                y = tf.train.FloatList(value=parameters_of(i))
+                features = {
+                    "x": tf.train.Feature(bytes_list=x),
+                    "y": tf.train.Feature(float_list=y),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_public_layout_is_read_with_its_grid_inferred(tmp_path, channels):
+    counts = np.random.default_rng(2).poisson(3.0, (4, 8, 8, 8, channels))
+    write_public(tmp_path / "train", counts)
+    data = RecordDataset(tmp_path, "train", parameters=NAMES, grid=(8, 8, 8), block=(1, 2, 0, 1))
+    assert data.header.grid == (8, 8, 8) and data.block_shape == (4, 8, 8, channels)
+    volume, y, index = read_all(data)
+    np.testing.assert_array_equal(volume, counts[:, 4:])
+    np.testing.assert_array_equal(y, parameters_of(np.arange(4)))
+    assert index.tolist() == [0, 1, 2, 3]
+    with pytest.raises(RecordError, match="names of the parameters"):
+        RecordDataset(tmp_path, "train")
+    with pytest.raises(RecordError, match=r"univ_000.*\(8, 8, 8\).*\(4, 4, 4\)"):
+        RecordDataset(tmp_path, "train", parameters=NAMES, grid=(4, 4, 4))
+    with pytest.raises(RecordError, match="no split 'validation'; .*train"):
+        RecordDataset(tmp_path, "validation", parameters=NAMES)
+
+
+def test_a_wrong_number_of_public_parameters_is_named(tmp_path):
+    write_public(tmp_path / "train", np.ones((2, 4, 4, 4)))
+    with pytest.raises(RecordError, match="univ_000.*with 4 parameters"):
+        read_all(RecordDataset(tmp_path, "train", parameters=(*NAMES, "h")))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ""])
+def test_packed_files_are_read_after_staging(tmp_path, suffix):
+    counts = np.random.default_rng(2).poisson(3.0, (3, 4, 4, 4, 4))
+    write_public(tmp_path / "public/train", counts, packed=True)
+    for path in (tmp_path / "public/train").iterdir():
+        path.rename(path.with_name(path.stem + suffix))
+    with pytest.raises(RecordError, match="univ_000.*stage"):
+        RecordDataset(tmp_path / "public", "train", parameters=NAMES)
+    calls = []
+    local = stage(
+        tmp_path / "public", tmp_path / "local", "train", progress=lambda *now: calls.append(now)
+    )
+    assert calls == [(0, 2), (1, 2), (2, 2)]
+    volume, _, _ = read_all(RecordDataset(local, "train", parameters=NAMES))
+    np.testing.assert_array_equal(volume, counts)
+
+
+def test_staging_copies_what_is_not_there_yet(copy, tmp_path):
+    local = stage(copy, tmp_path / "local", "train")
+    before = {path.name: path.stat().st_ino for path in local.iterdir()}
+    assert sorted(before) == sorted(path.name for path in copy.iterdir())
+    changed = copy / "train-00001.tfrecord"
+    os.utime(changed, (1, 1))
+    stage(copy, local, "train")
+    after = {path.name: path.stat().st_ino for path in local.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {changed.name}
+    np.testing.assert_array_equal(read_all(RecordDataset(local, "train"))[0], make_volumes())
+
+
+def test_staging_refuses_what_cannot_come_out_whole(copy, tmp_path, monkeypatch):
+    with pytest.raises(RecordError, match="no split 'test'"):
+        stage(copy, tmp_path / "local", "test")
+    local = stage(copy, tmp_path / "local", "train")
+    shutil.copy(local / "train-00001.tfrecord", local / "train-00009.tfrecord")
+    with pytest.raises(RecordError, match="train-00009.*another dataset"):
+        stage(copy, local, "train")
+    packed = copy / "train-00002.tfrecord"
+    content = bytearray(gzip.compress(packed.read_bytes()))
+    content[-8] ^= 1  # of the checksum
+    packed.with_suffix(".tfrecord.gz").write_bytes(content)
+    packed.unlink()
+    with pytest.raises(RecordError, match="train-00002.*damaged"):
+        stage(copy, tmp_path / "again", "train")
+    assert not list(tmp_path.glob("again/train-00002*"))
+    monkeypatch.setattr(
+        record_staging.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0)
+    )
+    with pytest.raises(RecordError, match="0 bytes free.*need"):
+        stage(copy, tmp_path / "full", "train")
+
+
+def test_dummy_data_has_the_shape_of_real_data_and_does_not_change():
+    data = DummyDataset(GRID, NAMES, block=(1, 2, 0, 1), channels=2)
+    first, second = data.batches(4, (1, 2), seed=3, start_step=9, steps=2, shuffle=True)
+    assert first[0].shape == (2, 4, 4, 6, 2) and first[1].shape == (2, 3)
+    assert [part.dtype for part in first] == [tf.float32, tf.float32, tf.int64]
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
