@@ -22,13 +22,14 @@ help: ## List these targets
 setup: ## Make .venv: pinned packages, Horovod, this package
 	@$(PYTHON) tools/set_up.py --mpi $(MPI) --horovod $(HOROVOD)
 
-demo: setup ## Simulate 128^3 particles on 2 ranks into demo-output/
+demo: setup ## Simulate universes, train a network on them and judge it, into demo-output/
 	@ranks=$(RANKS); \
 	if [ -z "$$ranks" ]; then \
 	  if $(BIN)/python tools/set_up.py --has-horovod; then ranks=2; else ranks=1; fi; \
 	fi; \
-	exec $(BIN)/flowpm-dist simulate examples/demo.toml \
-	  --ranks $$ranks --output demo-output --overwrite
+	$(BIN)/flowpm-dist train examples/demo_training.toml \
+	  --ranks $$ranks --output demo-output --overwrite && \
+	exec $(BIN)/flowpm-dist evaluate demo-output
 
 test: lint ## Lint and type checks, then every test
 	$(BIN)/python -m pytest

@@ -6,7 +6,6 @@ a mistake is told within a second and on one rank alone.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -14,14 +13,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowpm_dist.config import ConfigError, RunConfig, check_mesh, load
-from flowpm_dist.io.folder import OutputError, OutputFolder, WriteError, human_size
-from flowpm_dist.io.progress import Progress, terminal_environment
+from flowpm_dist import cli_trained, cli_training
+from flowpm_dist.cli_common import (
+    ENDS,
+    MISTAKES,
+    PATIENCE,
+    Ranks,
+    StoppedError,
+    begin_job,
+    default_output,
+    job_size,
+    leave,
+    mesh_option,
+    refuse,
+    refuse_after,
+    stop_on,
+)
+from flowpm_dist.config import RunConfig, check_mesh, load
+from flowpm_dist.io.folder import OutputFolder, WriteError, human_size
+from flowpm_dist.io.progress import Progress
 from flowpm_dist.io.results import Summary, results_bytes, versions, write_results
 from flowpm_dist.io.white_noise import open_white_noise
 from meshimpl import launch
@@ -30,12 +44,9 @@ from meshimpl.quiet import import_tensorflow
 if TYPE_CHECKING:
     from flowpm_dist.simulation import Simulation
 
-MISUSE = 2  # exit status
-PATIENCE = 5.0  # [s] that the other ranks leave rank 0 to say what is wrong
-
 app = typer.Typer(
     name="flowpm-dist",
-    help="Particle-mesh universes on many ranks.",
+    help="Particle-mesh universes on many ranks, and networks that learn from them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,10 +64,6 @@ class Plan:
     overwrite: bool
 
 
-class StoppedError(RuntimeError):
-    """The simulation itself could not go on; every rank says the same."""
-
-
 def _show_version(asked: bool) -> None:
     if asked:
         print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")
@@ -70,7 +77,7 @@ def _common(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and leave."),
     ] = False,
 ) -> None:
-    """Particle-mesh universes on many ranks."""
+    """Particle-mesh universes on many ranks, and networks that learn from them."""
 
 
 @app.command(
@@ -78,10 +85,7 @@ def _common(
 )
 def simulate(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Run on this many MPI ranks; not needed under mpirun or srun."),
-    ] = None,
+    ranks: Ranks = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where results go; by default RUN-output."),
@@ -89,24 +93,20 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
     ] = False,
-    mesh: Annotated[
-        str | None,
-        typer.Option(metavar="SHAPE", help='Mesh of ranks, such as "row:2,col:2".'),
-    ] = None,
+    mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
 ) -> None:
     """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
-    here = launch.detect()
-    size = here.size if here.size > 1 else ranks or 1
-    output = output or Path(f"{run_file.stem}-output")
+    output = output or default_output(run_file, "output")
     try:
-        plan = make_plan(run_file, size, output, overwrite=overwrite, mesh=mesh)
-    except (ConfigError, OutputError) as error:
+        plan = make_plan(run_file, job_size(ranks), output, overwrite=overwrite, mesh=mesh)
+    except MISTAKES as error:
         refuse(str(error))
-    os.environ.update(terminal_environment())
-    status = launch.launch_or_join(ranks, sys.argv[1:])
-    if status is not None:
-        sys.exit(status)
+    begin_job(ranks)
     run(plan)
+
+
+cli_training.add_to(app)
+cli_trained.add_to(app)
 
 
 @app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")
@@ -145,46 +145,15 @@ def make_plan(
     return Plan(config, shape, folder, overwrite)
 
 
-def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) -> NoReturn:
-    """Leave with a message, over something that every rank found; rank 0 tells it.
-
-    The others wait, or their launcher would end rank 0 unheard. One that outlives rank 0 found
-    something of its own, such as a file that its node does not see.
-
-    Args:
-        message: what is wrong.
-        status: exit status.
-        patience: how long the other ranks wait [s].
-    """
-    here = launch.detect()
-    if here.rank:
-        time.sleep(patience)
-        message = f"[rank {here.rank}/{here.size}] {message}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    leave(status)
-
-
-def leave(status: int) -> NoReturn:
-    """End this rank, and with it the job."""
-    if launch.detect().size > 1:
-        launch.abort(status)
-    sys.exit(status)
-
-
 def run(plan: Plan) -> None:
     """Simulate and write, as one of the ranks of the job."""
     rank, steps = launch.detect().rank, plan.config.evolution.step_count
-    launch.abort_on_error()
     try:
         threads = launch.configure_threads()
         with results_of(plan, rank), Progress(steps, rank=rank) as progress:
             summary = evolve_and_write(plan, progress, threads)
-    except (OutputError, launch.LaunchError) as error:
-        refuse(str(error))
-    except StoppedError as error:
-        refuse(str(error), status=1)
-    except WriteError as error:
-        refuse(str(error), status=1, patience=0)
+    except ENDS as error:
+        refuse_after(error)
     if summary is not None:
         print(report(plan, summary))
 
@@ -192,12 +161,7 @@ def run(plan: Plan) -> None:
 @contextmanager
 def results_of(plan: Plan, rank: int) -> Iterator[None]:
     """Rank 0's care for the output folder: a run that fails or is interrupted leaves nothing."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    stop_on(signal.SIGINT, signal.SIGTERM)
     if rank == 0:
         plan.folder.begin(overwrite=plan.overwrite)
     try:
@@ -238,37 +202,17 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
 
 def simulation_of(config: RunConfig, mesh: str) -> Simulation:
     """The simulation that a run file asks for, on a mesh of this job's ranks."""
-    from flowpm_dist import COLA, BullFrog, Cosmology, FastPM, Simulation
-    from flowpm_dist.steps import growth_steps, logarithmic_steps, scale_factor_steps
+    from flowpm_dist.configured import configured_simulation
+    from flowpm_dist.cosmology import Cosmology
 
-    cosmology = Cosmology(**config.cosmology.model_dump(exclude_none=True))
-    evolution, initial = config.evolution, config.initial
-    equal = evolution.a_start, evolution.a_stop, evolution.steps
-    spacings = {
-        "a": lambda: scale_factor_steps(*equal),
-        "log a": lambda: logarithmic_steps(*equal),
-        "D": lambda: growth_steps(cosmology, *equal),
-    }
-    schemes = {
-        "fastpm": lambda: FastPM(evolution.half_step),
-        "bullfrog": BullFrog,
-        "cola": lambda: COLA(half_step=evolution.half_step),
-    }
-    return Simulation(
-        cosmology,
-        config.box.grid,
-        config.box.size,
-        spacings[evolution.spacing]() if evolution.edges is None else evolution.edges,
-        lpt_order=initial.lpt_order,
-        integrator=schemes[evolution.integrator](),
-        gradient=evolution.gradient,
-        force_mesh=evolution.force_mesh,
-        deconvolve=evolution.deconvolve,
-        noise=initial.noise,
-        fixed_amplitude=initial.fixed_amplitude,
+    return configured_simulation(
+        Cosmology(**config.cosmology.model_dump(exclude_none=True)),
+        config.box,
+        config.initial,
+        config.evolution,
         mesh=mesh,
-        precision=config.run.precision,
         halo=config.run.halo,
+        precision=config.run.precision,
     )
 
 

@@ -153,7 +153,7 @@ class NetworkSection(Section):
     precision: Literal["float32", "bfloat16", "float64"] = Field(
         default="float32", description='"float32", "bfloat16" or "float64"'
     )
-    gather_below: int = _count(8)
+    gather_below: int = _count(4)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
 
@@ -183,6 +183,7 @@ class TrainingSection(Section):
     clip_norm: float | None = Field(default=None, gt=0, description="a number above 0")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
+    calibrate: int = _count(64, least=0)
     seed: int = _seed()
     steps: int = _count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")

@@ -37,6 +37,7 @@ ENVIRONMENT_DEFAULTS = {
 }
 THREAD_SETTINGS = ("MESHIMPL_THREADS", "FLOWPM_THREADS")
 _FAILURE_FOLDER = "MESHIMPL_FAILURE_FOLDER"
+_STOP = "stopped-by"
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _PR_SET_PDEATHSIG = 1
@@ -240,12 +241,15 @@ def mpirun_command(
     return [*command, *argv], env
 
 
-def launch_or_join(ranks: int | None, argv: Sequence[str]) -> int | None:
+def launch_or_join(
+    ranks: int | None, argv: Sequence[str], *, stop_as: signal.Signals | None = None
+) -> int | None:
     """Settle a command's `--ranks`: go on in this process, or run the program on several ranks.
 
     Args:
         ranks: what was asked for; None takes the ranks as they are.
         argv: this program's arguments, as in `sys.argv[1:]`.
+        stop_as: see `relaunch`.
 
     Returns:
         None when this process is one of the ranks and shall go on; else the exit status with
@@ -263,18 +267,24 @@ def launch_or_join(ranks: int | None, argv: Sequence[str]) -> int | None:
         else:
             time.sleep(5)  # or the launcher ends rank 0 before it has said this
         return 2
-    return relaunch(ranks, argv)
+    return relaunch(ranks, argv, stop_as=stop_as)
 
 
-def relaunch(ranks: int, argv: Sequence[str]) -> int:
+def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None = None) -> int:
     """Run this same Python program on several ranks; SIGINT and SIGTERM go on to them.
+
+    mpirun ends its ranks a second after either. Ranks that need longer to end in good order ask
+    for `stop_as`.
 
     Args:
         argv: this program's arguments, as in `sys.argv[1:]`.
+        stop_as: what SIGINT, SIGTERM and SIGUSR1 reach the ranks as: SIGUSR1, which mpirun hands on
+            and does nothing else about. `stop_name` tells the ranks which it was. A second SIGINT
+            ends the job.
 
     Returns:
-        the job's exit status; 130 when interrupted; 2, with a message printed, when there is no
-        mpirun or no Horovod.
+        the job's exit status; 128 and the signal when it was stopped by one, such as 130 when
+        interrupted; 2, with a message printed, when there is no mpirun or no Horovod.
     """
     try:
         command, env = mpirun_command(ranks, [*_this_program(), *argv])
@@ -287,11 +297,12 @@ def relaunch(ranks: int, argv: Sequence[str]) -> int:
         _complain(str(error))
         return 2
     with tempfile.TemporaryDirectory(prefix="meshimpl-") as folder:
-        status, received = _supervise(command, env | {_FAILURE_FOLDER: folder})
+        status, received = _supervise(command, env | {_FAILURE_FOLDER: folder}, stop_as)
         # The first to fail is the cause; others may fail of it.
-        reports = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        reports = sorted(Path(folder).glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
         cause = reports[0].read_text() if reports else _explain(status, ranks)
-    if received is not None:
+    # Ranks that were asked, not forced, may have been done by then.
+    if received is not None and (stop_as is None or status != 0):
         return 128 + received
     if status != 0:
         _complain(cause)
@@ -318,7 +329,9 @@ def _this_program() -> list[str]:
     return [sys.executable, sys.argv[0]]
 
 
-def _supervise(command: list[str], env: dict[str, str]) -> tuple[int, int | None]:
+def _supervise(
+    command: list[str], env: dict[str, str], stop_as: signal.Signals | None
+) -> tuple[int, int | None]:
     """Run mpirun to its end; return its status and the signal it was asked to stop by, if any."""
     # Loaded before the fork: between fork and exec nothing may be imported.
     prctl = ctypes.CDLL(None).prctl
@@ -334,16 +347,32 @@ def _supervise(command: list[str], env: dict[str, str]) -> tuple[int, int | None
     received: list[int] = []
 
     def forward(number: int, frame: object) -> None:
+        again = number == signal.SIGINT and number in received
         received.append(number)
-        process.send_signal(number)
+        if stop_as is None or again:
+            process.send_signal(number)
+        else:
+            Path(env[_FAILURE_FOLDER], _STOP).write_text(signal.Signals(number).name)
+            process.send_signal(stop_as)
 
-    kept = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
+    numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
+    kept = {number: signal.signal(number, forward) for number in numbers}
     try:
         status = process.wait()
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
     return (status if status >= 0 else 128 - status), (received[0] if received else None)
+
+
+def stop_name(received: str) -> str:
+    """The signal that asked this job to stop, by name, where a rank has received `received`.
+
+    They differ where the parent of the job sends them as another, see `relaunch`.
+    """
+    folder = os.environ.get(_FAILURE_FOLDER)
+    told = Path(folder, _STOP) if folder else None
+    return told.read_text() if told is not None and told.exists() else received
 
 
 def abort(status: int = 1) -> NoReturn:

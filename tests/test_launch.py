@@ -138,7 +138,8 @@ def test_one_rank_imports_neither_mpi_nor_horovod() -> None:
 PROLOGUE = """
 import os, signal, sys, time
 from meshimpl import launch
-status = launch.launch_or_join(2, sys.argv[1:])
+stop_as = signal.SIGUSR1 if "gently" in sys.argv else None
+status = launch.launch_or_join(2, sys.argv[1:], stop_as=stop_as)
 if status is not None:
     sys.exit(status)
 launch.configure_threads()
@@ -151,12 +152,12 @@ rank = hvd.rank()
 """
 
 
-def start_job(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+def start_job(tmp_path: Path, body: str, argument: str = "an argument") -> subprocess.Popen[str]:
     """Start a program that relaunches itself on 2 ranks."""
     program = tmp_path / "program.py"
     program.write_text(PROLOGUE + textwrap.dedent(body))
     return subprocess.Popen(
-        [sys.executable, str(program), "an argument"],
+        [sys.executable, str(program), argument],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -256,3 +257,49 @@ def test_a_signal_to_the_program_ends_the_ranks(tmp_path: Path, number: signal.S
     while any(Path("/proc", pid).exists() for _, pid in lines) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not any(Path("/proc", pid).exists() for _, pid in lines)
+
+
+GENTLE = """
+    received = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    hvd.allreduce(tf.ones(4))
+    print("running", os.getpid(), flush=True)
+    while not received:
+        time.sleep(0.1)
+    time.sleep(3)  # mpirun would end a rank a second after SIGTERM or SIGINT
+    hvd.allreduce(tf.ones(4))
+"""
+
+
+@needs_ranks
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_that_are_asked_to_stop_have_the_time_they_need(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    body = (
+        GENTLE
+        + """
+    print("stopped by", launch.stop_name("SIGUSR1"), flush=True)
+    sys.exit(7 if launch.stop_name("SIGUSR1") == "SIGTERM" else 0)
+    """
+    )
+    process = start_job(tmp_path, body, "gently")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "running" in process.stdout.readline()
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=40)
+    assert output.count(f"stopped by {number.name}") == 2, errors
+    assert process.returncode == (128 + number if number == signal.SIGTERM else 0)
+
+
+@needs_ranks
+def test_a_second_interrupt_ends_ranks_that_were_asked_to_stop(tmp_path: Path) -> None:
+    process = start_job(tmp_path, GENTLE + "    time.sleep(100)", "gently")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "running" in process.stdout.readline()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+    assert process.wait(timeout=30) == 128 + signal.SIGINT

@@ -22,7 +22,7 @@ class Checkpoints:
     Args:
         folder: of the checkpoints.
         mesh: the ranks.
-        weights: of the network.
+        state: variables of the network.
         optimiser: whose slots have been built.
         keep: how many are kept.
     """
@@ -31,16 +31,16 @@ class Checkpoints:
         self,
         folder: Path,
         mesh: ProcessMesh,
-        weights: Sequence[tf.Variable],
+        state: Sequence[tf.Variable],
         optimiser: Optimiser,
         keep: int,
     ) -> None:
         self._mesh, self._folder = mesh, folder
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         slots = [slot for name in sorted(optimiser.slots) for slot in optimiser.slots[name]]
-        self._variables = [self._step, optimiser.iterations, *weights, *slots]
+        self._variables = [self._step, optimiser.iterations, *state, *slots]
         self._checkpoint = tf.train.Checkpoint(
-            weights=list(weights), optimiser=optimiser, step=self._step
+            weights=list(state), optimiser=optimiser, step=self._step
         )
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(folder), max_to_keep=keep, checkpoint_name="step"

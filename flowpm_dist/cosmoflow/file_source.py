@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,14 +52,20 @@ class FileSource:
     def batch(self, step: int) -> Batch:
         """What a step trains on; RecordError for a file that is damaged."""
         with self.clock("read"):
-            volumes, parameters, _ = (np.asarray(part) for part in next(self._batches))
-            volumes = one_channel(volumes)
+            found = _as_batch(next(self._batches))
+            volumes = found.volumes
             if self.augment:
                 lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
                 views = [View.draw(rng, volumes.shape[3]) for rng in lanes]
                 volumes = seen(volumes, views, self.mesh)
             samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
-            return Batch(volumes, parameters.astype(np.float64), samples)
+            return Batch(volumes, found.parameters, samples)
+
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """The first batches, not turned or shifted."""
+        lane = self.lanes.first, self.lanes.count
+        found = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, steps=batches)
+        return itertools.islice(map(_as_batch, found), batches)
 
     def close(self) -> None:
         """Nothing more is read."""
@@ -70,9 +77,12 @@ def in_order(dataset: RecordDataset, lanes: Lanes) -> Iterator[Batch]:
     steps = -(-len(dataset) // lanes.batch)
     lane = lanes.first, lanes.count
     batches = dataset.batches(lanes.batch, lane, steps=steps, shuffle=False)
-    for batch in batches:
-        volumes, parameters, index = (np.asarray(part) for part in batch)
-        yield Batch(one_channel(volumes), parameters.astype(np.float64), index)
+    yield from map(_as_batch, batches)
+
+
+def _as_batch(parts: Sequence[Any]) -> Batch:
+    volumes, parameters, index = map(np.asarray, parts)
+    return Batch(one_channel(volumes), parameters.astype(np.float64), index)
 
 
 def one_channel(volumes: np.ndarray) -> np.ndarray:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from flowpm_dist.cosmoflow.baselines import Features
-from flowpm_dist.cosmoflow.in_situ import Generation, Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.in_situ import (
+    HISTOGRAM_EDGES,
+    Batch,
+    Generation,
+    Lanes,
+    UniverseMaker,
+)
 from flowpm_dist.cosmoflow.parts import block_of_volumes
 from flowpm_dist.cosmoflow.records import DatasetHeader, RecordWriter
+from flowpm_dist.fields import Box, Field
 from flowpm_dist.io.folder import WriteError
+from flowpm_dist.statistics import density_histogram, power_spectrum
 from meshimpl.process_mesh import ProcessMesh
 
 Progress = Callable[[int, int], None]
@@ -154,3 +163,39 @@ def make_volumes(
     assert maker.k is not None
     statistics.write(maker.k)
     mesh.barrier()
+
+
+def measure_volumes(
+    batches: Iterable[Batch],
+    size: tuple[float, float, float],
+    mesh: ProcessMesh,
+    statistics: Statistics,
+) -> None:
+    """Statistics of volumes that are in files already, numbered in their order. On all ranks.
+
+    Args:
+        batches: this rank's blocks of them, of lanes that follow each other over the replicas.
+        size: of the box [Mpc/h].
+        mesh: all ranks.
+        statistics: to add to, and to write.
+    """
+    universe, k = mesh.without("replica"), np.empty(0)
+    done = 0
+    for batch in batches:
+        blocks = batch.volumes if batch.volumes.ndim == 5 else batch.volumes[..., np.newaxis]
+        count, x, y, z, channels = blocks.shape
+        grid = x * mesh.axis_size("row"), y * mesh.axis_size("col"), z
+        box = Box(grid, size, universe, tf.float32, batch=count)
+        spectra, histograms = [], []
+        for channel in range(channels):
+            density = Field(tf.constant(blocks[..., channel], tf.float32), box)
+            k, power = power_spectrum(density, window="cic")
+            spectra.append(power)
+            histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
+            histograms.append(histogram.counts / histogram.cells)
+        first = done + mesh.coordinate("replica") * count
+        index = np.arange(first, first + count)
+        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1)
+        statistics.add(Generation(blocks, batch.parameters, index, index, *parts))
+        done += count * mesh.axis_size("replica")
+    statistics.write(k)

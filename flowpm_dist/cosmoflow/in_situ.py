@@ -258,6 +258,10 @@ class InSituSource:
         with self.clock("read"):
             return self._drawn(step)
 
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Some batches of what the buffer holds now."""
+        return map(self._drawn, range(batches))
+
     def _add(self, generation: Generation) -> None:
         self.buffer.add(generation)
         if self._made is not None:

@@ -9,7 +9,7 @@ on every rank; the gradients of all of them arrive complete.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +38,10 @@ from meshimpl.stopwatch import Stopwatch
 Precision = Literal["float32", "bfloat16", "float64"]
 INPUTS = ("density", "log1p")
 SPLIT_CHANNEL = "channel_split"
+LAST = 0.1
+"""Scale of the last layer's first weights. The network then begins near the mean predictor, and its
+first updates do not silence the layers before, from which trainings of this network seldom recover.
+"""
 _DIMENSIONS = {
     1: ("units",),
     2: ("features", "units"),
@@ -57,7 +61,8 @@ class Network(tf.Module):
         parameters: number of parameters to find.
         channels: of the volumes.
         loss: "l1", "l2" or "likelihood", which adds an error bar for each parameter.
-        input: what is done to the density: "density" (nothing) or "log1p", log(1 + density).
+        input: what is done to the density: "density" (nothing) or "log1p", the logarithm of
+            (1 + density) / 2, which is 0 at the mean density.
         precision: of the layers' work; weights and their gradients are float32, or float64 with it.
         gather_below: blocks of fewer cells along a split side are gathered.
         dropout: share of the features left out where the declaration has dropout.
@@ -82,7 +87,7 @@ class Network(tf.Module):
         loss: str = "likelihood",
         input: Literal["density", "log1p"] = "log1p",
         precision: Precision = "float32",
-        gather_below: int = 8,
+        gather_below: int = 4,
         dropout: float = 0.0,
         split_channels: str | None = None,
         seed: int = 0,
@@ -106,8 +111,14 @@ class Network(tf.Module):
             variable
             for number, stage in enumerate(self.stages)
             if stage.weights is not None
-            for variable in _initialised(stage, master, [seed, number])
+            for variable in _initialised(
+                stage, master, [seed, number], LAST if stage is self.stages[-1] else 1.0
+            )
         ]
+        features = next(s.channels for s in self.stages if isinstance(s.layer, Dense))
+        self.shift = tf.Variable(tf.zeros([features], master), trainable=False, name="shift")
+        self._latest: tf.Tensor | None = None
+        self.scale = tf.Variable(tf.ones([features], master), trainable=False, name="scale")
 
     def _check_mesh(self) -> None:
         replicas = self.mesh.axis_size("replica")
@@ -161,12 +172,23 @@ class Network(tf.Module):
             names = _DIMENSIONS[weight.shape.rank]
             dims = [mtf.Dimension(d, n) for d, n in zip(names, weight.shape, strict=True)]
             inputs[f"weight_{number}"] = (mtf.Shape(dims), weight.dtype)
-        return inputs
+        features = mtf.Shape([mtf.Dimension("features", self.shift.shape[0])])
+        return inputs | dict.fromkeys(("shift", "scale"), (features, self.shift.dtype))
+
+    @property
+    def state(self) -> list[tf.Variable]:
+        """What a checkpoint must hold: the weights, and the features' shift and scale."""
+        return [*self.weights, self.shift, self.scale]
+
+    @property
+    def _held(self) -> dict[str, tf.Variable]:
+        weights = {f"weight_{n}": w for n, w in enumerate(self.weights)}
+        return weights | {"shift": self.shift, "scale": self.scale}
 
     @functools.cached_property
     def _predict(self) -> MeshFunction:
-        def predict(_: Any, volume: Any, *weights: Any) -> Any:
-            return self._outputs_of(volume, weights, None)
+        def predict(_: Any, volume: Any, *held: Any) -> list[Any]:
+            return list(self._outputs_of(volume, held, None))
 
         return MeshFunction(predict, self.mesh, self.layout, self._inputs())
 
@@ -177,8 +199,9 @@ class Network(tf.Module):
         inputs["seed"] = (mtf.Shape([]), tf.int64)
 
         def step(_: Any, volume: Any, target: Any, sample: Any, *rest: Any) -> Any:
-            *weights, seed = rest
-            prediction = self._outputs_of(volume, weights, (seed, sample))
+            *held, seed = rest
+            weights = held[: len(self.weights)]
+            prediction, features = self._outputs_of(volume, held, (seed, sample))
             each = layer(
                 lambda y, t: losses.loss_function(self.loss)(t, y) / self.batch,
                 [prediction, target],
@@ -188,7 +211,7 @@ class Network(tf.Module):
             loss = mtf.reduce_sum(each)
             gradients = mtf.gradients([loss], weights)
             loss, *gradients = together([loss, *gradients])
-            return [loss, prediction, *gradients]
+            return [loss, prediction, features, *gradients]
 
         return MeshFunction(step, self.mesh, self.layout, inputs, stopwatch=self.stopwatch)
 
@@ -207,15 +230,48 @@ class Network(tf.Module):
             the mean loss over the whole batch, this rank's outputs [batch, outputs], and the
             gradient of the mean to each of `weights`; loss and gradients are equal on all ranks.
         """
-        weights = {f"weight_{n}": w for n, w in enumerate(self.weights)}
-        loss, outputs, *gradients = self._step(
-            volume=volume, target=target, sample=sample, seed=np.int64(seed), **weights
+        loss, outputs, features, *gradients = self._step(
+            volume=volume, target=target, sample=sample, seed=np.int64(seed), **self._held
         )
+        self._latest = features
         return loss, outputs, gradients
 
     def predict(self, volume: Any) -> tf.Tensor:
         """Outputs of a batch, without dropout: this rank's block [batch, outputs]."""
-        return self._predict(volume, *self.weights)
+        return self._predict(volume=volume, **self._held)[0]
+
+    def calibrate(self, volumes: Iterable[Any]) -> None:
+        """Give the dense layers features of mean 0 and variance 1. On all ranks together.
+
+        What is left of a volume after averaging over it differs little from one universe to the
+        next beside its mean, and learning is slow along it. So the features that enter the first
+        dense layer are shifted and scaled, from here on by the same numbers: the network can
+        express what it could before (data-dependent initialisation, arXiv:1602.07868).
+
+        Args:
+            volumes: this rank's blocks of batches, as for `step`.
+        """
+        outputs = [self._predict(volume=v, **self._held)[1] for v in volumes]
+        features = self._of_all_replicas(tf.concat(outputs, axis=0))
+        found = features / self.scale.numpy() + self.shift.numpy()
+        spread = found.std(axis=0)
+        self.shift.assign(found.mean(axis=0))
+        self.scale.assign(1 / np.maximum(spread, 1e-3 * spread.max() + 1e-30))
+
+    def follow(self, share: float) -> None:
+        """Move the features' shift by a share of the way to the mean of the latest step's batch.
+
+        Every update moves the mean of all universes' features by as much as they differ; without
+        this the dense layers would have to learn it anew each time. On all ranks together.
+        """
+        assert self._latest is not None
+        mean = self._of_all_replicas(self._latest).mean(axis=0)
+        self.shift.assign_add(share * mean / self.scale)
+
+    def _of_all_replicas(self, features: tf.Tensor) -> np.ndarray:
+        if self.mesh.axis_size("replica") > 1:
+            features = self.mesh.communicator("replica").allgather(features)
+        return features.numpy()
 
     def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
         """The outputs of the whole batch [batch, outputs], on every rank, from the ranks' own."""
@@ -228,17 +284,20 @@ class Network(tf.Module):
 
     def broadcast_weights(self) -> None:
         """Give every rank the weights of rank 0."""
-        for weight in self.weights:
-            weight.assign(self.mesh.world.broadcast(weight))
+        for variable in self.state:
+            variable.assign(self.mesh.world.broadcast(variable))
 
-    def _outputs_of(self, volume: Any, weights: Sequence[Any], dropping: Any) -> Any:
-        """The network itself.
+    def _outputs_of(self, volume: Any, held: Sequence[Any], dropping: Any) -> tuple[Any, Any]:
+        """The network itself, and the features that its first dense layer is given.
 
         Args:
             volume: mtf tensor of `volume_shape`.
-            weights: mtf tensors, kernel and bias of each layer in turn.
+            held: mtf tensors: kernel and bias of each layer in turn, and the features' shift and
+                scale.
             dropping: seed and sample numbers; None while not training.
         """
+        *weights, shift, scale = held
+        features = None
         x, rest, split = self._prepared(volume), iter(weights), self._split_sides()
         drops = 0
         for stage in self.stages:
@@ -254,8 +313,12 @@ class Network(tf.Module):
                 x = layers.pool(x, "average", stage.width // here.width, name=stage.name)
             elif isinstance(here, Dense):
                 kernel = next(rest)
-                flat = mtf.Shape([x.shape[0], kernel.shape[0]])
-                x = layers.dense(mtf.reshape(x, flat), kernel, name=stage.name)
+                x = mtf.reshape(x, mtf.Shape([x.shape[0], kernel.shape[0]]))
+                if features is None:
+                    x = mtf.cast(x, kernel.dtype)  # few numbers from here on
+                    x = layer(_calibrated, [x, shift, scale], x.shape, name="calibrated")
+                    features = x
+                x = layers.dense(x, kernel, name=stage.name)
             elif isinstance(here, Dropout) and dropping is not None and self.dropout:
                 drops += 1
                 seed, sample = dropping
@@ -264,12 +327,12 @@ class Network(tf.Module):
                 x = layers.add_bias(x, next(rest), name=f"{stage.name}_bias")
                 if not last:
                     x = layers.leaky_relu(x, self.declaration.slope, name=f"{stage.name}_relu")
-        return self._finished(x)
+        return self._finished(x), features
 
     def _prepared(self, volume: Any) -> Any:
         dims = volume.shape.dims + ([] if self.channels > 1 else [mtf.Dimension("channel", 1)])
         x = layer(
-            lambda block: tf.math.log1p(block) if self.input == "log1p" else tf.identity(block),
+            tf.identity if self.input == "density" else _logarithm,
             [volume],
             volume.shape,
             name="input",
@@ -277,7 +340,6 @@ class Network(tf.Module):
         return mtf.cast(mtf.reshape(x, mtf.Shape(dims)), self.precision)
 
     def _finished(self, x: Any) -> Any:
-        x = mtf.cast(x, self.weights[0].dtype)
         if not self.declaration.bounded:
             return x
         count = self.parameters
@@ -320,10 +382,21 @@ class Network(tf.Module):
         return mtf.rename_dimension(x, out, "channel")
 
 
-def _initialised(stage: Stage, dtype: tf.DType, seed: Sequence[int]) -> list[tf.Variable]:
-    """Kernel and bias of a layer: variance 2 / inputs (He and others 2015), and zeros."""
+def _logarithm(density: tf.Tensor) -> tf.Tensor:
+    return tf.math.log1p(density) - np.log(2.0)
+
+
+def _calibrated(x: tf.Tensor, shift: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    return (x - shift) * scale
+
+
+def _initialised(
+    stage: Stage, dtype: tf.DType, seed: Sequence[int], scale: float
+) -> list[tf.Variable]:
+    """Kernel and bias of a layer: variance scale^2 2 / inputs (He and others 2015), and zeros."""
     assert stage.weights is not None
     inputs = int(np.prod(stage.weights[:-1]))
-    draw = np.random.default_rng(seed).standard_normal(stage.weights) * np.sqrt(2 / inputs)
+    deviation = scale * np.sqrt(2 / inputs)
+    draw = deviation * np.random.default_rng(seed).standard_normal(stage.weights)
     kernel = tf.Variable(draw, dtype=dtype, name=f"{stage.name}_kernel")
     return [kernel, tf.Variable(tf.zeros([stage.channels_after], dtype), name=f"{stage.name}_bias")]

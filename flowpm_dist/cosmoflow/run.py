@@ -102,7 +102,7 @@ class TrainingRun:
 
     Args:
         config: checked.
-        shape: of the mesh of this job's ranks.
+        mesh: the ranks, of axes replica, row and col.
         folder: begun on rank 0.
         progress: of this rank.
 
@@ -111,10 +111,14 @@ class TrainingRun:
     """
 
     def __init__(
-        self, config: TrainingConfig, shape: str, folder: TrainingFolder, progress: TrainingProgress
+        self,
+        config: TrainingConfig,
+        mesh: ProcessMesh,
+        folder: TrainingFolder,
+        progress: TrainingProgress,
     ) -> None:
-        self.config, self.folder, self.progress = config, folder, progress
-        self.mesh = ProcessMesh(shape)
+        self.config = config.with_mesh(str(mesh) or "replica:1")
+        self.mesh, self.folder, self.progress = mesh, folder, progress
         self.lanes = Lanes.of(self.mesh, config.training.batch)
         self.clock = PhaseClock()
         self.maker: UniverseMaker | None = None
@@ -143,7 +147,7 @@ class TrainingRun:
         optimiser.build(network.weights)
         self.trainer = Trainer(network, optimiser, standardiser, source, self.clock)
         self.checkpoints = Checkpoints(
-            folder.checkpoints, self.mesh, network.weights, optimiser, config.training.keep
+            folder.checkpoints, self.mesh, network.state, optimiser, config.training.keep
         )
 
     def _in_situ(self) -> InSituSource:
@@ -194,12 +198,14 @@ class TrainingRun:
         """
         first = (self.checkpoints.restore() or 0) if resume else 0
         if self.mesh.rank == 0:
-            text = self.config.with_mesh(str(self.mesh)).resolved()
-            write_text(self.folder.run_file, f"# As run by flowpm-dist.\n{text}")
+            text = f"# As run by flowpm-dist.\n{self.config.resolved()}"
+            write_text(self.folder.run_file, text)
         if self.maker is not None:
             self._make_held_out(self.maker)
         with StopRequest(self.mesh).heard() as stop, ExitStack() as open_files:
             self._start(first)
+            if first == 0:
+                self._calibrate()
             logs = self._logs(first, open_files)
             try:
                 outcome = self._steps(first, stop, logs)
@@ -242,6 +248,15 @@ class TrainingRun:
             source.start(first)
         self.clock.lap()
 
+    def _calibrate(self) -> None:
+        """See `Network.calibrate`; on as many volumes as there are, about."""
+        batches = -(-self.config.training.calibrate // self.lanes.batch)
+        if batches:
+            network = self.trainer.network
+            volumes = (batch.volumes for batch in self.trainer.source.preview(batches))
+            network.calibrate(v.astype(network.input_dtype, copy=False) for v in volumes)
+        self.clock.lap()
+
     def _logs(self, first: int, open_files: ExitStack) -> tuple[MetricsTable, TensorBoard] | None:
         if self.mesh.rank != 0:
             return None
@@ -268,13 +283,16 @@ class TrainingRun:
                 if number % asked.validate_every == 0 or number == steps:
                     fresh = self._validation_loss()
                     validation = fresh if fresh is not None else validation
-                if number % asked.checkpoint_every == 0 or last:
-                    self._save(number)
             seconds = {**report.seconds, "other": self.clock.lap()["other"]}
-            for phase, value in seconds.items():
-                totals[phase] += value
             rate = asked.batch / (time.perf_counter() - started)
             self._tell(report, seconds, rate, fresh, validation, logs)
+            # Only now: a row of every step that the checkpoint stands for is written.
+            with self.clock("other"):
+                if number % asked.checkpoint_every == 0 or last:
+                    self._save(number)
+            seconds["other"] += self.clock.lap()["other"]
+            for phase, value in seconds.items():
+                totals[phase] += value
         count = max(1, number - first)
         return Outcome(
             number,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Source(Protocol):
 
     def batch(self, step: int) -> Batch:
         """What a step trains on; steps are asked for in order."""
+
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Some batches, before the first step, that change nothing of what steps train on."""
 
     def close(self) -> None:
         """No more steps will be asked for."""
@@ -151,8 +154,18 @@ def predict(
         if replicas > 1:
             parameters = network.mesh.communicator("replica").allgather(parameters)
         truth.append(parameters.numpy())
-    mean, sigma = losses.split_prediction(network.loss, tf.constant(np.concatenate(outputs)))
-    mean = standardiser.restore(mean.numpy().astype(np.float64))
+    mean, sigma = in_physical_units(network, standardiser, np.concatenate(outputs)[:count])
+    return Predictions(standardiser.names, np.concatenate(truth)[:count], mean, sigma)
+
+
+def in_physical_units(
+    network: Network, standardiser: Standardiser, outputs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Means and error bars, float64 [n, parameter], of whole outputs [n, outputs].
+
+    The error bars are None where the loss trains none.
+    """
+    mean, sigma = losses.split_prediction(network.loss, tf.constant(outputs))
     if sigma is not None:
-        sigma = standardiser.restore_sigma(sigma.numpy().astype(np.float64))[:count]
-    return Predictions(standardiser.names, np.concatenate(truth)[:count], mean[:count], sigma)
+        sigma = standardiser.restore_sigma(sigma.numpy().astype(np.float64))
+    return standardiser.restore(mean.numpy().astype(np.float64)), sigma

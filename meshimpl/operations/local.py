@@ -169,10 +169,14 @@ class TogetherOperation(mtf.Operation):
         self._largest = largest
 
     def lower(self, lowering: Any) -> None:
-        """One message for all small tensors that want the same ranks and dtype."""
+        """One message for all small tensors that want the same ranks and dtype.
+
+        Of the large ones the last goes first: it is that of the last layer, whose gradient is known
+        while those of the others are still worked on.
+        """
         impl = lowering.mesh_impl(self)
         groups: dict[Any, list[tuple[Any, tf.Tensor]]] = {}
-        for x, output in zip(self.inputs, self.outputs, strict=True):
+        for x, output in reversed(list(zip(self.inputs, self.outputs, strict=True))):
             lowered = lowering.tensors[x]
             small = x.shape.size * x.dtype.size <= self._largest
             if small and isinstance(lowered, mtf.LazyAllreduceSum) and not lowered._reduced:

@@ -61,7 +61,7 @@ def pad(x, kernel, stride, edges):
 def plain(network, x, weights, seed=None, samples=None):
     """The declaration carried out on whole volumes."""
     given, drops = iter(weights), 0
-    x = tf.math.log1p(x)[..., None]
+    x = (tf.math.log1p(x) - np.log(2))[..., None]
     for stage in network.stages:
         layer = stage.layer
         if isinstance(layer, Convolution):

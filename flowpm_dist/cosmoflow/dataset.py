@@ -1,0 +1,198 @@
+"""The simulations of a training run file written into files, to train on again and again."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.record_files import (
+    DATASET,
+    DTYPES,
+    DatasetHeader,
+    RecordError,
+    finish_dataset,
+    read_header,
+    split_files,
+)
+from flowpm_dist.cosmoflow.trained import OF_UNIVERSES, differences
+from flowpm_dist.io.folder import OutputError, WriteError, existing_part, human_size
+
+SPLITS = ("train", "validation", "test")
+FREE = {"attributes", "samples_per_file"}
+"""What may differ between the splits of a dataset."""
+
+
+def statistics_path(folder: Path, split: str) -> Path:
+    """Where a dataset has what baselines see of the simulations of a split."""
+    return folder / "statistics" / f"{split}.npz"
+
+
+def simulations(config: TrainingConfig, split: str) -> int:
+    """How many a run file asks for in a split, in whole batches."""
+    data, batch = config.data, config.training.batch
+    count = data.simulations if split == "train" else getattr(data, split)
+    return -(-count // batch) * batch
+
+
+def check_dataset(
+    config: TrainingConfig,
+    folder: Path,
+    splits: Sequence[str],
+    *,
+    dtype: str = "float32",
+    compressed: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """See, changing nothing, that splits can be written. Needs no TensorFlow.
+
+    Raises:
+        OutputError: why not, and what to do about it.
+    """
+    if config.data.source != "simulate":
+        raise OutputError(
+            f'data.source = "{config.data.source}" simulates nothing: give a run file with '
+            'data.source = "simulate"'
+        )
+    unknown = [split for split in splits if split not in SPLITS]
+    if unknown or not splits:
+        raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
+    ground = existing_part(folder)
+    if not ground.is_dir():
+        raise OutputError(f"{ground} is not a folder: give another --output")
+    if not os.access(ground, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {ground}: give another --output")
+    again = [split for split in splits if split in split_files(folder)]
+    if again and not overwrite:
+        state = "" if (folder / DATASET).exists() else ", not finished"
+        raise OutputError(
+            f"{folder} holds the splits {', '.join(again)}{state}: add --overwrite to replace "
+            "them, or give another --output"
+        )
+    count = sum(simulations(config, split) for split in splits)
+    needed = 0 if compressed else count * config.width**3 * DTYPES[dtype].itemsize
+    if needed > (free := shutil.disk_usage(ground).free):
+        raise OutputError(
+            f"{ground} has {human_size(free)} free, the dataset needs {human_size(needed)}: make "
+            "room, or give another --output"
+        )
+
+
+def write_dataset(
+    config: TrainingConfig,
+    shape: str,
+    folder: Path,
+    splits: Sequence[str] = SPLITS,
+    *,
+    dtype: str = "float32",
+    compressed: bool = False,
+    samples_per_file: int = 64,
+    progress: TrainingProgress,
+    overwrite: bool = False,
+    scale: float = 256.0,
+) -> None:
+    """Simulate splits of a run file into a dataset. On all ranks together, each writes its blocks.
+
+    dataset.json tells of a split only when it is whole, and is written last. Splits of the same
+    simulations that are in the folder already stay; beside each are its statistics, which
+    `flowpm-dist evaluate` needs for its baselines.
+
+    Args:
+        config: with data.source = "simulate".
+        shape: of the mesh.
+        folder: of the dataset; on a file system that all ranks see.
+        splits: of `SPLITS`.
+        dtype, compressed, samples_per_file, scale: see `DatasetHeader`.
+        progress: of this rank.
+        overwrite: whether splits that exist may be replaced.
+
+    Raises:
+        OutputError: see `check_dataset`; or other splits of the folder are of other simulations.
+        RecordError: a density that int16 cannot hold.
+        WriteError: a file cannot be written; the job must end then.
+        HaloError: a particle left the halo.
+    """
+    from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
+    from flowpm_dist.cosmoflow.in_situ import Lanes
+    from flowpm_dist.cosmoflow.parts import header_of, maker_of
+    from meshimpl.process_mesh import ProcessMesh
+
+    folder, splits = Path(folder), tuple(dict.fromkeys(splits))
+    check_dataset(config, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
+    mesh = ProcessMesh(shape)
+    options = {"dtype": dtype, "compressed": compressed, "scale": scale}
+    header = header_of(config, mesh, samples_per_file=samples_per_file, **options)
+    kept = sorted(set(split_files(folder)) - set(splits))
+    _check_kept(folder, header, kept)
+    mesh.barrier()
+    if mesh.rank == 0:
+        _clear(folder, splits, header if kept else None)
+    mesh.barrier()
+    maker = maker_of(config, mesh, Lanes.of(mesh, config.training.batch))
+    for split in splits:
+        make_volumes(
+            maker,
+            split,
+            simulations(config, split),
+            folder,
+            header,
+            mesh,
+            Statistics(statistics_path(folder, split), mesh, maker.priors.names),
+            progress=functools.partial(progress, f"simulating {split}"),
+        )
+    if mesh.rank == 0:
+        finish_dataset(folder, header)
+    mesh.barrier()
+
+
+def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
+    """Splits that stay are of the same simulations and the same format."""
+    if not kept:
+        return
+    try:
+        found, told = read_header(folder)
+    except RecordError as error:
+        raise OutputError(
+            f"{folder} holds files of {', '.join(kept)} that no dataset tells of ({error}): write "
+            "those splits too, or give another --output"
+        ) from error
+    names = [field.name for field in fields(found) if field.name not in FREE]
+    other = [name for name in names if getattr(found, name) != getattr(header, name)]
+    other += differences(_universes(found), _universes(header))
+    other += [f"the number of files of {split}" for split in kept if split not in told]
+    if other:
+        raise OutputError(
+            f"{folder} holds {', '.join(kept)}, which differ in {', '.join(other)}: write all "
+            "splits again, or give another --output"
+        )
+
+
+def _universes(header: DatasetHeader) -> dict[str, Any]:
+    """Settings of the simulations, from the run file that a dataset keeps."""
+    table = tomllib.loads(header.attributes.get("run", ""))
+    found = {section: table.get(section) for section in OF_UNIVERSES}
+    return {**found, "data.seed": table.get("data", {}).get("seed")}
+
+
+def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | None) -> None:
+    """Remove splits, with what an interrupted session left of them, and from dataset.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if header_of_kept is None:
+            (folder / DATASET).unlink(missing_ok=True)
+        for split in splits:
+            partial = folder.glob(f".{split}-*.tfrecord.partial")
+            written = [file.path for file in split_files(folder).get(split, ())]
+            for path in [*written, *partial, statistics_path(folder, split)]:
+                path.unlink(missing_ok=True)
+        if header_of_kept is not None:
+            finish_dataset(folder, header_of_kept)
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or folder), error) from error

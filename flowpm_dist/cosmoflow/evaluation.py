@@ -1,0 +1,311 @@
+"""Trained networks on the untouched test set, beside the mean and what statistics tell."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.cosmoflow.baselines import BASELINES, Features, learning_curve
+from flowpm_dist.cosmoflow.dataset import SPLITS, statistics_path
+from flowpm_dist.cosmoflow.evaluation_groups import (
+    Asked,
+    method_of,
+    network_curves,
+    networks_of,
+    over_seeds,
+)
+from flowpm_dist.cosmoflow.evaluation_results import Evaluation
+from flowpm_dist.cosmoflow.file_source import in_order
+from flowpm_dist.cosmoflow.held_out import Statistics, features, measure_volumes
+from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.judging import (
+    Predictions,
+    Scores,
+    describe_collapse,
+    score,
+)
+from flowpm_dist.cosmoflow.parts import block_of_volumes
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.record_files import dataset_files
+from flowpm_dist.cosmoflow.trained import (
+    TrainedError,
+    Training,
+    asking_mesh,
+    differences,
+    read_training,
+    trained_network,
+    universes,
+)
+from flowpm_dist.cosmoflow.training import predict
+from meshimpl import launch
+from meshimpl.process_mesh import ProcessMesh
+
+MOST_MEASURED = 4096
+"""Volumes of a training set in files that baselines see."""
+
+SMALLEST = 125
+"""Of the learning curves [simulations]; each further one is twice as many."""
+
+
+def evaluate(
+    folders: Sequence[Path], shape: str | None, progress: TrainingProgress
+) -> Evaluation | None:
+    """Judge trainings on their common test set. On all ranks together.
+
+    Trainings that differ in training.seed alone are judged each, and by the mean of their
+    predictions; those that differ in data.simulations make a learning curve.
+
+    Args:
+        folders: of trainings.
+        shape: of the mesh; by default see `asking_mesh`.
+        progress: of this rank.
+
+    Returns:
+        On rank 0; None on the others.
+
+    Raises:
+        TrainedError: a folder without a trained network, test sets that are not the same, or one
+            training twice.
+        RecordError: the files of the test set cannot serve.
+        ConfigError: a mesh that does not fit.
+    """
+    trainings = [read_training(folder) for folder in folders]
+    check_comparable(trainings)
+    samples = len(trainings[0].files("test"))
+    ranks = launch.detect().size
+    chosen = asking_mesh(trainings[0], ranks, samples, shape)
+    for training in trainings[1:]:
+        asking_mesh(training, ranks, samples, chosen)
+    mesh = ProcessMesh(chosen)
+    asked = [ask(training, mesh, progress) for training in trainings]
+    _check_truths(asked)
+    same_method = [found for found in asked if found.method == asked[0].method]
+    largest = max(same_method, key=lambda found: found.samples)
+    notes = [
+        f"{found.training.folder.path} is not complete: step {found.step} of "
+        f"{found.training.config.total_steps}."
+        for found in asked
+        if not found.training.complete
+    ]
+    if not largest.training.simulated and largest.samples > MOST_MEASURED:
+        notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
+    paths = {split: _measured(largest.training, split, mesh, progress) for split in SPLITS}
+    if mesh.rank != 0:
+        return None
+    progress.note("fitting baselines")
+    return judge(asked, largest, paths, notes)
+
+
+def check_comparable(trainings: Sequence[Training]) -> None:
+    """See that trainings have one test set, and are different ones.
+
+    Raises:
+        TrainedError: they do not, or are not.
+    """
+    first = trainings[0]
+    known: dict[tuple[Any, ...], Training] = {}
+    for training in trainings:
+        other = differences(_test_set(first.config), _test_set(training.config))
+        if other:
+            raise TrainedError(
+                f"{first.folder.path} and {training.folder.path} have different test sets: "
+                f"{', '.join(other)} differ"
+            )
+        config = training.config
+        key = json.dumps(method_of(config)), config.training.seed, config.data.simulations
+        if key in known:
+            raise TrainedError(
+                f"{known[key].folder.path} and {training.folder.path} are the same training, with "
+                f"seed {config.training.seed}: leave one out"
+            )
+        known[key] = training
+
+
+def _test_set(config: TrainingConfig) -> dict[str, Any]:
+    data = config.data
+    if data.source != "simulate":
+        folder = None if data.folder is None else str(data.folder.resolve())
+        return {"data.source": data.source, "data.folder": folder}
+    return {"data.source": data.source, "data.test": data.test, **universes(config)}
+
+
+def ask(training: Training, mesh: ProcessMesh, progress: TrainingProgress) -> Asked:
+    """Let the network of a training predict its test set. On all ranks together."""
+    dataset = training.files("test", block_of_volumes(mesh))
+    replicas = mesh.axis_size("replica")
+    most = min(training.config.training.batch, len(dataset))
+    lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
+    files = None if training.simulated else dataset
+    progress.note(f"asking the network of {training.folder.path}; compiling")
+    asked = trained_network(training, mesh, lanes.batch, files)
+    batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
+    found = predict(asked.network, asked.standardiser, batches, len(dataset))
+    return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
+
+
+def _told(
+    batches: Iterable[Batch], size: int, total: int, progress: TrainingProgress
+) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        yield batch
+        progress("predicting", min(total, (number + 1) * size), total)
+
+
+def in_order_of_truth(found: Predictions) -> Predictions:
+    """The same, sorted by what is true: files of the same volumes may have another order."""
+    order = np.lexsort(found.truth.T[::-1])
+    sigma = None if found.sigma is None else found.sigma[order]
+    return Predictions(found.names, found.truth[order], found.mean[order], sigma)
+
+
+def _samples(training: Training) -> int:
+    """Volumes that it was trained on so far."""
+    if not training.simulated:
+        return len(training.files("train"))
+    asked = training.config.data.simulations
+    path = training.folder.statistics("train")
+    if training.complete or not path.exists():
+        return asked
+    with np.load(path) as held:
+        return min(asked, len(held["index"]))
+
+
+def _check_truths(asked: Sequence[Asked]) -> None:
+    first = asked[0]
+    for other in asked[1:]:
+        ours, theirs = first.predictions, other.predictions
+        if ours.names != theirs.names or not np.array_equal(ours.truth, theirs.truth):
+            raise TrainedError(
+                f"{first.training.folder.path} and {other.training.folder.path} have different "
+                "test sets: their parameters are not the same"
+            )
+
+
+def _measured(
+    training: Training, split: str, mesh: ProcessMesh, progress: TrainingProgress
+) -> Path:
+    """Where the statistics of a split are, measured now where they are not there yet."""
+    config, own = training.config, training.folder.statistics(split)
+    if training.simulated:
+        return own
+    folder = config.data.folder
+    assert folder is not None
+    beside = statistics_path(folder, split)
+    if beside.exists():
+        return beside
+    dataset = training.files(split, block_of_volumes(mesh))
+    count = min(len(dataset), MOST_MEASURED)
+    fresh = mesh.rank == 0 and _is_fresh(own, dataset_files(folder, split), count)
+    if int(mesh.world.broadcast(tf.constant(int(fresh)))):
+        return own
+    if mesh.rank == 0:
+        own.unlink(missing_ok=True)
+    mesh.barrier()
+    lanes = Lanes.of(mesh, mesh.axis_size("replica"))
+    batches = itertools.islice(in_order(dataset, lanes), -(-count // lanes.batch))
+    statistics = Statistics(own, mesh, dataset.parameters)
+    told = _told(batches, lanes.batch, count, progress)
+    progress.note(f"measuring the volumes of {split}")
+    measure_volumes(told, config.box.size, mesh, statistics)
+    mesh.barrier()
+    return own
+
+
+def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
+    """Whether statistics are of these files as they are now."""
+    if not path.exists():
+        return False
+    with np.load(path) as held:
+        whole = len(held["index"]) >= count
+    return whole and path.stat().st_mtime > max(file.stat().st_mtime for file in files)
+
+
+def judge(
+    asked: Sequence[Asked], largest: Asked, paths: dict[str, Path], notes: Sequence[str]
+) -> Evaluation:
+    """Scores of networks and baselines, from what was found and measured. On rank 0.
+
+    Args:
+        asked: of each training.
+        largest: the one whose training set baselines are fitted to.
+        paths: of the statistics of each split.
+        notes: made so far.
+    """
+    samples = len(largest.predictions.truth)
+    counts = {
+        "train": min(largest.samples, MOST_MEASURED),
+        "validation": MOST_MEASURED,
+        "test": samples,
+    }
+    sets: dict[str, Features] = {}
+    notes = list(notes)
+    try:
+        sets = {split: features(path, counts[split]) for split, path in paths.items()}
+        train_mean = sets["train"].truth.mean(axis=0)
+    except (OSError, ValueError) as error:
+        notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
+        train_mean = _train_mean(paths["train"], largest)
+    networks, groups = networks_of(asked)
+    scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in networks.items()}
+    curves = network_curves(groups, scores)
+    baselines: dict[str, Predictions] = {}
+    if sets:
+        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in BASELINES}
+        baselines = {name: method(sets["test"]) for name, method in fitted.items()}
+        scores |= {name: score(p, train_mean) for name, p in baselines.items()}
+        sizes = curve_sizes(len(sets["train"].truth))
+        splits = sets["train"], sets["validation"], sets["test"]
+        curves |= learning_curve(BASELINES[1:], *splits, sizes)
+    return Evaluation(
+        main=next(iter(networks)),
+        predictions={**networks, **baselines},
+        scores=scores,
+        train_mean=train_mean,
+        seeds={group.name: over_seeds(group, scores) for group in groups if group.several},
+        curves=curves,
+        collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
+        notes=tuple(notes),
+        trainings=tuple(_told_of(found) for found in asked),
+        folder=asked[0].training.folder.evaluation,
+    )
+
+
+def _train_mean(path: Path, largest: Asked) -> np.ndarray:
+    """Of the training targets; of their priors where those are not known."""
+    try:
+        with np.load(path) as held:
+            return held["parameters"].mean(axis=0)
+    except (OSError, ValueError):
+        from flowpm_dist.cosmoflow.parts import standardiser_of
+
+        training = largest.training
+        return standardiser_of(
+            training.config, None if training.simulated else training.files("test")
+        ).centre
+
+
+def _told_of(found: Asked) -> dict[str, Any]:
+    training = found.training
+    return {
+        "folder": str(training.folder.path),
+        "step": found.step,
+        "steps": training.config.total_steps,
+        "complete": training.complete,
+        "seed": found.seed,
+        "samples": found.samples,
+    }
+
+
+def curve_sizes(count: int) -> list[int]:
+    """Numbers of simulations of the baselines' learning curve: 125, 250, ... up to all."""
+    sizes = itertools.takewhile(
+        lambda size: size < count, (SMALLEST * 2**n for n in itertools.count())
+    )
+    return [*sizes, count]

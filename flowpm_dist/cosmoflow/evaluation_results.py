@@ -1,0 +1,203 @@
+"""What an evaluation found, and the tables and figures that are made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from flowpm_dist.cosmoflow.judging import (
+    LearningCurve,
+    Predictions,
+    Scores,
+    as_dict,
+    markdown,
+    rich_table,
+    write_csv,
+)
+from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, existing_part
+
+SCORES = "scores.json"
+FILES = (
+    "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
+    "learning_curve.png", SCORES,
+)  # fmt: skip
+PARTIAL = ".partial-evaluation"
+OF_SEEDS = ("rmse", "rmse_over_mean", "r2")
+"""Attributes of `Score` that are summarised over seeds."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good networks are on the untouched test set, beside other methods.
+
+    Attributes:
+        main: name of the method that the figures are of, a network or the mean of several.
+        predictions: of the test set by method, `main` first, then networks, then baselines.
+        scores: of the same methods.
+        train_mean: mean of the training targets, [p].
+        seeds: mean and standard deviation over runs that differ in their seed alone:
+            [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
+        curves: error against number of simulations, the networks' first.
+        collapse: of each network, whether it has learnt anything, in a sentence.
+        notes: what one should know, in sentences.
+        trainings: of each: folder, step, steps, complete, seed, samples.
+        folder: where it goes by default.
+    """
+
+    main: str
+    predictions: Mapping[str, Predictions]
+    scores: Mapping[str, Scores]
+    train_mean: np.ndarray
+    seeds: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+    curves: Mapping[str, LearningCurve]
+    collapse: Mapping[str, str]
+    notes: tuple[str, ...]
+    trainings: tuple[Mapping[str, Any], ...]
+    folder: Path
+
+    def table(self) -> Table:
+        """For a terminal."""
+        return rich_table(self.scores)
+
+    def sentences(self) -> list[str]:
+        """What the table does not say."""
+        many = len(self.collapse) > 1
+        said = [f"{name}: {text}" if many else text for name, text in self.collapse.items()]
+        over = [
+            f"{method}, over the seeds: RMSE of {name} {of['rmse'][0]:.4g} ± {of['rmse'][1]:.2g}, "
+            f"{of['rmse_over_mean'][0]:.3f} ± {of['rmse_over_mean'][1]:.3f} of the mean's."
+            for method, names in self.seeds.items()
+            for name, of in names.items()
+        ]
+        return [*said, *over, *self.notes]
+
+    def markdown(self) -> str:
+        """The table and the sentences."""
+        count = len(self.predictions[self.main].truth)
+        said = "".join(f"- {sentence}\n" for sentence in self.sentences())
+        return f"On {count} test volumes:\n\n{markdown(self.scores)}\n{said}"
+
+    def write(self, folder: Path | None = None) -> Path:
+        """Write tables, numbers and figures; an older evaluation there is replaced.
+
+        All are written aside first; scores.json, moved last, says that they are whole.
+
+        Args:
+            folder: made when it is missing; by default the training's own.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OutputError: see `check_evaluation_folder`.
+            WriteError: a file cannot be written.
+        """
+        folder = Path(folder or self.folder)
+        check_evaluation_folder(folder)
+        aside = folder / PARTIAL
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            self._write_into(aside)
+            (folder / SCORES).unlink(missing_ok=True)
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+                if (aside / name).exists():
+                    (aside / name).replace(folder / name)
+            aside.rmdir()
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or folder), error) from error
+        return folder
+
+    def _write_into(self, folder: Path) -> None:
+        (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        write_csv(self.scores, folder / "table.csv")
+        main = self.predictions[self.main]
+        arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
+        arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
+        np.savez(folder / "predictions.npz", **arrays)
+        self._draw_into(folder)
+        text = json.dumps(_plain(self._numbers()), indent=1, allow_nan=False)
+        (folder / SCORES).write_text(text + "\n", encoding="utf-8")
+
+    def _draw_into(self, folder: Path) -> None:
+        from flowpm_dist.cosmoflow import figures
+
+        main = self.predictions[self.main]
+        networks = set(self.collapse) | {self.main}
+        others = {name: p for name, p in self.predictions.items() if name not in networks}
+        drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
+        figures.save_figure(drawn, folder / "predicted.png")
+        if main.sigma is not None:
+            figures.save_figure(figures.calibration_figure(main), folder / "calibration.png")
+        curves = figures.learning_curve_figure(self.curves)
+        figures.save_figure(curves, folder / "learning_curve.png")
+
+    def _numbers(self) -> dict[str, Any]:
+        main = self.predictions[self.main]
+        curves = {
+            method: {"sizes": curve.sizes, "rmse_over_mean": dict(curve.errors)}
+            for method, curve in self.curves.items()
+        }
+        return {
+            "generator": GENERATOR,
+            "main": self.main,
+            "samples": len(main.truth),
+            "train_mean": dict(zip(main.names, self.train_mean.tolist(), strict=True)),
+            "scores": as_dict(self.scores),
+            "seeds": self.seeds,
+            "learning_curves": curves,
+            "collapse": self.collapse,
+            "notes": self.notes,
+            "trainings": self.trainings,
+        }
+
+
+def check_evaluation_folder(folder: Path) -> None:
+    """See, changing nothing, that an evaluation can go to a folder.
+
+    Raises:
+        OutputError: it is no folder, cannot be written to, or has files of these names from
+            elsewhere.
+    """
+    ground = existing_part(folder)
+    if not ground.is_dir():
+        raise OutputError(f"{ground} is not a folder: give another --output")
+    if not os.access(ground, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {ground}: give another --output")
+    there = [name for name in FILES if os.path.lexists(folder / name)]
+    if there and not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
+        raise OutputError(
+            f"{folder} holds {', '.join(there)} from elsewhere, which would be overwritten: give "
+            "another --output, or move them away"
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        scores = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(scores, dict) and scores.get("generator") == GENERATOR
+
+
+def _plain(value: Any) -> Any:
+    """As JSON takes it; numbers that are not finite are null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

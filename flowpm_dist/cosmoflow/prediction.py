@@ -1,0 +1,167 @@
+"""What a trained network finds in a volume that a user brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowpm_dist.blocks import default_mesh
+from flowpm_dist.config_training import check_training_mesh
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.trained import Training, read_training, trained_network, with_batch
+from flowpm_dist.cosmoflow.volume import Volume, VolumeError, check_volume, open_volume
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.losses import Standardiser
+    from meshimpl.process_mesh import ProcessMesh
+
+MEAN_TOLERANCE = 1e-3
+"""How far the mean of a density may be from 1 without a word about it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in a volume.
+
+    Attributes:
+        parameters: name, value, and error bar where the network gives one, of each parameter.
+        notes: what one should know about it, in sentences.
+    """
+
+    parameters: tuple[tuple[str, float, float | None], ...]
+    notes: tuple[str, ...]
+
+
+def prediction_mesh(training: Training, ranks: int, shape: str | None) -> str:
+    """The mesh to ask about one volume on: split over all ranks, unless the network forbids it.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    config = training.config
+    if shape is None and config.declaration.edges == "valid":
+        shape = f"replica:{ranks}"
+    elif shape is None:
+        shape = default_mesh(ranks, config.box.grid)
+    one_each = with_batch(config, ranks)
+    return check_training_mesh(one_each, ranks, source=training.folder.run_file, shape=shape)
+
+
+def predict_volume(
+    folder: Path,
+    volume_path: str | Path,
+    shape: str | None,
+    progress: TrainingProgress,
+    box_size: float | None = None,
+) -> Found:
+    """Find the parameters of a volume. On all ranks together, each of which reads its block.
+
+    Args:
+        folder: of a training.
+        volume_path: see `open_volume`. A density or counts: it is divided by its mean, unless the
+            network was trained on other units.
+        shape: of the mesh; by default see `prediction_mesh`. More than one replica does the same
+            work several times.
+        progress: of this rank.
+        box_size: of the volume [Mpc/h], where its file does not tell it.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        TrainedError: no trained network.
+        VolumeError: a volume that is not such as it was trained on, with values that are negative
+            or not finite, or empty.
+        ConfigError: a mesh that does not fit.
+    """
+    from flowpm_dist.cosmoflow.training import in_physical_units
+    from meshimpl import launch
+    from meshimpl.process_mesh import ProcessMesh
+
+    training = read_training(folder)
+    config, volume = training.config, open_volume(volume_path)
+    files = None if training.simulated else training.files("test")
+    a = config.evolution.a_stop if training.simulated else None
+    channels = 1 if files is None else files.block_shape[-1]
+    notes = check_volume(volume, config.width, channels, config.box.size[0], box_size, a)
+    mesh = ProcessMesh(prediction_mesh(training, launch.detect().size, shape))
+    progress.note(f"reading {volume.where}")
+    block = _read_block(volume, mesh)
+    mean = _checked_mean(volume, block, mesh)
+    if files is None or files.header.unit == "mean density 1":
+        notes += _normalise(block, mean)
+    progress.note("asking the network; compiling")
+    asked = trained_network(training, mesh, mesh.axis_size("replica"), files)
+    network, standardiser = asked.network, asked.standardiser
+    block = block[..., 0] if channels == 1 else block
+    outputs = network.whole_outputs(network.predict(block[np.newaxis].astype(network.input_dtype)))
+    values, sigma = in_physical_units(network, standardiser, outputs[:1])
+    bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
+    parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
+    if not training.complete:
+        notes.append(f"The training is not complete: step {asked.step} of {config.total_steps}.")
+    return Found(parameters, (*notes, *_beyond(parameters, standardiser)))
+
+
+def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
+    """This rank's block [x, y, z, channel], float64."""
+    from flowpm_dist.cosmoflow.parts import block_of_volumes
+    from flowpm_dist.cosmoflow.records import Block
+
+    cut = Block(*block_of_volumes(mesh)).cut(volume.array.shape)
+    try:
+        block = np.array(volume.array[cut], dtype=np.float64)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise VolumeError(f"{volume.where} cannot be read ({error})") from error
+    return block[..., np.newaxis] if block.ndim == 3 else block
+
+
+def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """Mean over all cells of each channel; what is wrong with the values is found by all ranks."""
+    import tensorflow as tf
+
+    group = mesh.without("replica")
+    bad = [np.sum(~np.isfinite(block)), np.sum(block < 0)]
+    with np.errstate(invalid="ignore"):
+        sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)
+    totals = group.world.allreduce(tf.constant([*bad, *sums], tf.float64)).numpy()
+    if totals[0]:
+        raise VolumeError(f"{volume.where} has {totals[0]:.0f} values that are not finite")
+    if totals[1]:
+        raise VolumeError(
+            f"{volume.where} has {totals[1]:.0f} negative values; must be a density or counts (of "
+            "an overdensity: add 1)"
+        )
+    if not totals[2:].all():
+        raise VolumeError(f"{volume.where} is empty: its mean is 0")
+    return totals[2:]
+
+
+def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
+    """Divide by the mean of each channel, in place; a note where that changes something."""
+    block /= mean
+    if np.all(np.abs(mean - 1) <= MEAN_TOLERANCE):
+        return []
+    told = ", ".join(f"{value:.6g}" for value in mean)
+    return [f"The volume was divided by its mean, {told}."]
+
+
+def _beyond(
+    parameters: tuple[tuple[str, float, float | None], ...], standardiser: Standardiser
+) -> list[str]:
+    """Warnings of values outside the priors, or within an error bar of their edge."""
+    notes = []
+    ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
+    for (name, value, sigma), low, high in ends:
+        trained = f"the {low:g} to {high:g} it was trained on"
+        if not low <= value <= high:
+            notes.append(f"{name} = {value:.4g} is outside {trained}: do not rely on it.")
+        elif sigma is not None and min(value - low, high - value) < sigma:
+            notes.append(
+                f"{name} = {value:.4g} ± {sigma:.2g} is within its error bar of the edge of "
+                f"{trained}: the network is drawn to the middle there."
+            )
+    return notes

@@ -1,0 +1,451 @@
+"""Networks that were trained, asked on every mesh: the same answers as on whole volumes by one
+rank; tables and figures; volumes that users bring; and datasets of simulations."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import zarr
+from conftest import SIZE, process_mesh
+
+from flowpm_dist.config_checks import ConfigError
+from flowpm_dist.config_training import load_training
+from flowpm_dist.cosmoflow import evaluation, held_out
+from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
+from flowpm_dist.cosmoflow.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.dataset import write_dataset
+from flowpm_dist.cosmoflow.evaluation_results import FILES
+from flowpm_dist.cosmoflow.folder import TrainingFolder, write_text
+from flowpm_dist.cosmoflow.in_situ import Lanes
+from flowpm_dist.cosmoflow.judging import score
+from flowpm_dist.cosmoflow.parts import (
+    maker_of,
+    network_of,
+    optimiser_of,
+    standardiser_of,
+)
+from flowpm_dist.cosmoflow.prediction import predict_volume
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
+from flowpm_dist.cosmoflow.trained import TrainedError, asking_mesh, read_training
+from flowpm_dist.cosmoflow.training import in_physical_units
+from flowpm_dist.cosmoflow.volume import VolumeError
+from flowpm_dist.io.folder import OutputError
+
+RUN = """
+[box]
+grid = {grid}
+size = 96.0
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[evolution]
+steps = 2
+[network]
+gather_below = 4
+[training]
+batch = 2
+optimiser = "sgd"
+seed = {seed}
+[data]
+simulations = {simulations}
+reuse = 2
+fill = 2
+validation = 4
+test = {test}
+"""
+GRID = 24
+ROUNDING = 2e-6
+"""Of float32 in parameters whose priors have widths of 0.1 and 0.17."""
+MESHES = {
+    1: ["row:1,col:1"],
+    2: ["replica:2,row:1,col:1", "row:2"],
+    4: ["row:2,col:2", "replica:2,row:2"],
+}[SIZE]
+SILENT = TrainingProgress(rank=1)
+
+pytestmark = pytest.mark.timeout(300, method="thread")
+
+
+def world():
+    return process_mesh(f"row:{SIZE}")
+
+
+def solo():
+    """A mesh of this rank alone."""
+    return world().without("row")
+
+
+def on_first_rank(function):
+    """Done once, and seen by all ranks."""
+    if world().rank == 0:
+        function()
+    world().barrier()
+
+
+def shared_folder(tmp_path_factory):
+    """Rank 0's, for all ranks."""
+    mine = str(tmp_path_factory.mktemp("evaluation")).encode().ljust(512)
+    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
+    chosen = world().world.broadcast(name).numpy()
+    return Path(bytes(chosen.astype(np.uint8)).decode().strip())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return shared_folder(tmp_path_factory)
+
+
+def config_of(folder, seed=0, simulations=8, test=4, grid=GRID, change=("", "")):
+    name = f"run-{seed}-{simulations}-{test}-{grid}.toml"
+    text = RUN.format(seed=seed, simulations=simulations, test=test, grid=grid)
+    path = folder / f"{world().rank}-{name}"
+    path.write_text(text.replace(*change))
+    return load_training(path)
+
+
+def write_training(config, dataset, path):
+    """A training of no steps: its folder with simulations, statistics and a checkpoint."""
+    folder = TrainingFolder(path)
+    on_first_rank(lambda: folder.begin(resume=False))
+    on_first_rank(lambda: shutil.copytree(dataset, folder.held_out))
+    on_first_rank(lambda: (folder.held_out / "statistics").rename(path / "statistics"))
+    on_first_rank(lambda: write_text(folder.run_file, config.resolved()))
+    write_checkpoint(config, world(), folder)
+
+
+def write_checkpoint(config, mesh, folder):
+    network = network_of(config, mesh, parameters=2)
+    optimiser = optimiser_of(config)
+    optimiser.build(network.weights)
+    steps = config.total_steps
+    Checkpoints(folder.checkpoints, mesh, network.state, optimiser, 1).save(steps)
+    on_first_rank(lambda: folder.write_mark(complete=True, step=steps, steps=steps))
+    folder.release()
+
+
+def alike(config, original, path):
+    """The same training with another seed or number of simulations."""
+    on_first_rank(lambda: shutil.copytree(original, path))
+    folder = TrainingFolder(path)
+    on_first_rank(lambda: write_text(folder.run_file, config.resolved()))
+    on_first_rank(lambda: shutil.rmtree(folder.checkpoints))
+    write_checkpoint(config, world(), folder)
+
+
+@pytest.fixture(scope="module")
+def dataset(shared):
+    folder, config = shared / "dataset", config_of(shared)
+    write_dataset(config, MESHES[-1], folder, samples_per_file=3, progress=SILENT)
+    return config, folder
+
+
+@pytest.fixture(scope="module")
+def training(shared, dataset):
+    write_training(*dataset, shared / "run")
+    return shared / "run"
+
+
+@pytest.fixture(scope="module")
+def another_seed(shared, training):
+    alike(config_of(shared, seed=1), training, shared / "another")
+    return shared / "another"
+
+
+@pytest.fixture(scope="module")
+def fewer(shared, training):
+    alike(config_of(shared, simulations=4), training, shared / "fewer")
+    return shared / "fewer"
+
+
+@pytest.fixture(autouse=True)
+def quick_baselines(monkeypatch):
+    monkeypatch.setattr(evaluation, "BASELINES", (Mean(), RidgeOnPower(alphas=(1e-2,))))
+
+
+@pytest.fixture(scope="module")
+def known(training):
+    """Volumes of the test set, their truth, and what one rank finds in them, sorted by truth."""
+    read = read_training(training)
+    volumes, truth, _ = next(iter(read.files("test").batches(4, shuffle=False)))
+    network = network_of(read.config, solo(), parameters=2)
+    optimiser = optimiser_of(read.config)
+    optimiser.build(network.weights)
+    saved = Checkpoints(training / "checkpoints", solo(), network.state, optimiser, 1)
+    assert saved.restore() == read.config.total_steps
+    outputs = [network.predict(volumes[i : i + 2, ..., 0]).numpy() for i in (0, 2)]
+    mean, sigma = in_physical_units(network, standardiser_of(read.config), np.concatenate(outputs))
+    order = np.argsort(truth.numpy()[:, 0])
+    return tuple(np.asarray(part)[order] for part in (volumes[..., 0], truth, mean, sigma))
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
+    found = evaluation.evaluate([training], shape, SILENT)
+    assert (found is None) == (world().rank > 0)
+    if found is None:
+        return
+    _, truth, mean, sigma = known
+    network = found.predictions["network"]
+    np.testing.assert_array_equal(network.truth, truth)
+    np.testing.assert_allclose(network.mean, mean, atol=ROUNDING, rtol=0)
+    np.testing.assert_allclose(network.sigma, sigma, atol=ROUNDING, rtol=0)
+    with np.load(training / "statistics" / "train.npz") as held:
+        train_mean = held["parameters"].mean(axis=0)
+    np.testing.assert_array_equal(found.train_mean, train_mean)
+    assert found.scores["network"] == score(network, train_mean)
+    assert found.scores["mean"]["sigma8"].rmse_over_mean == pytest.approx(1)
+    assert list(found.scores) == ["network", "mean", "ridge on log P(k)"]
+    assert found.curves["network"].sizes.tolist() == [8]
+    assert found.collapse["network"] and not found.notes
+
+
+def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
+    found = evaluation.evaluate([training, another_seed, fewer], None, SILENT)
+    if found is None:
+        return
+    base = "network, 8 simulations"
+    assert found.main == f"{base}, mean of 2 seeds"
+    one, two = (found.predictions[f"{base}, seed {seed}"] for seed in (0, 1))
+    assert np.abs(one.mean - two.mean).max() > 1e-6
+    both = found.predictions[found.main]
+    np.testing.assert_allclose(both.mean, (one.mean + two.mean) / 2)
+    spread = (one.mean - two.mean) ** 2 / 4
+    np.testing.assert_allclose(both.sigma**2, (one.sigma**2 + two.sigma**2) / 2 + spread)
+    rmse = [found.scores[f"{base}, seed {seed}"]["sigma8"].rmse for seed in (0, 1)]
+    wanted = np.mean(rmse), abs(rmse[0] - rmse[1]) / np.sqrt(2)
+    assert found.seeds[base]["sigma8"]["rmse"] == pytest.approx(wanted)
+    curve = found.curves["network"]
+    assert curve.sizes.tolist() == [4, 8]
+    assert np.isnan(curve.errors["Omega_m"]).tolist() == [[False, True], [False, False]]
+
+    old = training / "evaluation"
+    old.mkdir()
+    write_text(old / "scores.json", '{"generator": "flowpm-dist"}')
+    write_text(old / "table.md", "old")
+    folder = found.write()
+    assert folder == training / "evaluation"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    stored = json.loads((folder / "scores.json").read_text())
+    assert stored["scores"][found.main]["sigma8"]["rmse"] == found.scores[found.main]["sigma8"].rmse
+    assert stored["learning_curves"]["network"]["rmse_over_mean"]["sigma8"][0][1] is None
+    with np.load(folder / "predictions.npz") as held:
+        np.testing.assert_array_equal(held["mean"], both.mean)
+        assert held["names"].tolist() == ["Omega_m", "sigma8"]
+    assert "over the seeds" in found.markdown()
+    assert (folder / "table.md").read_text() == found.markdown()
+    elsewhere = training.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "table.csv").write_text("mine")
+    with pytest.raises(OutputError, match=r"table.csv from elsewhere"):
+        found.write(elsewhere)
+    assert (elsewhere / "table.csv").read_text() == "mine"
+
+
+def test_trainings_that_cannot_be_judged(shared, training, fewer):
+    def refused(folders, text, kind=TrainedError, shape=None):
+        with pytest.raises(kind, match=text):
+            evaluation.evaluate(folders, shape, SILENT)
+
+    refused([shared / "nowhere"], "holds no training")
+    refused([training, training], "same training, with seed 0")
+    refused([training], "do not multiply|places", ConfigError, f"row:{SIZE + 1}")
+    broken = shared / "broken"
+    on_first_rank(lambda: shutil.copytree(training, broken))
+    on_first_rank(lambda: (broken / "checkpoints" / "checkpoint").unlink())
+    refused([broken], "has not saved a checkpoint yet")
+    other = config_of(shared, change=("sigma8 = [0.78, 0.95]", "sigma8 = [0.7, 0.95]"))
+    on_first_rank(lambda: shutil.copytree(training, shared / "other"))
+    on_first_rank(lambda: write_text(shared / "other" / "run.toml", other.resolved()))
+    refused([training, shared / "other"], "different test sets: priors.sigma8 differ")
+    loss = config_of(shared, change=("gather_below", 'loss = "l2"\ngather_below'))
+    on_first_rank(lambda: write_text(shared / "other" / "run.toml", loss.resolved()))
+    refused([shared / "other"], "latest checkpoint in .* cannot be used")
+
+
+def test_an_incomplete_training_is_judged_and_said_so(shared, training):
+    unfinished = shared / "unfinished"
+    on_first_rank(lambda: shutil.copytree(training, unfinished))
+    on_first_rank(lambda: TrainingFolder(unfinished).write_mark(complete=False))
+    found = evaluation.evaluate([unfinished], None, SILENT)
+    if found is not None:
+        assert found.notes[0].endswith("is not complete: step 8 of 8.")
+
+
+def test_mesh_that_is_chosen(training):
+    read = read_training(training)
+    split = read.config.with_mesh("row:4")
+    read = type(read)(read.folder, split, read.complete)
+    assert asking_mesh(read, 4, 100, None) == "row:4"
+    assert asking_mesh(read, 8, 100, None) == "replica:8"
+    assert asking_mesh(read, 8, 5, None) == "replica:4,row:2,col:1"
+    assert asking_mesh(read, 8, 5, "replica:2,row:4") == "replica:2,row:4"
+    with pytest.raises(TrainedError, match="8 replicas are more than 5 volumes"):
+        asking_mesh(read, 8, 5, "replica:8")
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_volumes_of_users(shape, shared, training, known):
+    """In every format; counts are divided by their mean."""
+    volumes, _, mean, sigma = known
+    volume, path = volumes[1].astype(np.float64), shared / "volume"
+
+    def write():
+        np.save(path.with_suffix(".npy"), 3 * volume)
+        shutil.rmtree(path.with_suffix(".zarr"), ignore_errors=True)
+        group = zarr.create_group(path.with_suffix(".zarr"), attributes={"box_size": 96.0})
+        group["density"] = volume
+        group["else"] = volume
+        with h5py.File(path.with_suffix(".h5"), "w") as file:
+            file["a/density"] = volume[..., np.newaxis]
+            file["other"] = volume
+            file.attrs["box_size"] = [96.0, 96.0, 96.0]
+
+    on_first_rank(write)
+    for name, notes in (
+        ("volume.npy", ["The size of the box", "The volume was divided by its mean, 3."]),
+        ("volume.zarr", []),
+        ("volume.h5:a/density", []),
+    ):
+        found = predict_volume(training, shared / name, shape, SILENT)
+        names, values, bars = zip(*found.parameters, strict=True)
+        assert names == ("Omega_m", "sigma8")
+        np.testing.assert_allclose(values, mean[1], atol=ROUNDING, rtol=0)
+        np.testing.assert_allclose(bars, sigma[1], atol=ROUNDING, rtol=0)
+        beyond = [n for n in found.notes if "error bar" in n or "outside" in n]
+        assert [n[: len(w)] for n, w in zip(found.notes, notes, strict=False)] == notes
+        assert len(found.notes) == len(notes) + len(beyond)
+    with pytest.raises(VolumeError, match="box of 200 Mpc/h: the network was trained on 24"):
+        predict_volume(training, shared / "volume.npy", shape, SILENT, box_size=200.0)
+
+
+def with_value(value):
+    volume = np.ones((GRID,) * 3)
+    volume[-1, -1, -1] = value
+    return volume
+
+
+@pytest.mark.parametrize(
+    ("volume", "text"),
+    [
+        (np.ones((GRID, GRID, 2 * GRID)), r"shape \(24, 24, 48\); must be \(24, 24, 24\)"),
+        (with_value(np.nan), "1 values that are not finite"),
+        (with_value(-1.0), "1 negative values"),
+        (np.zeros((GRID,) * 3), "its mean is 0"),
+        (np.ones((GRID,) * 3, complex), "complex128; must be real numbers"),
+        (None, "there is no such file"),
+    ],
+)
+def test_volumes_that_are_refused(volume, text, shared, training):
+    path = shared / "refused.npy"
+    on_first_rank(lambda: path.unlink(missing_ok=True))
+    if volume is not None:
+        on_first_rank(lambda: np.save(path, volume))
+    with pytest.raises(VolumeError, match=text):
+        predict_volume(training, path, None, SILENT)
+    world().barrier()
+
+
+@pytest.fixture(scope="module")
+def maker(shared):
+    config = config_of(shared)
+    return maker_of(config, solo(), Lanes.of(solo(), config.training.batch))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_dataset_holds_what_is_simulated(split, dataset, maker):
+    folder = dataset[1]
+    made = maker.make(split, 1)
+    stored = RecordDataset(folder, split, grid=(GRID,) * 3)
+    assert len(stored) == {"train": 8}.get(split, 4)
+    batches = stored.batches(len(stored), steps=1, shuffle=False)
+    volumes, parameters, index = (part.numpy() for part in next(iter(batches)))
+    order = np.argsort(index)
+    assert index[order].tolist() == list(range(len(stored)))
+    rounding = 16 * GRID * np.finfo(np.float32).eps  # of a particle's position [cells]
+    found = volumes[order][2:4, ..., 0]
+    np.testing.assert_allclose(found, made.volumes, rtol=1e-5, atol=rounding)
+    np.testing.assert_array_equal(parameters[order][2:4], made.parameters.astype(np.float32))
+    with np.load(folder / "statistics" / f"{split}.npz") as held:
+        np.testing.assert_allclose(held["power"][2:4], made.power, rtol=1e-5)
+
+
+def test_files_are_measured_as_simulations_are(shared, dataset):
+    """A network trained on files: its baselines see what they see of simulations."""
+    config, folder = dataset
+    text = RUN.format(seed=0, simulations=8, test=4, grid=GRID)
+    box, network = text[: text.index("[cosmology]")], text[text.index("[network]") :]
+    network = network[: network.index("[data]")] + 'steps = 8\n[data]\nsource = "files"\n'
+    path = shared / f"files-{world().rank}.toml"
+    path.write_text(f'{box}{network}folder = "{folder}"\n')
+    of_files, training = load_training(path), TrainingFolder(shared / "on-files")
+    on_first_rank(lambda: training.begin(resume=False))
+    on_first_rank(lambda: write_text(training.run_file, of_files.resolved()))
+    write_checkpoint(of_files, world(), training)
+    beside = evaluation.evaluate([training.path], MESHES[-1], SILENT)
+    on_first_rank(lambda: (folder / "statistics").rename(shared / "hidden"))
+    measured = evaluation.evaluate([training.path], MESHES[0], SILENT)
+    on_first_rank(lambda: (shared / "hidden").rename(folder / "statistics"))
+    if beside is None:
+        return
+    assert not beside.notes and beside.curves["network"].sizes.tolist() == [8]
+    for split in ("train", "validation", "test"):
+        one = held_out.features(folder / "statistics" / f"{split}.npz")
+        two = held_out.features(training.statistics(split), len(one.truth))
+        order = [np.argsort(found.truth[:, 0]) for found in (one, two)]
+        for field in ("truth", "log_power", "histogram"):
+            a, b = (getattr(found, field)[o] for found, o in zip((one, two), order, strict=True))
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3 if field == "histogram" else 0)
+    np.testing.assert_allclose(measured.predictions["network"].mean,
+                               beside.predictions["network"].mean, atol=ROUNDING)  # fmt: skip
+
+
+def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, monkeypatch):
+    config, original = dataset
+    folder = shared / "interrupted"
+    on_first_rank(lambda: shutil.copytree(original, folder))
+    options = {"progress": SILENT, "samples_per_file": 3}
+    with pytest.raises(OutputError, match="holds the splits test: add --overwrite"):
+        write_dataset(config, MESHES[-1], folder, ["test"], **options)
+    other = config_of(shared, change=("steps = 2", "steps = 3"))
+    with pytest.raises(OutputError, match="train, validation, which differ in evolution.steps"):
+        write_dataset(other, MESHES[-1], folder, ["test"], overwrite=True, **options)
+    assert len(RecordDataset(folder, "test")) == 4
+    world().barrier()
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(held_out, "make_volumes", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(config, MESHES[-1], folder, ["test"], overwrite=True, **options)
+    assert len(RecordDataset(folder, "train")) == 8
+    with pytest.raises(RecordError, match="has no split 'test'"):
+        RecordDataset(folder, "test")
+    world().barrier()
+    with pytest.raises(KeyboardInterrupt):
+        write_dataset(config, MESHES[-1], folder, overwrite=True, **options)
+    assert not list(folder.glob("*.tfrecord")) and not (folder / "dataset.json").exists()
+    world().barrier()
+
+    def copy(maker, split, *_, **__):
+        for path in original.glob(f"{split}-*") if world().rank == 0 else ():
+            shutil.copy(path, folder)
+        world().barrier()
+
+    monkeypatch.setattr(held_out, "make_volumes", copy)
+    for split in ("train", "test"):
+        write_dataset(config, MESHES[-1], folder, [split], **options)
+        assert len(RecordDataset(folder, split)) == {"train": 8, "test": 4}[split]
+    assert len(RecordDataset(folder, "train")) == 8
+    files = config.model_copy(update={"data": config.data.model_copy(update={"source": "dummy"})})
+    with pytest.raises(OutputError, match="simulates nothing"):
+        write_dataset(files, MESHES[-1], folder, **options)

@@ -1,0 +1,200 @@
+"""Trainings on every mesh against one on whole volumes: the same losses, step by step; stopped and
+gone on with; and what batches hold."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import RANK, SIZE, process_mesh
+
+from flowpm_dist.config_training import load_training
+from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
+from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
+from flowpm_dist.cosmoflow.logs import read_metrics
+from flowpm_dist.cosmoflow.parts import maker_of
+from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
+from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.cosmoflow.training import DivergedError, Trainer
+
+RUN = """
+[box]
+grid = 24
+size = 128.0
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[evolution]
+steps = 2
+[network]
+precision = "float64"
+gather_below = 4
+dropout = 0.2
+[training]
+batch = 4
+learning_rate = 1e-3
+validate_every = 20
+checkpoint_every = {checkpoint_every}
+steps = {steps}
+[data]
+simulations = 16
+reuse = 4
+buffer = 8
+fill = 4
+validation = 4
+test = 4
+"""
+
+pytestmark = pytest.mark.timeout(300, method="thread")
+
+
+@pytest.fixture
+def shared(tmp_path_factory):
+    """A folder that all ranks see: rank 0's."""
+    mine = str(tmp_path_factory.mktemp("training")).encode().ljust(512)
+    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
+    chosen = process_mesh(f"row:{SIZE}").world.broadcast(name).numpy()
+    return Path(bytes(chosen.astype(np.uint8)).decode().strip())
+
+
+def config_of(shared, steps=20, checkpoint_every=10):
+    path = shared / f"run-{RANK}.toml"
+    path.write_text(RUN.format(steps=steps, checkpoint_every=checkpoint_every))
+    return load_training(path)
+
+
+def train(config, mesh, path, resume=False):
+    """A session on a mesh; its outcome, its rows, and its weights."""
+    folder = TrainingFolder(path)
+    if mesh.rank == 0:
+        folder.begin(resume=resume)
+    mesh.barrier()
+    session = TrainingRun(config, mesh, folder, TrainingProgress(rank=1))
+    outcome = session.run(resume=resume)
+    weights = [w.numpy() for w in session.trainer.network.weights]
+    folder.release()
+    mesh.barrier()
+    return outcome, read_metrics(path / "metrics.csv"), weights
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The training by one rank that shares nothing; each does it for itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    mesh = process_mesh(f"row:{SIZE}").without("row")
+    return train(config_of(folder), mesh, folder / "run")
+
+
+MESHES = {
+    1: ["row:1,col:1"],
+    2: ["replica:2,row:1,col:1", "row:2", "row:1,col:2"],
+    4: ["row:2,col:2", "replica:2,row:2"],
+}[SIZE]
+
+
+def assert_same(found, expected):
+    """As rounding of float64 lets twenty steps of an optimiser be."""
+    for column in ("loss", "validation_loss", "gradient_norm", "rate", "simulations"):
+        values, known = ([row[column] for row in rows] for rows in (found[1], expected[1]))
+        assert [bool(v) for v in values] == [bool(k) for k in known], column
+        values, known = ([float(v) for v in column if v] for column in (values, known))
+        np.testing.assert_allclose(values, known, rtol=1e-7)
+    for w, e in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(w, e, atol=1e-7 * np.abs(e).max())
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_twenty_steps_are_those_of_one_rank(shape, shared, alone):
+    found = train(config_of(shared), process_mesh(shape), shared / "run")
+    outcome = found[0]
+    assert (outcome.step, outcome.steps, outcome.stopped_by) == (20, 20, None)
+    assert set(outcome.phases) == set(PHASES) and outcome.phases["compute"] > 0
+    assert (outcome.phases["allreduce"] > 0) == (SIZE > 1)
+    assert (outcome.phases["halo"] > 0) == (process_mesh(shape).without("replica").size > 1)
+    assert_same(found, alone)
+
+
+def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypatch):
+    """The last rank is told to stop in step 6; another mesh goes on with step 7."""
+    original = Trainer.step
+
+    def interrupted(self, number):
+        if number == 6 and RANK == SIZE - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return original(self, number)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    config = config_of(shared)
+    outcome = train(config, process_mesh(MESHES[0]), shared / "run")[0]
+    assert (outcome.step, outcome.stopped_by) == (7, "SIGUSR1")
+    monkeypatch.undo()
+    found = train(config, process_mesh(MESHES[-1]), shared / "run", resume=True)
+    assert found[0].step == 20
+    assert [int(row["step"]) for row in found[1]] == list(range(20))
+    assert_same(found, alone)
+
+
+def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
+    """With the checkpoint before them as it was."""
+    config = config_of(shared)
+    original = Trainer.step
+
+    def spoiled(self, number):
+        if number == 12:
+            self.network.weights[0].assign(self.network.weights[0] * np.nan)
+        return original(self, number)
+
+    monkeypatch.setattr(Trainer, "step", spoiled)
+    with pytest.raises(DivergedError, match="3 steps in a row, up to step 14, are not finite"):
+        train(config, process_mesh(MESHES[0]), shared / "run")
+    latest = tf.train.latest_checkpoint(str(shared / "run" / "checkpoints"))
+    assert latest.endswith("step-10")
+    kernel = tf.train.load_variable(latest, "weights/0/.ATTRIBUTES/VARIABLE_VALUE")
+    assert np.isfinite(kernel).all()
+
+
+def test_views_of_split_volumes(any_mesh):
+    """All 48 orientations differ, keep the values, and do not depend on the split."""
+    mesh = any_mesh.without("replica")
+    rng = np.random.default_rng(0)
+    volumes = rng.normal(size=(3, 8, 8, 8))
+    views = [View.draw(rng, 8) for _ in volumes]
+    expected = np.stack([v.of(x) for v, x in zip(views, volumes, strict=True)])
+    found = seen(block_of(volumes, mesh), views, mesh)
+    np.testing.assert_array_equal(whole_volumes(found, mesh), expected)
+    np.testing.assert_array_equal(np.sort(expected.ravel()), np.sort(volumes.ravel()))
+    draws = {(v.axes, v.flips) for v in (View.draw(rng, 8) for _ in range(2000))}
+    assert len(draws) == 48
+    corner = np.arange(8.0).reshape(2, 2, 2)
+    assert len({View(axes, flips).of(corner).tobytes() for axes, flips in draws}) == 48
+
+
+def test_each_lane_keeps_to_its_universes(any_mesh, shared):
+    """The buffer is as large as it should be, old universes go, and each is used as often."""
+    config = config_of(shared)
+    lanes = Lanes.of(any_mesh, 4)
+    maker = maker_of(config, any_mesh, lanes)
+    plan = ReplayPlan(simulations=16, reuse=4, buffer=8, fill=4)
+    source = InSituSource(maker, any_mesh, plan, seed=0, augment=False, clock=PhaseClock())
+    source.start(0)
+    names = {row.tobytes(): i for i, row in enumerate(maker.priors.draw("train", 0, 16))}
+    for step in range(plan.steps(4)):
+        batch = source.batch(step)
+        numbers = [names[row.tobytes()] for row in batch.parameters]
+        assert [n % 4 for n in numbers] == list(lanes)
+        newest = plan.generations(step, 4)
+        assert all(newest - 2 <= n // 4 < newest for n in numbers)
+        assert list(batch.samples) == [4 * step + lane for lane in lanes]
+        np.testing.assert_allclose(
+            batch.volumes.mean(axis=(1, 2, 3)).sum() / len(numbers), 1, atol=0.5
+        )
+    source.close()
+    assert newest == 4 and plan.steps(4) == 16

@@ -1,0 +1,313 @@
+"""The commands of networks: mistakes told early and once, a training that is stopped goes on."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowpm_dist.cli_training import check_memory, check_same, training_bytes
+from flowpm_dist.config import ConfigError
+from flowpm_dist.config_training import load_training
+from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder
+
+COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
+RUN = """
+[box]
+grid = 32
+size = 64.0
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[evolution]
+steps = 2
+[training]
+batch = 2
+optimiser = "sgd"
+validate_every = 12
+checkpoint_every = 6
+[data]
+simulations = 6
+reuse = 8
+fill = 4
+validation = 2
+test = 4
+"""
+STEPS = 24
+needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a good run file, and the current one."""
+    (tmp_path / "run.toml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    return tmp_path
+
+
+def flowpm(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
+
+
+def plain(text: str) -> str:
+    """Without the boxes and line ends of the help pages."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    """What a mistake was told as."""
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    return plain(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", ["--ranks", "--mesh", "--output", "--resume", "--overwrite"]),
+        ("dataset", ["--output", "--split", "--dtype", "--compressed", "--samples-per-file"]),
+        ("evaluate", ["--ranks", "--mesh", "--output"]),
+        ("predict", ["--ranks", "--mesh", "--box-size"]),
+    ],
+)
+def test_help_names_each_option_and_an_example(command, options):
+    page = plain(flowpm(command, "--help").stdout)
+    for word in (*options, f"Example: flowpm-dist {command}"):
+        assert word in page
+
+
+def test_mistakes_are_told_before_anything_heavy_is_imported(here):
+    (here / "volume.npy").touch()
+    commands = [
+        ["train", "run.toml", "--ranks", "5"],
+        ["dataset", "run.toml", "--output", "run.toml"],
+        ["evaluate", "none"],
+        ["predict", "none", "volume.npy"],
+    ]
+    script = (
+        "import sys; from flowpm_dist import cli\n"
+        f"for words in {commands}:\n"
+        "    sys.argv[1:] = words\n"
+        "    try: cli.main()\n"
+        "    except SystemExit as left: print(left.code)\n"
+        "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "2", "2", "2", "[]"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        (("batch = 2", "batsch = 2"), [], "training.batsch is not a key; did you mean batch?"),
+        (("", ""), ["--mesh", "row:3"], "row:3': 3 places, but the job has 1 rank"),
+        (("", ""), ["--ranks", "3"], "no mesh of 3 ranks divides the grid [32, 32, 32]"),
+        (("", ""), ["--output", "run.toml/out"], "run.toml is not a folder"),
+        (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
+        (("", ""), ["--resume"], "run-training holds no training to resume"),
+        (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
+    ],
+)
+def test_mistakes_of_train_have_status_2_and_leave_nothing(here, change, words, said):
+    (here / "run.toml").write_text(RUN.replace(*change))
+    assert said in told(flowpm("train", "run.toml", *words))
+    assert [path.name for path in here.iterdir()] == ["run.toml"]
+
+
+def changed(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = RUN
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "changed.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_training_is_resumed_only_as_the_same(here):
+    then = load_training(here / "run.toml")
+    allowed = changed(
+        here,
+        ("checkpoint_every = 6", "checkpoint_every = 7\nkeep = 9\nsteps = 30\nwarmup = 2"),
+        ("validate_every = 12", "validate_every = 5"),
+    )
+    text = allowed.read_text()
+    allowed.write_text(text + '[mesh]\nshape = "replica:2"\n')
+    check_same(then, load_training(allowed), allowed, here)
+    other = changed(
+        here,
+        ("batch = 2", "batch = 1"),
+        ("Omega_b", "A_s = 2e-9\nOmega_b"),
+        ("sigma8 = [0.78, 0.95]", ""),
+    )
+    with pytest.raises(ConfigError) as found:
+        check_same(then, load_training(other), other, here)
+    keys = {"cosmology.A_s", "priors.sigma8", "training.batch", "training.warmup"}
+    assert {problem.where for problem in found.value.problems} == keys
+    assert f"training.batch = 1: the training in {here} has 2" in str(found.value)
+    assert "priors.sigma8 is not given: the training in" in str(found.value)
+    fewer = changed(here, ("batch = 2", "batch = 2\nsteps = 20\nwarmup = 2"))
+    with pytest.raises(ConfigError, match="training.steps = 20: .* has 24; .* that or more"):
+        check_same(then, load_training(fewer), fewer, here)
+
+
+def test_a_buffer_larger_than_the_memory_is_refused(here):
+    cells = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    many = 2 * (cells // 32**3 + 1)
+    path = changed(here, ("simulations = 6", f"simulations = {many}"))
+    config = load_training(path)
+    with pytest.raises(ConfigError, match=rf"data.buffer = {many}: .* of memory; \d+ would"):
+        check_memory(config, "replica:1", 1, path)
+    fits = re.search(r"(\d+) would", told(flowpm("train", str(path))))[1]
+    fitting = (f"simulations = {many}", f"simulations = {many}\nbuffer = {fits}")
+    path.write_text(path.read_text().replace(*fitting))
+    check_memory(load_training(path), "replica:1", 1, path)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def losses(folder: Path) -> list[tuple[str, str, str]]:
+    """As they are written."""
+    return [(row["step"], row["loss"], row["validation_loss"]) for row in rows(folder)]
+
+
+def start_training(ranks: int, output: str, steps: int) -> subprocess.Popen[str]:
+    """A training that has done so many steps."""
+    process = subprocess.Popen(
+        [*COMMAND, "train", "run.toml", "--ranks", str(ranks), "--output", output],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    limit = time.monotonic() + 240
+    while time.monotonic() < limit and process.poll() is None:
+        if Path(output, "metrics.csv").exists() and len(rows(Path(output))) >= steps:
+            return process
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(process.communicate())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A training that nothing interrupted, on as many ranks as there can be; and what it said."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "run.toml").write_text(RUN)
+    ranks = "1" if find_spec("horovod") is None else "2"
+    done = subprocess.run(
+        [*COMMAND, "train", "run.toml", "--ranks", ranks, "--output", "whole"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "whole", done
+
+
+def test_a_training_leaves_all_it_names(trained):
+    folder, done = trained
+    for name in ("metrics.csv", "training.png", "phases.png", "phases.json", "run.toml"):
+        assert name in done.stdout
+        assert (folder / name).is_file()
+    for words in (r"compute \d+ %", f"{STEPS} of {STEPS} steps: loss", r"samples/s",
+                  "Next: flowpm-dist evaluate whole"):  # fmt: skip
+        assert len(re.findall(words, done.stdout)) == 1, words
+    assert losses(folder)[-1][1][:5] in done.stdout
+    assert [int(row["step"]) for row in rows(folder)] == list(range(STEPS))
+    mark = json.loads((folder / MARK).read_text())
+    assert mark["complete"] and mark["step"] == STEPS
+    written = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    config = load_training(folder / "run.toml")
+    assert written < training_bytes(config, TrainingFolder(folder / "none")) < 3 * written
+
+
+def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
+    folder, _ = trained
+    words = ["train", str(folder.parent / "run.toml"), "--output", str(folder)]
+    before = (folder / "metrics.csv").read_bytes()
+    assert "holds a training: add --resume to go on with it" in told(flowpm(*words))
+    done = flowpm(*words, "--resume")
+    assert done.returncode == 0
+    assert done.stdout.strip() == f"The training in {folder} is complete: {STEPS} steps."
+    assert (folder / "metrics.csv").read_bytes() == before
+
+
+@needs_ranks
+def test_a_stopped_training_goes_on_to_the_same_losses(here, trained):
+    process = start_training(2, "stopped", 8)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    step = int(
+        re.search(r"stopped by SIGTERM after step (\d+) of 24; go on with --resume", said)[1]
+    )
+    assert step < STEPS
+    assert "Traceback" not in said
+    assert Path("stopped", "checkpoints", f"step-{step}.index").exists()
+    assert len(rows(Path("stopped"))) == step
+    done = flowpm("train", "run.toml", "--ranks", "2", "--output", "stopped", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert losses(Path("stopped")) == losses(trained[0])
+
+
+def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
+    process = start_training(1, "killed", 9)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    (Path("killed") / "metrics.csv").open("a").write("9,20,6,0.1")  # cut short
+    done = flowpm("train", "run.toml", "--output", "killed", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"training from step (6|12) of 24", done.stderr)
+    assert [int(row["step"]) for row in rows(Path("killed"))] == list(range(STEPS))
+
+
+def test_a_network_is_judged_and_asked(here, trained):
+    folder, _ = trained
+    done = flowpm("evaluate", str(folder))
+    assert done.returncode == 0, done.stderr
+    for word in ("On 4 test volumes", "RMSE", "sigma8", "ridge on log P(k)"):
+        assert word in plain(done.stdout)
+    scores = json.loads((folder / "evaluation" / "scores.json").read_text())
+    assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
+    np.save("volume.npy", np.random.default_rng(0).lognormal(size=(32, 32, 32)))
+    done = flowpm("predict", str(folder), "volume.npy", "--box-size", "64")
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^(\w+) *= ([-\d.]+) ± ([\d.e-]+)$", done.stdout, re.MULTILINE)
+    assert [name for name, _, _ in found] == ["Omega_m", "sigma8"]
+    assert "divided by its mean" in done.stdout
+    assert "must be (32, 32, 32)" not in done.stdout
+    np.save("small.npy", np.ones((16, 16, 16)))
+    assert "must be (32, 32, 32)" in told(flowpm("predict", str(folder), "small.npy"))
+
+
+def test_a_dataset_is_one_to_train_on(here):
+    done = flowpm("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
+    assert done.returncode == 0, done.stderr
+    assert "6 of train" in done.stdout
+    assert "add --overwrite" in told(
+        flowpm("dataset", "run.toml", "--output", "set", "--split", "test")
+    )
+    Path("files.toml").write_text(
+        "[box]\ngrid = 32\nsize = 64.0\n[cosmology]\n[priors]\n[training]\nbatch = 2\nsteps = 3\n"
+        '[data]\nsource = "files"\nfolder = "set"\n'
+    )
+    assert load_training("files.toml").parameters == ("Omega_m", "sigma8")
