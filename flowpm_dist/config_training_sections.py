@@ -162,7 +162,7 @@ class TrainingSection(Section):
 
     batch: int = _count(4)
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
-    learning_rate: float = Field(default=1e-3, gt=0, description="a number above 0")
+    learning_rate: float = Field(default=3e-4, gt=0, description="a number above 0")
     end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
     warmup: int = _count(DERIVED, least=0)
     decay: Literal["polynomial", "cosine", "steps", "none"] = Field(
@@ -178,12 +178,13 @@ class TrainingSection(Section):
         description='how the learning rate grows with the batch: "none", "sqrt" or "linear"',
     )
     larc: bool | Annotated[float, Field(gt=0)] = Field(
-        default=True, description="true, false, or a trust coefficient above 0"
+        default=False, description="true, false, or a trust coefficient above 0"
     )
     clip_norm: float | None = Field(default=None, gt=0, description="a number above 0")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
     calibrate: int = _count(64, least=0)
+    follow: float = Field(default=0.1, ge=0, lt=1, description="a share from 0 to below 1")
     seed: int = _seed()
     steps: int = _count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")

@@ -29,6 +29,8 @@ import itertools
 import math
 import sys
 import weakref
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +44,9 @@ from meshimpl.stopwatch import Stopwatch
 REDUCTIONS = ("sum", "max", "min", "mean")
 _MAX_ELEMENTS = 2**31 - 1
 
-_names = itertools.count()
+_names: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of the collectives of each group. Not of all together: groups work independently, and one
+may have made more of them when all ranks meet again."""
 _chains: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _stopwatch: Stopwatch | None = None
 _process_sets: dict[tuple[int, ...], Any] = {}
@@ -147,9 +151,12 @@ def separate_chain() -> Iterator[None]:
         _chains[graph] = outer
 
 
-def _chained(op: Callable[[tf.Tensor, str], Any], x: tf.Tensor, kind: str) -> Any:
+def _chained(
+    op: Callable[[tf.Tensor, str], Any], x: tf.Tensor, kind: str, ranks: tuple[int, ...]
+) -> Any:
     """Run `op(x, name)`; in a graph behind a fence and after the collective before it."""
-    name = f"{kind}_{next(_names)}"
+    group = zlib.crc32(",".join(map(str, ranks)).encode())
+    name = f"{kind}_{group:08x}_{next(_names[ranks])}"
     if tf.executing_eagerly():
         return op(_not_differentiable(x), name)
     graph = tf.compat.v1.get_default_graph()
@@ -266,7 +273,7 @@ class Communicator:
         def run(y: tf.Tensor, name: str) -> tf.Tensor:
             return hvd.mpi_ops._allreduce(y, name=name, op=operation, process_set=self._process_set)
 
-        result = _chained(run, x, "allreduce")
+        result = _chained(run, x, "allreduce", self.ranks)
         return result / self.size if reduction == "mean" else result
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
@@ -295,7 +302,7 @@ class Communicator:
         def run(y: tf.Tensor, name: str) -> tf.Tensor:
             return hvd.allgather(y, name=name, process_set=self._process_set)
 
-        return _chained(run, x, "allgather")
+        return _chained(run, x, "allgather", self.ranks)
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
         """Transpose of blocks: piece j of dim 0 goes to rank j; what arrives is in group order.
@@ -340,7 +347,7 @@ class Communicator:
         def run(y: tf.Tensor, name: str) -> Any:
             return hvd.alltoall(y, splits=splits, name=name, process_set=self._process_set)
 
-        result = _chained(run, x, "alltoall")
+        result = _chained(run, x, "alltoall", self.ranks)
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
@@ -427,7 +434,7 @@ class Communicator:
                 y, root_rank=self.ranks[root], name=name, process_set=self._process_set
             )
 
-        return back(_chained(run, carried, "broadcast"))
+        return back(_chained(run, carried, "broadcast", self.ranks))
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """`values[index]` as a tensor that enters the same graph on every rank."""

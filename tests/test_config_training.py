@@ -93,7 +93,7 @@ def test_defaults(tmp_path):
     assert (run.parameters, run.outputs) == (("Omega_m", "sigma8", "n_s"), 6)
     assert run.total_steps == 400 * 10 // 4
     assert (run.data.buffer, run.data.fill, run.training.warmup) == (400, 64, 100)
-    assert run.training.larc is True
+    assert run.training.larc is False
     assert run.fixed_parameters == {
         "Omega_b": 0.04897, "h": 0.6766, "w0": -1.0, "wa": 0.0, "transfer": "eisenstein-hu",
     }  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_short_training_has_a_short_warm_up(tmp_path):
         [("grid = 32", "grid = [32, 32, 32]"), ("batch = 4", "batch = 5\nlarc = 0.002")],
         [("batch = 4", 'batch = 4\noptimiser = "sgd"\nmomentum = 0.5\nclip_norm = 1')],
         [("batch = 4", 'batch = 4\ndecay = "steps"\nmilestones = [[100, 0.5], [200, 0.25]]')],
-        [("batch = 4", 'batch = 4\ndecay = "cosine"\nend_rate = 1e-5\nlarc = false')],
+        [("batch = 4", 'batch = 4\ndecay = "cosine"\nend_rate = 1e-5\nlarc = true')],
         [("sigma8 = [0.78, 0.95]", ""), ("h = 0.6766", "h = 0.6766\nA_s = 2.1e-9")],
         [
             (
@@ -217,7 +217,7 @@ ONE = [
     ("batch = 4", "milestones = [[5, 0.1]]", "training.milestones", r'decay = "steps", not'),
     ("batch = 4", 'decay = "steps"', "training.milestones", r"is missing: with decay = .*factor"),
     ("batch = 4", 'decay = "steps"\nmilestones = [[5, 1], [5, 0]]', "training.milestones", "p 5"),
-    ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.001"),
+    ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.0003"),
     ("batch = 4", 'rate_rule = "log"', "training.rate_rule", '"sqrt"'),
     ("batch = 4", "larc = 0", "training.larc", "true, false, or a trust coefficient"),
     ("batch = 4", 'larc = "yes"', "training.larc", "true, false, or a trust coefficient"),

@@ -1,4 +1,4 @@
-"""Every test of tests/ranks on 1, 2 and 4 ranks: of the mesh in one job, of the solver in another.
+"""Every test of tests/ranks on 1, 2 and 4 ranks: a job for the mesh, the solver, and CosmoFlow.
 
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
@@ -95,15 +95,18 @@ def _report(folder: Path, ranks: int, headline: str, launcher: str = "") -> str:
 
 
 def files_of(subject: str) -> list[str]:
-    """The test files that know flowpm_dist ("solver"), or those that do not ("mesh")."""
-    files = sorted((HERE / "ranks").glob("test_*.py"))
-    solver = [f for f in files if "flowpm_dist" in f.read_text()]
-    chosen = solver if subject == "solver" else [f for f in files if f not in solver]
-    return [str(f.relative_to(HERE.parent)) for f in chosen]
+    """The test files of a subject: that of the uppermost room they know."""
+    rooms = {"cosmoflow": "flowpm_dist.cosmoflow", "solver": "flowpm_dist", "mesh": ""}
+    chosen = []
+    for file in sorted((HERE / "ranks").glob("test_*.py")):
+        text = file.read_text()
+        if next(name for name, room in rooms.items() if room in text) == subject:
+            chosen.append(str(file.relative_to(HERE.parent)))
+    return chosen
 
 
 @pytest.mark.timeout(TIME_LIMIT + 60)
-@pytest.mark.parametrize("subject", ["mesh", "solver"])
+@pytest.mark.parametrize("subject", ["mesh", "solver", "cosmoflow"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_on_ranks(ranks: int, subject: str, tmp_path: Path) -> None:
     needs_horovod(ranks)

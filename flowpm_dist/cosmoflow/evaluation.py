@@ -198,13 +198,13 @@ def _measured(
     folder = config.data.folder
     assert folder is not None
     beside = statistics_path(folder, split)
-    if beside.exists():
-        return beside
     dataset = training.files(split, block_of_volumes(mesh))
     count = min(len(dataset), MOST_MEASURED)
-    fresh = mesh.rank == 0 and _is_fresh(own, dataset_files(folder, split), count)
-    if int(mesh.world.broadcast(tf.constant(int(fresh)))):
-        return own
+    # Rank 0 looks for all: files come and go while the others look.
+    there = beside.exists(), _is_fresh(own, dataset_files(folder, split), count)
+    is_beside, is_own = mesh.world.broadcast(tf.constant(list(map(int, there)))).numpy()
+    if is_beside or is_own:
+        return beside if is_beside else own
     if mesh.rank == 0:
         own.unlink(missing_ok=True)
     mesh.barrier()

@@ -145,7 +145,8 @@ class TrainingRun:
         network.broadcast_weights()
         optimiser = optimiser_of(config)
         optimiser.build(network.weights)
-        self.trainer = Trainer(network, optimiser, standardiser, source, self.clock)
+        follow = config.training.follow if config.training.calibrate else 0.0
+        self.trainer = Trainer(network, optimiser, standardiser, source, self.clock, follow)
         self.checkpoints = Checkpoints(
             folder.checkpoints, self.mesh, network.state, optimiser, config.training.keep
         )

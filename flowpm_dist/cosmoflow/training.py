@@ -71,6 +71,7 @@ class Trainer:
         standardiser: of the parameters.
         source: of the batches.
         clock: of the phases; shared with the source.
+        follow: see `Network.follow`; 0 leaves the features' shift as it is.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Trainer:
         standardiser: Standardiser,
         source: Source,
         clock: PhaseClock,
+        follow: float = 0.0,
     ) -> None:
+        self._follow = follow
         self.network, self.optimiser, self.standardiser = network, optimiser, standardiser
         self.source, self.clock = source, clock
         self._failures = 0
@@ -103,6 +106,8 @@ class Trainer:
             )
             update = self.optimiser.apply(gradients, self.network.weights)
             loss, finite = float(loss), bool(update["finite"])
+            if self._follow and finite:
+                self.network.follow(self._follow)
         waited = self.network.stopwatch.lap()
         self.clock.move("allreduce", "compute", waited["allreduce"])
         self.clock.move("halo", "compute", waited["alltoall"] + waited["allgather"])

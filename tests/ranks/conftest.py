@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Generator
 from typing import Any
 
@@ -34,6 +35,12 @@ OTHER_SHAPES = {
         "replica:1,row:2,col:2",
     ],
 }
+# Of networks: batch, one side, the other, both, and mixed.
+NETWORK_SHAPES = {
+    1: ["row:1,col:1"],
+    2: ["replica:2,row:1,col:1", "row:2", "row:1,col:2"],
+    4: ["row:2,col:2", "replica:2,row:2"],
+}
 RANK, SIZE = launch.detect().rank, launch.detect().size
 _failures = itertools.count(1)
 
@@ -58,6 +65,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     shapes = SHAPES.get(SIZE, [f"row:{SIZE}"])
     if "mesh" in metafunc.fixturenames:
         metafunc.parametrize("mesh", shapes, indirect=True)
+    if "network_mesh" in metafunc.fixturenames:
+        few = NETWORK_SHAPES.get(SIZE, [f"row:{SIZE}"])
+        metafunc.parametrize("network_mesh", few, indirect=True)
     if "any_mesh" in metafunc.fixturenames:
         metafunc.parametrize("any_mesh", shapes + OTHER_SHAPES.get(SIZE, []), indirect=True)
 
@@ -77,6 +87,12 @@ def mesh(request: pytest.FixtureRequest) -> ProcessMesh:
 @pytest.fixture
 def any_mesh(request: pytest.FixtureRequest) -> ProcessMesh:
     """As `mesh`, and with a replica axis and axes of size 1."""
+    return process_mesh(request.param)
+
+
+@pytest.fixture
+def network_mesh(request: pytest.FixtureRequest) -> ProcessMesh:
+    """A mesh of each kind that a network is split over."""
     return process_mesh(request.param)
 
 
@@ -105,7 +121,8 @@ def _failing_ranks(failed: bool) -> list[int]:
     ranks = [rank for rank, flag in enumerate(flags) if flag]
     if ranks:
         # Names of collectives are counted, and the ranks have stopped at different counts.
-        collectives._names = itertools.count(1_000_000 * next(_failures))
+        first = 1_000_000 * next(_failures)
+        collectives._names = defaultdict(lambda: itertools.count(first))
     return ranks
 
 

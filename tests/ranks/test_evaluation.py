@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zarr
-from conftest import SIZE, process_mesh
+from conftest import NETWORK_SHAPES, SIZE, process_mesh
 
 from flowpm_dist.config_checks import ConfigError
 from flowpm_dist.config_training import load_training
@@ -65,11 +65,7 @@ test = {test}
 GRID = 24
 ROUNDING = 2e-6
 """Of float32 in parameters whose priors have widths of 0.1 and 0.17."""
-MESHES = {
-    1: ["row:1,col:1"],
-    2: ["replica:2,row:1,col:1", "row:2"],
-    4: ["row:2,col:2", "replica:2,row:2"],
-}[SIZE]
+MESHES = NETWORK_SHAPES[SIZE]
 SILENT = TrainingProgress(rank=1)
 
 pytestmark = pytest.mark.timeout(300, method="thread")

@@ -117,8 +117,8 @@ def with_biases(network):
 
 
 @pytest.mark.parametrize(("edges", "loss"), [("periodic", "likelihood"), ("zero", "l1")])
-def test_forward_gradients_and_five_steps(any_mesh, edges, loss):
-    network = with_biases(network_on(any_mesh, edges, loss=loss))
+def test_forward_gradients_and_five_steps(network_mesh, edges, loss):
+    network = with_biases(network_on(network_mesh, edges, loss=loss))
     samples = np.arange(10, 10 + BATCH)
     serial = [tf.Variable(w) for w in network.weights]
     optimisers = [Adam(Constant(0.01), larc=None) for _ in range(2)]
@@ -140,17 +140,17 @@ def test_forward_gradients_and_five_steps(any_mesh, edges, loss):
     )
 
 
-def test_channels_over_an_axis(any_mesh):
+def test_channels_over_an_axis(network_mesh):
     """Output channels split instead of the volume."""
-    axis = max(any_mesh.names, key=any_mesh.axis_size)
-    if axis == "replica" or any_mesh.axis_size(axis) not in (1, 2):
+    axis = max(network_mesh.names, key=network_mesh.axis_size)
+    if axis == "replica" or network_mesh.axis_size(axis) not in (1, 2):
         pytest.skip("4, 5 and 6 channels are split over 2 ranks at most")
     layers = tuple(
         Convolution(4, x.kernel, x.stride) if isinstance(x, Convolution) else x for x in LAYERS
     )
     network = Network(
         Declaration("even", layers, "periodic", 0.1),
-        any_mesh,
+        network_mesh,
         width=WIDTH,
         batch=BATCH,
         precision="float64",
@@ -167,10 +167,10 @@ def test_channels_over_an_axis(any_mesh):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_lower_precision_stays_near(any_mesh, precision):
+def test_lower_precision_stays_near(network_mesh, precision):
     """Rounding to 24 bits, or 8, and no more."""
-    exact = with_biases(network_on(any_mesh, loss="l2"))
-    rough = with_biases(network_on(any_mesh, loss="l2", precision=precision))
+    exact = with_biases(network_on(network_mesh, loss="l2"))
+    rough = with_biases(network_on(network_mesh, loss="l2", precision=precision))
     for w, e in zip(rough.weights, exact.weights, strict=True):
         w.assign(tf.cast(e, w.dtype))
     arguments = volumes(), targets(), np.arange(BATCH)
@@ -185,23 +185,23 @@ def test_lower_precision_stays_near(any_mesh, precision):
         assert difference < 40 * epsilon * np.linalg.norm(e) + 1e-12
 
 
-def test_ranks_start_equal_and_rank_zero_counts(any_mesh):
-    network = network_on(any_mesh)
-    network.weights[0].assign_add(tf.ones_like(network.weights[0]) * any_mesh.rank)
+def test_ranks_start_equal_and_rank_zero_counts(network_mesh):
+    network = network_on(network_mesh)
+    network.weights[0].assign_add(tf.ones_like(network.weights[0]) * network_mesh.rank)
     network.broadcast_weights()
-    largest = any_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "max")
-    smallest = any_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "min")
+    largest = network_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "max")
+    smallest = network_mesh.world.allreduce(tf.convert_to_tensor(network.weights[0]), "min")
     np.testing.assert_array_equal(largest, smallest)
-    np.testing.assert_array_equal(network.weights[0], network_on(any_mesh).weights[0])
+    np.testing.assert_array_equal(network.weights[0], network_on(network_mesh).weights[0])
 
 
-def test_sc18_takes_no_split_volume(any_mesh):
-    split = any_mesh.size // any_mesh.axis_size("replica")
+def test_sc18_takes_no_split_volume(network_mesh):
+    split = network_mesh.size // network_mesh.axis_size("replica")
     if split > 1:
         with pytest.raises(ValueError, match="use sc18-periodic"):
-            Network("sc18", any_mesh, width=128, batch=BATCH)
+            Network("sc18", network_mesh, width=128, batch=BATCH)
     with pytest.raises(ValueError, match="nothing is left of a volume of 32 cells"):
-        Network("sc18", any_mesh, width=32, batch=BATCH)
-    if any_mesh.axis_size("replica") > 1:
+        Network("sc18", network_mesh, width=32, batch=BATCH)
+    if network_mesh.axis_size("replica") > 1:
         with pytest.raises(ValueError, match="a batch of 3 volumes does not divide"):
-            Network("sc18-periodic", any_mesh, width=32, batch=3)
+            Network("sc18-periodic", network_mesh, width=32, batch=3)

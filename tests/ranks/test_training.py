@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import RANK, SIZE, process_mesh
+from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh
 
 from flowpm_dist.config_training import load_training
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
@@ -93,11 +93,7 @@ def alone(tmp_path_factory):
     return train(config_of(folder), mesh, folder / "run")
 
 
-MESHES = {
-    1: ["row:1,col:1"],
-    2: ["replica:2,row:1,col:1", "row:2", "row:1,col:2"],
-    4: ["row:2,col:2", "replica:2,row:2"],
-}[SIZE]
+MESHES = NETWORK_SHAPES[SIZE]
 
 
 def assert_same(found, expected):
@@ -161,9 +157,9 @@ def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
     assert np.isfinite(kernel).all()
 
 
-def test_views_of_split_volumes(any_mesh):
+def test_views_of_split_volumes(network_mesh):
     """All 48 orientations differ, keep the values, and do not depend on the split."""
-    mesh = any_mesh.without("replica")
+    mesh = network_mesh.without("replica")
     rng = np.random.default_rng(0)
     volumes = rng.normal(size=(3, 8, 8, 8))
     views = [View.draw(rng, 8) for _ in volumes]
@@ -177,13 +173,13 @@ def test_views_of_split_volumes(any_mesh):
     assert len({View(axes, flips).of(corner).tobytes() for axes, flips in draws}) == 48
 
 
-def test_each_lane_keeps_to_its_universes(any_mesh, shared):
+def test_each_lane_keeps_to_its_universes(network_mesh, shared):
     """The buffer is as large as it should be, old universes go, and each is used as often."""
     config = config_of(shared)
-    lanes = Lanes.of(any_mesh, 4)
-    maker = maker_of(config, any_mesh, lanes)
+    lanes = Lanes.of(network_mesh, 4)
+    maker = maker_of(config, network_mesh, lanes)
     plan = ReplayPlan(simulations=16, reuse=4, buffer=8, fill=4)
-    source = InSituSource(maker, any_mesh, plan, seed=0, augment=False, clock=PhaseClock())
+    source = InSituSource(maker, network_mesh, plan, seed=0, augment=False, clock=PhaseClock())
     source.start(0)
     names = {row.tobytes(): i for i, row in enumerate(maker.priors.draw("train", 0, 16))}
     for step in range(plan.steps(4)):

@@ -1,0 +1,77 @@
+"""Train on simulations that are made meanwhile, with several seeds and numbers of simulations, and
+judge the networks beside what the power spectrum tells of the same volumes.
+
+    python examples/cosmoflow.py --ranks 2
+
+Each training goes into a folder of its own; the table, predicted against true values and the
+learning curve into OUTPUT/evaluation. A script that was interrupted goes on where it was. On two
+cores 2,048 simulations and the training on them take about half an hour for each seed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def command(*words: object) -> list[str]:
+    """`flowpm-dist` of the Python that runs this."""
+    return [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
+
+
+def run_file(folder: Path, source: Path, seed: int, simulations: int) -> Path:
+    """The run file of one training: another seed, another number of simulations."""
+    lines = source.read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("simulations = ")]
+    place = lines.index("[training]") + 1
+    lines.insert(place, f"seed = {seed}")
+    place = lines.index("[data]") + 1
+    lines.insert(place, f"simulations = {simulations}")
+    path = folder / f"{simulations}-simulations-seed-{seed}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def train(path: Path, ranks: int) -> Path:
+    """Train, or go on, unless it is complete; the folder."""
+    folder = path.with_suffix("")
+    try:
+        mark = json.loads((folder / "training.json").read_text())
+    except FileNotFoundError:
+        mark = {}
+    if not mark.get("complete"):
+        options = ["--resume"] if mark else []
+        words = command("train", path, "--ranks", ranks, "--output", folder, *options)
+        subprocess.run(words, check=True)
+    return folder
+
+
+def main() -> None:
+    """Train all, then judge them together."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run-file", type=Path, default=HERE / "cosmoflow.toml")
+    parser.add_argument("--output", type=Path, default=Path("cosmoflow-output"))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--simulations", type=int, default=2048)
+    parser.add_argument(
+        "--fewer", type=int, nargs="*", default=[256, 512, 1024], help="for the learning curve"
+    )
+    asked = parser.parse_args()
+    asked.output.mkdir(parents=True, exist_ok=True)
+    trainings = [(asked.simulations, seed) for seed in asked.seeds]
+    trainings += [(count, asked.seeds[0]) for count in asked.fewer]
+    folders = []
+    for count, seed in trainings:
+        path = run_file(asked.output, asked.run_file, seed, count)
+        folders.append(train(path, asked.ranks))
+    evaluation = asked.output / "evaluation"
+    words = command("evaluate", *folders, "--ranks", asked.ranks, "--output", evaluation)
+    subprocess.run(words, check=True)
+
+
+if __name__ == "__main__":
+    main()
