@@ -209,7 +209,7 @@ def check_training_mesh(
 
 
 def buffer_bytes(config: TrainingConfig, shape: str) -> int:
-    """Memory of the kept volumes on each rank, float32 [bytes]; 0 where none are kept.
+    """Memory of the kept volumes on each rank [bytes]; 0 where none are kept.
 
     Args:
         config: the run.
@@ -218,4 +218,5 @@ def buffer_bytes(config: TrainingConfig, shape: str) -> int:
     if config.data.source != "simulate":
         return 0
     ranks = math.prod(parse_mesh(shape, batched=True).values())
-    return 4 * config.data.buffer * config.width**3 // ranks
+    value = 8 if config.network.precision == "float64" else 4
+    return value * config.data.buffer * config.width**3 // ranks

@@ -18,7 +18,7 @@ MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
 """Parameters that have no default: fixed, or with a prior."""
 
 OF_SIMULATIONS = (
-    "simulations", "reuse", "buffer", "fill", "validation", "test", "seed", "augment",
+    "simulations", "reuse", "buffer", "fill", "validation", "test", "seed",
 )  # fmt: skip
 OF_FILES = ("folder", "staging", "parameters")
 

@@ -206,7 +206,9 @@ class DataSection(Section):
     validation: int = _count(128)
     test: int = _count(256)
     seed: int = _seed()
-    augment: bool = Field(default=True, description="true or false")
+    augment: bool | Literal["symmetries"] = Field(
+        default=True, description='true (shifts and symmetries), "symmetries" or false'
+    )
     folder: AnyPath = Field(default=None, description="the folder of a dataset")
     staging: AnyPath = Field(default=None, description="a folder on fast local storage")
     parameters: Names | None = Field(

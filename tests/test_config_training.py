@@ -305,7 +305,6 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
         ("epochs = 3\nsteps = 4", "", "training.steps, training.epochs both are given"),
         ("", "", "training.steps, training.epochs neither is given"),
         ("epochs = 3", "simulations = 4", 'data.simulations = 4: goes with .*"simulate", not'),
-        ("epochs = 3", "augment = true", "data.augment = true: goes with data.source"),
         ("epochs = 3\nbatch = 65", "", "its split 'validation' has 64 samples; .* = 65"),
         ("epochs = 3", 'parameters = ["sigma8"]', r"data.parameters = \['sigma8'\]: those in"),
         ("epochs = 3", 'parameters = ["a", "a"]', "data.parameters .* 'a' is named twice"),

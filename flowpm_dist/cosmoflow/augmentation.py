@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from meshimpl.process_mesh import ProcessMesh
+
+Augment = bool | Literal["symmetries"]
 
 _PERMUTATIONS = list(itertools.permutations(range(3)))
 _FLIPS = list(itertools.product((1, -1), repeat=3))
@@ -33,9 +35,18 @@ class View:
     shift: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, width: int) -> View:
-        """One of all, equally likely, of a volume of `width` cells a side."""
-        x, y, z = rng.integers(width, size=3).tolist()
+    def draw(cls, rng: np.random.Generator, width: int, augment: Augment = True) -> View:
+        """One of all that may be, equally likely.
+
+        Args:
+            rng: drawn from.
+            width: cells along a side of the volume.
+            augment: True: shifts and symmetries; "symmetries" alone, of volumes that are not
+                periodic; False: as it is.
+        """
+        if not augment:
+            return cls()
+        x, y, z = (0, 0, 0) if augment == "symmetries" else rng.integers(width, size=3).tolist()
         axes = _PERMUTATIONS[rng.integers(len(_PERMUTATIONS))]
         return cls(axes, _FLIPS[rng.integers(len(_FLIPS))], (x, y, z))  # type: ignore[arg-type]
 

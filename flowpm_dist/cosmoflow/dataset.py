@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -23,7 +21,7 @@ from flowpm_dist.cosmoflow.record_files import (
     split_files,
 )
 from flowpm_dist.cosmoflow.trained import OF_UNIVERSES, differences
-from flowpm_dist.io.folder import OutputError, WriteError, existing_part, human_size
+from flowpm_dist.io.folder import OutputError, WriteError, check_ground, check_room
 
 SPLITS = ("train", "validation", "test")
 FREE = {"attributes", "samples_per_file"}
@@ -64,11 +62,7 @@ def check_dataset(
     unknown = [split for split in splits if split not in SPLITS]
     if unknown or not splits:
         raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
-    ground = existing_part(folder)
-    if not ground.is_dir():
-        raise OutputError(f"{ground} is not a folder: give another --output")
-    if not os.access(ground, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {ground}: give another --output")
+    check_ground(folder)
     again = [split for split in splits if split in split_files(folder)]
     if again and not overwrite:
         state = "" if (folder / DATASET).exists() else ", not finished"
@@ -78,11 +72,7 @@ def check_dataset(
         )
     count = sum(simulations(config, split) for split in splits)
     needed = 0 if compressed else count * config.width**3 * DTYPES[dtype].itemsize
-    if needed > (free := shutil.disk_usage(ground).free):
-        raise OutputError(
-            f"{ground} has {human_size(free)} free, the dataset needs {human_size(needed)}: make "
-            "room, or give another --output"
-        )
+    check_room(folder, needed, "the dataset needs")
 
 
 def write_dataset(

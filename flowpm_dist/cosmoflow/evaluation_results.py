@@ -23,7 +23,7 @@ from flowpm_dist.cosmoflow.judging import (
     rich_table,
     write_csv,
 )
-from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, existing_part
+from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, check_ground
 
 SCORES = "scores.json"
 FILES = (
@@ -169,11 +169,7 @@ def check_evaluation_folder(folder: Path) -> None:
         OutputError: it is no folder, cannot be written to, or has files of these names from
             elsewhere.
     """
-    ground = existing_part(folder)
-    if not ground.is_dir():
-        raise OutputError(f"{ground} is not a folder: give another --output")
-    if not os.access(ground, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {ground}: give another --output")
+    check_ground(folder)
     there = [name for name in FILES if os.path.lexists(folder / name)]
     if there and not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
         raise OutputError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.augmentation import View, seen
+from flowpm_dist.cosmoflow.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset
@@ -25,7 +25,7 @@ class FileSource:
         mesh: all ranks.
         lanes: this replica's places of each batch.
         seed: of the shuffling.
-        augment: whether a volume is seen otherwise each time: see `View`.
+        augment: whether a volume is seen otherwise each time: see `View.draw`.
         clock: counts "read", the time that the training waits for a batch.
     """
 
@@ -36,7 +36,7 @@ class FileSource:
         lanes: Lanes,
         *,
         seed: int,
-        augment: bool,
+        augment: Augment,
         clock: PhaseClock,
     ) -> None:
         self.dataset, self.mesh, self.lanes = dataset, mesh, lanes
@@ -56,7 +56,7 @@ class FileSource:
             volumes = found.volumes
             if self.augment:
                 lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
-                views = [View.draw(rng, volumes.shape[3]) for rng in lanes]
+                views = [View.draw(rng, volumes.shape[3], self.augment) for rng in lanes]
                 volumes = seen(volumes, views, self.mesh)
             samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
             return Batch(volumes, found.parameters, samples)

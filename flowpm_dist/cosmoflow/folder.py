@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import IO
 
-from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, existing_part, human_size
+from flowpm_dist.io.folder import (
+    GENERATOR,
+    OutputError,
+    WriteError,
+    check_ground,
+    check_room,
+    take_lock,
+)
 
 MARK = "training.json"
 CONTENTS = (
@@ -78,23 +83,14 @@ class TrainingFolder:
         Raises:
             OutputError: with what is in the way, and what to do about it.
         """
-        ground = existing_part(self.path)
-        if not ground.is_dir():
-            raise OutputError(f"{ground} is not a folder: give another --output")
-        if not os.access(ground, os.W_OK | os.X_OK):
-            raise OutputError(f"no permission to write in {ground}: give another --output")
+        check_ground(self.path)
         if resume and not self.mark():
             raise OutputError(
                 f"{self.path} holds no training to resume: leave --resume out, or give its --output"
             )
         if not resume:
             self._check_contents(overwrite)
-        free = shutil.disk_usage(ground).free
-        if needed > free:
-            raise OutputError(
-                f"{ground} has {human_size(free)} free, the training needs about "
-                f"{human_size(needed)}: make room, or give another --output"
-            )
+        check_room(self.path, needed, "the training needs about")
 
     def _check_contents(self, overwrite: bool) -> None:
         there = [name for name in CONTENTS if os.path.lexists(self.path / name)]
@@ -118,7 +114,8 @@ class TrainingFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            busy = f"another training is writing in {self.path}"
+            self._lock = take_lock(self.path / ".lock", busy)
             if not resume:
                 for name in CONTENTS:
                     _remove(self.path / name)
@@ -126,21 +123,6 @@ class TrainingFolder:
         except OSError as error:
             where = error.filename or self.path
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
-
-    def _take_lock(self) -> IO[str]:
-        """The mark of a training that writes; the system lifts it when the process ends."""
-        lock = open(self.path / ".lock", "a+", encoding="utf-8")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip()
-            lock.close()
-            raise OutputError(f"another training is writing in {self.path}: {owner}") from None
-        lock.truncate(0)
-        json.dump({"host": socket.gethostname(), "pid": os.getpid()}, lock)
-        lock.flush()
-        return lock
 
     def write_mark(self, *, complete: bool, **more: object) -> None:
         """Say of the training whether it is complete, and what else is known. On rank 0."""

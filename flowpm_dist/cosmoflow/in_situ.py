@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.augmentation import View, seen
+from flowpm_dist.cosmoflow.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.priors import Priors
 from flowpm_dist.fields import Field
@@ -203,7 +203,7 @@ class InSituSource:
         mesh: all ranks.
         plan: how many, how often.
         seed: of what is drawn from the buffer.
-        augment: whether a universe is seen otherwise each time: see `View`.
+        augment: whether a universe is seen otherwise each time: see `View.draw`.
         clock: counts "simulate" and "read".
         made: called with every new generation.
         ahead: simulate in the background while the network trains. For replicas of one rank: two
@@ -217,7 +217,7 @@ class InSituSource:
         plan: ReplayPlan,
         *,
         seed: int,
-        augment: bool,
+        augment: Augment,
         clock: PhaseClock,
         made: Callable[[Generation], None] | None = None,
         ahead: bool = True,
@@ -283,7 +283,7 @@ class InSituSource:
             rng = np.random.default_rng([self.seed, step, lane])
             place = int(rng.integers(self.buffer.kept()))
             volume, row = self.buffer.get(place, lane - self.lanes.first)
-            views.append(View.draw(rng, volume.shape[-1]))
+            views.append(View.draw(rng, volume.shape[-1], self.augment))
             volumes.append(volume)
             parameters.append(row)
         blocks = np.stack(volumes)

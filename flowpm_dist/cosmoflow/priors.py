@@ -76,7 +76,7 @@ class Priors:
     def noise_seeds(self, stream: str, first: int, count: int) -> np.ndarray:
         """Seeds of the white noise of the same simulations, int64 [count]."""
         numbers = range(first, first + count)
-        return np.array([_hashed([self.seed, _number(stream), i]) for i in numbers])
+        return np.array([hashed([self.seed, _number(stream), i]) for i in numbers])
 
 
 def _quietly(sequence: qmc.Sobol, count: int) -> np.ndarray:
@@ -88,5 +88,6 @@ def _number(stream: str) -> int:
     return zlib.crc32(stream.encode())
 
 
-def _hashed(key: list[int]) -> int:
+def hashed(key: list[int]) -> int:
+    """A seed, from 0 to below 2^63, of several numbers."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

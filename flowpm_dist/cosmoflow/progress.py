@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from types import TracebackType
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from flowpm_dist.io.progress import Display
 
 EVERY = 10.0  # [s] between lines, where there is no terminal
 
 
-class TrainingProgress:
+class TrainingProgress(Display):
     """Of one rank; only rank 0 says anything.
 
     Args:
         rank: of the job.
-        stream: written to.
+        stream: written to; standard error by default.
     """
 
     def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._silent = rank != 0
+        super().__init__(rank, stream)
         self._said = -EVERY
-        console = Console(file=self._stream)
-        self._bar = None
-        if not self._silent and console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._task = self._bar.add_task("", total=None, state="")
-
-    def __enter__(self) -> TrainingProgress:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
 
     def note(self, text: str) -> None:
-        """Say what is being done now."""
+        """Say what is being done now; of several lines, all but the last stay above a bar."""
         if self._bar:
-            self._bar.reset(self._task, description=text, total=None, state="")
-        elif not self._silent:
-            print(text, file=self._stream, flush=True)
+            above, _, last = text.rpartition("\n")
+            if above:
+                self._bar.console.print(above, markup=False, highlight=False)
+            # A task that is reset keeps the total of what was done before.
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(last, total=None, state="")
+        else:
+            self._say(text)
         self._said = -EVERY
 
     def __call__(self, what: str, done: int, total: int, state: str = "") -> None:
@@ -70,9 +45,7 @@ class TrainingProgress:
         """
         if self._bar:
             self._bar.update(self._task, description=what, completed=done, total=total, state=state)
-        elif not self._silent and (done == total or time.monotonic() - self._said >= EVERY):
+        elif done == total or time.monotonic() - self._said >= EVERY:
             self._said = time.monotonic()
             width = len(str(total))
-            print(
-                f"{what} {done:{width}d}/{total}  {state}".rstrip(), file=self._stream, flush=True
-            )
+            self._say(f"{what} {done:{width}d}/{total}  {state}".rstrip())

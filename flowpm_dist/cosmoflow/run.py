@@ -146,7 +146,9 @@ class TrainingRun:
         optimiser = optimiser_of(config)
         optimiser.build(network.weights)
         follow = config.training.follow if config.training.calibrate else 0.0
-        self.trainer = Trainer(network, optimiser, standardiser, source, self.clock, follow)
+        self.trainer = Trainer(
+            network, optimiser, standardiser, source, self.clock, follow, config.training.seed
+        )
         self.checkpoints = Checkpoints(
             folder.checkpoints, self.mesh, network.state, optimiser, config.training.keep
         )
@@ -170,7 +172,8 @@ class TrainingRun:
         config, data = self.config, self.config.data
         block = block_of_volumes(self.mesh)
         if data.source == "dummy":
-            return DummyDataset(config.box.grid, config.parameters, block=block)
+            samples = max(64, config.training.batch)
+            return DummyDataset(config.box.grid, config.parameters, block=block, samples=samples)
         folder = self.folder.held_out if data.source == "simulate" else data.folder
         assert folder is not None
         if data.staging is not None:
@@ -289,7 +292,7 @@ class TrainingRun:
             self._tell(report, seconds, rate, fresh, validation, logs)
             # Only now: a row of every step that the checkpoint stands for is written.
             with self.clock("other"):
-                if number % asked.checkpoint_every == 0 or last:
+                if last or (number % asked.checkpoint_every == 0 and report.finite):
                     self._save(number)
             seconds["other"] += self.clock.lap()["other"]
             for phase, value in seconds.items():

@@ -16,6 +16,7 @@ from flowpm_dist.cosmoflow.losses import Standardiser
 from flowpm_dist.cosmoflow.network import Network
 from flowpm_dist.cosmoflow.optimisers import Optimiser
 from flowpm_dist.cosmoflow.phases import PhaseClock
+from flowpm_dist.cosmoflow.priors import hashed
 
 PATIENCE = 3
 """Steps in a row without a finite gradient after which a training stops."""
@@ -72,6 +73,7 @@ class Trainer:
         source: of the batches.
         clock: of the phases; shared with the source.
         follow: see `Network.follow`; 0 leaves the features' shift as it is.
+        seed: of what dropout leaves out.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Trainer:
         source: Source,
         clock: PhaseClock,
         follow: float = 0.0,
+        seed: int = 0,
     ) -> None:
-        self._follow = follow
+        self._follow, self._seed = follow, seed
         self.network, self.optimiser, self.standardiser = network, optimiser, standardiser
         self.source, self.clock = source, clock
         self._failures = 0
@@ -102,7 +105,7 @@ class Trainer:
                 batch.volumes.astype(self.network.input_dtype, copy=False),
                 target,
                 batch.samples,
-                seed=number,
+                seed=hashed([self._seed, number]),
             )
             update = self.optimiser.apply(gradients, self.network.weights)
             loss, finite = float(loss), bool(update["finite"])

@@ -56,6 +56,68 @@ def existing_part(path: Path) -> Path:
     return path
 
 
+def check_ground(path: Path) -> None:
+    """See, changing nothing, that a folder is there to write in, or can be made.
+
+    Raises:
+        OutputError: it is no folder, or is not ours to write in.
+    """
+    ground = existing_part(path)
+    if not ground.is_dir():
+        raise OutputError(f"{ground} is not a folder: give another --output")
+    if not os.access(ground, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {ground}: give another --output")
+
+
+def check_room(path: Path, needed: int, what: str) -> None:
+    """See that a folder, there or to be made, has room.
+
+    Args:
+        path: of the folder.
+        needed: size of what will be written [bytes].
+        what: needs it, with its verb, such as "the results need about".
+
+    Raises:
+        OutputError: there is less.
+    """
+    ground = existing_part(path)
+    free = shutil.disk_usage(ground).free
+    if needed > free:
+        raise OutputError(
+            f"{ground} has {human_size(free)} free, {what} {human_size(needed)}: make room, or "
+            "give another --output"
+        )
+
+
+def take_lock(path: Path, busy: str, **owner: object) -> IO[str]:
+    """The mark of a process that writes; the system lifts it when the process ends, however.
+
+    Args:
+        path: of the file that is locked, and says whose lock it is; its folder exists.
+        busy: what to say when another process has it.
+        owner: what the file tells besides host and process.
+
+    Returns:
+        The file; closing it gives the lock up.
+
+    Raises:
+        OutputError: another process has it.
+        OSError: the file cannot be opened or written.
+    """
+    lock = open(path, "a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise OutputError(f"{busy}: {holder}") from None
+    lock.truncate(0)
+    json.dump({**owner, "host": socket.gethostname(), "pid": os.getpid()}, lock)
+    lock.flush()
+    return lock
+
+
 class OutputFolder:
     """A folder for the results of one run.
 
@@ -82,18 +144,9 @@ class OutputFolder:
         Raises:
             OutputError: with what is in the way, and what to do about it.
         """
-        ground = existing_part(self.path)
-        if not ground.is_dir():
-            raise OutputError(f"{ground} is not a folder: give another --output")
-        if not os.access(ground, os.W_OK | os.X_OK):
-            raise OutputError(f"no permission to write in {ground}: give another --output")
+        check_ground(self.path)
         self._check_contents(overwrite=overwrite)
-        free = shutil.disk_usage(ground).free
-        if needed > free:
-            raise OutputError(
-                f"{ground} has {human_size(free)} free, the results need about "
-                f"{human_size(needed)}: make room, or give another --output"
-            )
+        check_room(self.path, needed, "the results need about")
 
     def _check_contents(self, *, overwrite: bool) -> None:
         if self.is_finished():
@@ -127,19 +180,8 @@ class OutputFolder:
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
 
     def _take_lock(self) -> IO[str]:
-        """The mark of a run that writes; the system lifts it when the process ends, however."""
-        lock = open(self.partial / "owner.json", "a+", encoding="utf-8")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip()
-            lock.close()
-            raise OutputError(f"another run is writing in {self.path}: {owner}") from None
-        lock.truncate(0)
-        json.dump({"generator": GENERATOR, "host": socket.gethostname(), "pid": os.getpid()}, lock)
-        lock.flush()
-        return lock
+        busy = f"another run is writing in {self.path}"
+        return take_lock(self.partial / "owner.json", busy, generator=GENERATOR)
 
     def _clear_partial(self) -> None:
         if not os.path.lexists(self.partial):

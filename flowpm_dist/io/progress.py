@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -26,25 +26,28 @@ def can_draw(stream: IO[str]) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-class Progress:
-    """Steps done, shown on rank 0; a context, and the callback of `Simulation.run`.
+class Display:
+    """What rank 0 shows, a bar where there is a terminal and lines otherwise; a context.
 
     Args:
-        steps: how many there will be.
-        rank: of this process.
+        rank: of this process; the others show nothing.
         stream: where to; standard error by default.
+        total: of the bar's steps, where it is known.
     """
 
-    def __init__(self, steps: int, *, rank: int, stream: IO[str] | None = None) -> None:
-        self.steps, self.rank = steps, rank
-        self.stream = stream or sys.stderr
-        self._bar = self._make_bar() if rank == 0 and self._on_terminal() else None
-        self._task = self._bar.add_task("", total=steps, a="") if self._bar else None
+    def __init__(
+        self, rank: int, stream: IO[str] | None = None, *, total: int | None = None
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._silent = rank != 0
+        self._bar = None if self._silent else self._make_bar()
+        if self._bar:
+            self._task = self._bar.add_task("", total=total, state="")
 
-    def _on_terminal(self) -> bool:
-        return can_draw(self.stream) or TERMINAL_VARIABLE in os.environ
-
-    def _make_bar(self) -> Bar:
+    def _make_bar(self) -> Bar | None:
+        own, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
+        if not own and columns is None:
+            return None
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -54,20 +57,20 @@ class Progress:
             TimeRemainingColumn,
         )
 
-        columns = os.environ.get(TERMINAL_VARIABLE)
-        console = Console(
-            file=self.stream, force_terminal=True, width=int(columns) if columns else None
-        )
+        # The width of a terminal of our own is asked for again when it changes.
+        width = None if own or not columns else int(columns)
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[a]}"),
+            TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
-            console=console,
+            console=Console(file=self._stream, force_terminal=True, width=width),
+            # What a command prints into a file or a pipe stays there.
+            redirect_stdout=sys.stdout.isatty(),
         )
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
         return self
@@ -81,19 +84,36 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
+    def _say(self, line: str) -> None:
+        """Where there is no bar."""
+        if not self._silent:
+            print(line, file=self._stream, flush=True)
+
+
+class Progress(Display):
+    """Steps done, shown on rank 0; a context, and the callback of `Simulation.run`.
+
+    Args:
+        steps: how many there will be.
+        rank: of this process.
+        stream: where to; standard error by default.
+    """
+
+    def __init__(self, steps: int, *, rank: int, stream: IO[str] | None = None) -> None:
+        super().__init__(rank, stream, total=steps)
+
     def note(self, text: str) -> None:
         """Say what is being done now."""
-        if self._bar and self._task is not None:
+        if self._bar:
             self._bar.update(self._task, description=text)
-        elif self.rank == 0:
-            print(text, file=self.stream, flush=True)
+        else:
+            self._say(text)
 
     def __call__(self, step: int, steps: int, a: float, seconds: float) -> None:
         """One more step is done: its number from 1, how many there are, where it led, its time."""
-        if self._bar and self._task is not None:
+        if self._bar:
             state = f"a = {a:.3f}  {seconds:.2f} s"
-            self._bar.update(self._task, completed=step, a=state, description="evolution")
-        elif self.rank == 0:
+            self._bar.update(self._task, completed=step, state=state, description="evolution")
+        else:
             width = len(str(steps))
-            line = f"step {step:{width}d}/{steps}  a = {a:.4f}  {seconds:.2f} s"
-            print(line, file=self.stream, flush=True)
+            self._say(f"step {step:{width}d}/{steps}  a = {a:.4f}  {seconds:.2f} s")

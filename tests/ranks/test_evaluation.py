@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import zarr
 from conftest import NETWORK_SHAPES, SIZE, process_mesh
+from tiny_network import TINY
 
 from flowpm_dist.config_checks import ConfigError
 from flowpm_dist.config_training import load_training
@@ -50,6 +51,7 @@ sigma8 = [0.78, 0.95]
 [evolution]
 steps = 2
 [network]
+name = "{name}"
 gather_below = 4
 [training]
 batch = 2
@@ -102,7 +104,7 @@ def shared(tmp_path_factory):
 
 def config_of(folder, seed=0, simulations=8, test=4, grid=GRID, change=("", "")):
     name = f"run-{seed}-{simulations}-{test}-{grid}.toml"
-    text = RUN.format(seed=seed, simulations=simulations, test=test, grid=grid)
+    text = RUN.format(name=TINY.name, seed=seed, simulations=simulations, test=test, grid=grid)
     path = folder / f"{world().rank}-{name}"
     path.write_text(text.replace(*change))
     return load_training(path)
@@ -377,7 +379,7 @@ def test_dataset_holds_what_is_simulated(split, dataset, maker):
 def test_files_are_measured_as_simulations_are(shared, dataset):
     """A network trained on files: its baselines see what they see of simulations."""
     config, folder = dataset
-    text = RUN.format(seed=0, simulations=8, test=4, grid=GRID)
+    text = RUN.format(name=TINY.name, seed=0, simulations=8, test=4, grid=GRID)
     box, network = text[: text.index("[cosmology]")], text[text.index("[network]") :]
     network = network[: network.index("[data]")] + 'steps = 8\n[data]\nsource = "files"\n'
     path = shared / f"files-{world().rank}.toml"

@@ -92,6 +92,23 @@ def test_convolution(any_mesh, kernel, stride, edges):
     compare(any_mesh, function, lambda x, w: whole_convolution(x, w, stride, edges), arrays)
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 1), (3, 2)])
+def test_convolution_without_what_lies_beyond_the_edges(any_mesh, kernel, stride):
+    """Of whole volumes; the batch may be split."""
+    if any_mesh.size > any_mesh.axis_size("replica"):
+        pytest.skip("split volumes are refused")
+    dims = ("i", kernel), ("j", kernel), ("k", kernel), ("channel", CHANNELS), ("out", 4)
+    filters = shape_of(*dims)
+    function = MeshFunction(
+        lambda _, x, w: convolution(x, w, stride=stride, edges="valid"),
+        any_mesh,
+        layout_of(any_mesh),
+        {"x": (VOLUME, tf.float64), "w": (filters, tf.float64)},
+    )
+    arrays = [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
+    compare(any_mesh, function, lambda x, w: whole_convolution(x, w, stride, "valid"), arrays)
+
+
 def test_convolution_with_split_channels(any_mesh):
     """Output channels over the ranks instead of the volume."""
     axis = max(any_mesh.names, key=any_mesh.axis_size)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh
+from tiny_network import TINY
 
 from flowpm_dist.config_training import load_training
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
@@ -23,7 +24,7 @@ from flowpm_dist.cosmoflow.training import DivergedError, Trainer
 
 RUN = """
 [box]
-grid = 24
+grid = 16
 size = 128.0
 [cosmology]
 Omega_b = 0.049
@@ -35,13 +36,14 @@ sigma8 = [0.78, 0.95]
 [evolution]
 steps = 2
 [network]
+name = "{name}"
 precision = "float64"
-gather_below = 4
+gather_below = 2
 dropout = 0.2
 [training]
 batch = 4
 learning_rate = 1e-3
-validate_every = 20
+validate_every = {steps}
 checkpoint_every = {checkpoint_every}
 steps = {steps}
 [data]
@@ -67,7 +69,7 @@ def shared(tmp_path_factory):
 
 def config_of(shared, steps=20, checkpoint_every=10):
     path = shared / f"run-{RANK}.toml"
-    path.write_text(RUN.format(steps=steps, checkpoint_every=checkpoint_every))
+    path.write_text(RUN.format(name=TINY.name, steps=steps, checkpoint_every=checkpoint_every))
     return load_training(path)
 
 
@@ -104,7 +106,8 @@ def assert_same(found, expected):
         values, known = ([float(v) for v in column if v] for column in (values, known))
         np.testing.assert_allclose(values, known, rtol=1e-7)
     for w, e in zip(found[2], expected[2], strict=True):
-        np.testing.assert_allclose(w, e, atol=1e-7 * np.abs(e).max())
+        # Adam turns gradients near its epsilon into updates: their rounding is enlarged.
+        np.testing.assert_allclose(w, e, atol=1e-5 * np.abs(e).max())
 
 
 @pytest.mark.parametrize("shape", MESHES)
@@ -140,19 +143,19 @@ def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypat
 
 def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
     """With the checkpoint before them as it was."""
-    config = config_of(shared)
+    config = config_of(shared, steps=6, checkpoint_every=2)
     original = Trainer.step
 
     def spoiled(self, number):
-        if number == 12:
+        if number == 3:
             self.network.weights[0].assign(self.network.weights[0] * np.nan)
         return original(self, number)
 
     monkeypatch.setattr(Trainer, "step", spoiled)
-    with pytest.raises(DivergedError, match="3 steps in a row, up to step 14, are not finite"):
+    with pytest.raises(DivergedError, match="3 steps in a row, up to step 5, are not finite"):
         train(config, process_mesh(MESHES[0]), shared / "run")
     latest = tf.train.latest_checkpoint(str(shared / "run" / "checkpoints"))
-    assert latest.endswith("step-10")
+    assert latest.endswith("step-2")
     kernel = tf.train.load_variable(latest, "weights/0/.ATTRIBUTES/VARIABLE_VALUE")
     assert np.isfinite(kernel).all()
 
@@ -174,12 +177,21 @@ def test_views_of_split_volumes(network_mesh):
 
 
 def test_each_lane_keeps_to_its_universes(network_mesh, shared):
-    """The buffer is as large as it should be, old universes go, and each is used as often."""
+    """Every lane draws its own universes, of the latest generations, as they were simulated."""
     config = config_of(shared)
     lanes = Lanes.of(network_mesh, 4)
     maker = maker_of(config, network_mesh, lanes)
     plan = ReplayPlan(simulations=16, reuse=4, buffer=8, fill=4)
-    source = InSituSource(maker, network_mesh, plan, seed=0, augment=False, clock=PhaseClock())
+    made = []
+    source = InSituSource(
+        maker,
+        network_mesh,
+        plan,
+        seed=0,
+        augment=False,
+        clock=PhaseClock(),
+        made=made.append,
+    )
     source.start(0)
     names = {row.tobytes(): i for i, row in enumerate(maker.priors.draw("train", 0, 16))}
     for step in range(plan.steps(4)):
@@ -189,8 +201,9 @@ def test_each_lane_keeps_to_its_universes(network_mesh, shared):
         newest = plan.generations(step, 4)
         assert all(newest - 2 <= n // 4 < newest for n in numbers)
         assert list(batch.samples) == [4 * step + lane for lane in lanes]
-        np.testing.assert_allclose(
-            batch.volumes.mean(axis=(1, 2, 3)).sum() / len(numbers), 1, atol=0.5
-        )
+        for number, volume in zip(numbers, batch.volumes, strict=True):
+            np.testing.assert_array_equal(
+                volume, made[number // 4].volumes[number % 4 - lanes.first]
+            )
     source.close()
     assert newest == 4 and plan.steps(4) == 16
