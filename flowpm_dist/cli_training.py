@@ -67,6 +67,7 @@ class Plan:
     mesh: str
     folder: TrainingFolder
     resume: bool
+    overwrite: bool
 
     @property
     def is_complete(self) -> bool:
@@ -188,7 +189,7 @@ def make_plan(
         folder.check(resume=resume, overwrite=overwrite, needed=training_bytes(config, folder))
         if resume and folder.run_file.exists():
             check_same(load_training(folder.run_file), config, run_file, output)
-    return Plan(config, shape, folder, resume)
+    return Plan(config, shape, folder, resume, overwrite)
 
 
 def training_bytes(config: TrainingConfig, folder: TrainingFolder) -> int:
@@ -282,10 +283,11 @@ def _train(plan: Plan) -> Outcome:
     rank = launch.detect().rank
     with job(describe(plan), lambda: last_checkpoint(plan.folder)) as progress:
         if rank == 0:
-            plan.folder.begin(resume=plan.resume)
-        from flowpm_dist.cosmoflow.run import TrainingRun
+            plan.folder.begin(resume=plan.resume, overwrite=plan.overwrite)
+        from flowpm_dist.cosmoflow.run import TrainingRun, stage_files
         from meshimpl.process_mesh import ProcessMesh
 
+        stage_files(plan.config, progress)
         mesh = ProcessMesh(plan.mesh)
         session = TrainingRun(plan.config, mesh, plan.folder, progress)
         outcome = session.run(resume=plan.resume)

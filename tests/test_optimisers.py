@@ -105,7 +105,7 @@ def larc_adam(weights, steps, trust, epsilon=0.1, beta1=0.9, beta2=0.999):
             v[i] = beta2 * v[i] + (1 - beta2) * g**2
             u = (m[i] / (1 - beta1**t)) / (np.sqrt(v[i] / (1 - beta2**t)) + epsilon)
             norms = np.sqrt(np.sum(weights[i] ** 2)), np.sqrt(np.sum(u**2))
-            free = weights[i].ndim == 1 or min(norms) == 0
+            free = weights[i].ndim <= 1 or min(norms) == 0
             rate = RATE if free else RATE * min(1, trust * norms[0] / (RATE * norms[1]))
             used.append(rate / RATE)
             weights[i] = weights[i] - rate * u
@@ -129,7 +129,7 @@ def test_larc_lets_no_tensor_change_by_more_than_its_trust():
     before = [weight.numpy() for weight in weights]
     run(Adam(Constant(1e3)), weights, [0])
     for old, new in zip(before, weights, strict=True):
-        if old.ndim == 1:
+        if old.ndim <= 1:
             continue
         change = np.linalg.norm(new.numpy() - old) / np.linalg.norm(old)
         np.testing.assert_allclose(change, SC18_TRUST, rtol=1e-10)
@@ -142,7 +142,7 @@ def test_momentum_with_larc_is_algorithm_1_of_you_gitman_and_ginsburg():
     for n in range(3):
         for i, g in enumerate(arrays(99 + n, 0.1 * (n + 1))):
             norms = np.sqrt(np.sum(expected[i] ** 2)), np.sqrt(np.sum(g**2))
-            trusted = RATE if g.ndim == 1 else min(RATE, 0.004 * norms[0] / norms[1])
+            trusted = RATE if g.ndim <= 1 else min(RATE, 0.004 * norms[0] / norms[1])
             velocity[i] = 0.9 * velocity[i] + trusted * g
             expected[i] = expected[i] - velocity[i]
     run(Momentum(Constant(RATE), larc=0.004), weights, range(3))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from flowpm_dist.cosmoflow.folder import TrainedError
 from flowpm_dist.cosmoflow.optimisers import Optimiser
 from flowpm_dist.io.folder import WriteError
 from meshimpl.process_mesh import ProcessMesh
@@ -49,10 +50,15 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Write one, after `step` steps. On all ranks together.
 
+        All ranks go on with rank 0's values: should processors of different kinds round otherwise,
+        the ranks stay equal, and equal to what is resumed.
+
         Raises:
             WriteError: on rank 0, where it cannot be written; those before are as they were.
         """
         self._step.assign(step)
+        for variable in self._variables:
+            variable.assign(self._mesh.world.broadcast(variable))
         if self._mesh.rank == 0:
             try:
                 self._manager.save(checkpoint_number=step)
@@ -64,19 +70,55 @@ class Checkpoints:
         """Take up the latest, on all ranks; the number of steps it was written after, or None.
 
         Raises:
-            ValueError: it is of another network or optimiser.
+            TrainedError: on all ranks; it is damaged, or of another network or optimiser.
         """
-        latest = self._manager.latest_checkpoint if self._mesh.rank == 0 else None
-        found = self._mesh.world.broadcast(tf.constant(int(latest is not None)))
-        if not int(found):
-            return None
-        if latest is not None:
-            try:
-                self._checkpoint.restore(latest).assert_existing_objects_matched()
-            except (ValueError, AssertionError, tf.errors.OpError) as error:
-                raise ValueError(
-                    f"{latest} is not of this network and optimiser: {error}"
-                ) from error
-        for variable in self._variables:
-            variable.assign(self._mesh.world.broadcast(variable))
-        return int(self._step)
+        found = take_up(self._folder, self._mesh, self._checkpoint, self._variables)
+        return int(self._step) if found else None
+
+
+def take_up(
+    folder: Path,
+    mesh: ProcessMesh,
+    checkpoint: tf.train.Checkpoint,
+    variables: Sequence[tf.Variable],
+    *,
+    partly: bool = False,
+) -> bool:
+    """Read the latest checkpoint of a folder on rank 0, and give it to all ranks.
+
+    Args:
+        folder: of checkpoints.
+        mesh: the ranks.
+        checkpoint: of the variables.
+        variables: what it holds.
+        partly: it may hold more.
+
+    Returns:
+        Whether there is one.
+
+    Raises:
+        TrainedError: on all ranks; it is damaged, or does not hold these variables.
+    """
+    latest, problem = None, ""
+    if mesh.rank == 0:
+        latest = tf.train.latest_checkpoint(str(folder))
+        named = tf.train.get_checkpoint_state(str(folder))
+        try:
+            if latest is not None:
+                status = checkpoint.restore(latest).assert_existing_objects_matched()
+                if partly:
+                    status.expect_partial()
+            elif named is not None:
+                problem = f"the files of {named.model_checkpoint_path} are missing"
+        except (ValueError, AssertionError) as error:
+            problem = f"it is of another network or optimiser: {error}"
+        except tf.errors.OpError as error:
+            problem = f"it is damaged: {error.message}"
+    state = tf.constant([int(latest is not None), int(bool(problem))])
+    there, bad = mesh.world.broadcast(state).numpy()
+    if bad:
+        raise TrainedError(f"the latest checkpoint in {folder} cannot be used; {problem}")
+    if there:
+        for variable in variables:
+            variable.assign(mesh.world.broadcast(variable))
+    return bool(there)

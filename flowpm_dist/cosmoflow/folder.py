@@ -24,6 +24,10 @@ CONTENTS = (
 )  # fmt: skip
 
 
+class TrainedError(ValueError):
+    """A folder without a network that can be asked, or trainings that cannot be compared."""
+
+
 class TrainingFolder:
     """A folder that one training owns.
 
@@ -106,20 +110,26 @@ class TrainingFolder:
                 "give another --output, or move them away"
             )
 
-    def begin(self, *, resume: bool) -> None:
+    def begin(self, *, resume: bool, overwrite: bool = False) -> None:
         """Own the folder, cleared of an older training unless that is resumed. On rank 0.
 
+        Args:
+            resume, overwrite: as for `check`.
+
         Raises:
-            OutputError: another training is writing here, or the folder cannot be made.
+            OutputError: another training is writing here or has been written since it was looked
+                at, or the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             busy = f"another training is writing in {self.path}"
             self._lock = take_lock(self.path / ".lock", busy)
             if not resume:
-                for name in CONTENTS:
+                self._check_contents(overwrite)
+                for name in reversed(CONTENTS):  # the mark last: what is left stays ours
                     _remove(self.path / name)
-            self.write_mark(complete=False)
+            step = {"step": self.mark()["step"]} if "step" in self.mark() else {}
+            self.write_mark(complete=False, **step)
         except OSError as error:
             where = error.filename or self.path
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error

@@ -66,9 +66,8 @@ class Statistics:
         gathered = self._mesh.gather_to_root(table)
         if gathered is None:
             return
-        everything = np.concatenate([self._written(width), *gathered])
-        _, latest = np.unique(everything[:, 0], return_index=True)
-        everything = everything[latest]
+        everything = np.concatenate([*gathered, self._written(width)])
+        everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
         ends = np.cumsum(self._sizes)[:-1]
         parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
         _write_npz(
@@ -157,6 +156,7 @@ def make_volumes(
                 made.volumes, made.parameters, made.seeds, made.index, strict=True
             ):
                 writer.write(volume, y, seed=int(seed), index=int(index))
+            mesh.barrier()  # replicas are never further apart than a generation
             if progress is not None:
                 done = number - first_generation + 1
                 progress(min(count, done * lanes.batch), count)

@@ -243,6 +243,7 @@ class InSituSource:
         self.buffer.skip_to(first)
         for generation in range(first, wanted):
             self._add(self.maker.make("train", generation))
+            self.mesh.barrier()  # replicas are never further apart than a generation
             if progress is not None:
                 done = generation - first + 1
                 progress(done * self.lanes.batch, (wanted - first) * self.lanes.batch)

@@ -80,13 +80,17 @@ class TensorBoard:
     """Scalars for TensorBoard.
 
     Args:
-        folder: of the events.
+        folder: of the events of all sessions.
+        first: step that this session begins with; its events go into a folder of their own.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int) -> None:
         import tensorflow as tf
 
-        self._scalar, self._writer = tf.summary.scalar, tf.summary.create_file_writer(str(folder))
+        self._scalar, self._writer = (
+            tf.summary.scalar,
+            tf.summary.create_file_writer(str(folder / f"from-{first}")),
+        )
 
     def add(self, step: int, **values: float) -> None:
         """The values of a step, by name."""

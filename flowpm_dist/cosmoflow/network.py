@@ -42,6 +42,10 @@ LAST = 0.1
 """Scale of the last layer's first weights. The network then begins near the mean predictor, and its
 first updates do not silence the layers before, from which trainings of this network seldom recover.
 """
+LEAST_SPREAD = 0.03
+"""Of calibrated features, over their largest mean: what varies less is not enlarged to variance 1,
+or every update of the layers before would shake the dense layers.
+"""
 _DIMENSIONS = {
     1: ("units",),
     2: ("features", "units"),
@@ -254,9 +258,11 @@ class Network(tf.Module):
         outputs = [self._predict(volume=v, **self._held)[1] for v in volumes]
         features = self._of_all_replicas(tf.concat(outputs, axis=0))
         found = features / self.scale.numpy() + self.shift.numpy()
-        spread = found.std(axis=0)
-        self.shift.assign(found.mean(axis=0))
-        self.scale.assign(1 / np.maximum(spread, 1e-3 * spread.max() + 1e-30))
+        mean, spread = found.mean(axis=0), found.std(axis=0)
+        if spread.max() <= 1e-6 * np.abs(mean).max():
+            return  # one volume, again and again: there is nothing to learn from
+        self.shift.assign(mean)
+        self.scale.assign(1 / np.maximum(spread, LEAST_SPREAD * np.abs(mean).max()))
 
     def follow(self, share: float) -> None:
         """Move the features' shift by a share of the way to the mean of the latest step's batch.

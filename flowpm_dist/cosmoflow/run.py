@@ -16,7 +16,7 @@ import tensorflow as tf
 from flowpm_dist.config_training import TrainingConfig
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.file_source import FileSource, in_order
-from flowpm_dist.cosmoflow.folder import TrainingFolder, write_text
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder, write_text
 from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
 from flowpm_dist.cosmoflow.logs import MetricsTable, TensorBoard, read_metrics
@@ -30,6 +30,7 @@ from flowpm_dist.cosmoflow.parts import (
 )
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.progress import TrainingProgress
+from flowpm_dist.cosmoflow.record_batches import check_lane
 from flowpm_dist.cosmoflow.records import (
     DummyDataset,
     RecordDataset,
@@ -97,8 +98,27 @@ class StopRequest:
         return signal.Signals(received).name if received else None
 
 
+def stage_files(config: TrainingConfig, progress: TrainingProgress) -> None:
+    """Copy the files of a run to the fast folder that it names, if any, once on each node.
+
+    Before the ranks form a mesh: those that wait for others there do so for minutes at most.
+    """
+    data = config.data
+    if data.staging is None or data.folder is None or launch.detect().local_rank:
+        return
+    for split in ("train", "validation"):
+        stage(
+            data.folder,
+            data.staging,
+            split,
+            progress=functools.partial(progress, f"staging {split}"),
+        )
+
+
 class TrainingRun:
     """One session of a training: its beginning, or where it goes on.
+
+    Files that are to be staged have been, see `stage_files`.
 
     Args:
         config: checked.
@@ -177,14 +197,6 @@ class TrainingRun:
         folder = self.folder.held_out if data.source == "simulate" else data.folder
         assert folder is not None
         if data.staging is not None:
-            if launch.detect().local_rank == 0:
-                stage(
-                    folder,
-                    data.staging,
-                    split,
-                    progress=functools.partial(self.progress, f"staging {split}"),
-                )
-            self.mesh.barrier()
             folder = data.staging
         parameters = data.parameters if data.source == "files" else None
         return RecordDataset(
@@ -200,33 +212,48 @@ class TrainingRun:
         Raises:
             DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
         """
-        first = (self.checkpoints.restore() or 0) if resume else 0
+        first = self._resumed() if resume else 0
         if self.mesh.rank == 0:
             text = f"# As run by flowpm-dist.\n{self.config.resolved()}"
             write_text(self.folder.run_file, text)
         if self.maker is not None:
             self._make_held_out(self.maker)
-        with StopRequest(self.mesh).heard() as stop, ExitStack() as open_files:
+        if self.config.data.source != "dummy":
+            check_lane(len(self._validation_set), self.lanes.batch, None)
+        with ExitStack() as opened:
+            opened.callback(self.trainer.source.close)
             self._start(first)
             if first == 0:
                 self._calibrate()
-            logs = self._logs(first, open_files)
-            try:
-                outcome = self._steps(first, stop, logs)
-            finally:
-                self.trainer.source.close()
+            logs = self._logs(first, opened)
+            # Until here nothing is lost by ending at once.
+            stop = opened.enter_context(StopRequest(self.mesh).heard())
+            outcome = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
             self._write_phases(outcome)
         return outcome
+
+    def _resumed(self) -> int:
+        """The step to go on with: that of the latest checkpoint."""
+        said = int(str(self.folder.mark().get("step", 0)))
+        found = self.checkpoints.restore()
+        if found is None and int(self.mesh.world.broadcast(tf.constant(said))):
+            raise TrainedError(
+                f"{self.folder.path} has made {said} steps, but {self.folder.checkpoints} holds no "
+                "checkpoint: put it back, or begin anew with --overwrite"
+            )
+        return found or 0
 
     def _make_held_out(self, maker: UniverseMaker) -> None:
         """Simulations of validation and test, unless they are there from an earlier session."""
         folder, header = self.folder.held_out, header_of(self.config, self.mesh)
         try:
-            there = set(read_header(folder)[1])
+            there = set(read_header(folder)[1]) >= set(HELD_OUT)
         except (RecordError, OSError):
-            there = set()
-        missing = [] if set(HELD_OUT) <= there else list(HELD_OUT)
+            there = False
+        # As rank 0 sees it: file systems may show it to others later.
+        there = bool(self.mesh.world.broadcast(tf.constant(int(there))))
+        missing = [] if there else list(HELD_OUT)
         for split in missing:
             count = getattr(self.config.data, split)
             make_volumes(
@@ -265,7 +292,7 @@ class TrainingRun:
         if self.mesh.rank != 0:
             return None
         table = open_files.enter_context(MetricsTable(self.folder.metrics, first))
-        board = TensorBoard(self.folder.path / "tensorboard")
+        board = TensorBoard(self.folder.path / "tensorboard", first)
         open_files.callback(board.close)
         return table, board
 
@@ -273,6 +300,8 @@ class TrainingRun:
         self, first: int, stop: StopRequest, logs: tuple[MetricsTable, TensorBoard] | None
     ) -> Outcome:
         asked, steps = self.config.training, self.config.total_steps
+        if first >= steps and self.mesh.rank == 0:
+            self.folder.write_mark(complete=True, step=first, steps=steps)
         self.progress.note(f"training from step {first} of {steps}; compiling")
         begin, totals = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
         report, validation, stopped, number = None, None, None, first
@@ -358,9 +387,10 @@ class TrainingRun:
         return dataset
 
     def _save(self, step: int) -> None:
-        self.checkpoints.save(step)
+        # Statistics first: what the buffer no longer holds is not simulated again on resuming.
         if self.statistics is not None and self.maker is not None and self.maker.k is not None:
             self.statistics.write(self.maker.k)
+        self.checkpoints.save(step)
         if self.mesh.rank == 0:
             complete = step == self.config.total_steps
             self.folder.write_mark(complete=complete, step=step, steps=self.config.total_steps)
@@ -369,6 +399,8 @@ class TrainingRun:
         from flowpm_dist.cosmoflow.figures import phases_figure, save_figure, training_figure
 
         path = self.folder.path
+        if not any(outcome.phases.values()):
+            return  # no step was left to do
         facts = {
             "seconds_per_step": outcome.phases,
             "mesh": str(self.mesh),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.blocks import parse_mesh
 from flowpm_dist.config_training import TrainingConfig, check_training_mesh, load_training
-from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution")
 """Sections that say what is simulated."""
-
-
-class TrainedError(ValueError):
-    """A folder without a network that can be asked, or trainings that cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -214,23 +210,14 @@ def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variab
         The number of steps it was written after.
 
     Raises:
-        TrainedError: on all ranks; it is damaged, or not of this network.
+        TrainedError: on all ranks; it is damaged, missing, or not of this network.
     """
     import tensorflow as tf
 
+    from flowpm_dist.cosmoflow.checkpoints import take_up
+
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    problem = ""
-    if mesh.rank == 0:
-        latest = tf.train.latest_checkpoint(str(folder))
-        try:
-            status = tf.train.Checkpoint(weights=list(weights), step=step).restore(latest)
-            status.assert_existing_objects_matched().expect_partial()
-        except (ValueError, AssertionError, tf.errors.OpError) as error:
-            problem = f": {error}"
-        if latest is None:
-            problem = ": its files are missing"
-    if int(mesh.world.broadcast(tf.constant(int(bool(problem))))):
-        raise TrainedError(f"the latest checkpoint in {folder} cannot be used{problem}")
-    for variable in (step, *weights):
-        variable.assign(mesh.world.broadcast(variable))
+    checkpoint = tf.train.Checkpoint(weights=list(weights), step=step)
+    if not take_up(folder, mesh, checkpoint, [step, *weights], partly=True):
+        raise TrainedError(f"{folder} holds no checkpoint")
     return int(step)

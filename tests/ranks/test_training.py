@@ -2,6 +2,7 @@
 gone on with; and what batches hold."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tiny_network import TINY
 
 from flowpm_dist.config_training import load_training
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
-from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
 from flowpm_dist.cosmoflow.logs import read_metrics
 from flowpm_dist.cosmoflow.parts import maker_of
@@ -80,9 +81,11 @@ def train(config, mesh, path, resume=False):
         folder.begin(resume=resume)
     mesh.barrier()
     session = TrainingRun(config, mesh, folder, TrainingProgress(rank=1))
-    outcome = session.run(resume=resume)
+    try:
+        outcome = session.run(resume=resume)
+    finally:
+        folder.release()
     weights = [w.numpy() for w in session.trainer.network.weights]
-    folder.release()
     mesh.barrier()
     return outcome, read_metrics(path / "metrics.csv"), weights
 
@@ -207,3 +210,37 @@ def test_each_lane_keeps_to_its_universes(network_mesh, shared):
             )
     source.close()
     assert newest == 4 and plan.steps(4) == 16
+
+
+def test_resuming_without_the_checkpoint_is_refused(shared):
+    """Nothing that was made is dropped in silence."""
+    config = config_of(shared, steps=2, checkpoint_every=1)
+    mesh = process_mesh(MESHES[0])
+    train(config, mesh, shared / "run")
+    checkpoints = shared / "run" / "checkpoints"
+    if RANK == 0:
+        for file in checkpoints.glob("step-2*"):
+            file.write_bytes(file.read_bytes()[:10])
+    mesh.barrier()
+    with pytest.raises(TrainedError, match="the latest checkpoint in .* cannot be used"):
+        train(config, mesh, shared / "run", resume=True)
+    mesh.barrier()
+    if RANK == 0:
+        shutil.rmtree(checkpoints)
+    mesh.barrier()
+    with pytest.raises(TrainedError, match="has made 2 steps, but .* holds no checkpoint"):
+        train(config, mesh, shared / "run", resume=True)
+    assert len(read_metrics(shared / "run" / "metrics.csv")) == 2
+
+
+def test_a_training_with_nothing_left_to_do_is_complete(shared):
+    config = config_of(shared, steps=2, checkpoint_every=2)
+    mesh = process_mesh(MESHES[0])
+    train(config, mesh, shared / "run")
+    folder = TrainingFolder(shared / "run")
+    if RANK == 0:
+        folder.write_mark(complete=False, step=2)
+    mesh.barrier()
+    outcome, rows, _ = train(config, mesh, shared / "run", resume=True)
+    mesh.barrier()
+    assert outcome.step == 2 and len(rows) == 2 and folder.mark()["complete"] is True
