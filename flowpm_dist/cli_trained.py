@@ -25,7 +25,7 @@ from flowpm_dist.cosmoflow.trained import asking_mesh, read_training
 from flowpm_dist.cosmoflow.volume import open_volume
 from meshimpl import launch
 
-COLUMNS = 100
+COLUMNS = 112
 """Width of the table where there is no terminal."""
 
 
