@@ -39,7 +39,7 @@ lint: setup ## Lint and type checks alone
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: setup ## Measure FFT, kernels, simulation, gradient, memory (half an hour)
+bench: setup ## Measure FFT, kernels, simulation, gradient, memory, network
 	$(BIN)/python benchmarks/fft.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/simulate.py --gradient --profile

@@ -4,8 +4,7 @@ judge the networks beside what the power spectrum tells of the same volumes.
     python examples/cosmoflow.py --ranks 2
 
 Each training goes into a folder of its own; the table, predicted against true values and the
-learning curve into OUTPUT/evaluation. A script that was interrupted goes on where it was. On two
-cores 2,048 simulations and the training on them take about half an hour for each seed.
+learning curve into OUTPUT/evaluation. A script that was interrupted goes on where it was.
 """
 
 import argparse

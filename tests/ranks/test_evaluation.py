@@ -83,7 +83,8 @@ def solo():
 
 
 def on_first_rank(function):
-    """Done once, and seen by all ranks."""
+    """Done once, after what all ranks did before, and seen by all."""
+    world().barrier()
     if world().rank == 0:
         function()
     world().barrier()
