@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import philox
-from meshimpl.collectives import fence, separate_chain
+from meshimpl.collectives import Communicator, fence, separate_chain
 from meshimpl.compat import mtf
 from meshimpl.distributions import draw
 from meshimpl.process_mesh import ProcessMesh
@@ -158,7 +158,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         calls = self._random_calls[number]
         return number, tf.identity(calls) if self._replay else calls.assign_add(1)
 
-    def _axes(self, mesh_axes: Sequence[int]) -> Any:
+    def _axes(self, mesh_axes: Sequence[int]) -> Communicator:
         return self.mesh.communicator(*[self.mesh.names[axis] for axis in mesh_axes])
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
@@ -236,6 +236,11 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
     def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
         """The whole tensor, on every rank; split dimensions are gathered."""
         return self.gather(laid_out_x.to_laid_out_tensor().one_slice, x.shape)
+
+    def ranks_over(self, tensor_dimension: Any) -> Communicator:
+        """The line of ranks over which a dimension is split; this rank alone where it is whole."""
+        axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
+        return self._axes([] if axis is None else [axis])
 
     def replicated_axes(self, tensor_shape: Any) -> list[int]:
         """The mesh axes along which all slices of such a tensor are equal."""

@@ -81,8 +81,7 @@ def convolution(
 
 
 def _check_blocks(dim: Any, stride: int, edges: str, impl: Any, name: str) -> None:
-    axis = impl.tensor_dimension_to_mesh_axis(dim)
-    ranks = 1 if axis is None else impl.shape[axis].size
+    ranks = impl.ranks_over(dim).size
     if ranks == 1:
         return
     if edges == "valid":

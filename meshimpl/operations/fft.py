@@ -175,23 +175,19 @@ def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
             or a block would be uneven.
     """
     x, y, z = shape.dims[-3:]
-    axes = [impl.tensor_dimension_to_mesh_axis(d) for d in (x, y, z)]
-    if axes[2] is not None and impl.shape[axes[2]].size > 1:
+    row, col, alone = (impl.ranks_over(dim) for dim in (x, y, z))
+    if alone.size > 1:
         raise ValueError(f"the FFT needs the dimension {z.name} whole on each rank")
-    row, col = (
-        impl.mesh.communicator(*([] if axis is None else [impl.mesh.names[axis]]))
-        for axis in axes[:2]
-    )
     for dim, group in ((x, row), (y, col)):
         if dim.size % group.size:
             raise ValueError(
                 f"dimension {dim.name}={dim.size} does not divide by its {group.size} ranks"
             )
     result = Pencils((x.size, y.size, z.size), row, col)
-    for dim, axis in zip(_spectral_dims((x, y, z), result), (axes[1], axes[0], None), strict=True):
-        found = impl.tensor_dimension_to_mesh_axis(dim)
-        sizes = [1 if a is None else impl.shape[a].size for a in (axis, found)]
-        if max(sizes) > 1 and axis != found:
+    axes = [*map(impl.tensor_dimension_to_mesh_axis, (y, x)), None]
+    spectral = _spectral_dims((x, y, z), result)
+    for dim, ranks, axis in zip(spectral, (col, row, alone), axes, strict=True):
+        if impl.ranks_over(dim) != ranks:
             where = "stay whole" if axis is None else f"be split over {impl.shape[axis].name}"
             raise ValueError(f"the layout must let the spectral dimension {dim.name} {where}")
     return result

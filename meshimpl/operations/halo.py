@@ -131,11 +131,11 @@ def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
     dims = []
     for dim in shape:
         if dim.name in widths:
-            axis = impl.tensor_dimension_to_mesh_axis(dim)
-            blocks = 1 if axis is None else impl.shape[axis].size
-            size = dim.size + sum(_both(widths[dim.name])) * blocks
+            ranks = impl.ranks_over(dim)
+            size = dim.size + sum(_both(widths[dim.name])) * ranks.size
             wide = mtf.Dimension(dim.name + SUFFIX, size)
-            if blocks > 1 and impl.tensor_dimension_to_mesh_axis(wide) != axis:
+            if ranks.size > 1 and impl.ranks_over(wide) != ranks:
+                axis = impl.tensor_dimension_to_mesh_axis(dim)
                 raise ValueError(
                     f"the layout must split {wide.name} over {impl.shape[axis].name}, as it splits "
                     f"{dim.name}"
@@ -172,14 +172,13 @@ class HaloOperation(mtf.Operation):
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         plain = (self.outputs if self._reduce else self.inputs)[0].shape
         axes = [
-            (i, _both(self._widths[dim.name]), impl.tensor_dimension_to_mesh_axis(dim))
+            (i, _both(self._widths[dim.name]), impl.ranks_over(dim))
             for i, dim in enumerate(plain)
             if any(_both(self._widths.get(dim.name, 0)))
         ]
         change = fold_axis if self._reduce else pad_axis
-        for axis, widths, mesh_axis in reversed(axes) if self._reduce else axes:
-            names = [] if mesh_axis is None else [impl.mesh.names[mesh_axis]]
-            value = change(value, axis, widths, impl.mesh.communicator(*names), self._edges)
+        for axis, widths, ranks in reversed(axes) if self._reduce else axes:
+            value = change(value, axis, widths, ranks, self._edges)
         lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([value]))
 
 

@@ -32,10 +32,8 @@ def pool(x: Any, kind: Literal["average", "max"], size: int, *, name: str = "poo
     if kind not in POOLS:
         raise ValueError(f"pool {kind!r} is not one of {', '.join(map(repr, POOLS))}")
     batch, *sides, channel = x.shape.dims
-    impl = x.mesh.impl
     for dim in sides:
-        axis = impl.tensor_dimension_to_mesh_axis(dim)
-        ranks = 1 if axis is None else impl.shape[axis].size
+        ranks = x.mesh.impl.ranks_over(dim).size
         if ranks > 1 and dim.size // ranks % size:
             raise ValueError(
                 f"{name}: blocks of {dim.size // ranks} cells along {dim.name} do not divide by "

@@ -76,35 +76,25 @@ def local(
     return list(LocalOperation(function, inputs, outputs, adjoint, name).outputs)
 
 
-class LayerOperation(LocalOperation):
-    """`function` of this rank's blocks, whose gradient TensorFlow finds."""
-
-    def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Any], shape: Any, name: str
-    ) -> None:
-        outputs = [(shape, inputs[0].dtype)]
-        super().__init__(function, inputs, outputs, lambda *_: [], name)
-
-    def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Of every floating input."""
-        operation = LayerGradientOperation(self, grad_ys[0])
-        found = iter(operation.outputs)
-        return [next(found) if x.dtype.is_floating else None for x in self.inputs]
-
-
 class LayerGradientOperation(mtf.Operation):
-    """The vector-Jacobian product of a layer.
+    """The vector-Jacobian product of a layer, for every floating input.
 
     That of an input which is whole where the layer's work is split, such as a kernel, is a sum over
     those ranks. It is left as a `mtf.LazyAllreduceSum`, so that several may travel together.
     """
 
-    def __init__(self, layer: LayerOperation, cotangent: Any) -> None:
-        super().__init__([*layer.inputs, cotangent], name=f"{layer.name}_gradient")
-        self._layer = layer
-        self._wrt = [i for i, x in enumerate(layer.inputs) if x.dtype.is_floating]
-        tensors = [layer.inputs[i] for i in self._wrt]
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype) for x in tensors]
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        shape: Any,
+        cotangent: Any,
+        name: str,
+    ) -> None:
+        super().__init__([*inputs, cotangent], name=name)
+        self._function, self._shape = function, shape
+        self._wrt = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
+        self._outputs = [mtf.Tensor(self, inputs[i].shape, inputs[i].dtype) for i in self._wrt]
 
     @property
     def has_gradient(self) -> bool:
@@ -120,9 +110,9 @@ class LayerGradientOperation(mtf.Operation):
         wrt = [blocks[i] for i in self._wrt]
         with tf.GradientTape() as tape:
             tape.watch(wrt)
-            result = self._layer._function(*blocks)
+            result = self._function(*blocks)
         cotangent = tf.reshape(cotangent, result.shape)
-        worked = _split_axes([x.shape for x in (*self._layer.inputs, *self._layer.outputs)], impl)
+        worked = _split_axes([self._shape], impl)
         for output, g in zip(self.outputs, tape.gradient(result, wrt, cotangent), strict=True):
             block = LaidOutTensor([tf.reshape(g, impl.slice_shape(output.shape))])
             axes = sorted(worked - _split_axes([output.shape], impl))
@@ -157,7 +147,14 @@ def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, na
     if lost:
         axes = ", ".join(impl.shape[a].name for a in sorted(lost))
         raise ValueError(f"{name}: an input is split over {axes}, but the result {shape} is not")
-    return LayerOperation(function, inputs, shape, name).outputs[0]
+
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        (dy,) = cotangents
+        operation = LayerGradientOperation(function, inputs, shape, dy, f"{name}_gradient")
+        found = iter(operation.outputs)
+        return [next(found) if x.dtype.is_floating else None for x in inputs]
+
+    return local(function, inputs, [(shape, inputs[0].dtype)], adjoint=adjoint, name=name)[0]
 
 
 class TogetherOperation(mtf.Operation):
