@@ -9,7 +9,7 @@ on every rank; the gradients of all of them arrive complete.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -304,13 +304,13 @@ class Network(tf.Module):
         """
         *weights, shift, scale = held
         features = None
-        x, rest, split = self._prepared(volume), iter(weights), self._split_sides()
+        x, rest, split = self._prepared(volume), iter(weights), _split_sides(volume)
         drops = 0
         for stage in self.stages:
             here = stage.layer
             last = stage is self.stages[-1]
             if split and self._too_thin(stage, split):
-                x, split = layers.whole(x, split), []
+                x, split = layers.whole(x, list(split)), {}
             if isinstance(here, Convolution):
                 x = self._convolved(x, next(rest), stage)
             elif isinstance(here, Pool):
@@ -355,19 +355,13 @@ class Network(tf.Module):
 
         return layer(bound, [x], x.shape, name="bounded")
 
-    def _split_sides(self) -> list[str]:
-        sides = {"row": "x", "col": "y"}
-        axes = [a for a in sides if a != self.split_channels and self.mesh.axis_size(a) > 1]
-        return [sides[axis] for axis in axes]
-
-    def _too_thin(self, stage: Stage, split: Sequence[str]) -> bool:
+    def _too_thin(self, stage: Stage, split: Mapping[str, int]) -> bool:
         """Whether a layer had better work on whole volumes than on blocks."""
         here = stage.layer
         if isinstance(here, Dense | Shrink | Dropout):
             return True
         step = here.stride if isinstance(here, Convolution) else here.size
-        for side in split:
-            ranks = self.mesh.axis_size({"x": "row", "y": "col"}[side])
+        for ranks in split.values():
             block = stage.width // ranks
             if stage.width % ranks or block % step or block < self.gather_below:
                 return True
@@ -386,6 +380,13 @@ class Network(tf.Module):
             name=stage.name,
         )
         return mtf.rename_dimension(x, out, "channel")
+
+
+def _split_sides(volume: Any) -> dict[str, int]:
+    """Sides of a volume [batch, x, y, z, ...] that are split, and over how many ranks."""
+    sides = volume.shape.dims[1:4]
+    ranks = {dim.name: volume.mesh.impl.ranks_over(dim).size for dim in sides}
+    return {side: count for side, count in ranks.items() if count > 1}
 
 
 def _logarithm(density: tf.Tensor) -> tf.Tensor:
