@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import COMMAND, flowpm, folder_with, plain
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io.folder import FILES, SNAPSHOT
 from meshimpl import launch
 
-COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
 RUN = """
 [box]
 grid = 16
@@ -37,27 +37,12 @@ steps = 2
 """
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with a good run file, and the current one."""
-    (tmp_path / "run.toml").write_text(RUN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    return tmp_path
-
-
-def flowpm(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
+here = folder_with(RUN)
 
 
 def mpirun(ranks: int, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     command, env = launch.mpirun_command(ranks, [*COMMAND, *words])
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-
-
-def plain(text: str) -> str:
-    """Without the boxes and line ends of the help pages."""
-    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
 
 
 def test_help_names_each_option_and_an_example():
@@ -133,13 +118,10 @@ def two_runs(tmp_path_factory):
     """The same universe on one rank and on two."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "run.toml").write_text(RUN)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = {}
     for ranks in (1, 2):
         words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}"]
-        done[ranks] = subprocess.run(
-            [*COMMAND, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300
-        )
+        done[ranks] = flowpm(*words, folder=folder, timeout=300)
         assert done[ranks].returncode == 0, done[ranks].stderr
     return folder, done
 

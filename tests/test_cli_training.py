@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import COMMAND, flowpm, folder_with, plain
 
 from flowpm_dist.cli_training import check_memory, check_same, training_bytes
 from flowpm_dist.config import ConfigError
 from flowpm_dist.config_training import load_training
 from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder
 
-COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
 RUN = """
 [box]
 grid = 32
@@ -49,22 +49,7 @@ STEPS = 24
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with a good run file, and the current one."""
-    (tmp_path / "run.toml").write_text(RUN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    return tmp_path
-
-
-def flowpm(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
-
-
-def plain(text: str) -> str:
-    """Without the boxes and line ends of the help pages."""
-    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+here = folder_with(RUN)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> str:
@@ -211,14 +196,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     (folder / "run.toml").write_text(RUN)
     ranks = "1" if find_spec("horovod") is None else "2"
-    done = subprocess.run(
-        [*COMMAND, "train", "run.toml", "--ranks", ranks, "--output", "whole"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = flowpm("train", "run.toml", "--ranks", ranks, "--output", "whole", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder / "whole", done
 
