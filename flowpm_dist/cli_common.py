@@ -45,7 +45,7 @@ Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
 
 
 class StoppedError(RuntimeError):
-    """The work itself could not go on; every rank says the same."""
+    """The work itself could not go on; a damaged file may be known to one rank alone."""
 
 
 MISTAKES = (ConfigError, OutputError, TrainedError, VolumeError)

@@ -157,12 +157,16 @@ class NetworkSection(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
 
+SMALLEST_CENTRED = 4
+"""Volumes of a batch from which on the mean of their features is taken off."""
+
+
 class TrainingSection(Section):
     """How the network learns."""
 
     batch: int = _count(4)
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
-    learning_rate: float = Field(default=3e-4, gt=0, description="a number above 0")
+    learning_rate: float = Field(default=1e-4, gt=0, description="a number above 0")
     end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
     warmup: int = _count(DERIVED, least=0)
     decay: Literal["polynomial", "cosine", "steps", "none"] = Field(
@@ -184,13 +188,18 @@ class TrainingSection(Section):
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
     calibrate: int = _count(64, least=0)
-    follow: float = Field(default=0.1, ge=0, lt=1, description="a share from 0 to below 1")
+    centre: bool = Field(default=True, description="true or false")
     seed: int = _seed()
     steps: int = _count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
     validate_every: int = _count(200)
     checkpoint_every: int = _count(200)
     keep: int = _count(3)
+
+    @property
+    def centres(self) -> bool:
+        """Whether features are centred: in batches whose mean says something of all universes."""
+        return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
 class DataSection(Section):

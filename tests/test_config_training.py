@@ -217,7 +217,7 @@ ONE = [
     ("batch = 4", "milestones = [[5, 0.1]]", "training.milestones", r'decay = "steps", not'),
     ("batch = 4", 'decay = "steps"', "training.milestones", r"is missing: with decay = .*factor"),
     ("batch = 4", 'decay = "steps"\nmilestones = [[5, 1], [5, 0]]', "training.milestones", "p 5"),
-    ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.0003"),
+    ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.0001"),
     ("batch = 4", 'rate_rule = "log"', "training.rate_rule", '"sqrt"'),
     ("batch = 4", "larc = 0", "training.larc", "true, false, or a trust coefficient"),
     ("batch = 4", 'larc = "yes"', "training.larc", "true, false, or a trust coefficient"),

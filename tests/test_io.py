@@ -18,7 +18,16 @@ import zarr
 
 from flowpm_dist import plotting
 from flowpm_dist.io import SnapshotError, folder, load_snapshot, results
-from flowpm_dist.io.folder import FILES, PARTIAL, SNAPSHOT, OutputError, OutputFolder, WriteError
+from flowpm_dist.io.folder import (
+    FILES,
+    PARTIAL,
+    SNAPSHOT,
+    OutputError,
+    OutputFolder,
+    WriteError,
+    write_text,
+    written_whole,
+)
 from flowpm_dist.io.progress import TERMINAL_VARIABLE, Progress
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 
@@ -190,6 +199,20 @@ def test_the_systems_own_error_is_told(tmp_path):
     )
     with pytest.raises(SnapshotError):
         load_snapshot(tmp_path)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as aside:
+        aside.write_text("half")
+        raise KeyboardInterrupt
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(WriteError, match=f"^cannot write {path}: No space"), written_whole(path):
+        raise full
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert path.read_text() == "new" and list(path.parent.iterdir()) == [path]
 
 
 def finish(path: Path, text: str = "new", *, overwrite: bool = False) -> OutputFolder:

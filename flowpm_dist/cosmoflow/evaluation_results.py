@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from flowpm_dist.cosmoflow.judging import (
     rich_table,
     write_csv,
 )
-from flowpm_dist.io.folder import GENERATOR, OutputError, WriteError, check_ground
+from flowpm_dist.io.folder import GENERATOR, WriteError, check_foreign, check_ground
 
 SCORES = "scores.json"
 FILES = (
@@ -170,12 +169,8 @@ def check_evaluation_folder(folder: Path) -> None:
             elsewhere.
     """
     check_ground(folder)
-    there = [name for name in FILES if os.path.lexists(folder / name)]
-    if there and not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
-        raise OutputError(
-            f"{folder} holds {', '.join(there)} from elsewhere, which would be overwritten: give "
-            "another --output, or move them away"
-        )
+    if not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
+        check_foreign(folder, FILES)
 
 
 def _is_ours(path: Path) -> bool:

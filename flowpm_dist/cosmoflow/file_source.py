@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,8 @@ class FileSource:
         self.seed, self.augment, self.clock = seed, augment, clock
         self._batches: Iterator[tuple[Any, Any, Any]] = iter(())
 
-    def start(self, step: int) -> None:
-        """Read ahead from a step on."""
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read ahead from a step on; nothing is simulated, so that there is no progress to tell."""
         lane = self.lanes.first, self.lanes.count
         batches = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, start_step=step)
         self._batches = iter(batches)
@@ -66,6 +66,10 @@ class FileSource:
         lane = self.lanes.first, self.lanes.count
         found = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, steps=batches)
         return itertools.islice(map(_as_batch, found), batches)
+
+    def simulations(self, step: int) -> int:
+        """None are made."""
+        return 0
 
     def close(self) -> None:
         """Nothing more is read."""

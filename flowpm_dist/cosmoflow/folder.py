@@ -11,10 +11,11 @@ from typing import IO
 from flowpm_dist.io.folder import (
     GENERATOR,
     OutputError,
-    WriteError,
+    check_foreign,
     check_ground,
     check_room,
     take_lock,
+    write_text,
 )
 
 MARK = "training.json"
@@ -97,17 +98,12 @@ class TrainingFolder:
         check_room(self.path, needed, "the training needs about")
 
     def _check_contents(self, overwrite: bool) -> None:
-        there = [name for name in CONTENTS if os.path.lexists(self.path / name)]
-        if self.mark():
-            if not overwrite:
-                raise OutputError(
-                    f"{self.path} holds a training: add --resume to go on with it, --overwrite to "
-                    "replace it, or give another --output"
-                )
-        elif there:
+        if not self.mark():
+            check_foreign(self.path, CONTENTS)
+        elif not overwrite:
             raise OutputError(
-                f"{self.path} holds {', '.join(there)} from elsewhere, which would be overwritten: "
-                "give another --output, or move them away"
+                f"{self.path} holds a training: add --resume to go on with it, --overwrite to "
+                "replace it, or give another --output"
             )
 
     def begin(self, *, resume: bool, overwrite: bool = False) -> None:
@@ -144,21 +140,6 @@ class TrainingFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text)
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError.of(path, error) from error
 
 
 def _remove(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.baselines import Features
-from flowpm_dist.cosmoflow.in_situ import (
-    HISTOGRAM_EDGES,
-    Batch,
-    Generation,
-    Lanes,
-    UniverseMaker,
-)
+from flowpm_dist.cosmoflow.in_situ import Batch, Generation, Lanes, UniverseMaker, measured
 from flowpm_dist.cosmoflow.parts import block_of_volumes
 from flowpm_dist.cosmoflow.records import DatasetHeader, RecordWriter
 from flowpm_dist.fields import Box, Field
-from flowpm_dist.io.folder import WriteError
-from flowpm_dist.statistics import density_histogram, power_spectrum
+from flowpm_dist.io.folder import written_whole
 from meshimpl.process_mesh import ProcessMesh
 
 Progress = Callable[[int, int], None]
@@ -30,7 +23,8 @@ Progress = Callable[[int, int], None]
 class Statistics:
     """Parameters, power spectrum and one-point distribution of simulations, by their number.
 
-    Each rank adds those of its replica; together they are gathered on rank 0 and written.
+    Each rank adds those of its replica, of as many generations as the others; together they are
+    gathered on rank 0 and written.
 
     Args:
         path: of the .npz file.
@@ -42,45 +36,45 @@ class Statistics:
         self.path, self._mesh, self._names = path, mesh, names
         self._rows: dict[int, np.ndarray] = {}
         self._sizes: tuple[int, ...] = (0, 0, 0)
+        self._k = np.empty(0)
 
     def add(self, generation: Generation) -> None:
         """Those of one more generation."""
+        self._k = generation.k
         parts = generation.parameters, generation.power, generation.histogram
         self._sizes = tuple(part.shape[1] for part in parts)
         for place, index in enumerate(generation.index):
             self._rows[int(index)] = np.concatenate([part[place] for part in parts])
 
-    def write(self, k: np.ndarray) -> None:
+    def write(self) -> None:
         """Write all, with those that the file holds already. On all ranks together.
 
-        Args:
-            k: of the power [h/Mpc].
+        While none have been added the file, if there is one, stays as it is.
 
         Raises:
             WriteError: on rank 0, where it cannot be written.
         """
-        first = self._mesh.rank == 0 or self._mesh.without("replica").rank == 0
+        first = self._mesh.without("replica").rank == 0  # of those that share a replica
         rows = sorted(self._rows.items()) if first else []
         width = 1 + sum(self._sizes)
         table = np.array([[index, *row] for index, row in rows]).reshape(-1, width)
         gathered = self._mesh.gather_to_root(table)
-        if gathered is None:
+        if gathered is None or not self._rows:
             return
         everything = np.concatenate([*gathered, self._written(width)])
         everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
         ends = np.cumsum(self._sizes)[:-1]
         parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
-        _write_npz(
-            self.path,
-            {
-                "index": everything[:, 0].astype(np.int64),
-                "names": np.array(self._names),
-                "k": k,
-                "parameters": parameters,
-                "power": power,
-                "histogram": histogram,
-            },
-        )
+        with written_whole(self.path) as aside, aside.open("wb") as file:
+            np.savez(
+                file,
+                index=everything[:, 0].astype(np.int64),
+                names=np.array(self._names),
+                k=self._k,
+                parameters=parameters,
+                power=power,
+                histogram=histogram,
+            )
 
     def _written(self, width: int) -> np.ndarray:
         if not self.path.exists():
@@ -88,17 +82,6 @@ class Statistics:
         with np.load(self.path) as held:
             parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
             return np.concatenate([*parts, held["histogram"]], axis=1)
-
-
-def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        aside.replace(path)
-    except OSError as error:
-        raise WriteError.of(path, error) from error
 
 
 def features(path: Path, count: int | None = None) -> Features:
@@ -160,8 +143,7 @@ def make_volumes(
             if progress is not None:
                 done = number - first_generation + 1
                 progress(min(count, done * lanes.batch), count)
-    assert maker.k is not None
-    statistics.write(maker.k)
+    statistics.write()
     mesh.barrier()
 
 
@@ -179,23 +161,20 @@ def measure_volumes(
         mesh: all ranks.
         statistics: to add to, and to write.
     """
-    universe, k = mesh.without("replica"), np.empty(0)
-    done = 0
+    universe, done = mesh.without("replica"), 0
     for batch in batches:
         blocks = batch.volumes if batch.volumes.ndim == 5 else batch.volumes[..., np.newaxis]
         count, x, y, z, channels = blocks.shape
         grid = x * mesh.axis_size("row"), y * mesh.axis_size("col"), z
         box = Box(grid, size, universe, tf.float32, batch=count)
-        spectra, histograms = [], []
-        for channel in range(channels):
-            density = Field(tf.constant(blocks[..., channel], tf.float32), box)
-            k, power = power_spectrum(density, window="cic")
-            spectra.append(power)
-            histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
-            histograms.append(histogram.counts / histogram.cells)
+        of_channels = [
+            measured(Field(tf.constant(blocks[..., channel], tf.float32), box))
+            for channel in range(channels)
+        ]
+        (k, *_), spectra, histograms = zip(*of_channels, strict=True)
+        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1)
         first = done + mesh.coordinate("replica") * count
         index = np.arange(first, first + count)
-        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1)
-        statistics.add(Generation(blocks, batch.parameters, index, index, *parts))
+        statistics.add(Generation(blocks, batch.parameters, index, index, k, *parts))
         done += count * mesh.axis_size("replica")
-    statistics.write(k)
+    statistics.write()

@@ -74,6 +74,7 @@ class Generation:
         parameters: [lane, parameter].
         index: number of each simulation in its stream, int64 [lane].
         seeds: of the white noise, int64 [lane].
+        k: wavenumbers of the power [bin] [h/Mpc].
         power: P(k) [lane, bin] [(Mpc/h)^3].
         histogram: share of the cells in each bin of ln(density) [lane, bin].
     """
@@ -82,8 +83,16 @@ class Generation:
     parameters: np.ndarray
     index: np.ndarray
     seeds: np.ndarray
+    k: np.ndarray
     power: np.ndarray
     histogram: np.ndarray
+
+
+def measured(density: Field) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Statistics as of a `Generation`: k, power and histogram. On all ranks of the density."""
+    k, power = power_spectrum(density, window="cic")
+    histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
+    return k, power, histogram.counts / histogram.cells
 
 
 class UniverseMaker:
@@ -98,7 +107,6 @@ class UniverseMaker:
 
     def __init__(self, simulation: Simulation, priors: Priors, lanes: Lanes) -> None:
         self.simulation, self.priors, self.lanes = simulation, priors, lanes
-        self.k: np.ndarray | None = None
 
     def make(self, stream: str, generation: int) -> Generation:
         """Simulate one; on all ranks of the replica together.
@@ -117,15 +125,8 @@ class UniverseMaker:
         ]
         state = self.simulation.run(seed=seeds.tolist(), cosmology=cosmologies)
         density = state.density()
-        power, histogram = self._statistics(density)
         index = np.arange(first, first + count, dtype=np.int64)
-        return Generation(density.block.numpy(), parameters, index, seeds, power, histogram)
-
-    def _statistics(self, density: Field) -> tuple[np.ndarray, np.ndarray]:
-        spectrum = power_spectrum(density, window="cic")
-        self.k = spectrum.k
-        counts = density_histogram(density, HISTOGRAM_EDGES, log=True)
-        return spectrum.power, counts.counts / counts.cells
+        return Generation(density.block.numpy(), parameters, index, seeds, *measured(density))
 
 
 class ReplayBuffer:
@@ -262,6 +263,10 @@ class InSituSource:
     def preview(self, batches: int) -> Iterator[Batch]:
         """Some batches of what the buffer holds now."""
         return map(self._drawn, range(batches))
+
+    def simulations(self, step: int) -> int:
+        """How many have been made when a step begins, over all replicas."""
+        return self.plan.generations(step, self.lanes.batch) * self.lanes.batch
 
     def _add(self, generation: Generation) -> None:
         self.buffer.add(generation)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flowpm_dist.cosmoflow.phases import PHASES
-from flowpm_dist.io.folder import WriteError
+from flowpm_dist.io.folder import WriteError, written_whole
 
 COLUMNS = (
     "step", "samples", "simulations", "loss", "validation_loss", "rate", "gradient_norm",
@@ -31,18 +31,12 @@ class MetricsTable:
     def __init__(self, path: Path, after: int) -> None:
         self._path = path
         kept = [row for row in read_metrics(path) if int(row["step"]) < after]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{path.name}.partial")
-            with aside.open("w", newline="") as file:
-                rows = csv.DictWriter(file, COLUMNS)
-                rows.writeheader()
-                rows.writerows(kept)
-            aside.replace(path)
-            self._file = path.open("a", newline="")
-        except OSError as error:
-            raise WriteError.of(path, error) from error
-        self._rows = csv.DictWriter(self._file, COLUMNS)
+        with written_whole(path) as aside:
+            self._file = aside.open("w", newline="")
+            self._rows = csv.DictWriter(self._file, COLUMNS)
+            self._rows.writeheader()
+            self._rows.writerows(kept)
+            self._file.flush()
 
     def add(self, **values: Any) -> None:
         """One more row; columns that are not named stay empty."""
@@ -52,16 +46,10 @@ class MetricsTable:
         except OSError as error:
             raise WriteError.of(self._path, error) from error
 
-    def __enter__(self) -> MetricsTable:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
+    def close(self) -> None:
+        """No more rows will be added; those that were are on disk."""
+        with contextlib.suppress(OSError):  # of a row that could not be written, which was told
+            self._file.close()
 
 
 def _text(value: Any) -> Any:

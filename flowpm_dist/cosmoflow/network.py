@@ -94,6 +94,7 @@ class Network(tf.Module):
         gather_below: int = 4,
         dropout: float = 0.0,
         split_channels: str | None = None,
+        centre: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(name="network")
@@ -106,7 +107,7 @@ class Network(tf.Module):
         self.loss, self.input, self.precision = loss, input, tf.as_dtype(precision)
         self.parameters, self.outputs = parameters, losses.outputs_of(loss, parameters)
         self.gather_below, self.dropout = gather_below, dropout
-        self.split_channels = split_channels
+        self.split_channels, self.centre = split_channels, centre
         self.stopwatch = Stopwatch()
         self.stages = self.declaration.stages(width, channels, self.outputs)
         self._check_mesh()
@@ -121,7 +122,6 @@ class Network(tf.Module):
         ]
         features = next(s.channels for s in self.stages if isinstance(s.layer, Dense))
         self.shift = tf.Variable(tf.zeros([features], master), trainable=False, name="shift")
-        self._latest: tf.Tensor | None = None
         self.scale = tf.Variable(tf.ones([features], master), trainable=False, name="scale")
 
     def _check_mesh(self) -> None:
@@ -205,7 +205,7 @@ class Network(tf.Module):
         def step(_: Any, volume: Any, target: Any, sample: Any, *rest: Any) -> Any:
             *held, seed = rest
             weights = held[: len(self.weights)]
-            prediction, features = self._outputs_of(volume, held, (seed, sample))
+            prediction, _ = self._outputs_of(volume, held, (seed, sample))
             each = layer(
                 lambda y, t: losses.loss_function(self.loss)(t, y) / self.batch,
                 [prediction, target],
@@ -215,7 +215,7 @@ class Network(tf.Module):
             loss = mtf.reduce_sum(each)
             gradients = mtf.gradients([loss], weights)
             loss, *gradients = together([loss, *gradients])
-            return [loss, prediction, features, *gradients]
+            return [loss, prediction, *gradients]
 
         return MeshFunction(step, self.mesh, self.layout, inputs, stopwatch=self.stopwatch)
 
@@ -234,10 +234,9 @@ class Network(tf.Module):
             the mean loss over the whole batch, this rank's outputs [batch, outputs], and the
             gradient of the mean to each of `weights`; loss and gradients are equal on all ranks.
         """
-        loss, outputs, features, *gradients = self._step(
+        loss, outputs, *gradients = self._step(
             volume=volume, target=target, sample=sample, seed=np.int64(seed), **self._held
         )
-        self._latest = features
         return loss, outputs, gradients
 
     def predict(self, volume: Any) -> tf.Tensor:
@@ -255,24 +254,29 @@ class Network(tf.Module):
         Args:
             volumes: this rank's blocks of batches, as for `step`.
         """
-        outputs = [self._predict(volume=v, **self._held)[1] for v in volumes]
-        features = self._of_all_replicas(tf.concat(outputs, axis=0))
-        found = features / self.scale.numpy() + self.shift.numpy()
+        found = self._features(volumes) / self.scale.numpy() + self.shift.numpy()
         mean, spread = found.mean(axis=0), found.std(axis=0)
         if spread.max() <= 1e-6 * np.abs(mean).max():
             return  # one volume, again and again: there is nothing to learn from
         self.shift.assign(mean)
         self.scale.assign(1 / np.maximum(spread, LEAST_SPREAD * np.abs(mean).max()))
 
-    def follow(self, share: float) -> None:
-        """Move the features' shift by a share of the way to the mean of the latest step's batch.
+    def recentre(self, volumes: Iterable[Any]) -> None:
+        """Give the dense layers features of mean 0, where they are asked what a volume is.
 
-        Every update moves the mean of all universes' features by as much as they differ; without
-        this the dense layers would have to learn it anew each time. On all ranks together.
+        With `centre` the features of a step are those less their mean over its batch, which follows
+        every update of the layers before; asked alone, a volume has no batch. On all ranks
+        together.
+
+        Args:
+            volumes: this rank's blocks of batches, as for `step`.
         """
-        assert self._latest is not None
-        mean = self._of_all_replicas(self._latest).mean(axis=0)
-        self.shift.assign_add(share * mean / self.scale)
+        self.shift.assign_add(self._features(volumes).mean(axis=0) / self.scale)
+
+    def _features(self, volumes: Iterable[Any]) -> np.ndarray:
+        """Those that the first dense layer is given for each volume of all replicas."""
+        found = [self._predict(volume=v, **self._held)[1] for v in volumes]
+        return self._of_all_replicas(tf.concat(found, axis=0))
 
     def _of_all_replicas(self, features: tf.Tensor) -> np.ndarray:
         if self.mesh.axis_size("replica") > 1:
@@ -324,6 +328,8 @@ class Network(tf.Module):
                     x = mtf.cast(x, kernel.dtype)  # few numbers from here on
                     x = layer(_calibrated, [x, shift, scale], x.shape, name="calibrated")
                     features = x
+                    if self.centre and dropping is not None:
+                        x = x - mtf.reduce_mean(x, reduced_dim=x.shape[0])
                 x = layers.dense(x, kernel, name=stage.name)
             elif isinstance(here, Dropout) and dropping is not None and self.dropout:
                 drops += 1

@@ -56,6 +56,7 @@ def network_of(
         precision=chosen.precision,
         gather_below=chosen.gather_below,
         dropout=chosen.dropout,
+        centre=config.training.centres,
         seed=config.training.seed,
     )
 

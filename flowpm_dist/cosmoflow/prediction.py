@@ -97,7 +97,7 @@ def predict_volume(
     asked = trained_network(training, mesh, mesh.axis_size("replica"), files)
     network, standardiser = asked.network, asked.standardiser
     block = block[..., 0] if channels == 1 else block
-    outputs = network.whole_outputs(network.predict(block[np.newaxis].astype(network.input_dtype)))
+    outputs = network.whole_outputs(network.predict(block[np.newaxis]))
     values, sigma = in_physical_units(network, standardiser, outputs[:1])
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))

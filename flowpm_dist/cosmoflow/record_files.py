@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowpm_dist.io.folder import WriteError
+from flowpm_dist.io.folder import write_text
 
 DATASET = "dataset.json"
 FORMAT, VERSION = "flowpm-dist density records", 1
@@ -252,12 +252,7 @@ def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, dict[str, i
     content = asdict(header)
     content["compression"] = "zlib" if content.pop("compressed") else None
     content = {"format": FORMAT, "version": VERSION, "splits": splits, **content}
-    path, partial = folder / DATASET, folder / f".{DATASET}.partial"
-    try:
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise WriteError.of(path, error) from error
+    write_text(folder / DATASET, json.dumps(content, indent=1) + "\n")
     return splits
 
 

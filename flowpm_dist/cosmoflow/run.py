@@ -11,12 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.config_training import TrainingConfig
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.file_source import FileSource, in_order
-from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder, write_text
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
 from flowpm_dist.cosmoflow.logs import MetricsTable, TensorBoard, read_metrics
@@ -39,7 +40,8 @@ from flowpm_dist.cosmoflow.records import (
     read_header,
     stage,
 )
-from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer
+from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer, mean_loss
+from flowpm_dist.io.folder import write_text
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -165,9 +167,8 @@ class TrainingRun:
         network.broadcast_weights()
         optimiser = optimiser_of(config)
         optimiser.build(network.weights)
-        follow = config.training.follow if config.training.calibrate else 0.0
         self.trainer = Trainer(
-            network, optimiser, standardiser, source, self.clock, follow, config.training.seed
+            network, optimiser, standardiser, source, self.clock, config.training.seed
         )
         self.checkpoints = Checkpoints(
             folder.checkpoints, self.mesh, network.state, optimiser, config.training.keep
@@ -222,7 +223,9 @@ class TrainingRun:
             check_lane(len(self._validation_set), self.lanes.batch, None)
         with ExitStack() as opened:
             opened.callback(self.trainer.source.close)
-            self._start(first)
+            progress = functools.partial(self.progress, "simulating")
+            self.trainer.source.start(first, progress)
+            self.clock.lap()
             if first == 0:
                 self._calibrate()
             logs = self._logs(first, opened)
@@ -271,27 +274,27 @@ class TrainingRun:
             finish_dataset(folder, header)
         self.mesh.barrier()
 
-    def _start(self, first: int) -> None:
-        source = self.trainer.source
-        if isinstance(source, InSituSource):
-            source.start(first, functools.partial(self.progress, "simulating"))
-        else:
-            source.start(first)
+    def _calibrate(self) -> None:
+        """See `Network.calibrate`."""
+        if self.config.training.calibrate:
+            self.trainer.network.calibrate(self._some_volumes())
         self.clock.lap()
 
-    def _calibrate(self) -> None:
-        """See `Network.calibrate`; on as many volumes as there are, about."""
+    def _recentre(self) -> None:
+        """See `Network.recentre`."""
+        if self.trainer.network.centre:
+            self.trainer.network.recentre(self._some_volumes())
+
+    def _some_volumes(self) -> Iterator[np.ndarray]:
+        """Batches of about `training.calibrate` volumes of those there are to train on."""
         batches = -(-self.config.training.calibrate // self.lanes.batch)
-        if batches:
-            network = self.trainer.network
-            volumes = (batch.volumes for batch in self.trainer.source.preview(batches))
-            network.calibrate(v.astype(network.input_dtype, copy=False) for v in volumes)
-        self.clock.lap()
+        return (batch.volumes for batch in self.trainer.source.preview(batches))
 
     def _logs(self, first: int, open_files: ExitStack) -> tuple[MetricsTable, TensorBoard] | None:
         if self.mesh.rank != 0:
             return None
-        table = open_files.enter_context(MetricsTable(self.folder.metrics, first))
+        table = MetricsTable(self.folder.metrics, first)
+        open_files.callback(table.close)
         board = TensorBoard(self.folder.path / "tensorboard", first)
         open_files.callback(board.close)
         return table, board
@@ -312,8 +315,11 @@ class TrainingRun:
             with self.clock("other"):
                 stopped = stop.name()
                 last = number == steps or stopped is not None
-                fresh = None
-                if number % asked.validate_every == 0 or number == steps:
+                saves = last or (number % asked.checkpoint_every == 0 and report.finite)
+                validates, fresh = number % asked.validate_every == 0 or number == steps, None
+                if saves or validates:
+                    self._recentre()
+                if validates:
                     fresh = self._validation_loss()
                     validation = fresh if fresh is not None else validation
             seconds = {**report.seconds, "other": self.clock.lap()["other"]}
@@ -321,7 +327,7 @@ class TrainingRun:
             self._tell(report, seconds, rate, fresh, validation, logs)
             # Only now: a row of every step that the checkpoint stands for is written.
             with self.clock("other"):
-                if last or (number % asked.checkpoint_every == 0 and report.finite):
+                if saves:
                     self._save(number)
             seconds["other"] += self.clock.lap()["other"]
             for phase, value in seconds.items():
@@ -362,23 +368,16 @@ class TrainingRun:
             **{f"{phase}_seconds": value for phase, value in seconds.items()},
         }
         batch = self.config.training.batch
-        made = self._simulations(report.step)
+        made = self.trainer.source.simulations(report.step)
         table.add(step=report.step, samples=done * batch, simulations=made, **values)
         board.add(report.step, **values)
-
-    def _simulations(self, step: int) -> int:
-        """Trained on so far, over all replicas."""
-        source = self.trainer.source
-        if not isinstance(source, InSituSource):
-            return 0
-        return source.plan.generations(step, self.lanes.batch) * self.lanes.batch
 
     def _validation_loss(self) -> float | None:
         if self.config.data.source == "dummy":
             return None
-        dataset = self._validation_set
-        predictions = self.trainer.predict(in_order(dataset, self.lanes), len(dataset))
-        return self.trainer.mean_loss(predictions)
+        trainer, dataset = self.trainer, self._validation_set
+        batches = in_order(dataset, self.lanes)
+        return mean_loss(trainer.network, trainer.standardiser, batches, len(dataset))
 
     @functools.cached_property
     def _validation_set(self) -> RecordDataset:
@@ -388,8 +387,8 @@ class TrainingRun:
 
     def _save(self, step: int) -> None:
         # Statistics first: what the buffer no longer holds is not simulated again on resuming.
-        if self.statistics is not None and self.maker is not None and self.maker.k is not None:
-            self.statistics.write(self.maker.k)
+        if self.statistics is not None:
+            self.statistics.write()
         self.checkpoints.save(step)
         if self.mesh.rank == 0:
             complete = step == self.config.total_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +25,22 @@ PATIENCE = 3
 class Source(Protocol):
     """Where batches come from."""
 
-    def start(self, step: int) -> None:
-        """Make ready for a first step."""
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Make ready for a first step.
+
+        Args:
+            step: its number.
+            progress: called with simulations made and to be made, over all replicas.
+        """
+
+    def simulations(self, step: int) -> int:
+        """How many have been made when a step begins, over all replicas."""
 
     def batch(self, step: int) -> Batch:
         """What a step trains on; steps are asked for in order."""
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Some batches, before the first step, that change nothing of what steps train on."""
+        """Some batches, once it was started, that change nothing of what steps train on."""
 
     def close(self) -> None:
         """No more steps will be asked for."""
@@ -72,7 +80,6 @@ class Trainer:
         standardiser: of the parameters.
         source: of the batches.
         clock: of the phases; shared with the source.
-        follow: see `Network.follow`; 0 leaves the features' shift as it is.
         seed: of what dropout leaves out.
     """
 
@@ -83,10 +90,9 @@ class Trainer:
         standardiser: Standardiser,
         source: Source,
         clock: PhaseClock,
-        follow: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._follow, self._seed = follow, seed
+        self._seed = seed
         self.network, self.optimiser, self.standardiser = network, optimiser, standardiser
         self.source, self.clock = source, clock
         self._failures = 0
@@ -96,21 +102,18 @@ class Trainer:
 
         Raises:
             DivergedError: the gradients of several steps in a row were not finite.
+            HaloError, RecordError: from the source.
         """
         batch = self.source.batch(number)
         with self.clock("compute"):
-            dtype = self.network.weights[0].dtype.as_numpy_dtype
-            target = self.standardiser.standardise(batch.parameters).astype(dtype)
             loss, _, gradients = self.network.step(
-                batch.volumes.astype(self.network.input_dtype, copy=False),
-                target,
+                batch.volumes,
+                self.standardiser.standardise(batch.parameters),
                 batch.samples,
                 seed=hashed([self._seed, number]),
             )
             update = self.optimiser.apply(gradients, self.network.weights)
             loss, finite = float(loss), bool(update["finite"])
-            if self._follow and finite:
-                self.network.follow(self._follow)
         waited = self.network.stopwatch.lap()
         self.clock.move("allreduce", "compute", waited["allreduce"])
         self.clock.move("halo", "compute", waited["alltoall"] + waited["allgather"])
@@ -123,47 +126,49 @@ class Trainer:
         rate, norm = float(update["rate"]), float(update["gradient_norm"])
         return StepReport(number, loss, rate, norm, finite, self.clock.lap())
 
-    def predict(self, batches: Iterable[Batch], count: int) -> Predictions:
-        """What the network finds in volumes. On all ranks together.
 
-        Args:
-            batches: this rank's blocks, of all replicas `count` volumes and what fills the last.
-            count: of volumes.
+def outputs_and_truth(
+    network: Network, batches: Iterable[Batch], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the network puts out for volumes, and what is true. On all ranks together.
 
-        Returns:
-            the same on every rank, in the order of the batches.
-        """
-        return predict(self.network, self.standardiser, batches, count)
+    Args:
+        network: on the mesh of these ranks.
+        batches: this rank's blocks, of all replicas `count` volumes and what fills the last.
+        count: of volumes.
 
-    def mean_loss(self, predictions: Predictions) -> float:
-        """The loss of predictions [nat or standard deviations], as in training."""
-        std = self.standardiser
-        outputs = std.standardise(predictions.mean)
-        if predictions.sigma is not None:
-            log_variance = 2 * np.log(predictions.sigma / std.std)
-            limit = losses.LOG_VARIANCE_LIMIT
-            raw = limit * np.arctanh(np.clip(log_variance / limit, -1 + 1e-12, 1 - 1e-12))
-            outputs = np.concatenate([outputs, raw], axis=1)
-        targets = std.standardise(predictions.truth)
-        each = losses.loss_function(self.network.loss)(tf.constant(targets), tf.constant(outputs))
-        return float(tf.reduce_mean(each))
+    Returns:
+        outputs [count, outputs], standardised, and parameters [count, parameter] in physical units;
+        the same on every rank, in the order of the batches.
+    """
+    outputs, truth = [], []
+    replicas = network.mesh.axis_size("replica")
+    for batch in batches:
+        outputs.append(network.whole_outputs(network.predict(batch.volumes)))
+        parameters = tf.constant(batch.parameters)
+        if replicas > 1:
+            parameters = network.mesh.communicator("replica").allgather(parameters)
+        truth.append(parameters.numpy())
+    return np.concatenate(outputs)[:count], np.concatenate(truth)[:count]
 
 
 def predict(
     network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> Predictions:
-    """As `Trainer.predict`."""
-    outputs, truth = [], []
-    replicas = network.mesh.axis_size("replica")
-    for batch in batches:
-        volumes = batch.volumes.astype(network.input_dtype, copy=False)
-        outputs.append(network.whole_outputs(network.predict(volumes)))
-        parameters = tf.constant(batch.parameters)
-        if replicas > 1:
-            parameters = network.mesh.communicator("replica").allgather(parameters)
-        truth.append(parameters.numpy())
-    mean, sigma = in_physical_units(network, standardiser, np.concatenate(outputs)[:count])
-    return Predictions(standardiser.names, np.concatenate(truth)[:count], mean, sigma)
+    """What the network finds in volumes, see `outputs_and_truth`; the same on every rank."""
+    outputs, truth = outputs_and_truth(network, batches, count)
+    mean, sigma = in_physical_units(network, standardiser, outputs)
+    return Predictions(standardiser.names, truth, mean, sigma)
+
+
+def mean_loss(
+    network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
+) -> float:
+    """The mean loss of volumes, see `outputs_and_truth`: as in training, without dropout."""
+    outputs, truth = outputs_and_truth(network, batches, count)
+    targets = tf.constant(standardiser.standardise(truth))
+    each = losses.loss_function(network.loss)(targets, tf.constant(outputs.astype(np.float64)))
+    return float(tf.reduce_mean(each))
 
 
 def in_physical_units(

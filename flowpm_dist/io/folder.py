@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -89,6 +89,45 @@ def check_room(path: Path, needed: int, what: str) -> None:
         )
 
 
+def check_foreign(path: Path, names: Iterable[str]) -> None:
+    """See that a folder that is not ours has no files of the names that are to be written.
+
+    Raises:
+        OutputError: with those that it has.
+    """
+    there = [name for name in names if os.path.lexists(path / name)]
+    if there:
+        raise OutputError(
+            f"{path} holds {', '.join(there)} from elsewhere, which would be overwritten: give "
+            "another --output, or move them away"
+        )
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A path aside to write a file to, which replaces `path` when all went well.
+
+    Args:
+        path: of the file; its folder is made when it is missing.
+
+    Raises:
+        WriteError: an OSError, inside or of moving the file into place.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        aside.replace(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, see `written_whole`."""
+    with written_whole(path) as aside:
+        aside.write_text(text)
+
+
 def take_lock(path: Path, busy: str, **owner: object) -> IO[str]:
     """The mark of a process that writes; the system lifts it when the process ends, however.
 
@@ -156,12 +195,8 @@ class OutputFolder:
                     "or give another --output"
                 )
             return
-        foreign = [name for name in (*FILES, SNAPSHOT) if os.path.lexists(self.path / name)]
-        if foreign and not self.partial.is_dir():
-            raise OutputError(
-                f"{self.path} holds {', '.join(foreign)} from elsewhere, which would be "
-                "overwritten: give another --output, or move them away"
-            )
+        if not self.partial.is_dir():
+            check_foreign(self.path, (*FILES, SNAPSHOT))
 
     def begin(self, *, overwrite: bool) -> None:
         """Clear what an interrupted run has left, and make the folder to write into. On rank 0.

@@ -20,7 +20,8 @@ from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.dataset import write_dataset
 from flowpm_dist.cosmoflow.evaluation_results import FILES
-from flowpm_dist.cosmoflow.folder import TrainingFolder, write_text
+from flowpm_dist.cosmoflow.file_source import in_order
+from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.judging import score
 from flowpm_dist.cosmoflow.parts import (
@@ -32,10 +33,15 @@ from flowpm_dist.cosmoflow.parts import (
 from flowpm_dist.cosmoflow.prediction import predict_volume
 from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.trained import TrainedError, asking_mesh, read_training
-from flowpm_dist.cosmoflow.training import in_physical_units
+from flowpm_dist.cosmoflow.trained import (
+    TrainedError,
+    asking_mesh,
+    read_training,
+    trained_network,
+)
+from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
 from flowpm_dist.cosmoflow.volume import VolumeError
-from flowpm_dist.io.folder import OutputError
+from flowpm_dist.io.folder import OutputError, write_text
 
 RUN = """
 [box]
@@ -205,6 +211,17 @@ def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
     assert list(found.scores) == ["network", "mean", "ridge on log P(k)"]
     assert found.curves["network"].sizes.tolist() == [8]
     assert found.collapse["network"] and not found.notes
+
+
+def test_mean_loss_is_that_of_the_error_bars(training, known):
+    """Minus the log likelihood of the truth, parameters in units of their priors' widths."""
+    _, truth, mean, sigma = known
+    read = read_training(training)
+    asked = trained_network(read, solo(), 2, None)
+    batches = in_order(read.files("test"), Lanes.of(solo(), 2))
+    found = mean_loss(asked.network, asked.standardiser, batches, len(truth))
+    each = np.log(sigma / asked.standardiser.std) + ((truth - mean) / sigma) ** 2 / 2
+    assert found == pytest.approx(each.mean(), rel=1e-5, abs=1e-5)
 
 
 def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):

@@ -60,7 +60,7 @@ def pad(x, kernel, stride, edges):
 
 def plain(network, x, weights, seed=None, samples=None):
     """The declaration carried out on whole volumes."""
-    given, drops = iter(weights), 0
+    given, drops, features = iter(weights), 0, None
     x = (tf.math.log1p(x) - np.log(2))[..., None]
     for stage in network.stages:
         layer = stage.layer
@@ -79,7 +79,11 @@ def plain(network, x, weights, seed=None, samples=None):
                     axis=0,
                 )
         elif isinstance(layer, Dense):
-            x = tf.reshape(x, [x.shape[0], -1]) @ next(given)
+            x = tf.reshape(x, [x.shape[0], -1])
+            if features is None and network.centre and seed is not None:
+                x -= tf.reduce_mean(x, axis=0)
+            features = x
+            x = x @ next(given)
         elif seed is not None and network.dropout:
             drops += 1
             keys = [[seed, (drops << 40) + int(i)] for i in samples]
@@ -116,9 +120,11 @@ def with_biases(network):
     return network
 
 
-@pytest.mark.parametrize(("edges", "loss"), [("periodic", "likelihood"), ("zero", "l1")])
-def test_forward_gradients_and_five_steps(network_mesh, edges, loss):
-    network = with_biases(network_on(network_mesh, edges, loss=loss))
+@pytest.mark.parametrize(
+    ("edges", "loss", "centre"), [("periodic", "likelihood", True), ("zero", "l1", False)]
+)
+def test_forward_gradients_and_five_steps(network_mesh, edges, loss, centre):
+    network = with_biases(network_on(network_mesh, edges, loss=loss, centre=centre))
     samples = np.arange(10, 10 + BATCH)
     serial = [tf.Variable(w) for w in network.weights]
     optimisers = [Adam(Constant(0.01), larc=None) for _ in range(2)]
@@ -138,6 +144,15 @@ def test_forward_gradients_and_five_steps(network_mesh, edges, loss):
     np.testing.assert_allclose(
         network.whole_outputs(network.predict(volumes())), without, atol=1e-6
     )
+
+
+def test_features_are_centred_where_a_volume_is_asked_about(network_mesh):
+    """With `recentre` a step, which takes off its batch's mean, and `predict` agree."""
+    network = with_biases(network_on(network_mesh, centre=True, dropout=0.0))
+    outputs = network.step(volumes(), targets(), np.arange(BATCH), seed=0)[1]
+    assert not np.allclose(network.predict(volumes()), outputs, atol=1e-4)
+    network.recentre([volumes()])
+    np.testing.assert_allclose(network.predict(volumes()), outputs, atol=1e-10)
 
 
 def test_channels_over_an_axis(network_mesh):
