@@ -34,7 +34,15 @@ HALO_MARGIN = 1.2
 
 
 class HaloError(RuntimeError):
-    """A particle strayed beyond the halo. Raised on every rank; nothing was lost."""
+    """A particle strayed beyond the halo. Raised on every rank; nothing was lost.
+
+    Attributes:
+        needed: halo that should do for the whole run [particle spacings].
+    """
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
 
 
 class Clock:
@@ -74,10 +82,12 @@ def check_reach(reach: float, halo: int, label: str, growth: float = 1.0) -> Non
     if not math.isfinite(reach):
         raise FloatingPointError(f"{label}: the displacement has values that are not finite")
     if reach >= halo:
+        whole_run = needed_halo(HALO_MARGIN * reach * growth) + 1
         raise HaloError(
             f"{label}: a particle is {reach:.2f} cells from its lattice site, beyond the halo of "
             f"{halo}; halo = {needed_halo(reach)} would do for this step, "
-            f"halo = {needed_halo(HALO_MARGIN * reach * growth) + 1} should for the whole run"
+            f"halo = {whole_run} should for the whole run",
+            whole_run,
         )
 
 
@@ -136,6 +146,15 @@ class NBody:
     def paint(self) -> MeshFunction:
         """`f(displacement)`: particles in each cell of the mesh, and their reach."""
         return self.box.function(lambda _, s: paint(s, self.pm), displacement=self.box.vector_shape)
+
+    @functools.cached_property
+    def paint_weighted(self) -> MeshFunction:
+        """`f(displacement, weights)`: as `paint`, of particles with weights [..., x, y, z]."""
+        return self.box.function(
+            lambda _, s, w: paint(s, self.pm, w),
+            displacement=self.box.vector_shape,
+            weights=self.box.shape,
+        )
 
     @functools.cached_property
     def field(self) -> MeshFunction:
@@ -197,15 +216,26 @@ class NBody:
             ds=vector,
         )
 
-    def painted(self, displacement: tf.Tensor, label: str, growth: float = 1.0) -> tf.Tensor:
-        """Particles in each cell of the mesh, after checking the halo; see `check_reach`."""
-        painted, along = self.paint(displacement)
+    def painted(
+        self,
+        displacement: tf.Tensor,
+        label: str,
+        growth: float = 1.0,
+        weights: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """What is in each cell of the mesh, after checking the halo; see `check_reach`."""
+        if weights is None:
+            painted, along = self.paint(displacement)
+        else:
+            painted, along = self.paint_weighted(displacement, weights)
         check_reach(self.reach.of(along), self.pm.halo, label, growth)
         return painted
 
-    def density(self, displacement: tf.Tensor, label: str = "density") -> tf.Tensor:
+    def density(
+        self, displacement: tf.Tensor, label: str = "density", weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Cloud-in-cell density of the mesh [..., x, y, z], mean 1, after checking the halo."""
-        painted = self.painted(displacement, label)
+        painted = self.painted(displacement, label, weights=weights)
         return painted * self.pm.refinement**3 if self.pm.refinement > 1 else painted
 
     def evolve(

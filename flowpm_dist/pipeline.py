@@ -104,19 +104,15 @@ class Pipeline:
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 
     def initial(
-        self, noise: tf.Tensor, universes: Universes, a: float
+        self, noise: tf.Tensor, universes: Universes, factors: tf.Tensor
     ) -> tuple[Particles, tuple[tf.Tensor, ...]]:
-        """The particles at the start, with the integrator's velocity, and the LPT fields it uses.
+        """The particles by LPT, and the LPT fields that the integrator uses.
 
         Args:
             noise: white noise [..., x, y, z].
             universes: of this rank.
-            a: scale factor of the start.
+            factors: of displacement and velocity, [..., 2, terms]; see `lpt_function`.
         """
-        scheme = self.scheme
-        factors = universes.stack(
-            [scheme.integrator.initial(g, a, scheme.lpt_order) for g in universes.growths]
-        )
         amplitude = self.amplitude(universes)
         _, x, v, *lpt = self.lpt(noise, amplitude, tf.cast(factors, self.box.dtype))
         return Particles(x, v), tuple(lpt)
@@ -124,13 +120,22 @@ class Pipeline:
     def density(
         self,
         displacement: tf.Tensor,
+        weights: tf.Tensor | None = None,
         *,
         halo: int,
         refinement: int = 1,
         label: str = "density",
     ) -> tf.Tensor:
-        """Cloud-in-cell density on a mesh [..., x, y, z], mean 1; a wider halo where needed."""
+        """Cloud-in-cell density on a mesh [..., x, y, z], mean 1; a wider halo where needed.
+
+        Args:
+            displacement: [..., x, y, z, 3] [Mpc/h].
+            weights: of the particles [..., x, y, z]; 1 if None.
+            halo: [particle spacings].
+            refinement: mesh cells per particle spacing.
+            label: of this moment, for messages.
+        """
         reach = self.reach(displacement)
         if reach >= halo:
             halo = needed_halo(reach)
-        return self.nbody(halo, refinement).density(displacement, label)
+        return self.nbody(halo, refinement).density(displacement, label, weights)

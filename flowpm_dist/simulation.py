@@ -16,8 +16,8 @@ from flowpm_dist.blocks import default_mesh
 from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.fields import Box, Field
 from flowpm_dist.gravity import GRADIENTS
-from flowpm_dist.initial import NOISES, check_white_noise
-from flowpm_dist.integrators import INTEGRATORS, Integrator, Operation, Schedule
+from flowpm_dist.initial import NOISES, check_white_noise, linear_amplitude
+from flowpm_dist.integrators import INTEGRATORS, FastPM, Integrator, Operation, Schedule
 from flowpm_dist.lpt import ORDERS
 from flowpm_dist.nbody import (
     HALO_MARGIN,
@@ -37,6 +37,7 @@ from meshimpl.mesh_function import is_watched
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 DIFFERENTIATIONS = ("adjoint", "plain")
+PAIRED = "paired goes with a seed"
 
 
 class Simulation:
@@ -122,8 +123,7 @@ class Simulation:
             tf.as_dtype(precision),
         )
         self._pipelines: dict[int | None, Pipeline] = {}
-        replicas = mesh.axis_size("replica")
-        self._pipeline(None if replicas == 1 else replicas)  # a grid that does not fit is told now
+        self.box_of_replicas  # noqa: B018  (a grid that does not fit is told now)
         self._growth_of, self._power_of = growth, power
         self._own = Universes.of([cosmology], False, growth, power)
 
@@ -137,6 +137,20 @@ class Simulation:
         return Box(*self._boxes)
 
     @property
+    def box_of_replicas(self) -> Box:
+        """Of one universe; where the mesh has several replicas, of one universe for each."""
+        replicas = self._boxes[2].axis_size("replica")
+        return self.box_of(None if replicas == 1 else replicas)
+
+    def box_of(self, batch: int | None) -> Box:
+        """Of a batch of universes.
+
+        Raises:
+            ValueError: the mesh's replicas do not divide it.
+        """
+        return self._pipeline(batch).box
+
+    @property
     def growth(self) -> Any:
         """Of the simulation's own cosmology."""
         return self._own.growths[0]
@@ -145,6 +159,22 @@ class Simulation:
     def power(self) -> LinearPower:
         """Of the simulation's own cosmology."""
         return self._own.powers[0]
+
+    def linear_amplitude(self, cosmology: Cosmology | None = None) -> tf.Tensor:
+        """sqrt(P(k) / cell volume) of linear theory at the last of the steps, without gradients.
+
+        Args:
+            cosmology: instead of the simulation's own.
+
+        Returns:
+            Of this rank's modes [kz, ky, kx], in the simulation's precision.
+        """
+        own = self._own
+        if cosmology is not None:
+            own = Universes.of([cosmology], False, self._growth_of, self._power_of)
+        box = self.box_of_replicas
+        growth = own.growths[0].d1(float(self.edges[-1]))
+        return tf.stop_gradient(linear_amplitude(box, own.powers[0]) * tf.cast(growth, box.dtype))
 
     def _pipeline(self, batch: int | None) -> Pipeline:
         if batch not in self._pipelines:
@@ -185,27 +215,18 @@ class Simulation:
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
         begin = time.perf_counter()
-        sources = {"a seed": seed, "white_noise": white_noise, "particles": particles}
-        if sum(source is not None for source in sources.values()) != 1:
-            raise ValueError(f"give either {', '.join(sources)}: exactly one of them")
-        if paired and seed is None:
-            raise ValueError("paired goes with a seed")
+        _exactly_one({"a seed": seed, "white_noise": white_noise, "particles": particles})
         pipeline = self._pipeline(self._batch(seed, white_noise, particles, cosmology))
         universes = self._universes(cosmology, pipeline.box)
         origin = Origin(pipeline, universes, 0, paired=paired)
         if particles is None:
-            if seed is not None:
-                batch = pipeline.box.number_shape.to_integer_list
-                seeds = np.broadcast_to(np.asarray(seed, np.int64), batch)
-                noise = pipeline.noise(paired)(seeds)
-                origin = replace(origin, seed=seeds)
-            else:
-                noise = _given(pipeline.lpt, "white_noise", white_noise, pipeline.box)
-                origin = replace(origin, noise=noise)
-            start, lpt = pipeline.initial(noise, universes, float(self.edges[0]))
+            noise, origin = self._noise(origin, seed, white_noise)
+            start, lpt = pipeline.initial(noise, universes, self._first_factors(universes))
             del noise
             schedule = self._schedule(universes, given=False)
         else:
+            if paired:
+                raise ValueError(PAIRED)
             start, lpt = self._given_particles(pipeline, particles), ()
             schedule = self._schedule(universes, given=True)
         growth_left = universes.growth_between(self.edges)
@@ -252,6 +273,65 @@ class Simulation:
             timings=timings,
             _origin=origin,
         )
+
+    def lpt(
+        self,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        a: float | None = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+    ) -> State:
+        """The universe of Lagrangian perturbation theory alone, of the simulation's order.
+
+        No step is made: one call for the price of the initial conditions, and of the same gradients
+        as `run`.
+
+        Args:
+            seed, white_noise, cosmology, paired: as for `run`.
+            a: scale factor, above 0; by default the last of the steps.
+
+        Raises:
+            ValueError: as for `run`, or a scale factor that is not above 0.
+        """
+        a = float(self.edges[-1]) if a is None else a
+        if not a > 0:
+            raise ValueError(f"a = {a}: a scale factor above 0 is needed")
+        _exactly_one({"a seed": seed, "white_noise": white_noise})
+        pipeline = self._pipeline(self._batch(seed, white_noise, None, cosmology))
+        universes = self._universes(cosmology, pipeline.box)
+        noise, origin = self._noise(
+            Origin(pipeline, universes, 1, paired=paired), seed, white_noise
+        )
+        order, canonical = self.scheme.lpt_order, FastPM()
+        factors = [canonical.initial(growth, a, order) for growth in universes.growths]
+        found, _ = pipeline.initial(noise, universes, universes.stack(factors))
+        halo = self._halo(pipeline, found, universes, 1.0)
+        return State(
+            displacement=Field(found.displacement, pipeline.box),
+            velocity=Field(found.velocity, pipeline.box),
+            a=a,
+            timings={},
+            _origin=replace(origin, halo=halo),
+        )
+
+    def _noise(self, origin: Origin, seed: Any, given: Any) -> tuple[tf.Tensor, Origin]:
+        """This rank's block of the white noise, and an origin that knows where it is from."""
+        pipeline = origin.pipeline
+        if seed is None:
+            if origin.paired:
+                raise ValueError(PAIRED)
+            noise = _given(pipeline.lpt, "white_noise", given, pipeline.box)
+            return noise, replace(origin, noise=noise)
+        batch = pipeline.box.number_shape.to_integer_list
+        seeds = np.broadcast_to(np.asarray(seed, np.int64), batch)
+        return pipeline.noise(origin.paired)(seeds), replace(origin, seed=seeds)
+
+    def _first_factors(self, universes: Universes) -> tf.Tensor:
+        """LPT factors of the start, of the integrator's own velocity, [..., 2, terms]."""
+        a, order = float(self.edges[0]), self.scheme.lpt_order
+        return universes.stack([self.integrator.initial(g, a, order) for g in universes.growths])
 
     def _batch(self, seed: Any, noise: Any, particles: Any, cosmology: Any) -> int | None:
         """How many universes what was given stands for; None where it is a single one."""
@@ -366,6 +446,11 @@ class Simulation:
         shape = [*nbody.box.local_batch, 2]
         nbody.kick(field, x, v, tf.zeros(shape, nbody.box.dtype))
         return time.perf_counter() - begin
+
+
+def _exactly_one(sources: dict[str, Any]) -> None:
+    if sum(source is not None for source in sources.values()) != 1:
+        raise ValueError(f"give either {', '.join(sources)}: exactly one of them")
 
 
 def _given(reader: Any, name: str, value: Any, box: Box) -> tf.Tensor:

@@ -61,6 +61,11 @@ class State:
         """Grid, size, ranks and batch."""
         return self.displacement.box
 
+    @property
+    def halo(self) -> int:
+        """That the evolution had [particle spacings]; of a state by LPT, what one would have."""
+        return self._origin.halo
+
     @functools.cached_property
     def white_noise(self) -> Field:
         """The unit normal noise that the universe came from; drawn again from the seed.
@@ -93,6 +98,7 @@ class State:
         *,
         redshift_space: Literal["x", "y", "z"] | None = None,
         shift: float = 0.0,
+        weights: tf.Tensor | None = None,
     ) -> Field:
         """Cloud-in-cell density, mean 1.
 
@@ -101,6 +107,7 @@ class State:
             redshift_space: the line of sight, along which peculiar velocities move the particles.
             shift: of all particles along each axis [mesh cells]; 0.5 for the second density of an
                 interlaced spectrum.
+            weights: of the particles, block [..., x, y, z]; then the mean is theirs.
         """
         if refinement < 1 or refinement != int(refinement):
             raise ValueError(f"refinement {refinement}: a whole number of at least 1 is needed")
@@ -112,9 +119,15 @@ class State:
             displacement += tf.constant([shift * cell for cell in box.cell], box.dtype)
         label = f"density, a = {self.a:.4g}"
         density = self._origin.pipeline.density(
-            displacement, halo=self._origin.halo, refinement=int(refinement), label=label
+            displacement, weights, halo=self._origin.halo, refinement=int(refinement), label=label
         )
         return Field(density, box)
+
+    @property
+    def linear_growth(self) -> tf.Tensor:
+        """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
+        universes = self._origin.universes
+        return universes.stack([g.d1(self.a) / g.d1(1.0) for g in universes.growths])
 
     def redshift_space(self, axis: Literal["x", "y", "z"]) -> tf.Tensor:
         """Displacement to where a distant observer along an axis sees the particles [Mpc/h].

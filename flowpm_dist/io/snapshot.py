@@ -111,13 +111,19 @@ def snapshot_bytes(grid: tuple[int, int, int], itemsize: int) -> int:
     return 9 * math.prod(grid) * itemsize
 
 
-def write_snapshot(path: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any]) -> None:
+def write_snapshot(
+    path: Path,
+    fields: Mapping[str, Field],
+    attributes: Mapping[str, Any],
+    meanings: Mapping[str, tuple[str, str]] = FIELDS,
+) -> None:
     """Write the fields, each rank its part; incomplete until `mark_complete`. On all ranks.
 
     Args:
         path: the new zarr group; on a file system that all ranks see.
-        fields: by name, those of `FIELDS`, on one mesh.
+        fields: by name, on one mesh.
         attributes: of the group, as JSON.
+        meanings: units and meaning of the fields by name, for the attributes of each.
 
     Raises:
         WriteError: on a rank that cannot write; the job must end then.
@@ -125,7 +131,7 @@ def write_snapshot(path: Path, fields: Mapping[str, Field], attributes: Mapping[
     mesh = next(iter(fields.values())).mesh
     try:
         if mesh.rank == 0:
-            _create(path, fields, attributes)
+            _create(path, fields, attributes, meanings)
         mesh.barrier()
         _write_blocks(path, fields)
     except OSError as error:
@@ -133,14 +139,19 @@ def write_snapshot(path: Path, fields: Mapping[str, Field], attributes: Mapping[
     mesh.barrier()
 
 
-def _create(path: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any]) -> None:
+def _create(
+    path: Path,
+    fields: Mapping[str, Field],
+    attributes: Mapping[str, Any],
+    meanings: Mapping[str, tuple[str, str]],
+) -> None:
     import zarr
     from zarr.codecs import BloscCodec
 
     marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
     group = zarr.create_group(path, attributes={**attributes, "conventions": CONVENTIONS, **marks})
     for name, field in fields.items():
-        units, meaning = FIELDS[name]
+        units, meaning = meanings.get(name, ("1", name))
         dtype = np.dtype(field.dtype.as_numpy_dtype)
         group.create_array(
             name,
