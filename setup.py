@@ -63,6 +63,7 @@ setup(
     python_requires=">=3.11,<3.14",
     install_requires=[
         "numpy>=1.26",
+        "arviz-stats>=0.6",
         "astropy>=6",
         "camb>=1.5",
         "zarr>=3",

@@ -1,0 +1,36 @@
+"""Reconstruction: the initial conditions of an observed universe, by gradients.
+
+::
+
+    from flowpm_dist import reconstruction as rec
+
+    model = rec.ForwardModel(simulation, "pm")
+    posterior = rec.Posterior(model, rec.Gaussian(box, data, sigma=0.5))
+    found = rec.Search(posterior, rec.LBFGS()).run()
+"""
+
+from meshimpl.lazy import lazy_names
+
+_HOMES = {
+    "Adam": "optimisers",
+    "Annealing": "likelihoods",
+    "CheckpointError": "checkpoints",
+    "Checkpoints": "checkpoints",
+    "ForwardModel": "forward",
+    "Gaussian": "likelihoods",
+    "HMC": "sampler",
+    "LBFGS": "optimisers",
+    "NoProgressError": "optimisers",
+    "Poisson": "likelihoods",
+    "Posterior": "posterior",
+    "Search": "search",
+    "Space": "unknowns",
+    "Stage": "search",
+    "Unknowns": "unknowns",
+    "convergence": "diagnostics",
+    "default_stages": "search",
+    "large_modes": "diagnostics",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

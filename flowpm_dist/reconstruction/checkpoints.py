@@ -1,0 +1,129 @@
+"""What a search needs to go on, on a mesh of any shape: fields in zarr, each rank its block."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.fields import Field
+from flowpm_dist.io.folder import WriteError, snapshot_attributes
+from flowpm_dist.io.snapshot import mark_complete, write_snapshot
+from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.unknowns import Space, Unknowns
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or of another search."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search has come.
+
+    Attributes:
+        iteration: number of iterations made.
+        stage: of the annealing, from 0.
+        in_stage: gradient evaluations made in it.
+        evaluations: made in all.
+    """
+
+    iteration: int = 0
+    stage: int = 0
+    in_stage: int = 0
+    evaluations: int = 0
+
+
+class Checkpoints:
+    """The latest checkpoints of a search. Each is written aside and moved into place.
+
+    Args:
+        folder: of the checkpoints; on a file system that all ranks see.
+        space: of the unknowns.
+        keep: how many are kept.
+    """
+
+    def __init__(self, folder: Path, space: Space, keep: int = 2) -> None:
+        self._folder, self._space, self._keep = folder, space, keep
+
+    def save(self, progress: Progress, memory: Memory) -> None:
+        """Write one. On all ranks together.
+
+        Raises:
+            WriteError: on a rank that cannot write; those before are as they were.
+        """
+        box, mesh = self._space.box, self._space.box.mesh
+        final = self._folder / f"iteration-{progress.iteration:06d}.zarr"
+        aside = final.with_name(f".{final.name}.partial")
+        if mesh.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
+        points = memory.points.items()
+        attributes = {
+            "progress": vars(progress),
+            "numbers": dict(memory.numbers),
+            "names": list(self._space.names),
+            "grid": list(box.grid),
+            "parameters": {
+                name: p.parameters.numpy().tolist() for name, p in memory.points.items()
+            },
+        }
+        fields = {name: Field(point.field, box) for name, point in points}
+        write_snapshot(aside, fields, attributes, meanings={})
+        if mesh.rank == 0:
+            try:
+                mark_complete(aside)
+                shutil.rmtree(final, ignore_errors=True)
+                aside.rename(final)
+                for old in self._all()[: -self._keep]:
+                    shutil.rmtree(old, ignore_errors=True)
+            except OSError as error:
+                raise WriteError.of(final, error) from error
+        mesh.barrier()
+
+    def _all(self) -> list[Path]:
+        return sorted(self._folder.glob("iteration-*.zarr"))
+
+    def restore(self) -> tuple[Progress, Memory] | None:
+        """The latest, or None where there is none. On all ranks together.
+
+        Raises:
+            CheckpointError: it is of another grid or other parameters, or cannot be read.
+        """
+        world = self._space.box.mesh.world
+        there = self._all()
+        number = int(there[-1].name.split("-")[1].split(".")[0]) if there else -1
+        # As rank 0 sees it: file systems may show it to others later.
+        number = int(world.broadcast(tf.constant(number)))
+        if number < 0:
+            return None
+        path = self._folder / f"iteration-{number:06d}.zarr"
+        attributes = snapshot_attributes(path)
+        if attributes is None or not attributes.get("complete"):
+            raise CheckpointError(f"{path} is damaged: move it away to go on from the one before")
+        box = self._space.box
+        for key, ours in (("grid", list(box.grid)), ("names", list(self._space.names))):
+            if attributes[key] != ours:
+                raise CheckpointError(f"{path} is of {key} {attributes[key]}; here it is {ours}")
+        parameters: Any = attributes["parameters"]
+        points = {name: self._point(path / name, values) for name, values in parameters.items()}
+        numbers: Any = attributes["numbers"]
+        progress: Any = attributes["progress"]
+        return Progress(**progress), Memory(points, numbers)
+
+    def _point(self, path: Path, parameters: list[float]) -> Unknowns:
+        import zarr
+
+        box = self._space.box
+        place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
+        try:
+            block = np.asarray(zarr.open_array(path, mode="r")[place])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error})") from error
+        return Unknowns(
+            tf.constant(block, box.dtype), tf.constant(np.array(parameters, dtype=np.float64))
+        )

@@ -1,0 +1,13 @@
+"""Ways down: one a file."""
+
+from flowpm_dist.reconstruction.optimisers.adam import Adam
+from flowpm_dist.reconstruction.optimisers.base import (
+    Memory,
+    NoProgressError,
+    Optimiser,
+    Report,
+    StalledError,
+)
+from flowpm_dist.reconstruction.optimisers.lbfgs import LBFGS
+
+__all__ = ["LBFGS", "Adam", "Memory", "NoProgressError", "Optimiser", "Report", "StalledError"]

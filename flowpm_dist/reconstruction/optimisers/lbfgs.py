@@ -1,0 +1,138 @@
+"""L-BFGS with a backtracking line search (Nocedal and Wright 2006, algorithms 7.4 and 3.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flowpm_dist.reconstruction.optimisers.base import (
+    MOST_TRIES,
+    Memory,
+    NoProgressError,
+    Objective,
+    Optimiser,
+    Report,
+    StalledError,
+    attempt,
+)
+from flowpm_dist.reconstruction.posterior import Evaluation
+from flowpm_dist.reconstruction.unknowns import Unknowns
+
+SUFFICIENT = 1e-4
+"""Share of the decrease that the slope promises which a step must bring (Armijo)."""
+
+
+class LBFGS(Optimiser):
+    """Quasi-Newton steps from the latest changes of point and gradient.
+
+    A step of length 1 is tried first (of the first iteration, one of the steepest descent, too: the
+    coordinates are such that it is about right). One that does not lower the loss enough, or meets
+    values that are not finite, is shortened to where a parabola through what is known has its
+    minimum. Pairs without positive curvature are left out.
+
+    Args:
+        history: pairs that are kept.
+    """
+
+    name = "lbfgs"
+
+    def __init__(self, history: int = 10) -> None:
+        self._history = history
+
+    def start(self, objective: Objective, point: Unknowns) -> None:
+        """See `Optimiser`."""
+        self._objective, self._point = objective, point
+        self._here: Evaluation | None = None
+        self._pairs: list[tuple[Unknowns, Unknowns]] = []
+
+    def iterate(self) -> Report:
+        """See `Optimiser`."""
+        space, count = self._objective.space, 0
+        if self._here is None:
+            self._here = attempt(self._objective, self._point)
+            count += 1
+            if self._here is None:
+                raise NoProgressError("the loss is not finite where the search begins")
+        here = self._here
+        direction = self._direction(here.gradient)
+        slope = float(space.dot(direction, here.gradient))
+        if slope >= 0:  # rounding has spoilt the pairs
+            self._pairs.clear()
+            direction = -here.gradient
+            slope = float(space.dot(direction, here.gradient))
+        length, lost = 1.0, 0
+        for _ in range(MOST_TRIES):
+            trial = self._point.plus(length, direction)
+            found = attempt(self._objective, trial)
+            count += 1
+            if found is not None and self._enough(here, found, length, slope):
+                self._remember(trial - self._point, found.gradient - here.gradient)
+                self._point, self._here = trial, found
+                return Report(trial, found, count, length)
+            lost += found is None
+            length = _shorter(length, slope, here, found)
+        if self._pairs:
+            self._pairs.clear()
+            report = self.iterate()
+            return Report(report.point, report.evaluation, count + report.evaluations, report.step)
+        tried = f"{MOST_TRIES} steps, down to {length:.1e} of the steepest descent,"
+        if lost == MOST_TRIES:
+            raise NoProgressError(f"{tried} lead to a loss that is not finite")
+        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}")
+
+    @staticmethod
+    def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
+        # Near the minimum the decrease drowns in rounding; the gradient still tells.
+        rounding = 4e-7 * abs(float(here.loss)) if slope > -1e-5 * abs(float(here.loss)) else 0.0
+        return float(found.loss) <= float(here.loss) + SUFFICIENT * length * slope + rounding
+
+    def _direction(self, gradient: Unknowns) -> Unknowns:
+        """Minus the inverse Hessian's guess times the gradient, by the two loops."""
+        dot = self._objective.space.dot
+        q, factors = gradient, []
+        for s, y in reversed(self._pairs):
+            rho = 1 / float(dot(y, s))
+            alpha = rho * float(dot(s, q))
+            q = q.plus(-alpha, y)
+            factors.append((rho, alpha))
+        if self._pairs:
+            s, y = self._pairs[-1]
+            q = q.times(float(dot(s, y)) / float(dot(y, y)))
+        for (s, y), (rho, alpha) in zip(self._pairs, reversed(factors), strict=True):
+            beta = rho * float(dot(y, q))
+            q = q.plus(alpha - beta, s)
+        return -q
+
+    def _remember(self, s: Unknowns, y: Unknowns) -> None:
+        dot = self._objective.space.dot
+        curvature, size = float(dot(s, y)), float(dot(y, y))
+        if curvature > 1e-10 * size:
+            self._pairs = [*self._pairs, (s, y)][-self._history :]
+
+    def memory(self) -> Memory:
+        """See `Optimiser`."""
+        points = {"point": self._point}
+        for number, (s, y) in enumerate(self._pairs):
+            points[f"s{number}"], points[f"y{number}"] = s, y
+        numbers: dict[str, float] = {"pairs": len(self._pairs)}
+        if self._here is not None:
+            points["gradient"] = self._here.gradient
+            numbers |= {"data": float(self._here.data), "prior": float(self._here.prior)}
+        return Memory(points, numbers)
+
+    def resume(self, objective: Objective, memory: Memory) -> None:
+        """See `Optimiser`."""
+        self.start(objective, memory.points["point"])
+        count = int(memory.numbers["pairs"])
+        self._pairs = [(memory.points[f"s{i}"], memory.points[f"y{i}"]) for i in range(count)]
+        if "gradient" in memory.points:
+            data, prior = (np.array(memory.numbers[name]) for name in ("data", "prior"))
+            self._here = Evaluation(data, prior, memory.points["gradient"])
+
+
+def _shorter(length: float, slope: float, here: Evaluation, found: Evaluation | None) -> float:
+    """Between a tenth and a half of the length."""
+    if found is None:
+        return 0.1 * length
+    rise = float(found.loss) - float(here.loss) - slope * length
+    best = -slope * length**2 / (2 * rise) if rise > 0 else 0.5 * length
+    return min(max(best, 0.1 * length), 0.5 * length)

@@ -1,0 +1,126 @@
+"""Minus the log posterior of white noise and parameters, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.reconstruction.curvature import Curvature, Scaling
+from flowpm_dist.reconstruction.forward import ForwardModel
+from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
+from flowpm_dist.reconstruction.unknowns import Space, Unknowns
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Minus the log posterior at a point, up to a constant; of each chain [...], on every rank.
+
+    Attributes:
+        data: minus the log likelihood, smoothed if asked.
+        prior: half the sum of the squares of all unknowns.
+        gradient: of their sum.
+    """
+
+    data: np.ndarray
+    prior: np.ndarray
+    gradient: Unknowns
+
+    @property
+    def loss(self) -> np.ndarray:
+        """data + prior."""
+        return self.data + self.prior
+
+
+class Posterior:
+    """What is known of the initial conditions of an observed universe.
+
+    Args:
+        model: from white noise to a density.
+        likelihood: of the data, given that density.
+        priors: name -> (low, high) of parameters that are fitted along, uniform between.
+
+    Raises:
+        ValueError: a parameter that the model does not have, or a prior with no width.
+    """
+
+    def __init__(
+        self,
+        model: ForwardModel,
+        likelihood: Likelihood,
+        priors: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        self.model, self.likelihood = model, likelihood
+        self.priors = dict(priors or {})
+        for name, (low, high) in self.priors.items():
+            if not model.fitted(name):
+                raise ValueError(f"the model does not depend on {name}")
+            if not low < high:
+                raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
+        self.space = Space(likelihood.box, tuple(self.priors))
+
+    def parameters(self, x: Unknowns) -> dict[str, tf.Tensor]:
+        """Values of the parameters, float64 [...] of all chains.
+
+        The unit normal unknown is taken to the uniform prior by the normal distribution function.
+        """
+        values = {}
+        for number, (name, (low, high)) in enumerate(self.priors.items()):
+            share = 0.5 * (1 + tf.math.erf(x.parameters[..., number] / np.sqrt(2.0)))
+            values[name] = low + (high - low) * share
+        return values
+
+    def evaluate(self, x: Unknowns, annealing: Annealing = EXACT) -> Evaluation:
+        """Minus the log posterior and its gradient. On all ranks together.
+
+        Args:
+            x: the point, or one for each chain.
+            annealing: of the likelihood.
+
+        Raises:
+            HaloError: a particle left the halo that was asked for.
+        """
+        parts, field, parameters = self.model.with_room(lambda: self._data(x, annealing))
+        data = self.space.total(parts)
+        prior = 0.5 * self.space.dot(x, x)
+        return Evaluation(data, prior, x + Unknowns(field, parameters))
+
+    def _data(self, x: Unknowns, annealing: Annealing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([x.field, x.parameters])
+            density = self.model(x.field, self.parameters(x))
+            parts = self.likelihood.parts(density, annealing)
+        found = tape.gradient(
+            parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return parts, *found
+
+    def curvature(self) -> Curvature:
+        """Of linear theory at the middle of the priors."""
+        middle = self.parameters(self.space.zeros())
+        return Curvature(
+            self.likelihood.box, self.model.linear_response(middle), self.likelihood.information
+        )
+
+
+class EvenPosterior:
+    """A posterior in coordinates of even curvature.
+
+    Args:
+        posterior: of the unknowns.
+        scaling: to its coordinates.
+        annealing: of the likelihood.
+    """
+
+    def __init__(
+        self, posterior: Posterior, scaling: Scaling, annealing: Annealing = EXACT
+    ) -> None:
+        self.posterior, self.scaling, self.annealing = posterior, scaling, annealing
+        self.space = posterior.space
+
+    def evaluate(self, u: Unknowns) -> Evaluation:
+        """As `Posterior.evaluate`, with the gradient by the coordinates."""
+        found = self.posterior.evaluate(self.scaling.from_even(u), self.annealing)
+        return Evaluation(found.data, found.prior, self.scaling.from_even(found.gradient))

@@ -1,0 +1,201 @@
+"""The search for the most probable initial conditions: stages of annealing, one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flowpm_dist.reconstruction.checkpoints import Checkpoints, Progress
+from flowpm_dist.reconstruction.curvature import Scaling
+from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
+from flowpm_dist.reconstruction.optimisers import Optimiser, Report, StalledError
+from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
+from flowpm_dist.reconstruction.unknowns import Unknowns
+
+FIRST_FIELD = 0.01
+"""Amplitude of the white noise that a search begins with."""
+
+EASY_SIGMA = 1.0
+"""Noise [mean density] to which smaller noise is inflated at first."""
+
+LARGEST_CHANGE = 4.0
+"""Of the inflation, from one stage to the next."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a search.
+
+    Attributes:
+        annealing: of the likelihood.
+        evaluations: of the gradient, after which the next stage begins.
+    """
+
+    annealing: Annealing
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An iteration of a search.
+
+    Attributes:
+        iteration, stage: numbers, from 1.
+        evaluations: of the gradient so far.
+        radius: of the smoothing [Mpc/h].
+        inflation: of the noise.
+        loss: data + prior.
+        data: minus the log likelihood, annealed.
+        prior: minus the log prior.
+        gradient_norm: in the optimiser's coordinates.
+        step: see `Report`.
+    """
+
+    iteration: int
+    stage: int
+    evaluations: int
+    radius: float
+    inflation: float
+    loss: float
+    data: float
+    prior: float
+    gradient_norm: float
+    step: float
+
+
+Told = Callable[[Row, Unknowns], None]
+
+
+def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
+    """From large scales to small ones, then from greater noise to what it is.
+
+    Smoothing of 4, 2, 1 and 0 cells under noise of at least `EASY_SIGMA`, then that noise lowered
+    by factors of at most `LARGEST_CHANGE`. Later stages have more to find and more evaluations.
+
+    Args:
+        posterior: of the data.
+        evaluations: of the gradient in all.
+    """
+    cell = max(posterior.likelihood.box.cell)
+    sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
+    inflation = max(1.0, EASY_SIGMA / sigma)
+    annealings = [Annealing(cells * cell, inflation) for cells in (4, 2, 1, 0)]
+    steps = math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9)
+    annealings += [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps + 1)]
+    annealings[-1] = EXACT
+    weights = np.arange(1.0, len(annealings) + 1)
+    ends = np.rint(evaluations * np.cumsum(weights) / weights.sum()).astype(int)
+    counts = np.maximum(1, np.diff(ends, prepend=0))
+    return [Stage(a, int(n)) for a, n in zip(annealings, counts, strict=True)]
+
+
+class Search:
+    """Minimises minus the log posterior, stage by stage.
+
+    Args:
+        posterior: of a single chain.
+        optimiser: of each stage, begun anew in it.
+        stages: in order; by default `default_stages` of 200 evaluations.
+        seed: of the small white noise that the search begins with.
+        tolerance: a stage ends early when the squared gradient, in coordinates of even curvature,
+            is below this times the number of cells.
+        checkpoints: where to keep what is needed to go on; None: nowhere.
+        every: iterations between them.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        optimiser: Optimiser,
+        stages: Sequence[Stage] | None = None,
+        *,
+        seed: int = 0,
+        tolerance: float = 1e-3,
+        checkpoints: Checkpoints | None = None,
+        every: int = 10,
+    ) -> None:
+        self.posterior, self.optimiser = posterior, optimiser
+        self.stages = list(stages or default_stages(posterior, 200))
+        self._seed, self._tolerance = seed, tolerance
+        self._checkpoints, self._every = checkpoints, every
+        self._curvature = posterior.curvature()
+        self.progress = Progress()
+
+    def run(self, told: Told | None = None, *, resume: bool = False) -> Unknowns:
+        """Search to the end. On all ranks together.
+
+        Args:
+            told: called on every rank after each iteration, with its row and the point.
+            resume: go on from the latest checkpoint, if there is one.
+
+        Returns:
+            The most probable point that was found.
+
+        Raises:
+            NoProgressError: the loss is not finite wherever a step leads; the latest checkpoint is
+                as it was.
+            CheckpointError: of another search.
+        """
+        point = self.posterior.space.normal(self._seed).times(FIRST_FIELD)
+        self.progress = Progress()
+        found = self._checkpoints.restore() if resume and self._checkpoints else None
+        if found is not None:
+            self.progress, memory = found
+            objective = self._objective(self.stages[self.progress.stage])
+            self.optimiser.resume(objective, memory)
+            point = objective.scaling.from_even(memory.points["point"])
+        for number in range(self.progress.stage, len(self.stages)):
+            fresh = number != self.progress.stage or found is None
+            if fresh:
+                self.progress = replace(self.progress, stage=number, in_stage=0)
+                objective = self._objective(self.stages[number])
+                self.optimiser.start(objective, objective.scaling.to_even(point))
+            point = self._stage(self.stages[number], objective.scaling, point, told)
+        return point
+
+    def _objective(self, stage: Stage) -> EvenPosterior:
+        scaling = self._curvature.scaling(stage.annealing)
+        return EvenPosterior(self.posterior, scaling, stage.annealing)
+
+    def _stage(
+        self, stage: Stage, scaling: Scaling, point: Unknowns, told: Told | None
+    ) -> Unknowns:
+        limit = self._tolerance * self.posterior.likelihood.box.cells
+        while self.progress.in_stage < stage.evaluations:
+            try:
+                report = self.optimiser.iterate()
+            except StalledError:
+                break
+            row = self._row(stage, report)
+            point = scaling.from_even(report.point)
+            if row.gradient_norm**2 < limit:  # as if all evaluations were made, for who resumes
+                self.progress = replace(self.progress, in_stage=stage.evaluations)
+            if told is not None:
+                told(row, point)
+            if self._checkpoints is not None and row.iteration % self._every == 0:
+                self._checkpoints.save(self.progress, self.optimiser.memory())
+        return point
+
+    def _row(self, stage: Stage, report: Report) -> Row:
+        now, found = self.progress, report.evaluation
+        self.progress = replace(
+            now,
+            iteration=now.iteration + 1,
+            in_stage=now.in_stage + report.evaluations,
+            evaluations=now.evaluations + report.evaluations,
+        )
+        return Row(
+            iteration=self.progress.iteration,
+            stage=self.progress.stage + 1,
+            evaluations=self.progress.evaluations,
+            radius=stage.annealing.radius,
+            inflation=stage.annealing.inflation,
+            loss=float(found.loss),
+            data=float(found.data),
+            prior=float(found.prior),
+            gradient_norm=float(self.posterior.space.norm(found.gradient)),
+            step=report.step,
+        )

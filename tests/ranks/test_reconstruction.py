@@ -1,0 +1,396 @@
+"""Initial conditions from observed universes: gradients, searches, draws; on any mesh the same."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import RANK, SIZE, process_mesh
+from scipy import stats
+
+from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
+from flowpm_dist.fields import Field
+from flowpm_dist.reconstruction import (
+    HMC,
+    LBFGS,
+    Adam,
+    Annealing,
+    CheckpointError,
+    Checkpoints,
+    ForwardModel,
+    Gaussian,
+    NoProgressError,
+    Poisson,
+    Posterior,
+    Search,
+    Stage,
+    Unknowns,
+    convergence,
+    default_stages,
+    large_modes,
+)
+from flowpm_dist.reconstruction.forward import bias_expansion
+from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
+
+GRID = 16
+SIZE_OF_BOX = 64.0  # [Mpc/h]
+COSMOLOGY = Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.67, n_s=0.96, sigma8=0.8)
+
+
+def solo():
+    """A mesh of this rank alone."""
+    return process_mesh(f"row:{SIZE}").without("row")
+
+
+def simulation(mesh, order=2, steps=2, **options):
+    options = {"precision": "float64", **options}
+    edges = scale_factor_steps(0.2, 1.0, steps)
+    return Simulation(COSMOLOGY, GRID, SIZE_OF_BOX, edges, lpt_order=order, mesh=mesh, **options)
+
+
+def model_of(mesh, structure, **options):
+    order = 1 if structure == "1lpt" else 2
+    model = ForwardModel(simulation(mesh, order), structure, **options)
+    model.hold_halo()
+    return model
+
+
+def whole(seed):
+    """A field that all ranks know."""
+    return np.random.default_rng(seed).normal(size=[GRID] * 3)
+
+
+def block_of(array, box):
+    """This rank's part."""
+    return tf.constant(
+        array[tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))],
+        box.dtype,
+    )
+
+
+def posterior_of(model, *, sigma=0.5, kind=Gaussian, priors=None, seed=3):
+    """Of random data: nothing of a gradient depends on where they are from."""
+    box = model.box
+    observed = block_of((whole(seed + 1) > -1).astype(float), box)
+    if kind is Gaussian:
+        likelihood = Gaussian(box, block_of(1 + whole(seed), box), sigma, observed)
+    else:
+        counts = np.random.default_rng(seed).poisson(3.0, size=[GRID] * 3)
+        likelihood = Poisson(box, block_of(counts.astype(float), box), 3.0, observed)
+    return Posterior(model, likelihood, priors)
+
+
+CASES = {
+    "linear": ("linear", {"bias": {"b": 1.4}}, {"b": (1.0, 2.0), "sigma8": (0.6, 1.0)}, Gaussian),
+    "1lpt": ("1lpt", {"redshift_space": "z"}, {"Omega_m": (0.2, 0.4)}, Poisson),
+    "2lpt": (
+        "2lpt",
+        {"bias": {"b1": 0.5, "b2": 0.2, "bs2": -0.3}, "redshift_space": "x"},
+        {"b1": (0.0, 1.0), "b2": (-1.0, 1.0), "bs2": (-1.0, 1.0)},
+        Gaussian,
+    ),
+    "pm": ("pm", {}, {"Omega_m": (0.2, 0.4), "sigma8": (0.6, 1.0)}, Poisson),
+}
+
+
+def differences(posterior, point, direction, annealing, step):
+    """The slope of the loss along a direction by a fourth-order central difference."""
+    losses = [
+        float(posterior.evaluate(point.plus(n * step, direction), annealing).loss)
+        for n in (-2, -1, 1, 2)
+    ]
+    return (losses[0] - 8 * losses[1] + 8 * losses[2] - losses[3]) / (12 * step)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
+    structure, options, priors, kind = CASES[case]
+    annealing = Annealing(8.0, 2.0) if case in ("linear", "pm") else Annealing()
+    values = []
+    for ranks in (mesh, solo()):
+        posterior = posterior_of(model_of(ranks, structure, **options), kind=kind, priors=priors)
+        box, count = posterior.space.box, len(priors)
+        point = Unknowns(block_of(whole(1), box), tf.constant(np.linspace(-0.5, 0.7, count)))
+        values.append((posterior, point, posterior.evaluate(point, annealing)))
+    (posterior, point, found), (_, _, alone) = values
+    box = posterior.space.box
+    np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-11)
+    np.testing.assert_allclose(
+        found.gradient.parameters, alone.gradient.parameters, rtol=1e-9, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        found.gradient.field, block_of(alone.gradient.field.numpy(), box), atol=1e-9
+    )
+    direction = Unknowns(block_of(whole(2), box), tf.constant(np.linspace(1.0, -1.0, len(priors))))
+    slope = float(posterior.space.dot(found.gradient, direction))
+    # Cloud-in-cell has kinks: steps so short that hardly a particle crosses one.
+    step, tolerance = (1e-3, 1e-8) if structure == "linear" else (1e-6, 1e-6)
+    assert slope == pytest.approx(
+        differences(posterior, point, direction, annealing, step), rel=tolerance
+    )
+
+
+def test_bias_weights(mesh):
+    """Against numpy's transforms, of a field without mean and without waves of two cells."""
+    box = model_of(mesh, "2lpt", bias={"b1": 0.0}).box
+    k = np.fft.fftfreq(GRID)
+    waves = np.stack(np.meshgrid(k, k, k, indexing="ij"))
+    square = np.sum(waves**2, axis=0)
+    spectrum = np.fft.fftn(0.3 * whole(5))
+    spectrum[(square == 0) | (np.abs(waves) == 0.5).any(axis=0)] = 0
+    square[0, 0, 0] = 1
+    delta = np.fft.ifftn(spectrum).real
+    tide = np.zeros_like(delta)
+    for i, j in np.ndindex(3, 3):
+        kernel = waves[i] * waves[j] / square - (i == j) / 3
+        tide += np.fft.ifftn(kernel * spectrum).real ** 2
+    expected = 1 + 0.7 * delta - 0.4 * (delta**2 - np.mean(delta**2)) + 0.9 * (tide - tide.mean())
+    factors = tf.constant([0.7, -0.4, 0.9], tf.float64)
+    found = bias_expansion(box)(block_of(delta, box), factors)
+    np.testing.assert_allclose(found, block_of(expected, box), atol=1e-12)
+
+
+def test_likelihoods(mesh):
+    """Against scipy's, over the cells that are observed."""
+    box = model_of(mesh, "linear").box
+    density, data = 1 + 0.3 * whole(1), 1 + whole(2)
+    seen = whole(3) > 0
+    sigma = 0.5 + whole(4) ** 2
+    gaussian = Gaussian(
+        box, block_of(data, box), block_of(sigma, box), block_of(seen.astype(float), box)
+    )
+    mesh_sum = mesh.world.allreduce(gaussian.parts(block_of(density, box)))
+    log = stats.norm(density, sigma)
+    expected = (log.logpdf(density) - log.logpdf(data))[seen].sum()
+    np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
+    assert gaussian.count == seen.sum()
+    assert gaussian.information == pytest.approx(np.mean(seen / sigma**2))
+    counts = np.random.default_rng(5).poisson(2.0, size=density.shape)
+    positive = np.abs(density) + 0.5
+    poisson = Poisson(
+        box, block_of(counts.astype(float), box), 2.0, block_of(seen.astype(float), box)
+    )
+    mesh_sum = mesh.world.allreduce(poisson.parts(block_of(positive, box)))
+    best = stats.poisson(np.maximum(counts, 1e-300)).logpmf(counts)
+    expected = (best - stats.poisson(2 * positive).logpmf(counts))[seen].sum()
+    np.testing.assert_allclose(mesh_sum, expected, rtol=1e-9)
+
+
+def search_on(mesh, optimiser, folder=None, *, priors=None, every=3, evaluations=8, structure="pm"):
+    model = model_of(mesh, structure)
+    truth = model.run(block_of(whole(7), model.box), {})
+    data = truth.density().block if structure == "pm" else model.observe(truth, {})
+    posterior = Posterior(model, Gaussian(model.box, data, 0.3), priors)
+    stages = [Stage(Annealing(8.0, 3.0), evaluations), Stage(Annealing(), evaluations)]
+    checkpoints = None if folder is None else Checkpoints(folder, posterior.space)
+    return Search(posterior, optimiser, stages, checkpoints=checkpoints, every=every)
+
+
+def path_of(search, **options):
+    """Losses and the end of a search."""
+    rows = []
+    point = search.run(lambda row, _: rows.append(row), **options)
+    return [row.loss for row in rows], point
+
+
+OPTIMISERS = {"lbfgs": LBFGS, "adam": Adam}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_same_iterates_on_any_mesh(mesh, name):
+    priors = {"sigma8": (0.6, 1.0)}
+    losses, point = path_of(search_on(mesh, OPTIMISERS[name](), priors=priors, evaluations=14))
+    known, alone = path_of(search_on(solo(), OPTIMISERS[name](), priors=priors, evaluations=14))
+    assert len(losses) >= 10
+    np.testing.assert_allclose(losses, known, rtol=1e-9)
+    box = search_on(mesh, LBFGS()).posterior.space.box
+    np.testing.assert_allclose(point.field, block_of(alone.field.numpy(), box), atol=1e-7)
+    np.testing.assert_allclose(point.parameters, alone.parameters, atol=1e-7)
+
+
+def shared(tmp_path_factory):
+    """Rank 0's folder, for all ranks."""
+    mine = str(tmp_path_factory.mktemp("search")).encode().ljust(512)
+    world = process_mesh(f"row:{SIZE}").world
+    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
+    return bytes(world.broadcast(name).numpy().astype(np.uint8)).decode().strip()
+
+
+class StoppedHereError(Exception):
+    """As if the job were killed."""
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_search_that_was_killed_goes_on_exactly(mesh, name, tmp_path_factory):
+    from pathlib import Path
+
+    folder = Path(shared(tmp_path_factory))
+    known, end = path_of(search_on(mesh, OPTIMISERS[name]()))
+    killed = search_on(mesh, OPTIMISERS[name](), folder)
+
+    def stop(row, _):
+        if row.iteration == 5:
+            raise StoppedHereError
+
+    with pytest.raises(StoppedHereError):
+        killed.run(stop)
+    again = search_on(mesh, OPTIMISERS[name](), folder)
+    losses, point = path_of(again, resume=True)
+    assert losses == known[3:]
+    np.testing.assert_array_equal(point.field, end.field)
+    other = process_mesh(f"row:{SIZE}" if str(mesh) != f"row:{SIZE}" else f"row:1,col:{SIZE}")
+    losses, _ = path_of(search_on(other, OPTIMISERS[name](), folder), resume=True)
+    np.testing.assert_allclose(losses, known[-len(losses) :], rtol=1e-9)
+    wrong = search_on(mesh, OPTIMISERS[name](), folder, priors={"sigma8": (0.6, 1.0)})
+    with pytest.raises(CheckpointError, match="names"):
+        wrong.run(resume=True)
+
+
+def test_linear_initial_conditions_are_found(mesh):
+    """Of linear theory with little noise, to rounding of what the noise lets through."""
+    search = search_on(mesh, LBFGS(), structure="linear", evaluations=12)
+    _, point = path_of(search)
+    model = search.posterior.model
+    amplitude = model.linear_response({})
+    curvature = 1 + amplitude**2 / 0.3**2
+    truth = Unknowns(block_of(whole(7), model.box), point.parameters)
+    scaling = search._curvature.scaling()
+    wiener = truth - scaling.from_even(scaling.from_even(truth))
+    assert float(tf.reduce_min(curvature)) == 1.0  # the mean is not known
+    np.testing.assert_allclose(point.field, wiener.field, atol=1e-3)
+
+
+class Broken:
+    """An objective that is finite where the search begins, and nowhere else."""
+
+    def __init__(self, posterior, everywhere=False):
+        self.space, self._posterior = posterior.space, posterior
+        self._first, self._everywhere = not everywhere, everywhere
+
+    def evaluate(self, u):
+        found = self._posterior.evaluate(u)
+        if self._first:
+            self._first = False
+            return found
+        return Evaluation(found.data * np.nan, found.prior, found.gradient)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_values_that_are_not_finite(mesh, name):
+    posterior = posterior_of(model_of(mesh, "linear"))
+    optimiser = OPTIMISERS[name]()
+    optimiser.start(Broken(posterior, everywhere=True), posterior.space.zeros())
+    with pytest.raises(NoProgressError, match="not finite"):
+        optimiser.iterate()
+    start = posterior.space.zeros()
+    optimiser.start(Broken(posterior), start)
+    with pytest.raises(NoProgressError, match="not finite"):
+        for _ in range(2):
+            optimiser.iterate()
+
+
+def test_stages_end_with_what_is():
+    posterior = posterior_of(model_of(solo(), "linear"), sigma=0.1)
+    stages = default_stages(posterior, 100)
+    assert stages[-1].annealing == Annealing()
+    assert sum(stage.evaluations for stage in stages) == pytest.approx(100, abs=len(stages))
+    assert stages[0].annealing == Annealing(16.0, pytest.approx(10.0))
+    inflations = [stage.annealing.inflation for stage in stages]
+    assert inflations == sorted(inflations, reverse=True)
+    noisy = default_stages(posterior_of(model_of(solo(), "linear"), sigma=3.0), 100)
+    assert {stage.annealing.inflation for stage in noisy} == {1.0}
+
+
+def chains_on(mesh, chains):
+    """A linear universe seen with Gaussian noise, of several chains; its posterior is known."""
+    cells = 8
+    sim = Simulation(COSMOLOGY, cells, 32.0, [0.5, 1.0], mesh=mesh, precision="float64")
+    model, box = ForwardModel(sim, "linear"), sim.box_of(chains)
+    data = 1 + 0.5 * np.random.default_rng(11).normal(size=[cells] * 3)
+    return Posterior(model, Gaussian(box, block_of(data, box), 0.7))
+
+
+def chain_mesh():
+    return process_mesh({1: "row:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}[SIZE])
+
+
+def test_draws_of_a_gaussian_posterior():
+    """In coordinates of even curvature it is unit normal about the Wiener filter's answer."""
+    posterior = chains_on(chain_mesh(), 2)
+    space, scaling = posterior.space, posterior.curvature().scaling()
+    cells = space.box.cells
+    objective = EvenPosterior(posterior, scaling)
+    sampler = HMC(objective, leaps=8, step=0.3, seed=1)
+    mean = -objective.evaluate(space.zeros()).gradient
+    sampler.start(space.normal(2))
+    for _ in range(15):
+        sampler.draw(learn=True)
+    count, total, squares, modes = 40, space.zeros(), [], []
+    for _ in range(count):
+        draw = sampler.draw(learn=False)
+        away = scaling.to_even(draw.point) - mean
+        total = total + away
+        squares.append(space.dot(away, away) / cells)
+        modes.append(large_modes(draw.point.field, space.box))
+    assert np.mean(squares) == pytest.approx(1.0, abs=6 * np.sqrt(2 / (cells * count)))
+    averages = space.dot(total, total) / count**2 / cells  # 1 / effective number of draws
+    assert (averages < 4 / count).all()
+    found = convergence(np.array(modes))
+    assert np.median(found.rhat) < 1.05
+    assert (found.ess > 10).all()
+
+
+def test_chains_are_drawn_alike_on_any_mesh():
+    """And each for itself: a chain of a batch is not moved by the other."""
+    ends = []
+    for ranks in (chain_mesh(), solo()):
+        posterior = chains_on(ranks, 2)
+        sampler = HMC(EvenPosterior(posterior, posterior.curvature().scaling()), leaps=3, seed=4)
+        sampler.start(posterior.space.normal(5))
+        for _ in range(3):
+            draw = sampler.draw(learn=True)
+        ends.append((posterior.space.box.whole(draw.point.field, posterior.space.box.shape), draw))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-9)
+    np.testing.assert_allclose(ends[0][1].acceptance, ends[1][1].acceptance, atol=1e-9)
+
+
+def test_modes_of_large_scales(mesh):
+    """Against numpy's transform."""
+    model = model_of(mesh, "linear")
+    field = whole(9)
+    found = large_modes(block_of(field, model.box), model.box)
+    spectrum = np.fft.fftn(field)
+    from flowpm_dist.reconstruction.diagnostics import wave_numbers
+
+    waves = wave_numbers()
+    known = spectrum[tuple(waves.T)] * np.sqrt(2 / GRID**3)
+    np.testing.assert_allclose(found, np.concatenate([known.real, known.imag]), atol=1e-10)
+
+
+def test_lpt_is_where_a_run_begins(mesh):
+    sim = simulation(mesh)
+    lpt = sim.lpt(seed=3, a=0.2)
+    short = Simulation(
+        COSMOLOGY, GRID, SIZE_OF_BOX, [0.2, 0.2002], mesh=mesh, precision="float64"
+    ).run(seed=3)
+    scale = np.abs(short.displacement.block).max()
+    np.testing.assert_allclose(lpt.displacement.block, short.displacement.block, atol=3e-3 * scale)
+    scale = np.abs(short.velocity.block).max()
+    np.testing.assert_allclose(lpt.velocity.block, short.velocity.block, atol=3e-3 * scale)
+    with pytest.raises(ValueError, match="above 0"):
+        sim.lpt(seed=1, a=0.0)
+
+
+def test_initial_conditions_of_a_particle_mesh_are_found(line):
+    """On large scales; float32, as users have it."""
+    sim = Simulation(
+        COSMOLOGY, GRID, 128.0, scale_factor_steps(0.2, 1.0, 2), mesh=line, halo="auto"
+    )
+    model = ForwardModel(sim, "pm")
+    model.hold_halo()
+    truth = sim.run(seed=1)
+    posterior = Posterior(model, Gaussian(model.box, truth.density().block, 0.2))
+    search = Search(posterior, LBFGS(), default_stages(posterior, 40))
+    point = search.run()
+    found = sim.run(white_noise=point.field)
+    k, r = correlation_coefficient(found.linear_delta, truth.linear_delta)
+    assert (r[k < 0.15] > 0.95).all()
+    assert isinstance(found.linear_delta, Field) and RANK >= 0
