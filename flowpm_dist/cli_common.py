@@ -18,12 +18,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from flowpm_dist.config_checks import ConfigError
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.record_files import RecordError
 from flowpm_dist.cosmoflow.trained import TrainedError
-from flowpm_dist.cosmoflow.volume import VolumeError
 from flowpm_dist.io.folder import OutputError, WriteError
-from flowpm_dist.io.progress import terminal_environment
+from flowpm_dist.io.progress import WorkProgress, terminal_environment
+from flowpm_dist.io.volume import VolumeError
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
 
@@ -109,7 +108,7 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
 
 
 @contextmanager
-def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[TrainingProgress]:
+def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[WorkProgress]:
     """Inside, one of the ranks of a job works, with TensorFlow loaded; what ends it is told.
 
     Args:
@@ -118,7 +117,7 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[TrainingProg
     """
     try:
         launch.configure_threads()
-        with TrainingProgress(launch.detect().rank) as progress:
+        with WorkProgress(launch.detect().rank) as progress:
             progress.note("\n".join(filter(None, [first, "loading TensorFlow"])))
             import_tensorflow()
             from flowpm_dist import HaloError

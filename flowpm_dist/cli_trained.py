@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluatio
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.prediction import Found, predict_volume, prediction_mesh
 from flowpm_dist.cosmoflow.trained import asking_mesh, read_training
-from flowpm_dist.cosmoflow.volume import open_volume
+from flowpm_dist.io.volume import open_volume
 from meshimpl import launch
 
 COLUMNS = 112

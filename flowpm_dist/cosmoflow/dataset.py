@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.config_training import TrainingConfig
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.record_files import (
     DATASET,
     DTYPES,
@@ -22,6 +21,7 @@ from flowpm_dist.cosmoflow.record_files import (
 )
 from flowpm_dist.cosmoflow.trained import OF_UNIVERSES, differences
 from flowpm_dist.io.folder import OutputError, WriteError, check_ground, check_room
+from flowpm_dist.io.progress import WorkProgress
 
 SPLITS = ("train", "validation", "test")
 FREE = {"attributes", "samples_per_file"}
@@ -84,7 +84,7 @@ def write_dataset(
     dtype: str = "float32",
     compressed: bool = False,
     samples_per_file: int = 64,
-    progress: TrainingProgress,
+    progress: WorkProgress,
     overwrite: bool = False,
     scale: float = 256.0,
 ) -> None:

@@ -32,7 +32,6 @@ from flowpm_dist.cosmoflow.judging import (
     score,
 )
 from flowpm_dist.cosmoflow.parts import block_of_volumes
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.record_files import dataset_files
 from flowpm_dist.cosmoflow.trained import (
     TrainedError,
@@ -44,6 +43,7 @@ from flowpm_dist.cosmoflow.trained import (
     universes,
 )
 from flowpm_dist.cosmoflow.training import predict
+from flowpm_dist.io.progress import WorkProgress
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -55,7 +55,7 @@ SMALLEST = 125
 
 
 def evaluate(
-    folders: Sequence[Path], shape: str | None, progress: TrainingProgress
+    folders: Sequence[Path], shape: str | None, progress: WorkProgress
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
@@ -136,7 +136,7 @@ def _test_set(config: TrainingConfig) -> dict[str, Any]:
     return {"data.source": data.source, "data.test": data.test, **universes(config)}
 
 
-def ask(training: Training, mesh: ProcessMesh, progress: TrainingProgress) -> Asked:
+def ask(training: Training, mesh: ProcessMesh, progress: WorkProgress) -> Asked:
     """Let the network of a training predict its test set. On all ranks together."""
     dataset = training.files("test", block_of_volumes(mesh))
     replicas = mesh.axis_size("replica")
@@ -151,7 +151,7 @@ def ask(training: Training, mesh: ProcessMesh, progress: TrainingProgress) -> As
 
 
 def _told(
-    batches: Iterable[Batch], size: int, total: int, progress: TrainingProgress
+    batches: Iterable[Batch], size: int, total: int, progress: WorkProgress
 ) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         yield batch
@@ -188,9 +188,7 @@ def _check_truths(asked: Sequence[Asked]) -> None:
             )
 
 
-def _measured(
-    training: Training, split: str, mesh: ProcessMesh, progress: TrainingProgress
-) -> Path:
+def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkProgress) -> Path:
     """Where the statistics of a split are, measured now where they are not there yet."""
     config, own = training.config, training.folder.statistics(split)
     if training.simulated:

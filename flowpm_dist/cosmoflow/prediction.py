@@ -10,9 +10,10 @@ import numpy as np
 
 from flowpm_dist.blocks import default_mesh
 from flowpm_dist.config_training import check_training_mesh
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.trained import Training, read_training, trained_network, with_batch
-from flowpm_dist.cosmoflow.volume import Volume, VolumeError, check_volume, open_volume
+from flowpm_dist.cosmoflow.volume import check_volume
+from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.losses import Standardiser
@@ -54,7 +55,7 @@ def predict_volume(
     folder: Path,
     volume_path: str | Path,
     shape: str | None,
-    progress: TrainingProgress,
+    progress: WorkProgress,
     box_size: float | None = None,
 ) -> Found:
     """Find the parameters of a volume. On all ranks together, each of which reads its block.

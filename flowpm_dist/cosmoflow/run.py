@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +28,6 @@ from flowpm_dist.cosmoflow.parts import (
     standardiser_of,
 )
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.record_batches import check_lane
 from flowpm_dist.cosmoflow.records import (
     DummyDataset,
@@ -42,11 +39,10 @@ from flowpm_dist.cosmoflow.records import (
 )
 from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer, mean_loss
 from flowpm_dist.io.folder import write_text
+from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.io.stop import StopRequest
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Of a scheduler or a person that wants the training to stop."""
 
 HELD_OUT = ("validation", "test")
 
@@ -74,33 +70,7 @@ class Outcome:
     stopped_by: str | None
 
 
-class StopRequest:
-    """Signals that ask for the end, agreed on by all ranks after a step."""
-
-    def __init__(self, mesh: ProcessMesh) -> None:
-        self._mesh, self._received = mesh, 0
-
-    @contextmanager
-    def heard(self) -> Iterator[StopRequest]:
-        """Inside, the signals are taken down instead of ending the process."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._received = number
-
-        before = {number: signal.signal(number, note) for number in SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def name(self) -> str | None:
-        """Of a signal that some rank has received; the same answer on every rank."""
-        received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
-        return signal.Signals(received).name if received else None
-
-
-def stage_files(config: TrainingConfig, progress: TrainingProgress) -> None:
+def stage_files(config: TrainingConfig, progress: WorkProgress) -> None:
     """Copy the files of a run to the fast folder that it names, if any, once on each node.
 
     Before the ranks form a mesh: those that wait for others there do so for minutes at most.
@@ -137,7 +107,7 @@ class TrainingRun:
         config: TrainingConfig,
         mesh: ProcessMesh,
         folder: TrainingFolder,
-        progress: TrainingProgress,
+        progress: WorkProgress,
     ) -> None:
         self.config = config.with_mesh(str(mesh) or "replica:1")
         self.mesh, self.folder, self.progress = mesh, folder, progress

@@ -31,7 +31,6 @@ from flowpm_dist.cosmoflow.parts import (
     standardiser_of,
 )
 from flowpm_dist.cosmoflow.prediction import predict_volume
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
 from flowpm_dist.cosmoflow.trained import (
     TrainedError,
@@ -40,8 +39,9 @@ from flowpm_dist.cosmoflow.trained import (
     trained_network,
 )
 from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
-from flowpm_dist.cosmoflow.volume import VolumeError
 from flowpm_dist.io.folder import OutputError, write_text
+from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.io.volume import VolumeError
 
 RUN = """
 [box]
@@ -74,7 +74,7 @@ GRID = 24
 ROUNDING = 2e-6
 """Of float32 in parameters whose priors have widths of 0.1 and 0.17."""
 MESHES = NETWORK_SHAPES[SIZE]
-SILENT = TrainingProgress(rank=1)
+SILENT = WorkProgress(rank=1)
 
 pytestmark = pytest.mark.timeout(300, method="thread")
 

@@ -19,9 +19,9 @@ from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
 from flowpm_dist.cosmoflow.logs import read_metrics
 from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
-from flowpm_dist.cosmoflow.progress import TrainingProgress
 from flowpm_dist.cosmoflow.run import TrainingRun
 from flowpm_dist.cosmoflow.training import DivergedError, Trainer
+from flowpm_dist.io.progress import WorkProgress
 
 RUN = """
 [box]
@@ -80,7 +80,7 @@ def train(config, mesh, path, resume=False):
     if mesh.rank == 0:
         folder.begin(resume=resume)
     mesh.barrier()
-    session = TrainingRun(config, mesh, folder, TrainingProgress(rank=1))
+    session = TrainingRun(config, mesh, folder, WorkProgress(rank=1))
     try:
         outcome = session.run(resume=resume)
     finally:

@@ -1,0 +1,151 @@
+"""A density volume that a user brings: .npy, zarr or HDF5, read where and when it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.io.folder import SNAPSHOT, snapshot_attributes
+from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
+
+HDF5 = (".h5", ".hdf5", ".hdf", ".he5")
+FORMATS = "a .npy file, a zarr array or group, or an HDF5 file"
+SPATIAL = (3, 4)
+
+
+class VolumeError(ValueError):
+    """A volume that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume on disk.
+
+    Attributes:
+        array: of shape [x, y, z] or [x, y, z, channel]; slices of it are read.
+        where: its path, for messages.
+        box_size: sides [Mpc/h], where the file tells them.
+        a: scale factor, where the file tells it.
+    """
+
+    array: Any
+    where: str
+    box_size: tuple[float, float, float] | None = None
+    a: float | None = None
+
+
+def open_volume(path: str | Path) -> Volume:
+    """Open a volume without reading it.
+
+    Args:
+        path: .npy; a zarr array, or a group with an array "density" or a single one of three axes,
+            such as the snapshot.zarr of `flowpm-dist simulate` or its folder; or HDF5, where a
+            data set is named after a colon, as in "file.h5:density".
+
+    Raises:
+        VolumeError: no such file, or none with a volume of real numbers.
+    """
+    file, name = Path(path), ""
+    if not file.exists() and ":" in str(path):
+        text, _, name = str(path).rpartition(":")
+        file = Path(text)
+    if not file.exists():
+        raise VolumeError(f"{file}: there is no such file")
+    is_hdf5 = file.suffix in HDF5
+    if name and not is_hdf5:
+        raise VolumeError(f"{path}: only a data set of an HDF5 file is named after a colon")
+    if is_hdf5:
+        volume = _of_hdf5(file, name)
+    elif file.is_dir():
+        volume = _of_zarr(file)
+    elif file.suffix == ".npy":
+        volume = _of_npy(file)
+    else:
+        raise VolumeError(f"{file} is not a volume: must be {FORMATS}")
+    dtype = np.dtype(volume.array.dtype)
+    if dtype.kind not in "fiu":
+        raise VolumeError(f"{volume.where} holds {dtype}; must be real numbers")
+    return volume
+
+
+def _of_npy(file: Path) -> Volume:
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise VolumeError(f"{file} is not a readable .npy file ({error})") from error
+    return Volume(array, str(file))
+
+
+def _of_hdf5(file: Path, name: str) -> Volume:
+    import h5py
+
+    try:
+        opened = h5py.File(file, "r")
+    except OSError as error:
+        raise VolumeError(f"{file} is not a readable HDF5 file ({error})") from error
+    there: dict[str, Any] = {}
+
+    def note(found: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.ndim in SPATIAL:
+            there[found] = item
+
+    opened.visititems(note)
+    chosen = _chosen(file, there, name, "name one after a colon, as in file.h5:density")
+    sizes = {**opened.attrs, **there[chosen].attrs}
+    return Volume(there[chosen], f"{file}:{chosen}", _sides(sizes.get("box_size")))
+
+
+def _of_zarr(file: Path) -> Volume:
+    if file.name != SNAPSHOT and (file / SNAPSHOT).exists():
+        file = file / SNAPSHOT
+    attributes = snapshot_attributes(file)
+    if attributes is not None:
+        try:
+            snapshot = load_snapshot(file)
+        except SnapshotError as error:
+            raise VolumeError(str(error)) from error
+        if "density" not in snapshot.arrays:
+            raise VolumeError(f"{file} has no density")
+        a, sides = snapshot.attributes.get("a"), _sides(snapshot.attributes.get("box_size"))
+        scale = None if a is None else float(a)
+        return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale)
+    import zarr
+
+    try:
+        found = zarr.open(file, mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error})") from error
+    sides = _sides(found.attrs.get("box_size"))
+    if isinstance(found, zarr.Array):
+        return Volume(found, str(file), sides)
+    there = {name: array for name, array in found.arrays() if array.ndim in SPATIAL}
+    chosen = _chosen(file, there, "", "give the folder of one of them")
+    return Volume(there[chosen], f"{file}/{chosen}", sides)
+
+
+def _chosen(file: Path, there: dict[str, Any], name: str, advice: str) -> str:
+    """The array that was named, or "density", or the only one."""
+    if name:
+        wanted = name.strip("/")
+        if wanted not in there:
+            held = ", ".join(there) or "none"
+            raise VolumeError(f"{file} has no volume {name!r}; those it has: {held}")
+        return wanted
+    if "density" in there:
+        return "density"
+    if len(there) != 1:
+        held = ", ".join(there) or "none"
+        raise VolumeError(
+            f"{file} must have one volume, or one named density; has {held}: {advice}"
+        )
+    return next(iter(there))
+
+
+def _sides(size: Any) -> tuple[float, float, float] | None:
+    if size is None:
+        return None
+    x, y, z = np.broadcast_to(np.asarray(size, dtype=float), 3).tolist()
+    return x, y, z
