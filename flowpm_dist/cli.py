@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowpm_dist import cli_trained, cli_training
+from flowpm_dist import cli_reconstruction, cli_trained, cli_training
 from flowpm_dist.cli_common import (
     ENDS,
     MISTAKES,
@@ -105,6 +105,7 @@ def simulate(
     run(plan)
 
 
+cli_reconstruction.add_to(app)
 cli_training.add_to(app)
 cli_trained.add_to(app)
 

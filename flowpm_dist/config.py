@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flowpm_dist.blocks import default_mesh, misfits, parse_mesh
 from flowpm_dist.config_checks import (
@@ -184,7 +184,19 @@ def evolution_rules(file: Understood) -> Iterator[Problem]:
         yield Problem("initial.lpt_order", "= 1: cola follows LPT of order 2; must be 2 or 3")
 
 
-def check_mesh(config: RunConfig, ranks: int, *, source: Path, shape: str | None = None) -> str:
+class OfOneBox(Protocol):
+    """A run file of a single universe."""
+
+    @property
+    def box(self) -> BoxSection:
+        """Its grid."""
+
+    @property
+    def mesh(self) -> MeshSection:
+        """How that is split."""
+
+
+def check_mesh(config: OfOneBox, ranks: int, *, source: Path, shape: str | None = None) -> str:
     """The mesh shape to run on: the one asked for, or one chosen from the number of ranks.
 
     Args:

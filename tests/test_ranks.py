@@ -1,4 +1,4 @@
-"""Every test of tests/ranks on 1, 2 and 4 ranks: a job for the mesh, the solver, and CosmoFlow.
+"""Every test of tests/ranks on 1, 2 and 4 ranks: a job for each room.
 
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
@@ -96,7 +96,12 @@ def _report(folder: Path, ranks: int, headline: str, launcher: str = "") -> str:
 
 def files_of(subject: str) -> list[str]:
     """The test files of a subject: that of the uppermost room they know."""
-    rooms = {"cosmoflow": "flowpm_dist.cosmoflow", "solver": "flowpm_dist", "mesh": ""}
+    rooms = {
+        "cosmoflow": "flowpm_dist.cosmoflow",
+        "reconstruction": "flowpm_dist.reconstruction",
+        "solver": "flowpm_dist",
+        "mesh": "",
+    }
     chosen = []
     for file in sorted((HERE / "ranks").glob("test_*.py")):
         text = file.read_text()
@@ -106,7 +111,7 @@ def files_of(subject: str) -> list[str]:
 
 
 @pytest.mark.timeout(TIME_LIMIT + 60)
-@pytest.mark.parametrize("subject", ["mesh", "solver", "cosmoflow"])
+@pytest.mark.parametrize("subject", ["mesh", "solver", "reconstruction", "cosmoflow"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_on_ranks(ranks: int, subject: str, tmp_path: Path) -> None:
     needs_horovod(ranks)

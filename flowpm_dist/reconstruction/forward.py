@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from flowpm_dist.cosmology import Cosmology
-from flowpm_dist.fields import Box
+from flowpm_dist.fields import Box, Field
 from flowpm_dist.lpt_sources import InTurn, second_order_source
 from flowpm_dist.nbody import HaloError
 from flowpm_dist.simulation import Simulation
@@ -102,9 +102,15 @@ class ForwardModel:
             HaloError: a particle left the halo, on every rank.
         """
         cosmology = self._cosmology(parameters)
-        if self.structure == "pm":
-            return self.simulation.run(white_noise=noise, cosmology=cosmology)
-        return self.simulation.lpt(white_noise=noise, cosmology=cosmology)
+        make = self.simulation.run if self.structure == "pm" else self.simulation.lpt
+        return make(white_noise=Field(noise, self._box_of(noise)), cosmology=cosmology)
+
+    def _box_of(self, noise: tf.Tensor) -> Box:
+        """Of one universe, or of all chains of which this is the rank's block."""
+        if noise.shape.rank == 3:
+            return self.simulation.box
+        replicas = self.box.mesh.axis_size("replica")
+        return self.simulation.box_of(noise.shape[0] * replicas)
 
     def _cosmology(self, parameters: Parameters) -> Cosmology | list[Cosmology] | None:
         own = self.simulation.cosmology

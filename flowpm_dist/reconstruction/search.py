@@ -168,6 +168,7 @@ class Search:
             try:
                 report = self.optimiser.iterate()
             except StalledError:
+                self.progress = replace(self.progress, in_stage=stage.evaluations)
                 break
             row = self._row(stage, report)
             point = scaling.from_even(report.point)

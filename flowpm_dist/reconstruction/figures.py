@@ -1,0 +1,185 @@
+"""Figures of a reconstruction: slabs, how well it correlates with the truth, how it was found.
+
+Drawn without a display and without touching matplotlib's global state; `save_figure` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from flowpm_dist.plotting import MEASURED, MUTED, THEORY, save_figure
+
+__all__ = ["Slab", "correlation_figure", "loss_figure", "save_figure", "slabs_figure"]
+
+MOST_MARKED = 12
+"""Stages of a search with a label each."""
+
+LEAST = 0.05
+"""Density that is shown as empty [mean density]."""
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A map of the box.
+
+    Attributes:
+        thickness: that it is a mean over, along z [Mpc/h].
+        size: of the box along x and y [Mpc/h].
+        a: scale factor.
+    """
+
+    thickness: float
+    size: tuple[float, float]
+    a: float
+
+
+def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab: Slab) -> Figure:
+    """Densities beside each other in the same colours, and what the data have beyond the model.
+
+    Args:
+        densities: by title, [nx, ny] [mean density]; NaN where nothing is observed.
+        residual: data less reconstruction, likewise.
+        slab: that they are of.
+    """
+    count = len(densities) + 1
+    figure = Figure(figsize=(3.3 * count + 1.6, 3.9), dpi=160)
+    figure.set_layout_engine("constrained")
+    panels = list(figure.subplots(1, count, sharey=True))
+    norm = _norm(densities)
+    for axes, (title, values) in zip(panels[:-1], densities.items(), strict=True):
+        shown = np.maximum(values, float(norm.vmin or 0))  # a logarithm hides what is not above 0
+        image = _show(axes, shown, slab, title, norm=norm, cmap="inferno")
+    bar = figure.colorbar(image, ax=panels[:-1], extend="both", fraction=0.05, pad=0.01)
+    bar.set_label("density / mean density")
+    if isinstance(norm, LogNorm):
+        _plain_log(bar.ax.yaxis)
+    most = float(np.nanpercentile(np.abs(residual), 99.5)) or 1.0
+    around = Normalize(-most, most)
+    title = "data - reconstruction"
+    image = _show(panels[-1], residual, slab, title, norm=around, cmap="RdBu_r")
+    bar = figure.colorbar(image, ax=panels[-1], extend="both", fraction=0.05, pad=0.02)
+    bar.set_label("difference / mean density")
+    panels[0].set_ylabel(r"$y$  [Mpc/$h$]")
+    thick = f"mean over {slab.thickness:.3g} Mpc/$h$"
+    figure.suptitle(f"{thick} at $z = {1 / slab.a - 1:.3g}$", fontsize=11)
+    return figure
+
+
+def _norm(densities: Mapping[str, np.ndarray]) -> Normalize:
+    """Of what has no noise; logarithmic unless linear theory has made it negative."""
+    maps = [values for title, values in densities.items() if title != "data"]
+    low, high = np.percentile(np.concatenate(maps), [1, 99.8])
+    if min(values.min() for values in maps) < 0:
+        return Normalize(low, max(high, low + 1e-3))
+    low = max(low, LEAST)
+    return LogNorm(low, max(high, 2 * low))
+
+
+def _show(axes: Axes, values: np.ndarray, slab: Slab, title: str, **colours: Any) -> AxesImage:
+    axes.set_facecolor("0.8")
+    extent = (0, slab.size[0], 0, slab.size[1])
+    image = axes.imshow(values.T, origin="lower", extent=extent, **colours)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(r"$x$  [Mpc/$h$]")
+    return image
+
+
+def correlation_figure(
+    k: np.ndarray, fields: Mapping[str, tuple[np.ndarray, np.ndarray]], nyquist: float
+) -> Figure:
+    """Correlation with the truth above, transfer function below.
+
+    Args:
+        k: [h/Mpc].
+        fields: by name, r(k) and T(k) = sqrt(P / P of the truth).
+        nyquist: of the grid [h/Mpc].
+    """
+    figure = Figure(figsize=(6.4, 6.4), dpi=160)
+    figure.set_layout_engine("constrained")
+    top, below = figure.subplots(2, 1, sharex=True)
+    for (name, (r, t)), colour in zip(fields.items(), (MEASURED, THEORY), strict=False):
+        top.plot(k, r, "o-", ms=3, lw=1.2, color=colour, label=name)
+        below.plot(k, t, "o-", ms=3, lw=1.2, color=colour, label=name)
+    top.set(
+        xscale="log",
+        ylabel=r"correlation $r(k)$ with the truth",
+        ylim=(min(0, _least(fields)), 1.05),
+    )
+    below.set(xlabel=r"$k$  [$h$/Mpc]", ylabel=r"$T(k) = \sqrt{P / P_{\rm truth}}$")
+    below.set_ylim(0, max(1.3, *(1.05 * float(np.nanmax(t)) for _, t in fields.values())))
+    for axes in (top, below):
+        axes.axhline(1, color=MUTED, lw=1)
+        axes.axvline(nyquist, color=MUTED, lw=1, ls=":", label="Nyquist of the grid")
+        _dress(axes)
+    _plain_log(below.xaxis)
+    top.legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
+def _least(fields: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> float:
+    return min(1.05 * float(np.nanmin(r)) for r, _ in fields.values())
+
+
+def loss_figure(
+    evaluations: Sequence[int],
+    data: Sequence[float],
+    prior: Sequence[float],
+    stages: Sequence[tuple[int, float, float]],
+) -> Figure:
+    """Both parts of the loss against gradient evaluations.
+
+    Args:
+        evaluations: made so far, of each iteration.
+        data: minus the log likelihood of each observed cell, as annealed then.
+        prior: minus the log prior of each cell.
+        stages: the evaluations each began after, its radius [Mpc/h] and inflation.
+    """
+    figure = Figure(figsize=(7.0, 4.4), dpi=160)
+    figure.set_layout_engine("constrained")
+    axes = figure.add_subplot()
+    axes.plot(evaluations, data, color=MEASURED, lw=1.4, label="data, each observed cell")
+    axes.plot(evaluations, prior, color=THEORY, lw=1.4, label="prior, each cell")
+    axes.axhline(0.5, color=MUTED, lw=1, ls="--", label="1/2: the truth under its noise")
+    axes.set(yscale="log", xlabel="gradient evaluations", ylabel="minus the log probability")
+    for begin, radius, inflation in stages:
+        axes.axvline(begin, color=MUTED, lw=0.8, ls=":")
+        if len(stages) <= MOST_MARKED:
+            axes.annotate(
+                f"{radius:.3g} Mpc/$h$, noise x {inflation:.3g}",
+                (begin, 0.98),
+                (3, 0),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                rotation=90,
+                fontsize=7,
+                color=MUTED,
+                va="top",
+            )
+    axes.set_xlim(0, None)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the labels
+    _dress(axes)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    return figure
+
+
+def _plain_log(axis: Axis) -> None:
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _dress(axes: Axes) -> None:
+    axes.grid(alpha=0.25, lw=0.6, which="major")
+    axes.tick_params(which="both", direction="in", top=True, right=True)
+    axes.set_axisbelow(True)

@@ -1,0 +1,192 @@
+"""The data of a reconstruction: checked before any work, and read by each rank for its block.
+
+Nothing here imports TensorFlow, Horovod or MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.config_reconstruction_sections import ObservedSection
+from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+
+REASON = (0.5, 2.0)
+"""The mean of a density over the observed cells, and that of counts over what is expected."""
+
+CHUNK_BYTES = 2**26  # of a file read at a time
+
+
+def file_misfits(
+    path: Path,
+    grid: tuple[int, int, int] | None,
+    size: tuple[float, float, float] | None,
+    a: float | None,
+) -> list[str]:
+    """Why a file cannot be of a box, as far as it tells without being read; empty when it can.
+
+    Args:
+        path: see `open_volume`.
+        grid: cells along each side; None leaves it unchecked, as for the others.
+        size: of the box [Mpc/h].
+        a: scale factor.
+    """
+    try:
+        volume = open_volume(path)
+    except VolumeError as error:
+        return [f"= {error}"]
+    shape, wrong = tuple(volume.array.shape), []
+    if grid is not None and shape not in (tuple(grid), (*grid, 1)):
+        wrong.append(f"= {path}: shape {shape}; must be box.grid = {tuple(grid)}")
+    if None not in (size, volume.box_size) and not np.allclose(size, volume.box_size, rtol=1e-4):  # type: ignore[arg-type]
+        told = list(volume.box_size or ())
+        wrong.append(
+            f"= {path}: is of a box of {told} Mpc/h; must be box.size = {list(size or ())}"
+        )
+    if None not in (a, volume.a) and not np.isclose(a, volume.a, rtol=1e-4):  # type: ignore[arg-type]
+        wrong.append(
+            f"= {path}: is at scale factor {volume.a:g}; must be that of the last step, {a:g}"
+        )
+    return wrong
+
+
+@dataclass(frozen=True)
+class ObservedBlock:
+    """What a rank holds of the observations, float64 [x, y, z].
+
+    Attributes:
+        mask: from 0 to 1, 1 where all of a cell is observed.
+        sigma: of the noise [mean densities]; 1 where nothing is observed. None for counts.
+        data: a density or counts; 1 or 0 where nothing is observed. None for a mock.
+    """
+
+    mask: np.ndarray
+    sigma: np.ndarray | None
+    data: np.ndarray | None
+
+
+class Observations:
+    """The files of a data section, opened; or the numbers in their place.
+
+    Args:
+        section: whose files fit `grid`, see `file_misfits`.
+        grid: cells along each side.
+
+    Raises:
+        VolumeError: a file that cannot be opened any more.
+    """
+
+    def __init__(self, section: ObservedSection, grid: tuple[int, int, int]) -> None:
+        self._section, self._grid = section, grid
+        self._volumes = {key: open_volume(path) for key, path in section.files.items()}
+
+    def block(self, offset: tuple[int, int, int], shape: tuple[int, int, int]) -> ObservedBlock:
+        """A part of the grid; only that is read.
+
+        Args:
+            offset: its first cell.
+            shape: its cells.
+
+        Raises:
+            VolumeError: a file cannot be read.
+        """
+        place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        mask, sigma, data = (self._read(key, place) for key in ("mask", "sigma", "file"))
+        mask = np.ones(shape) if mask is None else mask
+        seen = mask > 0
+        if self._section.kind == "density":
+            given = self._section.sigma
+            sigma = np.full(shape, given) if sigma is None else sigma
+            sigma = np.where(seen, sigma, 1.0)
+        if data is not None:
+            data = np.where(seen, data, 1.0 if self._section.kind == "density" else 0.0)
+        return ObservedBlock(mask, sigma, data)
+
+    def _read(self, key: str, place: tuple[slice, ...]) -> np.ndarray | None:
+        volume = self._volumes.get(key)
+        return None if volume is None else _read(volume, place)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with the values, by key of [data]: where first, and what would be right.
+
+        Reads all files, plane by plane.
+
+        Raises:
+            VolumeError: a file cannot be read.
+        """
+        wrong: dict[str, str] = {}
+        seen_cells, total, expected = 0, 0.0, 0.0
+        for start, stop in self._planes():
+            place = (slice(start, stop), slice(None), slice(None))
+            values = {key: self._read(key, place) for key in self._volumes}
+            mask = values.get("mask")
+            seen = np.ones((stop - start, *self._grid[1:]), bool) if mask is None else mask > 0
+            for key, bad, must in self._bad(values, seen):
+                if key not in wrong and bad.any():
+                    wrong[key] = _first(self._volumes[key], values[key], bad, start, must)
+            data = values.get("file")
+            seen_cells += int(np.count_nonzero(seen))
+            expected += float(seen.sum() if mask is None else np.nansum(np.where(seen, mask, 0)))
+            if data is not None:
+                total += float(np.sum(np.where(seen, data, 0)))
+        if not seen_cells and "mask" not in wrong:
+            wrong["mask"] = f"= {self._volumes['mask'].where} is 0 everywhere: nothing is observed"
+        if "file" in self._volumes and not wrong:
+            wrong |= self._unreasonable(total, seen_cells, expected)
+        return wrong
+
+    def _bad(
+        self, values: dict[str, Any], seen: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray, str]]:
+        """Key, where its values are wrong, and what they must be."""
+        if (mask := values.get("mask")) is not None:
+            yield "mask", ~((mask >= 0) & (mask <= 1)), "must be from 0 to 1"
+        if (sigma := values.get("sigma")) is not None:
+            right = np.isfinite(sigma) & (sigma > 0)
+            yield "sigma", seen & ~right, "must be above 0 wherever the mask is"
+        if (data := values.get("file")) is not None:
+            must = "must be finite wherever the mask is above 0"
+            yield "file", seen & ~np.isfinite(data), must
+            if self._section.kind == "counts":
+                yield "file", seen & (data < 0), "counts must be at least 0"
+
+    def _unreasonable(self, total: float, cells: int, expected: float) -> dict[str, str]:
+        where, (low, high) = self._volumes["file"].where, REASON
+        if self._section.kind == "density":
+            mean = total / cells
+            if low <= mean <= high:
+                return {}
+            hint = "; of an overdensity: add 1" if abs(mean) < low else ""
+            what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
+            return {"file": f"= {where} {what}, from {low:g} to {high:g}{hint}"}
+        mean, given = total / expected, self._section.mean_count or 1.0
+        if low <= mean / given <= high:
+            return {}
+        what = f"{where} has {mean:.4g} in a cell that is observed, on average"
+        return {"mean_count": f"= {given:g}: {what}; must be about that"}
+
+    def _planes(self) -> Iterator[tuple[int, int]]:
+        nx, ny, nz = self._grid
+        planes = max(1, CHUNK_BYTES // (8 * ny * nz)) if self._volumes else nx
+        for start in range(0, nx, planes):
+            yield start, min(start + planes, nx)
+
+
+def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:
+    """Part of a volume, float64 [x, y, z]."""
+    try:
+        part = np.array(volume.array[place], dtype=np.float64)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise VolumeError(f"{volume.where} cannot be read ({error})") from error
+    return part[..., 0] if part.ndim == 4 else part
+
+
+def _first(volume: Volume, values: Any, bad: np.ndarray, start: int, must: str) -> str:
+    place = np.argwhere(bad)[0]
+    value = values[tuple(place)]
+    place[0] += start
+    return f"= {volume.where} is {value:g} at {place.tolist()}; {must}"

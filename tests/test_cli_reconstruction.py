@@ -1,0 +1,168 @@
+"""The command `reconstruct`: mistakes are told before any work, and leave nothing behind."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import flowpm, folder_with, plain
+
+from flowpm_dist.cli_reconstruction import Plan, kept, make_plan, needed_bytes
+from flowpm_dist.config import ConfigError
+from flowpm_dist.config_reconstruction import load_reconstruction
+from flowpm_dist.io.folder import OutputError
+from flowpm_dist.reconstruction.folder import CONTENTS, MARK, ReconstructionFolder
+from flowpm_dist.reconstruction.logs import IterationTable, read_iterations
+
+RUN = """
+[box]
+grid = 8
+size = 64.0
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+[model]
+structure = "2lpt"
+[data]
+kind = "density"
+mock_seed = 1
+sigma = 0.2
+[search]
+checkpoint_every = 2
+"""
+
+here = folder_with(RUN)
+
+
+def plan(folder: Path, ranks: int = 1, **options) -> Plan:
+    asked = {"resume": False, "overwrite": False, "mesh": None} | options
+    output = asked.pop("output", folder / "found")
+    return make_plan(folder / "run.toml", ranks, output, **asked)
+
+
+def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
+    """The folder of a reconstruction that was stopped."""
+    found = ReconstructionFolder(folder / "found")
+    found.begin(resume=False)
+    config = load_reconstruction(folder / "run.toml")
+    found.run_file.write_text(config.with_mesh("row:1,col:1").resolved())
+    table = IterationTable(found.iterations, ("sigma8",), 1)
+    for number in range(1, iterations + 1):
+        table.add({"iteration": number, "loss": 1 / number})
+    table.close()
+    return found
+
+
+def test_help_names_each_option_and_an_example():
+    page = plain(flowpm("reconstruct", "--help").stdout)
+    options = ["--ranks", "--mesh", "--output", "--resume", "--overwrite"]
+    for word in (*options, "Example: flowpm-dist reconstruct"):
+        assert word in page
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        (("sigma = 0.2", "sigma = 0.0"), [], "data.sigma = 0.0: must be the standard deviation"),
+        (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
+        (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
+    ],
+)
+def test_mistakes_have_status_2_and_leave_nothing(here, change, words, said):
+    (here / "run.toml").write_text(RUN.replace(*change))
+    done = flowpm("reconstruct", "run.toml", *words)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    assert said in plain(done.stderr)
+    assert [path.name for path in here.iterdir()] == ["run.toml"]
+
+
+def test_a_plan(here):
+    found = plan(here, ranks=2)
+    assert (found.mesh, found.is_complete) == ("row:2,col:1", False)
+    assert not (here / "found").exists()
+    with pytest.raises(ConfigError, match="3 places"):
+        plan(here, mesh="row:3")
+    with pytest.raises(OutputError, match="holds no reconstruction to resume"):
+        plan(here, resume=True)
+
+
+def test_bad_values_of_the_data_are_told(here):
+    np.save(here / "data.npy", np.full((8, 8, 8), np.nan))
+    np.save(here / "mask.npy", np.full((8, 8, 8), 2.0))
+    lines = 'file = "data.npy"\nmask = "mask.npy"'
+    (here / "run.toml").write_text(RUN.replace("mock_seed = 1", lines))
+    with pytest.raises(ConfigError) as caught:
+        plan(here)
+    told = sorted(str(problem) for problem in caught.value.problems)
+    assert re.match(r"data.file = .*data.npy is nan at \[0, 0, 0\]; must be finite", told[0])
+    assert re.match(r"data.mask = .*mask.npy is 2 at \[0, 0, 0\]; must be from 0 to 1", told[1])
+
+
+def test_a_folder_is_owned_by_one_reconstruction(here):
+    begun(here)
+    with pytest.raises(OutputError, match="add --resume to go on with it"):
+        plan(here)
+    assert not plan(here, resume=True).is_complete
+    with pytest.raises(OutputError, match="another reconstruction is writing.*pid"):
+        folder = ReconstructionFolder(here / "found")
+        folder.begin(resume=True)
+        ReconstructionFolder(here / "found").begin(resume=True)
+
+
+def test_overwriting_clears_what_was_there_and_nothing_else(here):
+    folder = begun(here, 3)
+    (folder.path / "notes.txt").touch()
+    again = ReconstructionFolder(here / "found")
+    del folder  # and its lock
+    again.begin(resume=False, overwrite=True)
+    assert {path.name for path in again.path.iterdir()} - {"notes.txt", ".lock"} == {MARK}
+    assert {"run.toml", "iterations.csv", "checkpoints"} <= set(CONTENTS)
+
+
+def test_a_complete_one_is_not_done_again(here):
+    folder = begun(here)
+    folder.write_mark(complete=True, iteration=3)
+    assert json.loads((folder.path / MARK).read_text())["iteration"] == 3
+    assert plan(here, resume=True).is_complete
+
+
+def test_a_resumed_run_must_ask_for_the_same(here):
+    begun(here)
+    other = RUN.replace("sigma = 0.2", "sigma = 0.3").replace("every = 2", "every = 5")
+    (here / "run.toml").write_text(other)
+    with pytest.raises(ConfigError) as caught:
+        plan(here, resume=True)
+    (problem,) = caught.value.problems
+    assert "data.sigma = 0.3: the reconstruction in" in str(problem)
+    assert "has 0.2; to resume it, give that" in str(problem)
+
+
+def test_what_is_kept_of_one_that_was_stopped(here):
+    folder = begun(here, 3)
+    assert kept(folder) == "there is no checkpoint yet"
+    with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
+        plan(here, resume=True)
+    for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
+        (folder.checkpoints / name).mkdir(parents=True)
+    assert folder.last_iteration() == 2
+    assert "the last after iteration 2: go on with --resume" in kept(folder)
+    plan(here, resume=True)
+
+
+def test_rows_after_the_resumed_iteration_are_dropped(here):
+    folder = begun(here, 5)
+    with folder.iterations.open("a") as file:
+        file.write("6,1")  # half a row of a process that was killed
+    IterationTable(folder.iterations, ("sigma8",), 4).close()
+    assert [row["iteration"] for row in read_iterations(folder.iterations)] == ["1", "2", "3"]
+
+
+def test_the_size_of_what_is_written_grows_with_the_history(here):
+    config = load_reconstruction(here / "run.toml")
+    longer = config.model_copy(update={"search": config.search.model_copy(update={"history": 20})})
+    assert needed_bytes(longer) - needed_bytes(config) == 3 * 20 * 8**3 * 4

@@ -1,0 +1,251 @@
+"""The run file of a reconstruction: each mistake is named with what is allowed, and all at once."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowpm_dist.config import ConfigError, check_mesh
+from flowpm_dist.config_reconstruction import load_reconstruction
+
+GOOD = """
+[box]
+grid = 8
+size = 64.0
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+[evolution]
+steps = 2
+[model]
+structure = "2lpt"
+[data]
+kind = "density"
+mock_seed = 1
+sigma = 0.2
+[priors]
+[search]
+seed = 0
+"""
+COUNTS = GOOD.replace('"density"', '"counts"').replace("sigma = 0.2", "mean_count = 3.0")
+FILE = GOOD.replace("mock_seed = 1", 'file = "data.npy"')
+EXAMPLE = Path(__file__).parents[1] / "examples" / "reconstruct.toml"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_reconstruction(write(folder, text))
+    return [str(p) for p in caught.value.problems]
+
+
+def test_defaults(tmp_path):
+    run = load_reconstruction(write(tmp_path, GOOD))
+    assert run.is_mock and run.data.add_noise and run.data.noise_seed == 0
+    assert (run.model.redshift_space, run.model.bias, run.priors.ranges) == (None, None, {})
+    search = run.search
+    assert (search.optimiser, search.evaluations, search.history) == ("lbfgs", 200, 10)
+    assert (search.checkpoint_every, search.keep, search.stages) == (10, 2, None)
+    assert (run.run.precision, run.run.halo, run.a, run.evaluations) == (
+        "float32", "auto", 1.0, 200,
+    )  # fmt: skip
+
+
+def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
+    listed = GOOD.replace("steps = 2", "edges = [0.1, 0.3, 0.6]")
+    assert load_reconstruction(write(tmp_path, listed)).a == 0.6
+
+
+def test_the_example():
+    run = load_reconstruction(EXAMPLE)
+    assert (run.box.grid, run.box.size) == ((64,) * 3, (128.0,) * 3)
+    assert (run.model.structure, run.evolution.step_count, run.data.add_noise) == ("pm", 5, False)
+
+
+WITH_BIAS = GOOD.replace('"2lpt"', '"pm"\nredshift_space = "y"\nbias = {b1 = 0.5, bs2 = -0.1}')
+STAGED = 'optimiser = "adam"\nrate = 0.2\nstages = [[8, 4.0, 5], [0, 1, 20]]'
+VARIANTS = [
+    GOOD,
+    COUNTS,
+    GOOD.replace("sigma = 0.2", "sigma = 0.2\nadd_noise = false"),
+    WITH_BIAS.replace("[priors]", "[priors]\nbs2 = [-1, 1]\nsigma8 = [0.6, 1.0]"),
+    GOOD.replace("seed = 0", STAGED),
+]
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_resolved_reads_back_the_same(tmp_path, text):
+    run = load_reconstruction(write(tmp_path, text))
+    assert load_reconstruction(write(tmp_path, run.resolved())) == run
+
+
+def test_resolved_holds_nothing_without_a_meaning(tmp_path):
+    counts = tomllib.loads(load_reconstruction(write(tmp_path, COUNTS)).resolved())
+    assert set(counts["data"]) == {"kind", "mock_seed", "noise_seed", "mean_count"}
+    assert "rate" not in counts["search"]
+    np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
+    files = tomllib.loads(load_reconstruction(write(tmp_path, FILE)).resolved())
+    assert files["data"] == {"kind": "density", "file": str(tmp_path / "data.npy"), "sigma": 0.2}
+    staged = tomllib.loads(load_reconstruction(write(tmp_path, VARIANTS[-1])).resolved())
+    assert not {"history", "evaluations"} & set(staged["search"])
+
+
+def test_stages_tell_the_evaluations(tmp_path):
+    assert load_reconstruction(write(tmp_path, VARIANTS[-1])).evaluations == 25
+
+
+def test_priors_keep_their_ranges(tmp_path):
+    text = GOOD.replace("[priors]", "[priors]\nsigma8 = [0.6, 1.0]\nOmega_m = [0.2, 0.4]")
+    ranges = load_reconstruction(write(tmp_path, text)).priors.ranges
+    assert ranges == {"Omega_m": (0.2, 0.4), "sigma8": (0.6, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "told"),
+    [
+        ("grid = 8", "grid = 7", "box.grid", "7.*even whole number"),
+        ("sigma8 = 0.8", "", "cosmology.A_s,", "neither is given"),
+        ("sigma8 = 0.8", "sigma8 = 0.8\nA_s = 2e-9", "cosmology.A_s,", "both are given"),
+        ("Omega_b = 0.05", "Omega_b = 0.5", "cosmology.Omega_b", "below Omega_m"),
+        ("steps = 2", "a_start = 1.0", "evolution.a_start", "below a_stop"),
+        ('"2lpt"', '"3lpt"', "model.structure", '"1lpt", "2lpt" or "pm"'),
+        ('"2lpt"', '"pm"\nredshift_space = "w"', "model.redshift_space", "'w'.*line of sight"),
+        ('"2lpt"', '"linear"\nredshift_space = "z"', "model.redshift_space", "moves no particles"),
+        ('"2lpt"', '"linear"\nbias = {b1 = 1.0}', "model.bias", "moves no particles.*give b"),
+        ('"2lpt"', '"pm"\nbias = {b = 1.0, b1 = 1.0}', "model.bias", "either b alone"),
+        ('"2lpt"', '"pm"\nbias = {bs = 1.0}', "model.bias", "no bias 'bs'; did you mean"),
+        ('"2lpt"', '"pm"\nbias = 1.5', "model.bias", "1.5: must be a table"),
+        ("mock_seed = 1", "", "data.mock_seed,", "neither is given"),
+        ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*at least 0"),
+        ("mock_seed = 1", 'mock_seed = 1\nfile = "f.npy"', "data.mock_seed,", "both are given"),
+        ('"density"', '"densities"', "data.kind", '"density" or "counts"'),
+        ('kind = "density"', "", "data.kind", "is missing"),
+        ("sigma = 0.2", "", "data.sigma", 'is missing: with kind = "density".*above 0'),
+        ("sigma = 0.2", "sigma = 0.0", "data.sigma", "0.0.*above 0"),
+        ("sigma = 0.2", "sigma = true", "data.sigma", "True.*above 0"),
+        ("sigma = 0.2", 'sigma = "s.npy"', "data.sigma", "s.npy: there is no such file"),
+        ("sigma = 0.2", 'sigma = 1\nmask = "m.npy"', "data.mask", "m.npy: there is no such file"),
+        ("sigma = 0.2", "sigma = 1\nmean_count = 2.0", "data.mean_count", 'data.kind = "counts"'),
+        ("sigma = 0.2", "sigma = 1\nadd_noise = 0", "data.add_noise", "true or false"),
+        (
+            "sigma = 0.2",
+            "sigma = 0.2\nadd_noise = false\nnoise_seed = 3",
+            "data.noise_seed",
+            "no noise is added",
+        ),
+        ("[priors]", "[priors]\nsigma8 = [1.0, 0.6]", "priors.sigma8", "1 is not below 0.6"),
+        ("[priors]", "[priors]\nsigma8 = [0.9, 1.0]", "priors.sigma8", "mock's own.*= 0.8"),
+        ("[priors]", "[priors]\nA_s = [1e-9, 2e-9]", "priors.A_s", "in the place of sigma8"),
+        ("[priors]", "[priors]\nb1 = [0, 1]", "priors.b1", "model.bias has no b1: give it there"),
+        ("[priors]", "[priors]\nsigma_8 = [0, 1]", "priors.sigma_8", "did you mean sigma8"),
+        ("seed = 0", 'optimiser = "newton"', "search.optimiser", '"lbfgs" or "adam"'),
+        ("seed = 0", "evaluations = 0", "search.evaluations", "0.*at least 1"),
+        ("seed = 0", "rate = 0.5", "search.rate", 'search.optimiser = "adam", not with "lbfgs"'),
+        ("seed = 0", 'optimiser = "adam"\nhistory = 5', "search.history", '"lbfgs", not'),
+        ("seed = 0", "stages = []", "search.stages", r"a list of \[radius"),
+        ("seed = 0", "stages = [[4, 0.5, 10]]", "search.stages", "inflation of at least 1"),
+        ("seed = 0", "stages = [[4, 1, 10]]", "search.stages", r"must be \[0, 1, 10\]"),
+        (
+            "seed = 0",
+            "stages = [[0, 1, 10]]\nevaluations = 5",
+            "search.evaluations",
+            "is given beside stages",
+        ),
+        ("seed = 0", "seed = 0\n[run]\nhalo = 0", "run.halo", "0.*at least 1"),
+        ("seed = 0", 'seed = 0\n[mesh]\nshape = "replica:2"', "mesh.shape", "one simulation"),
+        ("seed = 0", "sigma = 2", "search.sigma", r"belongs into \[data\]"),
+    ],
+)
+def test_one_mistake(tmp_path, old, new, where, told):
+    found = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "told"),
+    [
+        (COUNTS.replace("mean_count = 3.0", ""), "data.mean_count", "is missing.*above 0"),
+        (COUNTS.replace("3.0", "0.0"), "data.mean_count", "0.0.*above 0"),
+        (COUNTS.replace("3.0", "3.0\nsigma = 1.0"), "data.sigma", 'not with "counts"'),
+        (COUNTS.replace("3.0", "3.0\nadd_noise = true"), "data.add_noise", 'not with "counts"'),
+        (FILE, "data.file", "data.npy: there is no such file"),
+        (
+            GOOD.replace("steps = 2", 'integrator = "cola"').replace("2lpt", "1lpt"),
+            "evolution.integrator",
+            "LPT of order 2",
+        ),
+        (
+            GOOD.replace("0.8", '0.8\ntransfer = "camb"').replace(
+                "[priors]", "[priors]\nh = [0.6, 0.8]"
+            ),
+            "priors.h",
+            "no derivative by h",
+        ),
+    ],
+)
+def test_mistakes_of_other_kinds(tmp_path, text, where, told):
+    found = problems(tmp_path, text)
+    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert len(found) == 1, found
+
+
+def test_a_file_need_not_have_the_values_within_the_priors(tmp_path):
+    np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
+    text = FILE.replace("[priors]", "[priors]\nsigma8 = [0.9, 1.0]")
+    assert load_reconstruction(write(tmp_path, text)).priors.ranges == {"sigma8": (0.9, 1.0)}
+
+
+def test_noise_is_a_mocks(tmp_path):
+    np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
+    (told,) = problems(tmp_path, FILE.replace("sigma =", "noise_seed = 1\nsigma ="))
+    assert told == "data.noise_seed = 1: goes with mock_seed"
+
+
+def test_files_of_another_shape_are_told_without_being_read(tmp_path):
+    np.save(tmp_path / "data.npy", np.ones((8, 8, 4)))
+    np.save(tmp_path / "mask.npy", np.ones((4, 4, 4)))
+    found = problems(tmp_path, FILE.replace("sigma =", 'mask = "mask.npy"\nsigma ='))
+    assert [p.split(" ")[0] for p in found] == ["data.file", "data.mask"]
+    assert "shape (8, 8, 4); must be box.grid = (8, 8, 8)" in found[0]
+
+
+def test_all_problems_at_once(tmp_path):
+    text = FILE.replace("grid = 8", "grid = 7").replace("sigma = 0.2", "sigma = -1")
+    text = text.replace("[priors]", "[priors]\nb = [0, 1]").replace("seed = 0", "keep = 0")
+    where = {p.split(" ")[0] for p in problems(tmp_path, text)}
+    assert where == {"box.grid", "data.sigma", "data.file", "priors.b", "search.keep"}
+
+
+def test_the_mesh(tmp_path):
+    path = write(tmp_path, GOOD)
+    run = load_reconstruction(path)
+    assert check_mesh(run, 2, source=path) == "row:2,col:1"
+    assert run.with_mesh("row:2,col:1").mesh.shape == "row:2,col:1"
+    with pytest.raises(ConfigError, match="3 places"):
+        check_mesh(run, 2, source=path, shape="row:3")
+
+
+def test_nothing_heavy_is_imported():
+    script = (
+        "import sys; import flowpm_dist.cli_reconstruction\n"
+        "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.stdout.strip() == "[]", done.stderr

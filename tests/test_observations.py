@@ -1,0 +1,166 @@
+"""The data of a reconstruction: what is wrong is told with its place, a rank reads its block."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from flowpm_dist.config_reconstruction_sections import ObservedSection
+from flowpm_dist.io.volume import VolumeError
+from flowpm_dist.reconstruction import observations
+from flowpm_dist.reconstruction.observations import Observations, file_misfits
+
+GRID = (4, 6, 8)
+
+
+def a_density(seed: int = 0) -> np.ndarray:
+    density = np.random.default_rng(seed).gamma(4, 0.25, GRID)
+    return density / density.mean()
+
+
+def section(folder: Path, **keys) -> ObservedSection:
+    """A data section; arrays become files of their key's name."""
+    given = {"kind": "density", "sigma": 0.5} | keys
+    if given["kind"] == "counts":
+        given.pop("sigma")
+    for key, value in given.items():
+        if isinstance(value, np.ndarray):
+            np.save(folder / f"{key}.npy", value)
+            given[key] = folder / f"{key}.npy"
+    return ObservedSection(**given)
+
+
+def problems(folder: Path, **keys) -> dict[str, str]:
+    return Observations(section(folder, **keys), GRID).problems()
+
+
+def with_value(array: np.ndarray, place: tuple[int, ...], value: float) -> np.ndarray:
+    array = array.copy()
+    array[place] = value
+    return array
+
+
+def a_mask() -> np.ndarray:
+    mask = np.ones(GRID)
+    mask[0], mask[1] = 0, 0.5
+    return mask
+
+
+@pytest.mark.parametrize("planes", [1, 100])
+@pytest.mark.parametrize(
+    ("keys", "key", "told"),
+    [
+        ({"file": with_value(a_density(), (2, 1, 3), np.nan)}, "file", "nan at [2, 1, 3]; must be"),
+        ({"file": with_value(a_density(), (3, 0, 0), np.inf)}, "file", "inf at [3, 0, 0]"),
+        ({"file": a_density() - 1}, "file", "over the observed cells; must be a density of mean"),
+        ({"file": a_density() - 1}, "file", "of an overdensity: add 1"),
+        ({"file": 5 * a_density()}, "file", "has mean 5 over"),
+        (
+            {"mock_seed": 1, "mask": with_value(a_mask(), (2, 0, 7), 1.5)},
+            "mask",
+            "1.5 at [2, 0, 7]; must be from 0 to 1",
+        ),
+        ({"mock_seed": 1, "mask": with_value(a_mask(), (0, 0, 0), np.nan)}, "mask", "nan at"),
+        ({"mock_seed": 1, "mask": np.zeros(GRID)}, "mask", "0 everywhere: nothing is observed"),
+        (
+            {"mock_seed": 1, "sigma": with_value(np.ones(GRID), (1, 2, 3), 0)},
+            "sigma",
+            "0 at [1, 2, 3]; must be above 0",
+        ),
+        (
+            {"kind": "counts", "mean_count": 4.0, "file": with_value(a_density(), (1, 1, 1), -2)},
+            "file",
+            "-2 at [1, 1, 1]; counts must be at least 0",
+        ),
+        (
+            {"kind": "counts", "mean_count": 9.0, "file": 3 * a_density()},
+            "mean_count",
+            "has 3 in a cell that is observed, on average; must be about that",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path, monkeypatch, planes, keys, key, told):
+    monkeypatch.setattr(observations, "CHUNK_BYTES", planes * 8 * GRID[1] * GRID[2])
+    found = problems(tmp_path, **keys)
+    assert list(found) == [key]
+    assert told in found[key]
+    assert key == "mean_count" or f"{key}.npy" in found[key]
+
+
+def test_all_files_are_told_of_at_once(tmp_path):
+    bad = {"file": np.full(GRID, np.nan), "mask": np.full(GRID, 2.0), "sigma": -np.ones(GRID)}
+    assert set(problems(tmp_path, **bad)) == {"file", "mask", "sigma"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"mock_seed": 1},
+        {"mock_seed": 1, "mask": a_mask(), "sigma": np.ones(GRID)},
+        {"file": a_density()},
+        {"file": with_value(a_density(), (1, 1, 1), -0.3)},  # of noise
+        {"file": with_value(a_density(), (0, 1, 1), np.nan), "mask": a_mask()},
+        {"sigma": with_value(np.ones(GRID), (0, 1, 1), 0.0), "mock_seed": 1, "mask": a_mask()},
+        {"kind": "counts", "mean_count": 4.0, "file": 4 * a_mask() * a_density(), "mask": a_mask()},
+    ],
+)
+def test_what_is_right_is_not_told_of(tmp_path, keys):
+    assert problems(tmp_path, **keys) == {}
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr", "hdf5"])
+def test_a_rank_reads_its_block(tmp_path, kind):
+    density = a_density().astype(np.float32)
+    if kind == "npy":
+        np.save(tmp_path / "density.npy", density)
+        path = tmp_path / "density.npy"
+    elif kind == "zarr":
+        path = tmp_path / "density.zarr"
+        zarr.open_group(path, mode="w").create_array("density", data=density)
+    else:
+        path = tmp_path / "data.h5:tracers/density"
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            file["tracers/density"] = density[..., np.newaxis]
+            file["tracers/other"] = density
+    assert file_misfits(path, GRID, None, None) == []
+    observed = Observations(section(tmp_path, file=path, mask=a_mask()), GRID)
+    block = observed.block((0, 2, 0), (2, 3, 8))
+    assert block.data.dtype == np.float64
+    np.testing.assert_array_equal(block.mask, a_mask()[:2, 2:5])
+    np.testing.assert_array_equal(block.data[1], density[1, 2:5])
+    np.testing.assert_array_equal(block.data[0], 1.0)  # nothing is observed there
+    np.testing.assert_array_equal(block.sigma[1], 0.5)
+
+
+def test_blocks_of_counts_and_mocks(tmp_path):
+    keys = {"kind": "counts", "mean_count": 4.0, "file": 4 * a_density(), "mask": a_mask()}
+    block = Observations(section(tmp_path, **keys), GRID).block((0, 0, 0), GRID)
+    assert block.sigma is None
+    np.testing.assert_array_equal(block.data[0], 0.0)
+    sigma = with_value(np.full(GRID, 0.3), (0, 0, 0), np.nan)
+    mock = section(tmp_path, mock_seed=1, sigma=sigma, mask=a_mask())
+    block = Observations(mock, GRID).block((0, 0, 0), GRID)
+    assert block.data is None
+    np.testing.assert_array_equal(block.sigma[0], 1.0)
+    np.testing.assert_array_equal(block.sigma[1:], 0.3)
+
+
+def test_misfits_of_what_a_file_tells(tmp_path):
+    group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes={"box_size": 100.0})
+    group.create_array("density", data=a_density())
+    assert file_misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
+    (told,) = file_misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
+    assert "is of a box of [100.0, 100.0, 100.0] Mpc/h" in told
+    (told,) = file_misfits(tmp_path / "d.zarr", (8, 8, 8), None, None)
+    assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in told
+    (told,) = file_misfits(tmp_path / "none.npy", GRID, None, None)
+    assert "there is no such file" in told
+
+
+def test_a_file_that_has_gone(tmp_path):
+    there = section(tmp_path, file=a_density())
+    (tmp_path / "file.npy").unlink()
+    with pytest.raises(VolumeError, match="no such file"):
+        Observations(there, GRID)
