@@ -147,6 +147,27 @@ def stop_on(*numbers: signal.Signals) -> None:
         signal.signal(number, stop)
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def stoppable(kept: Callable[[], str]) -> Iterator[None]:
+    """Inside, work that takes signals down itself; one that comes before or after ends it at once.
+
+    Args:
+        kept: says what there is in spite of the end.
+    """
+    stop_on(*STOPS)
+    try:
+        yield
+    except SystemExit as end:
+        number = int(end.code or 0) - 128
+        if number not in STOPS:
+            raise
+        name = launch.stop_name(signal.Signals(number).name)
+        refuse(f"stopped by {name}; {kept()}", status=128 + number)
+
+
 def default_output(run_file: Path, kind: str) -> Path:
     """Where the results of a run file go unless it is said."""
     return Path(f"{run_file.stem}-{kind}")

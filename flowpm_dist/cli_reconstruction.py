@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import signal
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -23,10 +22,10 @@ from flowpm_dist.cli_common import (
     job_size,
     mesh_option,
     refuse,
-    stop_on,
+    stoppable,
 )
 from flowpm_dist.config import check_mesh
-from flowpm_dist.config_checks import ConfigError, Problem, as_written
+from flowpm_dist.config_checks import ConfigError, Problem, check_resumed
 from flowpm_dist.config_reconstruction import ReconstructionConfig, load_reconstruction
 from flowpm_dist.io.folder import OutputError
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
@@ -37,7 +36,6 @@ from meshimpl import launch
 if TYPE_CHECKING:
     from flowpm_dist.reconstruction.run import Outcome
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
 OF_ADAM = 4  # fields of a checkpoint
@@ -132,7 +130,9 @@ def make_plan(
         if resume:
             check_progress(config, folder)
             if folder.run_file.exists():
-                check_same(folder.run_file, config, run_file, output)
+                then = folder.run_file.read_text(encoding="utf-8")
+                begun = f"the reconstruction in {output}"
+                check_resumed(then, config.resolved(), run_file, begun, may_differ=MAY_DIFFER)
     return Plan(config, shape, folder, resume, overwrite)
 
 
@@ -171,52 +171,10 @@ def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -
         )
 
 
-def check_same(then: Path, now: ReconstructionConfig, source: Path, output: Path) -> None:
-    """See that a run file asks for the reconstruction that is to go on.
-
-    Args:
-        then: the run file as it was resolved.
-        now: the run file.
-        source: of `now`.
-        output: folder of the reconstruction.
-
-    Raises:
-        ConfigError: with every key that differs.
-    """
-    before, after = _keys(then.read_text(encoding="utf-8")), _keys(now.resolved())
-    problems = []
-    for key in sorted({*before, *after} - set(MAY_DIFFER)):
-        was, asked = before.get(key), after.get(key)
-        if was != asked:
-            shown = "is not given" if asked is None else f"= {as_written(asked)}"
-            there = "has none" if was is None else f"has {as_written(was)}"
-            what = f"{shown}: the reconstruction in {output} {there}; to resume it, give that"
-            problems.append(Problem(key, what))
-    if problems:
-        raise ConfigError(source, problems)
-
-
-def _keys(text: str) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, keys in tomllib.loads(text).items()
-        if section != "mesh"
-        for key, value in keys.items()
-    }
-
-
 def run(plan: Plan) -> None:
     """Reconstruct, as one of the ranks of the job."""
-    stop_on(*STOPS)
-    try:
+    with stoppable(lambda: kept(plan.folder)):
         outcome = _reconstruct(plan)
-    except SystemExit as end:
-        number = int(end.code or 0) - 128
-        if number not in STOPS:
-            raise
-        # Before the first iteration or after the last: in between signals are only taken down.
-        name = launch.stop_name(signal.Signals(number).name)
-        refuse(f"stopped by {name}; {kept(plan.folder)}", status=128 + number)
     if outcome.stopped_by is not None:
         sys.exit(128 + signal.Signals[outcome.stopped_by])
 

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import sys
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +22,9 @@ from flowpm_dist.cli_common import (
     job,
     job_size,
     refuse,
-    stop_on,
+    stoppable,
 )
-from flowpm_dist.config_checks import ConfigError, Problem, as_written
+from flowpm_dist.config_checks import ConfigError, Problem, check_resumed
 from flowpm_dist.config_training import (
     TrainingConfig,
     buffer_bytes,
@@ -41,7 +40,6 @@ from meshimpl import launch
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.run import Outcome
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
 MAY_GROW = ("training.steps", "training.epochs")
@@ -226,55 +224,28 @@ def check_memory(config: TrainingConfig, shape: str, ranks: int, source: Path) -
 
 
 def check_same(then: TrainingConfig, now: TrainingConfig, source: Path, output: Path) -> None:
-    """See that a run file asks for the training that is to go on.
+    """See that a run file asks for the training that is to go on, see `check_resumed`.
 
     Args:
         then: as it was begun.
         now: the run file.
         source: of `now`.
         output: folder of the training.
-
-    Raises:
-        ConfigError: with every key that differs.
     """
-    before, after = _keys(then), _keys(now)
-    problems = []
-    for key in sorted({*before, *after} - set(MAY_DIFFER)):
-        was, asked = before.get(key), after.get(key)
-        grown = key in MAY_GROW and was is not None and asked is not None and asked > was
-        if was == asked or grown:
-            continue
-        shown = "is not given" if asked is None else f"= {as_written(asked)}"
-        there = "has none" if was is None else f"has {as_written(was)}"
-        more = " or more" if key in MAY_GROW else ""
-        what = f"{shown}: the training in {output} {there}; to resume it, give that{more}"
-        problems.append(Problem(key, what))
-    if problems:
-        raise ConfigError(source, problems)
-
-
-def _keys(config: TrainingConfig) -> dict[str, Any]:
-    tables = tomllib.loads(config.resolved())
-    return {
-        f"{section}.{key}": value
-        for section, keys in tables.items()
-        if section != "mesh"
-        for key, value in keys.items()
-    }
+    check_resumed(
+        then.resolved(),
+        now.resolved(),
+        source,
+        f"the training in {output}",
+        may_differ=MAY_DIFFER,
+        may_grow=MAY_GROW,
+    )
 
 
 def run(plan: Plan) -> None:
     """Train, as one of the ranks of the job."""
-    stop_on(*STOPS)
-    try:
+    with stoppable(lambda: last_checkpoint(plan.folder)):
         outcome = _train(plan)
-    except SystemExit as end:
-        number = int(end.code or 0) - 128
-        if number not in STOPS:
-            raise
-        # Before the first step or after the last: in between signals are only taken down.
-        name = launch.stop_name(signal.Signals(number).name)
-        refuse(f"stopped by {name}; {last_checkpoint(plan.folder)}", status=128 + number)
     if outcome.stopped_by is not None and outcome.step < outcome.steps:
         sys.exit(128 + signal.Signals[outcome.stopped_by])
 

@@ -228,3 +228,48 @@ def fitting_mesh(
     if wrong:
         raise ConfigError(source, [Problem(named, f"= '{shape}': {what}") for what in wrong])
     return shape
+
+
+def check_resumed(
+    then: str,
+    now: str,
+    source: Path,
+    begun: str,
+    *,
+    may_differ: Iterable[str],
+    may_grow: Iterable[str] = (),
+) -> None:
+    """See that a run file asks for the work that is to go on.
+
+    Args:
+        then, now: the run files as they were resolved; their meshes may differ.
+        source: the run file of `now`.
+        begun: what is to go on, such as "the training in here".
+        may_differ: names of keys that need not be what they were.
+        may_grow: of those that may be greater.
+
+    Raises:
+        ConfigError: with every key that differs.
+    """
+    before, after = _keys(then), _keys(now)
+    problems, growing = [], set(may_grow)
+    for key in sorted({*before, *after} - set(may_differ)):
+        was, asked = before.get(key), after.get(key)
+        grown = key in growing and was is not None and asked is not None and asked > was
+        if was == asked or grown:
+            continue
+        shown = "is not given" if asked is None else f"= {as_written(asked)}"
+        there = "has none" if was is None else f"has {as_written(was)}"
+        more = " or more" if key in growing else ""
+        problems.append(Problem(key, f"{shown}: {begun} {there}; to resume it, give that{more}"))
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def _keys(text: str) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, keys in tomllib.loads(text).items()
+        if section != "mesh"
+        for key, value in keys.items()
+    }
