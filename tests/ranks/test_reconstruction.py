@@ -108,18 +108,28 @@ def differences(posterior, point, direction, annealing, step):
     return (losses[0] - 8 * losses[1] + 8 * losses[2] - losses[3]) / (12 * step)
 
 
+def evaluated(mesh, case):
+    """A posterior of a case on a mesh, a point, and what is found there."""
+    structure, options, priors, kind = CASES[case]
+    posterior = posterior_of(model_of(mesh, structure, **options), kind=kind, priors=priors)
+    box = posterior.space.box
+    point = Unknowns(block_of(whole(1), box), tf.constant(np.linspace(-0.5, 0.7, len(priors))))
+    return posterior, point, posterior.evaluate(point, annealing_of(case))
+
+
+def annealing_of(case):
+    return Annealing(8.0, 2.0) if case in ("linear", "pm") else Annealing()
+
+
+@functools.cache
+def evaluated_alone(case):
+    return evaluated(solo(), case)[2]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
-    structure, options, priors, kind = CASES[case]
-    annealing = Annealing(8.0, 2.0) if case in ("linear", "pm") else Annealing()
-    values = []
-    for ranks in (mesh, solo()):
-        posterior = posterior_of(model_of(ranks, structure, **options), kind=kind, priors=priors)
-        box, count = posterior.space.box, len(priors)
-        point = Unknowns(block_of(whole(1), box), tf.constant(np.linspace(-0.5, 0.7, count)))
-        values.append((posterior, point, posterior.evaluate(point, annealing)))
-    (posterior, point, found), (_, _, alone) = values
-    box = posterior.space.box
+    posterior, point, found = evaluated(mesh, case)
+    box, alone = posterior.space.box, evaluated_alone(case)
     np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-11)
     np.testing.assert_allclose(
         found.gradient.parameters, alone.gradient.parameters, rtol=1e-9, atol=1e-8
@@ -127,12 +137,13 @@ def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
     np.testing.assert_allclose(
         found.gradient.field, block_of(alone.gradient.field.numpy(), box), atol=1e-9
     )
-    direction = Unknowns(block_of(whole(2), box), tf.constant(np.linspace(1.0, -1.0, len(priors))))
+    parameters = tf.constant(np.linspace(1.0, -1.0, len(posterior.priors)))
+    direction = Unknowns(block_of(whole(2), box), parameters)
     slope = float(posterior.space.dot(found.gradient, direction))
     # Cloud-in-cell has kinks: steps so short that hardly a particle crosses one.
-    step, tolerance = (1e-3, 1e-8) if structure == "linear" else (1e-6, 5e-5)
+    step, tolerance = (1e-3, 1e-8) if case == "linear" else (1e-6, 5e-5)
     assert slope == pytest.approx(
-        differences(posterior, point, direction, annealing, step), rel=tolerance
+        differences(posterior, point, direction, annealing_of(case), step), rel=tolerance
     )
 
 
@@ -202,14 +213,22 @@ def path_of(search, **options):
 OPTIMISERS = {"lbfgs": LBFGS, "adam": Adam}
 
 
+def iterates(mesh, name):
+    priors = {"sigma8": (0.6, 1.0)}
+    return path_of(search_on(mesh, OPTIMISERS[name](), priors=priors, evaluations=14))
+
+
+@functools.cache
+def iterates_alone(name):
+    return iterates(solo(), name)
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_the_same_iterates_on_any_mesh(mesh, name):
-    priors = {"sigma8": (0.6, 1.0)}
-    losses, point = path_of(search_on(mesh, OPTIMISERS[name](), priors=priors, evaluations=14))
-    known, alone = path_of(search_on(solo(), OPTIMISERS[name](), priors=priors, evaluations=14))
+    (losses, point), (known, alone) = iterates(mesh, name), iterates_alone(name)
     assert len(losses) >= 10
     np.testing.assert_allclose(losses, known, rtol=1e-9)
-    box = search_on(mesh, LBFGS()).posterior.space.box
+    box = known_model(mesh, "pm").box
     np.testing.assert_allclose(point.field, block_of(alone.field.numpy(), box), atol=1e-7)
     np.testing.assert_allclose(point.parameters, alone.parameters, atol=1e-7)
 
