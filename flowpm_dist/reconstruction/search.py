@@ -21,6 +21,9 @@ FIRST_FIELD = 0.01
 EASY_SIGMA = 1.0
 """Noise [mean density] to which smaller noise is inflated at first."""
 
+FIRST_RADIUS = 16.0
+"""Of the smoothing [Mpc/h]: large enough for what moves structures to be found before them."""
+
 LARGEST_CHANGE = 4.0
 """Of the inflation, from one stage to the next."""
 
@@ -72,8 +75,9 @@ Told = Callable[[Row, Unknowns], None]
 def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
     """From large scales to small ones, then from greater noise to what it is.
 
-    Smoothing of 4, 2, 1 and 0 cells under noise of at least `EASY_SIGMA`, then that noise lowered
-    by factors of at most `LARGEST_CHANGE`. Later stages have more to find and more evaluations.
+    Smoothing of `FIRST_RADIUS`, or four cells where that is more, halved down to a cell, and none,
+    under noise of at least `EASY_SIGMA`; then that noise lowered by factors of at most
+    `LARGEST_CHANGE`. Later stages have more to find and more evaluations.
 
     Args:
         posterior: of the data.
@@ -82,7 +86,11 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
     cell = max(posterior.likelihood.box.cell)
     sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
     inflation = max(1.0, EASY_SIGMA / sigma)
-    annealings = [Annealing(cells * cell, inflation) for cells in (4, 2, 1, 0)]
+    first = max(FIRST_RADIUS, 4 * cell)
+    halvings = range(1 + math.floor(math.log2(first / cell) + 1e-9))
+    annealings = [
+        Annealing(radius, inflation) for radius in (*(first / 2**n for n in halvings), 0.0)
+    ]
     steps = math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9)
     annealings += [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps + 1)]
     annealings[-1] = EXACT
