@@ -22,19 +22,13 @@ from flowpm_dist.config_sections import (
     Wa,
     from_folder,
     listed,
+    low_below_high,
 )
 
 BIASES = ("b", "b1", "b2", "bs2")
 """Of the density that has formed; and of second order in the initial one."""
 
 T = TypeVar("T")
-
-
-def _low_below_high(limits: tuple[float, float]) -> tuple[float, float]:
-    low, high = limits
-    if low >= high:
-        raise ValueError(f"{low:g} is not below {high:g}")
-    return limits
 
 
 def _known_biases(bias: Mapping[str, float]) -> Mapping[str, float]:
@@ -58,7 +52,7 @@ def _prior(what: str) -> Any:
     return Field(default=None, description=f"[low, high] with low below high, each {what}")
 
 
-Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
+Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(low_below_high)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Amplitude = Annotated[float, Field(gt=0, lt=1e-6)]
 BiasValue = Annotated[float, Field(ge=-20, le=20)]

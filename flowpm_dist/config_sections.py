@@ -42,6 +42,14 @@ def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:
     return edges
 
 
+def low_below_high(limits: tuple[float, float]) -> tuple[float, float]:
+    """Both ends of a range, in order; ValueError where they are not."""
+    low, high = limits
+    if low >= high:
+        raise ValueError(f"{low:g} is not below {high:g}")
+    return limits
+
+
 EvenSide = Annotated[int, Field(ge=4, multiple_of=2)]
 Length = Annotated[float, Field(gt=0)]
 ScaleFactor = Annotated[float, Field(ge=0, le=2)]

@@ -32,6 +32,7 @@ from flowpm_dist.config_sections import (
     Wa,
     from_folder,
     listed,
+    low_below_high,
 )
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 
@@ -39,13 +40,6 @@ DERIVED = -1
 """Default of a key that follows from others: `load_training` puts a number in its place."""
 
 T = TypeVar("T")
-
-
-def _low_below_high(limits: tuple[float, float]) -> tuple[float, float]:
-    low, high = limits
-    if low >= high:
-        raise ValueError(f"{low:g} is not below {high:g}")
-    return limits
 
 
 def _known_network(name: str) -> str:
@@ -91,7 +85,7 @@ def _seed() -> Any:
     return Field(default=0, ge=0, lt=2**63, description="a whole number of at least 0")
 
 
-Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
+Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(low_below_high)]
 Milestones = Annotated[
     tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...],
     Field(min_length=1),

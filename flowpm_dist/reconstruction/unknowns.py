@@ -112,11 +112,6 @@ class Space:
             values = values[first : first + self.box.local_batch[0]]
         return tf.constant(np.asarray(values)[..., None, None, None], self.box.dtype)
 
-    def scaled(self, x: Unknowns, factors: np.ndarray) -> Unknowns:
-        """Each chain times a number of its own [...]."""
-        parameters = x.parameters * tf.constant(np.asarray(factors)[..., None])
-        return Unknowns(x.field * self.of_these_chains(factors), parameters)
-
     def chosen(self, which: np.ndarray, x: Unknowns, y: Unknowns) -> Unknowns:
         """x where a chain is chosen, else y; not finite values of the other do no harm.
 
