@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def process_mesh(shape: str) -> ProcessMesh:
     """One mesh for each shape in this process."""
     return ProcessMesh(shape)
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder that all ranks see: rank 0's."""
+    import numpy as np
+    import tensorflow as tf
+
+    mine = str(tmp_path_factory.mktemp("shared")).encode().ljust(512)
+    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
+    chosen = process_mesh(f"row:{SIZE}").world.broadcast(name).numpy()
+    return Path(bytes(chosen.astype(np.uint8)).decode().strip())
 
 
 @pytest.fixture

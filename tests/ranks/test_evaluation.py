@@ -3,14 +3,12 @@ rank; tables and figures; volumes that users bring; and datasets of simulations.
 
 import json
 import shutil
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-import tensorflow as tf
 import zarr
-from conftest import NETWORK_SHAPES, SIZE, process_mesh
+from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
 from tiny_network import TINY
 
 from flowpm_dist.config_checks import ConfigError
@@ -94,14 +92,6 @@ def on_first_rank(function):
     if world().rank == 0:
         function()
     world().barrier()
-
-
-def shared_folder(tmp_path_factory):
-    """Rank 0's, for all ranks."""
-    mine = str(tmp_path_factory.mktemp("evaluation")).encode().ljust(512)
-    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
-    chosen = world().world.broadcast(name).numpy()
-    return Path(bytes(chosen.astype(np.uint8)).decode().strip())
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Initial conditions from observed universes: gradients, searches, draws; on any mesh the same."""
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SHAPES, SIZE, process_mesh
+from conftest import SHAPES, SIZE, process_mesh, shared_folder
 from scipy import stats
 
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
@@ -233,21 +232,13 @@ def test_the_same_iterates_on_any_mesh(mesh, name):
     np.testing.assert_allclose(point.parameters, alone.parameters, atol=1e-7)
 
 
-def shared(tmp_path_factory):
-    """Rank 0's folder, for all ranks."""
-    mine = str(tmp_path_factory.mktemp("search")).encode().ljust(512)
-    world = process_mesh(f"row:{SIZE}").world
-    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
-    return bytes(world.broadcast(name).numpy().astype(np.uint8)).decode().strip()
-
-
 class StoppedHereError(Exception):
     """As if the job were killed."""
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_search_that_was_killed_goes_on_exactly(line, name, tmp_path_factory):
-    folder = Path(shared(tmp_path_factory))
+    folder = shared_folder(tmp_path_factory)
     known, end = path_of(search_on(line, OPTIMISERS[name]()))
     killed = search_on(line, OPTIMISERS[name](), folder)
 

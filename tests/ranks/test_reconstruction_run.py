@@ -2,12 +2,10 @@
 
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from conftest import SIZE, process_mesh
+from conftest import SIZE, process_mesh, shared_folder
 
 from flowpm_dist.config_reconstruction import load_reconstruction
 from flowpm_dist.io.folder import snapshot_attributes
@@ -42,14 +40,6 @@ precision = "float64"
 """
 DENSITY = 'kind = "density"\nsigma = 0.4\nadd_noise = true'
 COUNTS = 'kind = "counts"\nmean_count = 3.0'
-
-
-def shared(tmp_path_factory):
-    """Rank 0's folder, for all ranks."""
-    mine = str(tmp_path_factory.mktemp("found")).encode().ljust(512)
-    world = process_mesh(f"row:{SIZE}").world
-    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
-    return Path(bytes(world.broadcast(name).numpy().astype(np.uint8)).decode().strip())
 
 
 def config_of(folder, data, change=("", "")):
@@ -90,7 +80,7 @@ def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, data):
 
 
 def test_a_reconstruction_and_its_results(mesh, tmp_path_factory):
-    folder = shared(tmp_path_factory)
+    folder = shared_folder(tmp_path_factory)
     config = config_of(folder, DENSITY)
     outcome, rows, facts = found_in(folder / "found", config, mesh)
     solo = process_mesh(f"row:{SIZE}").without("row")
