@@ -7,7 +7,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -24,12 +24,16 @@ from flowpm_dist.cli_common import (
     refuse,
     stoppable,
 )
-from flowpm_dist.config import check_mesh
 from flowpm_dist.config_checks import ConfigError, Problem, check_resumed
-from flowpm_dist.config_reconstruction import ReconstructionConfig, load_reconstruction
+from flowpm_dist.config_reconstruction import (
+    ReconstructionConfig,
+    check_reconstruction_mesh,
+    load_reconstruction,
+    search_mesh,
+)
 from flowpm_dist.io.folder import OutputError
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import read_iterations
+from flowpm_dist.reconstruction.logs import read_rows
 from flowpm_dist.reconstruction.observations import Observations
 from meshimpl import launch
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
 OF_ADAM = 4  # fields of a checkpoint
+OF_CHAIN = 3  # likewise
 FIGURES_AND_TABLES = 16 * 2**20  # [bytes], generous
 
 
@@ -121,7 +126,7 @@ def make_plan(
         VolumeError: a file that cannot be read.
     """
     config = load_reconstruction(run_file)
-    shape = check_mesh(config, ranks, source=run_file, shape=mesh)
+    shape = check_reconstruction_mesh(config, ranks, source=run_file, shape=mesh)
     folder = ReconstructionFolder(output)
     # Rank 0 alone looks: soon it writes there; and one pass through the data will do.
     if launch.detect().rank == 0:
@@ -154,7 +159,12 @@ def needed_bytes(config: ReconstructionConfig) -> int:
     search = config.search
     in_checkpoint = 2 * search.history + 2 if search.optimiser == "lbfgs" else OF_ADAM
     # A new checkpoint is written before the oldest goes.
-    return ((search.keep + 1) * in_checkpoint + FIELDS) * field + FIGURES_AND_TABLES
+    searched = (search.keep + 1) * in_checkpoint + FIELDS
+    drawn = 0
+    if config.sampler.draws:
+        kept = config.sampler.draws // config.sampler.keep_every
+        drawn = config.sampler.chains * (3 * OF_CHAIN + 2 + kept)
+    return (searched + drawn) * field + FIGURES_AND_TABLES
 
 
 def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -> None:
@@ -163,7 +173,7 @@ def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -
     Raises:
         OutputError: iterations were made, and there is no checkpoint.
     """
-    rows = read_iterations(folder.iterations)
+    rows = read_rows(folder.iterations)
     if len(rows) >= config.search.checkpoint_every and folder.last_iteration() is None:
         raise OutputError(
             f"{folder.path} has made {len(rows)} iterations, but {folder.checkpoints} holds no "
@@ -185,19 +195,14 @@ def _reconstruct(plan: Plan) -> Outcome:
         if rank == 0:
             plan.folder.begin(resume=plan.resume, overwrite=plan.overwrite)
         from flowpm_dist.reconstruction.checkpoints import CheckpointError
-        from flowpm_dist.reconstruction.run import Reconstruction
-        from meshimpl.process_mesh import ProcessMesh
+        from flowpm_dist.reconstruction.run import reconstruct as whole
 
-        mesh = ProcessMesh(plan.mesh)
         try:
-            session = Reconstruction(plan.config, mesh, plan.folder, progress)
-            outcome = session.run(resume=plan.resume)
+            outcome = whole(plan.config, plan.mesh, plan.folder, progress, resume=plan.resume)
         except CheckpointError as error:
             raise StoppedError(str(error)) from error
     if rank == 0:
         tell(plan, outcome)
-    # A rank that leaves with a status ends the others: not before all is written and told.
-    mesh.barrier()
     return outcome
 
 
@@ -208,14 +213,23 @@ def describe(plan: Plan) -> str:
     if names := ", ".join(config.priors.ranges):
         unknowns += f" and {names}"
     data = "a mock" if config.is_mock else str(config.data.file)
+    asked = config.sampler
+    chains = ""
+    if asked.draws:
+        chains = f"; {asked.chains} chains of {asked.draws} draws, mesh {plan.mesh}"
     return (
         f"initial conditions of {data}: {unknowns}; model {config.model.structure}, "
-        f"{config.search.optimiser}, mesh {plan.mesh}"
+        f"{config.search.optimiser}, mesh {search_mesh(plan.mesh)}{chains}"
     )
 
 
 def kept(folder: ReconstructionFolder) -> str:
     """What is kept of a reconstruction that stopped."""
+    if (move := folder.last_move()) is not None:
+        return (
+            f"the checkpoints in {folder.chains} are intact, the last after move {move}: go on "
+            "with --resume"
+        )
     last = folder.last_iteration()
     if last is None:
         return "there is no checkpoint yet"
@@ -232,8 +246,7 @@ def tell(plan: Plan, outcome: Outcome) -> None:
         return
     name = launch.stop_name(outcome.stopped_by)
     print(
-        f"stopped by {name} after iteration {outcome.iteration}, {outcome.evaluations} of "
-        f"{plan.config.evaluations} gradients; go on with --resume",
+        f"stopped by {name} {outcome.stopped_at}; go on with --resume",
         file=sys.stderr,
         flush=True,
     )
@@ -252,6 +265,9 @@ def report(plan: Plan, outcome: Outcome) -> str:
         for row in facts.get("correlations", ())
     ]
     more = f"\n{'; '.join(found)}." if found else ""
+    if "sampling" in facts:
+        more += _of_chains(facts["sampling"])
+        spectra += "\n  chains.png          where the chains were; each move in draws.csv"
     return f"""
 Reconstruction in {path}:
   slabs.png           data, reconstruction, and what is left
@@ -263,3 +279,21 @@ Reconstruction in {path}:
 {outcome.evaluations} gradients in {facts["seconds"]:.3g} s. Of minus the log posterior, \
 {facts["data_per_observed_cell"]:.3g} of the data in each observed cell and \
 {facts["prior_per_cell"]:.3g} of the prior in each cell.{more}"""
+
+
+def _of_chains(facts: dict[str, Any]) -> str:
+    """How far the chains agree, and what they say of parameters."""
+    modes = facts["modes"]
+    lines = [
+        f"{facts['chains']} chains of {facts['draws']} draws, {facts['evaluations']} gradients "
+        f"each in {facts['seconds']:.3g} s; {facts['acceptance']:.0%} of the moves accepted."
+    ]
+    if "rhat_max" in modes:
+        lines.append(
+            f"Large scales: R-hat at most {modes['rhat_max']:.3f}, at least {modes['ess_min']:.0f} "
+            "effective draws."
+        )
+    for name, x in facts["parameters"].items():
+        agreed = f" (R-hat {x['rhat']:.3f}, {x['ess']:.0f} effective draws)" if "rhat" in x else ""
+        lines.append(f"{name} = {x['mean']:.5g} +- {x['standard_deviation']:.2g}{agreed}.")
+    return "\n" + "\n".join(lines)

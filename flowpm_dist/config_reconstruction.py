@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.config import evolution_rules, idle_steps, universe_rules
+from flowpm_dist.blocks import misfits, parse_mesh
+from flowpm_dist.config import check_mesh, evolution_rules, idle_steps, universe_rules
 from flowpm_dist.config_checks import (
     Problem,
     Rule,
@@ -18,6 +19,7 @@ from flowpm_dist.config_checks import (
     as_written,
     check_sections,
     exactly_one,
+    fitting_mesh,
     models_of,
     read_table,
     to_toml,
@@ -27,13 +29,14 @@ from flowpm_dist.config_reconstruction_sections import (
     FittedSection,
     ModelSection,
     ObservedSection,
+    SamplerSection,
     SearchSection,
 )
 from flowpm_dist.config_sections import (
+    BatchedMeshSection,
     BoxSection,
     CosmologySection,
     EvolutionSection,
-    MeshSection,
     RunSection,
     Section,
     three,
@@ -66,7 +69,8 @@ class ReconstructionConfig(Section):
     data: ObservedSection
     priors: FittedSection
     search: SearchSection
-    mesh: MeshSection
+    sampler: SamplerSection
+    mesh: BatchedMeshSection
     run: RunSection
 
     @property
@@ -102,11 +106,13 @@ class ReconstructionConfig(Section):
             idle.setdefault("data", []).append("noise_seed")
         if self.search.stages is not None:
             idle.setdefault("search", []).append("evaluations")
+        if not self.sampler.draws:
+            idle["sampler"] = list(SamplerSection.model_fields)
         return to_toml(self, idle)
 
     def with_mesh(self, shape: str) -> ReconstructionConfig:
         """The same reconstruction on a mesh of another shape."""
-        return self.model_copy(update={"mesh": MeshSection(shape=shape)})
+        return self.model_copy(update={"mesh": BatchedMeshSection(shape=shape)})
 
 
 MODELS = models_of(ReconstructionConfig)
@@ -135,6 +141,33 @@ def check_reconstruction(table: Mapping[str, Any], source: Path) -> Reconstructi
         ConfigError: with every problem.
     """
     return ReconstructionConfig.model_validate(check_sections(table, source, MODELS, RULES))
+
+
+def check_reconstruction_mesh(
+    config: ReconstructionConfig, ranks: int, *, source: Path, shape: str | None = None
+) -> str:
+    """The mesh shape to run on; see `config.check_mesh`.
+
+    Chains can be spread over a replica axis, if all ranks together can hold the box of the search.
+    """
+    grid, chains = config.box.grid, config.sampler.chains if config.sampler.draws else 1
+
+    def misfits_of(text: str) -> list[str]:
+        axes = parse_mesh(text, batched=config.sampler.draws > 0)
+        wrong = misfits(axes, grid, ranks, chains)
+        wrong = [line.replace("volumes of the batch", "chains") for line in wrong]
+        return wrong or misfits(parse_mesh(search_mesh(text)), grid, ranks)
+
+    if shape or config.mesh.shape:
+        return fitting_mesh(shape, config.mesh.shape, misfits_of, source)
+    return check_mesh(config, ranks, source=source)
+
+
+def search_mesh(shape: str) -> str:
+    """The mesh of the search: ranks of the replica axis work on x, too."""
+    axes = parse_mesh(shape, batched=True)
+    row = axes.pop("replica", 1) * axes.pop("row", 1)
+    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())
 
 
 def _amplitude(file: Understood) -> Iterator[Problem]:
@@ -221,6 +254,20 @@ def _fitted(file: Understood) -> Iterator[Problem]:
             yield Problem(where, f'{what}: use transfer = "eisenstein-hu"')
 
 
+def _chains(file: Understood) -> Iterator[Problem]:
+    """Keys of [sampler] mean something where draws are asked for."""
+    given = file.given.get("sampler", {})
+    if file.value("sampler", "draws") == 0:
+        others = [key for key in given if key in SamplerSection.model_fields and key != "draws"]
+        if others:
+            what = "is missing, or 0: so many draws of each chain as are wanted, or leave out "
+            yield Problem("sampler.draws", f"{what}{', '.join(others)}")
+        shape = file.value("mesh", "shape")
+        if shape and (replicas := parse_mesh(shape, batched=True).get("replica", 1)) > 1:
+            what = f'= "{shape}": replica:{replicas} is for chains, and this is one simulation;'
+            yield Problem("mesh.shape", f"{what} ask for draws in [sampler], or leave it out")
+
+
 def _given_bias(file: Understood) -> Mapping[str, Any]:
     bias = file.given.get("model", {}).get("bias", {})
     return bias if isinstance(bias, Mapping) else {}
@@ -263,6 +310,7 @@ RULES: list[Rule] = [
     _idle_keys,
     _fitted,
     _stages,
+    _chains,
     _files,
 ]
 """All that must hold between the keys of a reconstruction."""

@@ -159,3 +159,17 @@ class SearchSection(Section):
     tolerance: float = Field(default=1e-3, ge=0, description="a number of at least 0")
     checkpoint_every: int = _count(10)
     keep: int = _count(2)
+
+
+class SamplerSection(Section):
+    """Draws from the posterior after the search, see `reconstruction.chains.Chains`."""
+
+    draws: int = Field(default=0, ge=0, description="a whole number; 0: no chains are drawn")
+    chains: int = _count(2)
+    warm_up: int = _count(100)
+    start: Literal["prior", "found"] = Field(default="prior", description='"prior" or "found"')
+    leaps: int = _count(12)
+    target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
+    seed: Seed = Field(default=0, description=A_SEED)
+    keep_every: int = _count(10)
+    checkpoint_every: int = _count(10)

@@ -195,6 +195,20 @@ class MeshSection(Section):
     )
 
 
+def _checked_batched_mesh(shape: str) -> str:
+    parse_mesh(shape, batched=True)
+    return shape
+
+
+class BatchedMeshSection(MeshSection):
+    """The ranks as a grid: `replica` splits the batch, `row` the box's x, `col` its y."""
+
+    shape: Annotated[str, AfterValidator(_checked_batched_mesh)] | None = Field(
+        default=None,
+        description='sizes of the axes replica, row and col, as in "replica:2,row:2"',
+    )
+
+
 class HaloSection(Section):
     """How to compute, where the precision is told elsewhere."""
 

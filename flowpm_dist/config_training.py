@@ -25,6 +25,7 @@ from flowpm_dist.config_checks import (
 )
 from flowpm_dist.config_sections import (
     OF_PARAMETERS,
+    BatchedMeshSection,
     BoxSection,
     EvolutionSection,
     FixedCosmologySection,
@@ -38,7 +39,6 @@ from flowpm_dist.config_training_sections import (
     DataSection,
     NetworkSection,
     PriorsSection,
-    TrainingMeshSection,
     TrainingSection,
 )
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS, Declaration
@@ -61,7 +61,7 @@ class TrainingConfig(Section):
     network: NetworkSection
     training: TrainingSection
     data: DataSection
-    mesh: TrainingMeshSection
+    mesh: BatchedMeshSection
     run: HaloSection
 
     @property
@@ -116,7 +116,7 @@ class TrainingConfig(Section):
 
     def with_mesh(self, shape: str) -> TrainingConfig:
         """The same training on a mesh of another shape."""
-        return self.model_copy(update={"mesh": TrainingMeshSection(shape=shape)})
+        return self.model_copy(update={"mesh": BatchedMeshSection(shape=shape)})
 
 
 MODELS = models_of(TrainingConfig)

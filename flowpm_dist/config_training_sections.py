@@ -18,12 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from flowpm_dist.blocks import nearest, parse_mesh
+from flowpm_dist.blocks import nearest
 from flowpm_dist.config_sections import (
     OF_PARAMETERS,
     W0,
     Hubble,
-    MeshSection,
     OmegaB,
     OmegaM,
     Section,
@@ -64,11 +63,6 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice")
     return names
-
-
-def _checked_mesh(shape: str) -> str:
-    parse_mesh(shape, batched=True)
-    return shape
 
 
 def _prior(name: str) -> Any:
@@ -216,13 +210,4 @@ class DataSection(Section):
     staging: AnyPath = Field(default=None, description="a folder on fast local storage")
     parameters: Names | None = Field(
         default=None, description='a list of different names, such as ["Omega_m", "sigma8"]'
-    )
-
-
-class TrainingMeshSection(MeshSection):
-    """The ranks as a grid: `replica` splits the batch, `row` the box's x, `col` its y."""
-
-    shape: Annotated[str, AfterValidator(_checked_mesh)] | None = Field(
-        default=None,
-        description='sizes of the axes replica, row and col, as in "replica:2,row:2"',
     )

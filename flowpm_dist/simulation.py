@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist import adjoint
 from flowpm_dist.blocks import default_mesh
-from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
+from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
 from flowpm_dist.fields import Box, Field
 from flowpm_dist.gravity import GRADIENTS
 from flowpm_dist.initial import NOISES, check_white_noise, linear_amplitude
@@ -37,6 +37,8 @@ from meshimpl.mesh_function import is_watched
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 DIFFERENTIATIONS = ("adjoint", "plain")
+WITHOUT_GROWTH = ("Omega_b", "n_s", "A_s", "sigma8")
+"""Parameters that the growth of structure on large scales does not depend on."""
 PAIRED = "paired goes with a seed"
 
 
@@ -160,21 +162,27 @@ class Simulation:
         """Of the simulation's own cosmology."""
         return self._own.powers[0]
 
-    def linear_amplitude(self, cosmology: Cosmology | None = None) -> tf.Tensor:
-        """sqrt(P(k) / cell volume) of linear theory at the last of the steps, without gradients.
+    def linear_amplitude(
+        self, cosmology: Cosmology | Sequence[Cosmology] | None = None
+    ) -> tf.Tensor:
+        """sqrt(P(k) / cell volume) of linear theory at the last of the steps.
 
         Args:
-            cosmology: instead of the simulation's own.
+            cosmology: instead of the simulation's own; one for each universe of a batch gives the
+                amplitudes of those of this rank.
 
         Returns:
-            Of this rank's modes [kz, ky, kx], in the simulation's precision.
+            Of this rank's modes [kz, ky, kx] or [universe, kz, ky, kx], in the simulation's
+            precision.
         """
-        own = self._own
-        if cosmology is not None:
-            own = Universes.of([cosmology], False, self._growth_of, self._power_of)
-        box = self.box_of_replicas
-        growth = own.growths[0].d1(float(self.edges[-1]))
-        return tf.stop_gradient(linear_amplitude(box, own.powers[0]) * tf.cast(growth, box.dtype))
+        several = cosmology is not None and not isinstance(cosmology, Cosmology)
+        box = self.box_of(len(cosmology)) if several else self.box_of_replicas  # type: ignore[arg-type]
+        universes, a = self._universes(cosmology, box), float(self.edges[-1])
+        amplitudes = [
+            linear_amplitude(box, power) * tf.cast(growth.d1(a), box.dtype)
+            for power, growth in zip(universes.powers, universes.growths, strict=True)
+        ]
+        return tf.stack(amplitudes) if several else amplitudes[0]
 
     def _pipeline(self, batch: int | None) -> Pipeline:
         if batch not in self._pipelines:
@@ -377,7 +385,15 @@ class Simulation:
             return self._own if box.batch is None else self._own.repeated(box.local_batch[0])
         given = [cosmology] if isinstance(cosmology, Cosmology) else list(cosmology)
         local = of_this_rank(given, box)
-        return Universes.of(local, box.batch is not None, self._growth_of, self._power_of)
+        return Universes.of(local, box.batch is not None, self._growth, self._power_of)
+
+    def _growth(self, cosmology: Cosmology) -> GrowthFunctions:
+        """Of a cosmology; that of the simulation's own where both have the same background."""
+        own = self.cosmology
+        others = [n for n in {*own.names, *cosmology.names} if n not in WITHOUT_GROWTH]
+        if all(getattr(own, n, None) is getattr(cosmology, n, None) for n in others):
+            return self._own.growths[0]
+        return self._growth_of(cosmology)
 
     def _schedule(self, universes: Universes, *, given: bool) -> Schedule:
         """Of all universes of this rank; factors [..., operations, 4]."""

@@ -13,7 +13,7 @@ from flowpm_dist.config import ConfigError
 from flowpm_dist.config_reconstruction import load_reconstruction
 from flowpm_dist.io.folder import OutputError
 from flowpm_dist.reconstruction.folder import CONTENTS, MARK, ReconstructionFolder
-from flowpm_dist.reconstruction.logs import IterationTable, read_iterations
+from flowpm_dist.reconstruction.logs import COLUMNS, Table, read_rows
 
 RUN = """
 [box]
@@ -50,7 +50,7 @@ def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
     found.begin(resume=False)
     config = load_reconstruction(folder / "run.toml")
     found.run_file.write_text(config.with_mesh("row:1,col:1").resolved())
-    table = IterationTable(found.iterations, ("sigma8",), 1)
+    table = Table(found.iterations, (*COLUMNS, "sigma8"), 1)
     for number in range(1, iterations + 1):
         table.add({"iteration": number, "loss": 1 / number})
     table.close()
@@ -158,8 +158,8 @@ def test_rows_after_the_resumed_iteration_are_dropped(here):
     folder = begun(here, 5)
     with folder.iterations.open("a") as file:
         file.write("6,1")  # half a row of a process that was killed
-    IterationTable(folder.iterations, ("sigma8",), 4).close()
-    assert [row["iteration"] for row in read_iterations(folder.iterations)] == ["1", "2", "3"]
+    Table(folder.iterations, (*COLUMNS, "sigma8"), 4).close()
+    assert [row["iteration"] for row in read_rows(folder.iterations)] == ["1", "2", "3"]
 
 
 def test_the_size_of_what_is_written_grows_with_the_history(here):

@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowpm_dist.config import ConfigError, check_mesh
-from flowpm_dist.config_reconstruction import load_reconstruction
+from flowpm_dist.config import ConfigError
+from flowpm_dist.config_reconstruction import (
+    check_reconstruction_mesh,
+    load_reconstruction,
+    search_mesh,
+)
 
 GOOD = """
 [box]
@@ -75,12 +79,14 @@ def test_the_example():
 
 
 WITH_BIAS = GOOD.replace('"2lpt"', '"pm"\nredshift_space = "y"\nbias = {b1 = 0.5, bs2 = -0.1}')
+SAMPLED = 'seed = 0\n[sampler]\ndraws = 8\nchains = 4\nstart = "found"'
 STAGED = 'optimiser = "adam"\nrate = 0.2\nstages = [[8, 4.0, 5], [0, 1, 20]]'
 VARIANTS = [
     GOOD,
     COUNTS,
     GOOD.replace("sigma = 0.2", "sigma = 0.2\nadd_noise = false"),
     WITH_BIAS.replace("[priors]", "[priors]\nbs2 = [-1, 1]\nsigma8 = [0.6, 1.0]"),
+    GOOD.replace("seed = 0", SAMPLED + '\n[mesh]\nshape = "replica:2,row:2"'),
     GOOD.replace("seed = 0", STAGED),
 ]
 
@@ -165,6 +171,15 @@ def test_priors_keep_their_ranges(tmp_path):
         ),
         ("seed = 0", "seed = 0\n[run]\nhalo = 0", "run.halo", "0.*at least 1"),
         ("seed = 0", 'seed = 0\n[mesh]\nshape = "replica:2"', "mesh.shape", "one simulation"),
+        (
+            "seed = 0",
+            "[sampler]\nchains = 4",
+            "sampler.draws",
+            "is missing, or 0.*leave out chains",
+        ),
+        ("seed = 0", "[sampler]\ndraws = -1", "sampler.draws", "-1.*no chains are drawn"),
+        ("seed = 0", "[sampler]\ndraws = 9\ntarget = 1", "sampler.target", "1.*between 0 and 1"),
+        ("seed = 0", '[sampler]\ndraws = 9\nstart = "far"', "sampler.start", '"prior" or "found"'),
         ("seed = 0", "sigma = 2", "search.sigma", r"belongs into \[data\]"),
     ],
 )
@@ -231,10 +246,25 @@ def test_all_problems_at_once(tmp_path):
 def test_the_mesh(tmp_path):
     path = write(tmp_path, GOOD)
     run = load_reconstruction(path)
-    assert check_mesh(run, 2, source=path) == "row:2,col:1"
+    assert check_reconstruction_mesh(run, 2, source=path) == "row:2,col:1"
     assert run.with_mesh("row:2,col:1").mesh.shape == "row:2,col:1"
-    with pytest.raises(ConfigError, match="3 places"):
-        check_mesh(run, 2, source=path, shape="row:3")
+    for shape, told in (("row:3", "3 places"), ("replica:2", "this is one simulation")):
+        with pytest.raises(ConfigError, match=told):
+            check_reconstruction_mesh(run, 2, source=path, shape=shape)
+
+
+def test_the_mesh_of_chains(tmp_path):
+    """The search uses all ranks for one universe."""
+    path = write(tmp_path, GOOD.replace("seed = 0", SAMPLED))
+    run = load_reconstruction(path)
+    for shape, searched in (("replica:2,col:2", "row:2,col:2"), ("replica:4", "row:4")):
+        assert check_reconstruction_mesh(run, 4, source=path, shape=shape) == shape
+        assert search_mesh(shape) == searched
+    assert check_reconstruction_mesh(run, 2, source=path) == "row:2,col:1"
+    with pytest.raises(ConfigError, match="does not divide the 4 chains"):
+        check_reconstruction_mesh(run, 8, source=path, shape="replica:8")
+    with pytest.raises(ConfigError, match="row:16 does not divide the 8 cells of x"):
+        check_reconstruction_mesh(run, 16, source=path, shape="replica:2,row:8")
 
 
 def test_nothing_heavy_is_imported():

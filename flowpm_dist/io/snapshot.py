@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flowpm_dist.fields import Field
 
 FORMAT = 1
+DIMENSIONS = ("batch", "x", "y", "z", "component")
 CHUNK_BYTES = 2**25
 
 CONVENTIONS = {
@@ -160,7 +161,7 @@ def _create(
             dtype=dtype,
             fill_value=np.nan,
             compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
-            dimension_names=("x", "y", "z", "component")[: len(field.grid)],
+            dimension_names=DIMENSIONS[field.box.batch is None :][: len(field.grid)],
             attributes={"units": units, "meaning": meaning},
         )
 

@@ -15,6 +15,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Of a scheduler or a person that wants the work to stop."""
 
 
+class StopError(Exception):
+    """A signal asked for the end, and what was done is kept."""
+
+
 class StopRequest:
     """Signals that ask for the end, agreed on by all ranks after a step."""
 

@@ -14,13 +14,16 @@ from meshimpl.lazy import lazy_names
 _HOMES = {
     "Adam": "optimisers",
     "Annealing": "likelihoods",
+    "Chains": "chains",
     "CheckpointError": "checkpoints",
     "Checkpoints": "checkpoints",
+    "EvenPosterior": "posterior",
     "ForwardModel": "forward",
     "Gaussian": "likelihoods",
     "HMC": "sampler",
     "LBFGS": "optimisers",
     "NoProgressError": "optimisers",
+    "Phase": "chains",
     "Poisson": "likelihoods",
     "Posterior": "posterior",
     "Search": "search",
@@ -30,6 +33,7 @@ _HOMES = {
     "convergence": "diagnostics",
     "default_stages": "search",
     "large_modes": "diagnostics",
+    "warm_up_from_prior": "chains",
 }
 
 __all__ = sorted(_HOMES)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Field
+from flowpm_dist.fields import Box, Field
 from flowpm_dist.io.folder import WriteError, snapshot_attributes
 from flowpm_dist.io.snapshot import mark_complete, write_snapshot
 from flowpm_dist.reconstruction.optimisers import Memory
@@ -36,6 +36,13 @@ class Progress:
     stage: int = 0
     in_stage: int = 0
     evaluations: int = 0
+
+
+def block_place(box: Box) -> tuple[slice, ...]:
+    """Of this rank's block in the whole array of a field."""
+    batch = () if box.batch is None else (box.batch_offset,)
+    shape = box.local_batch + box.block
+    return tuple(slice(o, o + n) for o, n in zip(batch + box.offset, shape, strict=True))
 
 
 class Checkpoints:
@@ -115,11 +122,11 @@ class Checkpoints:
         progress: Any = attributes["progress"]
         return Progress(**progress), Memory(points, numbers)
 
-    def _point(self, path: Path, parameters: list[float]) -> Unknowns:
+    def _point(self, path: Path, parameters: list[Any]) -> Unknowns:
         import zarr
 
         box = self._space.box
-        place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
+        place = block_place(box)
         try:
             block = np.asarray(zarr.open_array(path, mode="r")[place])
         except (OSError, ValueError, KeyError) as error:

@@ -19,10 +19,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from flowpm_dist.plotting import MEASURED, MUTED, THEORY, save_figure
 
-__all__ = ["Slab", "correlation_figure", "loss_figure", "save_figure", "slabs_figure"]
+__all__ = [
+    "Slab",
+    "Trace",
+    "chains_figure",
+    "correlation_figure",
+    "loss_figure",
+    "save_figure",
+    "slabs_figure",
+]
 
 MOST_MARKED = 12
 """Stages of a search with a label each."""
+
+COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a23b", "#8e6c8a", "#5b8e3f")
+"""Of chains."""
 
 LEAST = 0.05
 """Density that is shown as empty [mean density]."""
@@ -170,6 +181,55 @@ def loss_figure(
     axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the labels
     _dress(axes)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
+    return figure
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A number that chains have drawn.
+
+    Attributes:
+        name: of it.
+        values: of each move and chain, [move, chain].
+        truth: where it is known.
+    """
+
+    name: str
+    values: np.ndarray
+    truth: float | None
+
+
+def chains_figure(traces: Sequence[Trace], warm_up: int) -> Figure:
+    """Where the chains were after each move, and how often the draws were where.
+
+    Args:
+        traces: a row of panels for each.
+        warm_up: moves before the draws.
+    """
+    figure = Figure(figsize=(9.0, 1.0 + 1.8 * len(traces)), dpi=160)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(
+        len(traces), 2, sharey="row", squeeze=False, width_ratios=(4, 1), sharex="col"
+    )
+    for (left, right), trace in zip(panels, traces, strict=True):
+        drawn = trace.values[warm_up:]
+        bins = np.linspace(drawn.min(), drawn.max(), 25) if len(drawn) else 1
+        for chain, values in enumerate(trace.values.T):
+            colour = COLOURS[chain % len(COLOURS)]
+            left.plot(np.arange(1, len(values) + 1), values, lw=0.8, color=colour)
+            right.hist(
+                values[warm_up:], bins=bins, orientation="horizontal", histtype="step", color=colour
+            )
+        left.axvspan(0, warm_up + 0.5, color="0.9", lw=0)
+        if trace.truth is not None:
+            for axes in (left, right):
+                axes.axhline(trace.truth, color=MUTED, lw=1, ls="--")
+        left.set_ylabel(trace.name)
+        left.set_xlim(0, len(trace.values) + 1)
+        _dress(left)
+        right.set_xticks([])
+    panels[-1][0].set_xlabel("move; grey: warm-up, dashed: the truth where it is known")
+    panels[0][1].set_title("draws", fontsize=10)
     return figure
 
 

@@ -8,10 +8,10 @@ from flowpm_dist.io.work_folder import WorkFolder
 
 MARK = "reconstruction.json"
 FIELDS = "reconstruction.zarr"
-FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png")
+FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
 CONTENTS = (
-    MARK, "run.toml", "iterations.csv", "checkpoints", FIELDS, "metrics.csv", "result.json",
-    *FIGURES,
+    MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
+    "metrics.csv", "result.json", *FIGURES,
 )  # fmt: skip
 
 
@@ -20,6 +20,7 @@ class ReconstructionFolder(WorkFolder):
 
     kind = "reconstruction"
     contents = CONTENTS
+    kept = ("searched",)
 
     @property
     def iterations(self) -> Path:
@@ -31,7 +32,35 @@ class ReconstructionFolder(WorkFolder):
         """The universe that was found; moved here last."""
         return self.path / FIELDS
 
+    @property
+    def chains(self) -> Path:
+        """Checkpoints of the chains."""
+        return self.path / "chains"
+
+    @property
+    def draws(self) -> Path:
+        """A row for each move of each chain."""
+        return self.path / "draws.csv"
+
+    @property
+    def result(self) -> Path:
+        """Figures of what was found."""
+        return self.path / "result.json"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the search has ended, and its results are written."""
+        return bool(self.mark().get("searched"))
+
     def last_iteration(self) -> int | None:
-        """Of the latest checkpoint; None where there is none."""
-        there = sorted(self.checkpoints.glob("iteration-*.zarr"))
-        return int(there[-1].stem.rpartition("-")[2]) if there else None
+        """Of the latest checkpoint of the search; None where there is none."""
+        return _latest(self.checkpoints)
+
+    def last_move(self) -> int | None:
+        """Of the latest checkpoint of the chains; None where there is none."""
+        return _latest(self.chains)
+
+
+def _latest(folder: Path) -> int | None:
+    there = sorted(folder.glob("iteration-*.zarr"))
+    return int(there[-1].stem.rpartition("-")[2]) if there else None

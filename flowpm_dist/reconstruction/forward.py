@@ -162,26 +162,29 @@ class ForwardModel:
         return {}
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
-        """Modes of the observed density over those of the noise, in linear theory.
+        """Modes of the observed density over those of the noise, in linear theory; differentiable.
 
         b D sqrt(P / V_cell), and the cloud-in-cell window where there are particles; without what
         redshift space adds.
 
         Args:
-            parameters: float64 [...]; of chains the first is taken.
+            parameters: float64 [...] of all chains.
 
         Returns:
-            Of this rank's modes [kz, ky, kx].
+            Of this rank's modes [kz, ky, kx], or of its chains, too, where parameters have them.
         """
-        first = {name: tf.reshape(x, [-1])[0] for name, x in parameters.items()}
-        cosmology = self._cosmology(first)
-        assert not isinstance(cosmology, list)
-        bias = {name: float(first.get(name, value)) for name, value in self.bias.items()}
-        factor = bias.get("b", 1 + bias.get("b1", 0.0))
-        response = self.simulation.linear_amplitude(cosmology) * factor
+        chains = next((x.shape[0] for x in parameters.values() if x.shape.rank), None)
+        cosmology = self._cosmology(parameters)
+        response = self.simulation.linear_amplitude(cosmology)
+        box = self.box if chains is None else self.simulation.box_of(chains)
+        name = "b" if "b" in self.bias else "b1"
+        if name in self.bias:
+            values = parameters.get(name, self.bias[name])
+            shared = replicated(box.mesh, tf.cast(values, tf.float64))
+            factor = _of_these(shared, box) if shared.shape.rank else _factor(shared, box)
+            response = response * (factor if name == "b" else 1 + factor)
         if self.structure == "linear":
             return response
-        box = self.box
         kx, ky, kz = (tf.constant(k, box.dtype) for k in box.wavenumbers())
         return response * cic_window(kx, ky, kz, box)
 
@@ -210,7 +213,9 @@ class ForwardModel:
         """
         if self.structure == "pm" and self.simulation.halo == "auto":
             self._may_grow = True
-            self.simulation.halo = self.simulation.lpt(seed=seed).halo
+            batch = self.simulation.box_of_replicas.batch
+            seeds = seed if batch is None else [seed] * batch
+            self.simulation.halo = self.simulation.lpt(seed=seeds).halo
 
     _may_grow = False
 

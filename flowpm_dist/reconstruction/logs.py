@@ -1,9 +1,9 @@
-"""iterations.csv: what a reconstruction leaves while it runs."""
+"""iterations.csv and draws.csv: what a reconstruction leaves while it runs."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,33 @@ COLUMNS = (
     "gradient_norm", "step", "seconds", f"r({LARGE})", f"r({SMALL})",
 )  # fmt: skip
 
-read_iterations = read_metrics
+MOVE_COLUMNS = (
+    "move", "chain", "drawn", "evaluations", "radius", "inflation", "step", "acceptance", "loss",
+    "data", "prior", "seconds",
+)  # fmt: skip
+
+read_rows = read_metrics
 
 
-class IterationTable:
-    """A row for each iteration.
+class Table:
+    """Rows that are written as they come.
 
     Args:
         path: of the file.
-        names: of fitted parameters, further columns.
-        first: of what the file holds, rows of this iteration and later ones are dropped: a search
-            that is resumed makes them again.
+        columns: the first numbers the rows.
+        first: of what the file holds, rows of this number and later ones are dropped: work that is
+            resumed makes them again.
 
     Raises:
         WriteError: it cannot be written.
     """
 
-    def __init__(self, path: Path, names: tuple[str, ...], first: int) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], first: int) -> None:
         self._path = path
-        kept = [row for row in read_iterations(path) if int(row["iteration"]) < first]
+        kept = [row for row in read_rows(path) if int(row[columns[0]]) < first]
         with written_whole(path) as aside:
             self._file = aside.open("w", newline="")
-            self._rows = csv.DictWriter(self._file, (*COLUMNS, *names))
+            self._rows = csv.DictWriter(self._file, columns)
             self._rows.writeheader()
             self._rows.writerows(kept)
             self._file.flush()

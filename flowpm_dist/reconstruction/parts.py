@@ -80,7 +80,7 @@ def observed_of(config: ReconstructionConfig, model: ForwardModel) -> Observed:
     mock = None if section.mock_seed is None else Mock.of(model, section.mock_seed)
     data = block.data if mock is None else _of_mock(mock, config, block)
     assert data is not None
-    likelihood = _likelihood(config, box, block, data)
+    likelihood = likelihood_of(config, box, block, data)
     return Observed(data, block.mask, likelihood, mock, section.mean_count or 1.0)
 
 
@@ -95,9 +95,10 @@ def _of_mock(mock: Mock, config: ReconstructionConfig, block: ObservedBlock) -> 
     return mock.noisy_density(block.sigma, block.mask, section.noise_seed)
 
 
-def _likelihood(
+def likelihood_of(
     config: ReconstructionConfig, box: Box, block: ObservedBlock, data: np.ndarray
 ) -> Likelihood:
+    """Of the data in a block, for the densities of a box, or of those of several chains."""
     observed = tf.constant(block.mask, box.dtype)
     if config.data.kind == "counts":
         return Poisson(box, tf.constant(data, box.dtype), config.data.mean_count, observed)

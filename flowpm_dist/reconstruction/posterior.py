@@ -21,17 +21,19 @@ class Evaluation:
     Attributes:
         data: minus the log likelihood, smoothed if asked.
         prior: half the sum of the squares of all unknowns.
-        gradient: of their sum.
+        gradient: of the loss.
+        volume: log of what coordinates stretch volumes by, where parameters change it.
     """
 
     data: np.ndarray
     prior: np.ndarray
     gradient: Unknowns
+    volume: np.ndarray | float = 0.0
 
     @property
     def loss(self) -> np.ndarray:
-        """data + prior."""
-        return self.data + self.prior
+        """data + prior + volume."""
+        return self.data + self.prior + self.volume
 
 
 class Posterior:
@@ -66,9 +68,12 @@ class Posterior:
 
         The unit normal unknown is taken to the uniform prior by the normal distribution function.
         """
+        return self._values(x.parameters)
+
+    def _values(self, normal: tf.Tensor) -> dict[str, tf.Tensor]:
         values = {}
         for number, (name, (low, high)) in enumerate(self.priors.items()):
-            share = 0.5 * (1 + tf.math.erf(x.parameters[..., number] / np.sqrt(2.0)))
+            share = 0.5 * (1 + tf.math.erf(normal[..., number] / np.sqrt(2.0)))
             values[name] = low + (high - low) * share
         return values
 
@@ -98,10 +103,11 @@ class Posterior:
         return parts, *found
 
     def curvature(self) -> Curvature:
-        """Of linear theory at the middle of the priors."""
-        middle = self.parameters(self.space.zeros())
+        """Of linear theory."""
         return Curvature(
-            self.likelihood.box, self.model.linear_response(middle), self.likelihood.information
+            self.space,
+            lambda normal: self.model.linear_response(self._values(normal)),
+            self.likelihood.information,
         )
 
 
@@ -121,6 +127,8 @@ class EvenPosterior:
         self.space = posterior.space
 
     def evaluate(self, u: Unknowns) -> Evaluation:
-        """As `Posterior.evaluate`, with the gradient by the coordinates."""
-        found = self.posterior.evaluate(self.scaling.from_even(u), self.annealing)
-        return Evaluation(found.data, found.prior, self.scaling.from_even(found.gradient))
+        """As `Posterior.evaluate`, of the density by the coordinates, with the gradient by them."""
+        place = self.scaling.place(u)
+        found = self.posterior.evaluate(place.point, self.annealing)
+        volume = self.space.total(place.volume) if self.space.names else 0.0
+        return Evaluation(found.data, found.prior, place.gradient(found.gradient), volume)

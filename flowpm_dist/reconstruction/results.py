@@ -26,7 +26,7 @@ from flowpm_dist.reconstruction.figures import (
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.forward import ForwardModel, Parameters
-from flowpm_dist.reconstruction.logs import LARGE, SMALL, read_iterations
+from flowpm_dist.reconstruction.logs import LARGE, SMALL, read_rows
 from flowpm_dist.reconstruction.parts import Observed
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
@@ -280,7 +280,7 @@ class Results:
                 nyquist=nyquist,
                 a=a,
             )
-        rows = read_iterations(self._folder.iterations)
+        rows = read_rows(self._folder.iterations)
         if rows:
             figures["loss.png"] = self._loss(rows)
         for name, figure in figures.items():

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from flowpm_dist.config_reconstruction import ReconstructionConfig
+from flowpm_dist.config_reconstruction import ReconstructionConfig, search_mesh
 from flowpm_dist.fields import Field
 from flowpm_dist.io.folder import write_text
 from flowpm_dist.io.progress import WorkProgress
-from flowpm_dist.io.stop import StopRequest
+from flowpm_dist.io.stop import StopError, StopRequest
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import LARGE, SMALL, IterationTable, read_iterations
+from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL, Table, read_rows
 from flowpm_dist.reconstruction.parts import model_of, observed_of, optimiser_of, stages_of
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.results import Results
+from flowpm_dist.reconstruction.sampling import Sampling
 from flowpm_dist.reconstruction.search import Row, Search
 from flowpm_dist.reconstruction.unknowns import Unknowns
 from flowpm_dist.statistics import compare
 from meshimpl import launch
-from meshimpl.process_mesh import ProcessMesh
+from meshimpl.process_mesh import ProcessMesh, initialise
 
 COMPARE_EVERY = 5
 """Iterations between comparisons with the truth."""
@@ -35,8 +38,9 @@ class Outcome:
     """How a reconstruction ended.
 
     Attributes:
-        iteration, evaluations: made so far.
+        iteration, evaluations: made so far in the search.
         stopped_by: name of the signal that ended it early.
+        stopped_at: where, in words.
         facts: what result.json holds; empty when it was stopped.
     """
 
@@ -44,14 +48,67 @@ class Outcome:
     evaluations: int
     stopped_by: str | None
     facts: dict[str, Any]
+    stopped_at: str = ""
 
 
-class _StopError(Exception):
-    """A signal asked for the end; the latest checkpoint is of this iteration."""
+def reconstruct(
+    config: ReconstructionConfig,
+    shape: str,
+    folder: ReconstructionFolder,
+    progress: WorkProgress,
+    *,
+    resume: bool,
+) -> Outcome:
+    """All that a run file asks for: the search, and chains if it wants draws.
+
+    Args:
+        config: checked.
+        shape: of the mesh; the search uses all its ranks for one universe.
+        folder: begun on rank 0.
+        progress: of this rank.
+        resume: go on from the latest checkpoint, if there is one.
+
+    Returns:
+        How it ended, when all ranks have.
+
+    Raises:
+        VolumeError, HaloError, NoProgressError, CheckpointError, WriteError: see `Reconstruction`
+            and `Sampling`.
+    """
+    initialise([search_mesh(shape), shape])
+    mesh = ProcessMesh(search_mesh(shape))
+    searched = bool(mesh.world.broadcast(tf.constant(resume and folder.is_searched)))
+    if searched:
+        facts = json.loads(folder.result.read_text())
+        outcome = Outcome(facts["iterations"], facts["evaluations"], None, facts)
+    else:
+        outcome = Reconstruction(config, mesh, folder, progress).run(resume=resume)
+    if config.sampler.draws and outcome.stopped_by is None:
+        outcome = _sample(config.with_mesh(shape), ProcessMesh(shape), folder, progress, outcome)
+    # A rank that leaves with a status ends the others: not before all is written.
+    mesh.barrier()
+    return outcome
+
+
+def _sample(
+    config: ReconstructionConfig,
+    mesh: ProcessMesh,
+    folder: ReconstructionFolder,
+    progress: WorkProgress,
+    searched: Outcome,
+) -> Outcome:
+    session = Sampling(config, mesh, folder, progress)
+    facts = session.run(resume=True)
+    if session.stopped_by is not None:
+        at = f"after move {session.chains.progress.iteration} of {session.chains.moves}"
+        return replace(searched, stopped_by=session.stopped_by, stopped_at=at)
+    if mesh.rank == 0:
+        folder.write_mark(complete=True, searched=True)
+    return replace(searched, facts={**searched.facts, "sampling": facts})
 
 
 class Reconstruction:
-    """One session of a reconstruction: its beginning, or where it goes on.
+    """One session of a search for the most probable point: its beginning, or where it goes on.
 
     Args:
         config: checked.
@@ -90,7 +147,7 @@ class Reconstruction:
             every=asked.checkpoint_every,
         )
         self._stop = StopRequest(mesh)
-        self._table: IterationTable | None = None
+        self._table: Table | None = None
         self._stopped_by: str | None = None
         self._correlation = ""
 
@@ -114,9 +171,13 @@ class Reconstruction:
             begin = self._lap = time.perf_counter()
             try:
                 point = self.search.run(self._told, resume=resume)
-            except _StopError:
+            except StopError:
                 now = self.search.progress
-                return Outcome(now.iteration, now.evaluations, self._stopped_by, {})
+                at = (
+                    f"after iteration {now.iteration}, {now.evaluations} of "
+                    f"{self.config.evaluations} gradients"
+                )
+                return Outcome(now.iteration, now.evaluations, self._stopped_by, {}, at)
             if self.search.progress.iteration % self.config.search.checkpoint_every:
                 self._save()
         seconds = time.perf_counter() - begin
@@ -124,9 +185,7 @@ class Reconstruction:
         facts = self._results(point, seconds)
         now = self.search.progress
         if self.mesh.rank == 0:
-            self.folder.write_mark(
-                complete=True, iteration=now.iteration, evaluations=now.evaluations
-            )
+            self.folder.write_mark(complete=not self.config.sampler.draws, searched=True)
         return Outcome(now.iteration, now.evaluations, None, facts)
 
     def _told(self, row: Row, point: Unknowns) -> None:
@@ -137,13 +196,13 @@ class Reconstruction:
         self._say(row)
         if self.mesh.rank == 0:
             if self._table is None:
-                names = self.posterior.space.names
-                self._table = IterationTable(self.folder.iterations, names, row.iteration)
+                columns = (*COLUMNS, *self.posterior.space.names)
+                self._table = Table(self.folder.iterations, columns, row.iteration)
             self._table.add({**asdict(row), "seconds": seconds, **values})
         self._stopped_by = self._stop.name()
         if self._stopped_by is not None:
             self._save()
-            raise _StopError
+            raise StopError
         self._lap = time.perf_counter()
 
     def _compared(self, row: Row, point: Unknowns) -> dict[str, float]:
@@ -183,7 +242,7 @@ class Reconstruction:
             "ranks": self.mesh.size,
             "threads_per_rank": launch.threads_per_rank(),
         }
-        if self.mesh.rank == 0 and (rows := read_iterations(self.folder.iterations)):
+        if self.mesh.rank == 0 and (rows := read_rows(self.folder.iterations)):
             facts["seconds_per_evaluation"] = _typical_seconds(rows)
         return Results(self.config, self.folder, self.posterior, self.observed).write(point, facts)
 

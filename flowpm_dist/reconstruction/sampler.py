@@ -19,6 +19,9 @@ from flowpm_dist.reconstruction.unknowns import Unknowns
 
 MOMENTUM, CHANCE = 1, 2  # keys of what is drawn
 
+LEARNT = ("latest", "average", "error", "count")
+"""What is remembered of the step size."""
+
 FIRST_STEP = 0.1
 """Size of a step before any is known; of a Gaussian of unit variance 2 is unstable."""
 
@@ -55,7 +58,7 @@ class StepSize:
     gamma, delay, decay = 0.05, 10.0, 0.75
 
     def __init__(self, first: float, target: float) -> None:
-        self._target, self._centre = target, math.log(10 * first)
+        self._target, self.centre = target, math.log(2 * first)
         self.values = [math.log(first), 0.0, 0.0, 0.0]  # latest, average, error, count
 
     def learn(self, acceptance: float) -> None:
@@ -64,7 +67,7 @@ class StepSize:
         count += 1
         share = 1 / (count + self.delay)
         error = (1 - share) * error + share * (self._target - acceptance)
-        latest = self._centre - math.sqrt(count) / self.gamma * error
+        latest = self.centre - math.sqrt(count) / self.gamma * error
         weight = count**-self.decay
         self.values = [latest, weight * latest + (1 - weight) * average, error, count]
 
@@ -87,7 +90,6 @@ class HMC:
     and the number of the move: the same on any mesh.
 
     Args:
-        objective: the posterior, in coordinates of even curvature.
         leaps: leapfrog steps of a move, at most.
         target: share of accepted moves that the step size is led to.
         seed: of momenta and chances.
@@ -99,7 +101,6 @@ class HMC:
 
     def __init__(
         self,
-        objective: EvenPosterior,
         *,
         leaps: int = 12,
         target: float = 0.8,
@@ -108,19 +109,26 @@ class HMC:
     ) -> None:
         if leaps < 1 or not 0 < target < 1 or not step > 0:
             raise ValueError("leaps from 1 on, a target between 0 and 1, a step above 0 are needed")
-        self._objective, self._leaps, self._seed = objective, leaps, seed
-        self._space = objective.space
+        self._leaps, self._seed, self._target = leaps, seed, target
         self._size = StepSize(step, target)
         self._count = 0
 
-    def start(self, point: Unknowns) -> None:
-        """Begin at a point of the unknowns, for each chain its own.
+    def start(self, objective: EvenPosterior, point: Unknowns) -> None:
+        """Begin at a point of the unknowns, for each chain its own; with the step size as it is.
+
+        Args:
+            objective: the posterior, in coordinates of even curvature.
+            point: of the unknowns themselves.
 
         Raises:
             HaloError, FloatingPointError: there the posterior is not finite.
         """
-        self._place = self._objective.scaling.to_even(point)
-        self._here = self._objective.evaluate(self._place)
+        self._size = StepSize(self._size.settled, self._target)
+        self._begin(objective, objective.scaling.to_even(point))
+
+    def _begin(self, objective: EvenPosterior, place: Unknowns) -> None:
+        self._objective, self._space, self._place = objective, objective.space, place
+        self._here = objective.evaluate(place)
         if not np.isfinite(self._here.loss).all():
             raise FloatingPointError("the posterior is not finite where a chain begins")
 
@@ -153,6 +161,7 @@ class HMC:
                 np.where(accepted, found.data, here.data),
                 np.where(accepted, found.prior, here.prior),
                 chosen(accepted, found.gradient, here.gradient),
+                np.where(accepted, found.volume, here.volume),
             )
         if learn:
             self._size.learn(float(np.mean(acceptance)))
@@ -175,13 +184,13 @@ class HMC:
 
     def memory(self) -> Memory:
         """All that the next draw depends on."""
-        numbers = dict(zip(("latest", "average", "error", "count"), self._size.values, strict=True))
+        numbers = dict(zip(LEARNT, self._size.values, strict=True))
+        numbers["centre"] = self._size.centre
         return Memory({"point": self._place}, {**numbers, "moves": self._count})
 
-    def resume(self, memory: Memory) -> None:
+    def resume(self, objective: EvenPosterior, memory: Memory) -> None:
         """Go on from what `memory` gave."""
-        numbers = memory.numbers
-        self._size.values = [numbers[name] for name in ("latest", "average", "error", "count")]
-        self._count = int(numbers["moves"])
-        self._place = memory.points["point"]
-        self._here = self._objective.evaluate(self._place)
+        self._size.values = [memory.numbers[name] for name in LEARNT]
+        self._size.centre = memory.numbers["centre"]
+        self._count = int(memory.numbers["moves"])
+        self._begin(objective, memory.points["point"])

@@ -50,7 +50,7 @@ class Row:
         evaluations: of the gradient so far.
         radius: of the smoothing [Mpc/h].
         inflation: of the noise.
-        loss: data + prior.
+        loss: data + prior, and the volume of the coordinates where parameters change it.
         data: minus the log likelihood, annealed.
         prior: minus the log prior.
         gradient_norm: in the optimiser's coordinates.
@@ -72,16 +72,12 @@ class Row:
 Told = Callable[[Row, Unknowns], None]
 
 
-def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
+def easier(posterior: Posterior) -> list[Annealing]:
     """From large scales to small ones, then from greater noise to what it is.
 
     Smoothing of `FIRST_RADIUS`, or four cells where that is more, halved down to a cell, and none,
     under noise of at least `EASY_SIGMA`; then that noise lowered by factors of at most
-    `LARGEST_CHANGE`. Later stages have more to find and more evaluations.
-
-    Args:
-        posterior: of the data.
-        evaluations: of the gradient in all.
+    `LARGEST_CHANGE`. The last is `EXACT`.
     """
     cell = max(posterior.likelihood.box.cell)
     sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
@@ -94,6 +90,17 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
     steps = math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9)
     annealings += [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps + 1)]
     annealings[-1] = EXACT
+    return annealings
+
+
+def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
+    """Those of `easier`; later ones have more to find and more evaluations.
+
+    Args:
+        posterior: of the data.
+        evaluations: of the gradient in all.
+    """
+    annealings = easier(posterior)
     weights = np.arange(1.0, len(annealings) + 1)
     ends = np.rint(evaluations * np.cumsum(weights) / weights.sum()).astype(int)
     counts = np.maximum(1, np.diff(ends, prepend=0))

@@ -1,5 +1,6 @@
 """Initial conditions from observed universes: gradients, searches, draws; on any mesh the same."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -14,11 +15,13 @@ from flowpm_dist.reconstruction import (
     LBFGS,
     Adam,
     Annealing,
+    Chains,
     CheckpointError,
     Checkpoints,
     ForwardModel,
     Gaussian,
     NoProgressError,
+    Phase,
     Poisson,
     Posterior,
     Search,
@@ -144,6 +147,45 @@ def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
     assert slope == pytest.approx(
         differences(posterior, point, direction, annealing_of(case), step), rel=tolerance
     )
+
+
+def even(mesh, case):
+    """A posterior in coordinates of even curvature, and coordinates."""
+    posterior, point, _ = evaluated(mesh, case)
+    annealing = annealing_of(case)
+    scaling = posterior.curvature().scaling(annealing)
+    return EvenPosterior(posterior, scaling, annealing), scaling.to_even(point), point
+
+
+@functools.cache
+def even_alone(case):
+    objective, u, _ = even(solo(), case)
+    return u, objective.evaluate(u)
+
+
+@pytest.mark.parametrize("case", ["linear", "2lpt"])
+def test_even_coordinates(mesh, case):
+    """There and back; the density in them has the slope that is told, on any mesh the same."""
+    objective, u, point = even(mesh, case)
+    back = objective.scaling.from_even(u)
+    np.testing.assert_allclose(back.field, point.field, atol=1e-12)
+    np.testing.assert_allclose(back.parameters, point.parameters, atol=1e-12)
+    found, box = objective.evaluate(u), objective.space.box
+    coordinates, alone = even_alone(case)
+    np.testing.assert_allclose(u.parameters, coordinates.parameters, rtol=1e-9)
+    np.testing.assert_allclose(found.volume, alone.volume, rtol=1e-11)
+    np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-11)
+    np.testing.assert_allclose(
+        found.gradient.parameters, alone.gradient.parameters, rtol=1e-8, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        found.gradient.field, block_of(alone.gradient.field.numpy(), box), atol=1e-9
+    )
+    along = Unknowns(block_of(whole(2), box), tf.ones_like(u.parameters))
+    step, tolerance = (1e-3, 1e-8) if case == "linear" else (1e-6, 5e-5)
+    losses = [float(objective.evaluate(u.plus(n * step, along)).loss) for n in (-2, -1, 1, 2)]
+    slope = (losses[0] - 8 * losses[1] + 8 * losses[2] - losses[3]) / (12 * step)
+    assert float(objective.space.dot(found.gradient, along)) == pytest.approx(slope, rel=tolerance)
 
 
 def test_bias_weights(mesh):
@@ -331,9 +373,9 @@ def test_draws_of_a_gaussian_posterior():
     space, scaling = posterior.space, posterior.curvature().scaling()
     cells = space.box.cells
     objective = EvenPosterior(posterior, scaling)
-    sampler = HMC(objective, leaps=8, step=0.3, seed=1)
+    sampler = HMC(leaps=8, step=0.3, seed=1)
     mean = -objective.evaluate(space.zeros()).gradient
-    sampler.start(space.normal(2))
+    sampler.start(objective, space.normal(2))
     for _ in range(15):
         sampler.draw(learn=True)
     count, total, squares, modes = 40, space.zeros(), [], []
@@ -351,13 +393,118 @@ def test_draws_of_a_gaussian_posterior():
     assert (found.ess > 10).all()
 
 
+SIGMA8, CELLS = (0.5, 1.1), 8
+
+
+def linear_universe(mesh):
+    """A model so small that chains of it are drawn soon."""
+    sim = Simulation(COSMOLOGY, CELLS, 64.0, [0.5, 1.0], mesh=mesh, precision="float64")
+    return ForwardModel(sim, "linear")
+
+
+def of_sigma8_on(mesh, chains=None):
+    """The posterior of field and sigma8, given the data of `of_sigma8`."""
+    model = linear_universe(mesh)
+    box = model.simulation.box_of(chains)
+    likelihood = Gaussian(box, block_of(of_sigma8()[0], box), 0.3)
+    return Posterior(model, likelihood, {"sigma8": SIGMA8})
+
+
+@functools.cache
+def of_sigma8():
+    """Data, and of sigma8 alone: where its posterior is highest, its mean and its width.
+
+    In the unit normal unknown. Modes of a linear universe are independent: the variance of each is
+    that of the structure and of the noise.
+    """
+    model = linear_universe(solo())
+    noise = np.random.default_rng(13).normal(size=(2, CELLS, CELLS, CELLS))
+    density = model(tf.constant(noise[0]), {}).numpy() + 0.3 * noise[1]
+    modes = np.abs(np.fft.fftn(density - 1)) ** 2 / CELLS**3
+    response = np.asarray(model.linear_response({})) / COSMOLOGY.sigma8  # [kz, ky, kx]
+    kz = np.minimum(np.arange(CELLS), CELLS - np.arange(CELLS))
+    response = np.transpose(response[kz][:, :CELLS])
+
+    def loss(u):
+        sigma8 = SIGMA8[0] + (SIGMA8[1] - SIGMA8[0]) * stats.norm.cdf(u)
+        variance = (sigma8 * response) ** 2 + 0.3**2
+        return 0.5 * np.sum(modes / variance + np.log(variance)) + 0.5 * u**2
+
+    u = np.linspace(-4, 4, 4001)
+    losses = np.array([loss(x) for x in u])
+    share = np.exp(losses.min() - losses)
+    mean = np.sum(u * share) / np.sum(share)
+    spread = np.sqrt(np.sum((u - mean) ** 2 * share) / np.sum(share))
+    return density, u[np.argmin(losses)], mean, spread
+
+
+def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
+    """Of a linear universe the joint maximum is that of the parameter's own posterior."""
+    search = Search(of_sigma8_on(mesh), LBFGS(), [Stage(Annealing(), 40)], tolerance=1e-8)
+    point = search.run()
+    assert float(point.parameters[0]) == pytest.approx(of_sigma8()[1], abs=3e-3)
+
+
+def test_draws_of_a_parameter():
+    """Of a linear universe against its own posterior, of which mean and width are known."""
+    posterior = of_sigma8_on(chain_mesh(), 2)
+    drawn = []
+    chains = Chains(posterior, HMC(leaps=6, seed=3), warm_up=[Phase(Annealing(), 15)], draws=40)
+    chains.run(
+        lambda: posterior.space.normal(1),
+        lambda move: drawn.append(move.draw.point.parameters[:, 0].numpy()) if move.drawn else None,
+    )
+    values = np.array(drawn)
+    _, _, mean, spread = of_sigma8()
+    ess = convergence(values[..., None]).ess[0]
+    assert ess > 12
+    assert values.mean() == pytest.approx(mean, abs=5 * spread / np.sqrt(ess))
+    assert values.std() == pytest.approx(spread, rel=5 / np.sqrt(2 * ess))
+    moments = chains.moments()
+    np.testing.assert_allclose(moments[0].parameters[:, 0], values.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)
+
+
+def test_chains_that_were_killed_go_on_exactly(tmp_path_factory):
+    folder = shared_folder(tmp_path_factory)
+
+    def chains_of(ranks, name="killed"):
+        posterior = chains_on(ranks, 2)
+        warm_up = [Phase(Annealing(8.0, 2.0), 3), Phase(Annealing(), 3)]
+        checkpoints = Checkpoints(folder / name, posterior.space)
+        return Chains(
+            posterior, HMC(leaps=3), warm_up=warm_up, draws=4, checkpoints=checkpoints, every=4
+        )
+
+    def losses_of(chains, *, until=99, resume=False):
+        losses = []
+
+        def told(move):
+            if move.number == until:
+                raise StoppedHereError
+            losses.append(move.draw.evaluation.loss)
+
+        with contextlib.suppress(StoppedHereError):
+            chains.run(lambda: chains.posterior.space.normal(5), told, resume=resume)
+        return np.array(losses), chains.moments()
+
+    known, moments = losses_of(chains_of(chain_mesh(), "whole"))
+    losses_of(chains_of(chain_mesh()), until=7)
+    again, ends = losses_of(chains_of(chain_mesh()), resume=True)
+    np.testing.assert_array_equal(again, known[4:])
+    np.testing.assert_array_equal(ends[0].field, moments[0].field)
+    again, _ = losses_of(chains_of(process_mesh(SHAPES[SIZE][-1])), resume=True)
+    np.testing.assert_allclose(again, known[8:], rtol=1e-9)
+
+
 def test_chains_are_drawn_alike_on_any_mesh():
     """And each for itself: a chain of a batch is not moved by the other."""
     ends = []
     for ranks in (chain_mesh(), solo()):
         posterior = chains_on(ranks, 2)
-        sampler = HMC(EvenPosterior(posterior, posterior.curvature().scaling()), leaps=3, seed=4)
-        sampler.start(posterior.space.normal(5))
+        sampler = HMC(leaps=3, seed=4)
+        objective = EvenPosterior(posterior, posterior.curvature().scaling())
+        sampler.start(objective, posterior.space.normal(5))
         for _ in range(3):
             draw = sampler.draw(learn=True)
         ends.append((posterior.space.box.whole(draw.point.field, posterior.space.box.shape), draw))

@@ -17,6 +17,9 @@ from flowpm_dist.reconstruction.optimisers.base import (
 from flowpm_dist.reconstruction.posterior import Evaluation
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
+PARTS = ("data", "prior", "volume")
+"""Of the loss."""
+
 SUFFICIENT = 1e-4
 """Share of the decrease that the slope promises which a step must bring (Armijo)."""
 
@@ -116,7 +119,7 @@ class LBFGS(Optimiser):
         numbers: dict[str, float] = {"pairs": len(self._pairs)}
         if self._here is not None:
             points["gradient"] = self._here.gradient
-            numbers |= {"data": float(self._here.data), "prior": float(self._here.prior)}
+            numbers |= {name: float(getattr(self._here, name)) for name in PARTS}
         return Memory(points, numbers)
 
     def resume(self, objective: Objective, memory: Memory) -> None:
@@ -125,8 +128,8 @@ class LBFGS(Optimiser):
         count = int(memory.numbers["pairs"])
         self._pairs = [(memory.points[f"s{i}"], memory.points[f"y{i}"]) for i in range(count)]
         if "gradient" in memory.points:
-            data, prior = (np.array(memory.numbers[name]) for name in ("data", "prior"))
-            self._here = Evaluation(data, prior, memory.points["gradient"])
+            data, prior, volume = (np.array(memory.numbers[name]) for name in PARTS)
+            self._here = Evaluation(data, prior, memory.points["gradient"], volume)
 
 
 def _shorter(length: float, slope: float, here: Evaluation, found: Evaluation | None) -> float:
