@@ -47,6 +47,7 @@ GOES_WITH: dict[str, tuple[str, str]] = {
     "data.sigma": ("data.kind", "density"),
     "data.mean_count": ("data.kind", "counts"),
     "data.add_noise": ("data.kind", "density"),
+    "model.error": ("data.kind", "density"),
     "search.history": ("search.optimiser", "lbfgs"),
     "search.rate": ("search.optimiser", "adam"),
 }

@@ -88,6 +88,7 @@ class ModelSection(Section):
         description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
         f"{A_BIAS}",
     )
+    error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
 
 class ObservedSection(Section):

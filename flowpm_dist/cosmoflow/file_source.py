@@ -26,7 +26,7 @@ class FileSource:
         lanes: this replica's places of each batch.
         seed: of the shuffling.
         augment: whether a volume is seen otherwise each time: see `View.draw`.
-        clock: counts "read", the time that the training waits for a batch.
+        clock: counts "read", the time that the training waits for a batch, and "augment".
     """
 
     def __init__(
@@ -53,13 +53,14 @@ class FileSource:
         """What a step trains on; RecordError for a file that is damaged."""
         with self.clock("read"):
             found = _as_batch(next(self._batches))
-            volumes = found.volumes
-            if self.augment:
+        volumes = found.volumes
+        if self.augment:
+            with self.clock("augment"):
                 lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
                 views = [View.draw(rng, volumes.shape[3], self.augment) for rng in lanes]
                 volumes = seen(volumes, views, self.mesh)
-            samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
-            return Batch(volumes, found.parameters, samples)
+        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
+        return Batch(volumes, found.parameters, samples)
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """The first batches, not turned or shifted."""

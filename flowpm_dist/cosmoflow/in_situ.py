@@ -205,7 +205,7 @@ class InSituSource:
         plan: how many, how often.
         seed: of what is drawn from the buffer.
         augment: whether a universe is seen otherwise each time: see `View.draw`.
-        clock: counts "simulate" and "read".
+        clock: counts "simulate", "read" and "augment".
         made: called with every new generation.
         ahead: simulate in the background while the network trains. For replicas of one rank: two
             threads must not talk to other ranks.
@@ -257,8 +257,7 @@ class InSituSource:
             while self.buffer.made < wanted:
                 self._add(self._take(self.buffer.made))
                 self._look_ahead()
-        with self.clock("read"):
-            return self._drawn(step)
+        return self._drawn(step)
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """Some batches of what the buffer holds now."""
@@ -285,16 +284,18 @@ class InSituSource:
 
     def _drawn(self, step: int) -> Batch:
         volumes, parameters, views = [], [], []
-        for lane in self.lanes:
-            rng = np.random.default_rng([self.seed, step, lane])
-            place = int(rng.integers(self.buffer.kept()))
-            volume, row = self.buffer.get(place, lane - self.lanes.first)
-            views.append(View.draw(rng, volume.shape[-1], self.augment))
-            volumes.append(volume)
-            parameters.append(row)
-        blocks = np.stack(volumes)
+        with self.clock("read"):
+            for lane in self.lanes:
+                rng = np.random.default_rng([self.seed, step, lane])
+                place = int(rng.integers(self.buffer.kept()))
+                volume, row = self.buffer.get(place, lane - self.lanes.first)
+                views.append(View.draw(rng, volume.shape[-1], self.augment))
+                volumes.append(volume)
+                parameters.append(row)
+            blocks = np.stack(volumes)
         if self.augment:
-            blocks = seen(blocks, views, self.mesh)
+            with self.clock("augment"):
+                blocks = seen(blocks, views, self.mesh)
         samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
         return Batch(blocks, np.stack(parameters), samples)
 

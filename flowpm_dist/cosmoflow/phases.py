@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PHASES = ("simulate", "read", "halo", "compute", "allreduce", "other")
-"""Making universes; drawing or reading a batch; messages within a replica; layers and optimiser;
-messages that add gradients; validation, checkpoints and logs."""
+PHASES = ("simulate", "read", "augment", "halo", "compute", "allreduce", "other")
+"""Making universes; drawing or reading a batch; turning and shifting it; messages within a replica;
+layers and optimiser; messages that add gradients; validation, checkpoints and logs."""
 
 
 class PhaseClock:

@@ -28,14 +28,16 @@ class Progress:
     Attributes:
         iteration: number of iterations made.
         stage: of the annealing, from 0.
-        in_stage: gradient evaluations made in it.
+        in_stage: moves made in it, of chains.
         evaluations: made in all.
+        ended: whether the stage has found what it can.
     """
 
     iteration: int = 0
     stage: int = 0
     in_stage: int = 0
     evaluations: int = 0
+    ended: bool = False
 
 
 def block_place(box: Box) -> tuple[slice, ...]:

@@ -39,11 +39,15 @@ class Curvature:
         space: of the unknowns.
         response: of linear theory, `f(parameters)` of the unit normal parameters [..., n]: of this
             rank's modes [kz, ky, kx], or of its chains, too; see `ForwardModel.linear_response`.
-        information: mean over all cells of 1 / variance, 0 where nothing is observed.
+        information: `f(annealing)`, mean over all cells of 1 / variance, 0 where nothing is
+            observed.
     """
 
     def __init__(
-        self, space: Space, response: Callable[[tf.Tensor], tf.Tensor], information: float
+        self,
+        space: Space,
+        response: Callable[[tf.Tensor], tf.Tensor],
+        information: Callable[[Annealing], float],
     ) -> None:
         self._space, self._response, self._information = space, response, information
 
@@ -51,7 +55,7 @@ class Curvature:
         """Of the posterior with an annealed likelihood."""
         kx, ky, kz = self._space.box.wavenumbers()
         kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
-        information = kept * (self._information / annealing.inflation**2)
+        information = kept * (self._information(annealing) / annealing.inflation**2)
 
         def root(parameters: tf.Tensor) -> tf.Tensor:
             response = tf.cast(self._response(parameters), tf.float64)

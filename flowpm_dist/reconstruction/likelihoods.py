@@ -47,13 +47,15 @@ class Likelihood(abc.ABC):
         self.observed = tf.ones(box.block, box.dtype) if observed is None else observed
         self._smoothings: dict[float, MeshFunction] = {}
 
-    @property
     @abc.abstractmethod
-    def inverse_variance(self) -> tf.Tensor:
-        """Of the density in each cell of this rank, about; 0 where nothing is observed."""
+    def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
+        """Of the density in each cell of this rank, about; 0 where nothing is observed.
+
+        The annealing's own factors are not in it.
+        """
 
     @abc.abstractmethod
-    def residual(self, density: tf.Tensor) -> tf.Tensor:
+    def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
         """Model less data in standard deviations of the data, 0 where nothing is observed."""
 
     def parts(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
@@ -63,7 +65,7 @@ class Likelihood(abc.ABC):
             density: block [..., x, y, z].
             annealing: of the noise.
         """
-        residual = self.residual(density)
+        residual = self.residual(density, annealing)
         if annealing.radius:
             residual = self._smoothed(annealing.radius)(residual)
         return _total(tf.square(residual)) * (0.5 / annealing.inflation**2)
@@ -76,17 +78,16 @@ class Likelihood(abc.ABC):
             )
         return self._smoothings[radius]
 
-    @functools.cached_property
-    def information(self) -> float:
-        """Mean of the inverse variance over all cells of the box."""
-        local = _total(self.inverse_variance)
+    def information(self, annealing: Annealing = EXACT) -> float:
+        """Mean of the inverse variance over all cells of the box. On all ranks together."""
+        local = _total(self.inverse_variance(annealing))
         replicas = self.box.mesh.axis_size("replica")
         return float(self.box.mesh.world.allreduce(local)) / (replicas * self.box.cells)
 
-    @property
+    @functools.cached_property
     def typical_information(self) -> float:
         """Mean of the inverse variance over the cells that are observed."""
-        return self.information * self.box.cells / max(1, self.count)
+        return self.information() * self.box.cells / max(1, self.count)
 
     @functools.cached_property
     def count(self) -> int:
@@ -105,23 +106,37 @@ class Gaussian(Likelihood):
             matter, if it is finite.
         sigma: standard deviation of the noise, a number or a block [x, y, z].
         observed: see `Likelihood`.
+        error: of the model, as a share of a cell's density; its square times that of the data is
+            added to the variance, but not while residuals are smoothed: weights that follow the
+            density would upset the balance of mass between neighbours.
     """
 
     def __init__(
-        self, box: Box, data: tf.Tensor, sigma: Any, observed: tf.Tensor | None = None
+        self,
+        box: Box,
+        data: tf.Tensor,
+        sigma: Any,
+        observed: tf.Tensor | None = None,
+        error: float = 0.0,
     ) -> None:
         super().__init__(box, observed)
         self._data = tf.cast(data, box.dtype)
-        self._scale = tf.sqrt(self.observed) / tf.cast(sigma, box.dtype)
+        variance = tf.square(tf.cast(sigma, box.dtype))
+        of_model = tf.square(tf.cast(error, box.dtype) * tf.maximum(self._data, 0))
+        self._smooth, self._exact = (
+            tf.sqrt(self.observed / x) for x in (variance, variance + of_model)
+        )
 
-    @property
-    def inverse_variance(self) -> tf.Tensor:
-        """See `Likelihood`."""
-        return tf.square(self._scale)
+    def _scale(self, annealing: Annealing) -> tf.Tensor:
+        return self._smooth if annealing.radius else self._exact
 
-    def residual(self, density: tf.Tensor) -> tf.Tensor:
+    def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
-        return (density - self._data) * self._scale
+        return tf.square(self._scale(annealing))
+
+    def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
+        """See `Likelihood`."""
+        return (density - self._data) * self._scale(annealing)
 
 
 LEAST_DENSITY = 0.02
@@ -147,12 +162,11 @@ class Poisson(Likelihood):
         self._counts = tf.where(self.observed > 0, tf.cast(counts, box.dtype), 0)
         self._rate = self.observed * tf.cast(mean_count, box.dtype)
 
-    @property
-    def inverse_variance(self) -> tf.Tensor:
+    def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
         return self._rate
 
-    def residual(self, density: tf.Tensor) -> tf.Tensor:
+    def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
         positive = tf.where(self._rate > 0, self._rate, tf.ones_like(self._rate))
         return (density * self._rate - self._counts) / tf.sqrt(positive)

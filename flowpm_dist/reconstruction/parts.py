@@ -102,7 +102,8 @@ def likelihood_of(
     observed = tf.constant(block.mask, box.dtype)
     if config.data.kind == "counts":
         return Poisson(box, tf.constant(data, box.dtype), config.data.mean_count, observed)
-    return Gaussian(box, tf.constant(data, box.dtype), block.sigma, observed)
+    density = tf.constant(data, box.dtype)
+    return Gaussian(box, density, block.sigma, observed, config.model.error)
 
 
 def optimiser_of(config: ReconstructionConfig) -> Optimiser:

@@ -34,7 +34,8 @@ class Stage:
 
     Attributes:
         annealing: of the likelihood.
-        evaluations: of the gradient, after which the next stage begins.
+        evaluations: of the gradient, after which the next stage begins; and those that stages
+            before have left.
     """
 
     annealing: Annealing
@@ -165,7 +166,7 @@ class Search:
         for number in range(self.progress.stage, len(self.stages)):
             fresh = number != self.progress.stage or found is None
             if fresh:
-                self.progress = replace(self.progress, stage=number, in_stage=0)
+                self.progress = replace(self.progress, stage=number, ended=False)
                 objective = self._objective(self.stages[number])
                 self.optimiser.start(objective, objective.scaling.to_even(point))
             point = self._stage(self.stages[number], objective.scaling, point, told)
@@ -179,16 +180,19 @@ class Search:
         self, stage: Stage, scaling: Scaling, point: Unknowns, told: Told | None
     ) -> Unknowns:
         limit = self._tolerance * self.posterior.likelihood.box.cells
-        while self.progress.in_stage < stage.evaluations:
+        # What earlier stages did not use is for this one.
+        end = sum(s.evaluations for s in self.stages[: self.progress.stage + 1])
+        while not self.progress.ended and self.progress.evaluations < end:
             try:
                 report = self.optimiser.iterate()
-            except StalledError:
-                self.progress = replace(self.progress, in_stage=stage.evaluations)
+            except StalledError as error:
+                made = self.progress.evaluations + error.evaluations
+                self.progress = replace(self.progress, evaluations=made, ended=True)
                 break
             row = self._row(stage, report)
             point = scaling.from_even(report.point)
-            if row.gradient_norm**2 < limit:  # as if all evaluations were made, for who resumes
-                self.progress = replace(self.progress, in_stage=stage.evaluations)
+            if row.gradient_norm**2 < limit:
+                self.progress = replace(self.progress, ended=True)
             if told is not None:
                 told(row, point)
             if self._checkpoints is not None and row.iteration % self._every == 0:
@@ -200,7 +204,6 @@ class Search:
         self.progress = replace(
             now,
             iteration=now.iteration + 1,
-            in_stage=now.in_stage + report.evaluations,
             evaluations=now.evaluations + report.evaluations,
         )
         return Row(

@@ -222,7 +222,16 @@ def test_likelihoods(mesh):
     expected = (log.logpdf(density) - log.logpdf(data))[seen].sum()
     np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
     assert gaussian.count == seen.sum()
-    assert gaussian.information == pytest.approx(np.mean(seen / sigma**2))
+    assert gaussian.information() == pytest.approx(np.mean(seen / sigma**2))
+    erring = Gaussian(
+        box, block_of(data, box), block_of(sigma, box), block_of(seen.astype(float), box), 0.4
+    )
+    wider = np.hypot(sigma, 0.4 * np.maximum(data, 0))
+    assert erring.information() == pytest.approx(np.mean(seen / wider**2))
+    assert erring.information(Annealing(1.0)) == pytest.approx(np.mean(seen / sigma**2))
+    mesh_sum = mesh.world.allreduce(erring.parts(block_of(density, box)))
+    expected = 0.5 * np.sum(((density - data) / wider)[seen] ** 2)
+    np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
     counts = np.random.default_rng(5).poisson(2.0, size=density.shape)
     positive = np.abs(density) + 0.5
     poisson = Poisson(

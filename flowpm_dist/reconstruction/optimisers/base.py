@@ -32,7 +32,16 @@ class NoProgressError(FloatingPointError):
 
 
 class StalledError(Exception):
-    """No step lowers the loss any more, as far as its precision tells."""
+    """No step lowers the loss any more, as far as its precision tells.
+
+    Args:
+        message: what was tried.
+        evaluations: of the gradient, that it took.
+    """
+
+    def __init__(self, message: str, evaluations: int) -> None:
+        super().__init__(message)
+        self.evaluations = evaluations
 
 
 @dataclass(frozen=True)

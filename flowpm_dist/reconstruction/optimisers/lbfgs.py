@@ -75,12 +75,16 @@ class LBFGS(Optimiser):
             length = _shorter(length, slope, here, found)
         if self._pairs:
             self._pairs.clear()
-            report = self.iterate()
+            try:
+                report = self.iterate()
+            except StalledError as error:
+                error.evaluations += count
+                raise
             return Report(report.point, report.evaluation, count + report.evaluations, report.step)
         tried = f"{MOST_TRIES} steps, down to {length:.1e} of the steepest descent,"
         if lost == MOST_TRIES:
             raise NoProgressError(f"{tried} lead to a loss that is not finite")
-        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}")
+        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}", count)
 
     @staticmethod
     def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
