@@ -98,6 +98,7 @@ def files_of(subject: str) -> list[str]:
     """The test files of a subject: that of the uppermost room they know."""
     rooms = {
         "cosmoflow": "flowpm_dist.cosmoflow",
+        "chains": "flowpm_dist.reconstruction.chains",
         "reconstruction": "flowpm_dist.reconstruction",
         "solver": "flowpm_dist",
         "mesh": "",
@@ -111,7 +112,7 @@ def files_of(subject: str) -> list[str]:
 
 
 @pytest.mark.timeout(TIME_LIMIT + 60)
-@pytest.mark.parametrize("subject", ["mesh", "solver", "reconstruction", "cosmoflow"])
+@pytest.mark.parametrize("subject", ["mesh", "solver", "reconstruction", "chains", "cosmoflow"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_on_ranks(ranks: int, subject: str, tmp_path: Path) -> None:
     needs_horovod(ranks)

@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.fields import Box
@@ -121,8 +122,8 @@ class Gaussian(Likelihood):
     ) -> None:
         super().__init__(box, observed)
         self._data = tf.cast(data, box.dtype)
-        variance = tf.square(tf.cast(sigma, box.dtype))
-        of_model = tf.square(tf.cast(error, box.dtype) * tf.maximum(self._data, 0))
+        variance = tf.square(_number(sigma, box))
+        of_model = tf.square(_number(error, box) * tf.maximum(self._data, 0))
         self._smooth, self._exact = (
             tf.sqrt(self.observed / x) for x in (variance, variance + of_model)
         )
@@ -160,7 +161,7 @@ class Poisson(Likelihood):
     ) -> None:
         super().__init__(box, observed)
         self._counts = tf.where(self.observed > 0, tf.cast(counts, box.dtype), 0)
-        self._rate = self.observed * tf.cast(mean_count, box.dtype)
+        self._rate = self.observed * _number(mean_count, box)
 
     def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
@@ -191,6 +192,11 @@ def positive_density(density: tf.Tensor) -> tf.Tensor:
 
 def _gaussian(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, radius: float) -> tf.Tensor:
     return tf.exp(-0.5 * radius**2 * (kx**2 + ky**2 + kz**2))
+
+
+def _number(value: Any, box: Box) -> tf.Tensor:
+    """In the box's dtype: `tf.cast` alone would take a Python number by way of float32."""
+    return tf.cast(np.asarray(value), box.dtype)
 
 
 def _total(x: tf.Tensor) -> tf.Tensor:

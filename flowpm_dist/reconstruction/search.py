@@ -18,8 +18,9 @@ from flowpm_dist.reconstruction.unknowns import Unknowns
 FIRST_FIELD = 0.01
 """Amplitude of the white noise that a search begins with."""
 
-EASY_SIGMA = 1.0
-"""Noise [mean density] to which smaller noise is inflated at first."""
+EASY_SIGMA, EASIEST_SIGMA = 1.0, 3.0
+"""Noise [mean density] to which smaller noise is inflated at first: where scales of less than two
+cells are sought, and where they are left out, as their lack is an error of the model, too."""
 
 FIRST_RADIUS = 16.0
 """Of the smoothing [Mpc/h]: large enough for what moves structures to be found before them."""
@@ -76,22 +77,20 @@ Told = Callable[[Row, Unknowns], None]
 def easier(posterior: Posterior) -> list[Annealing]:
     """From large scales to small ones, then from greater noise to what it is.
 
-    Smoothing of `FIRST_RADIUS`, or four cells where that is more, halved down to a cell, and none,
-    under noise of at least `EASY_SIGMA`; then that noise lowered by factors of at most
-    `LARGEST_CHANGE`. The last is `EXACT`.
+    Smoothing of `FIRST_RADIUS`, or four cells where that is more, halved down to two cells, under
+    noise of at least `EASIEST_SIGMA`; of two cells and of one under noise of at least `EASY_SIGMA`;
+    and none, that noise lowered by factors of at most `LARGEST_CHANGE`. The last is `EXACT`.
     """
     cell = max(posterior.likelihood.box.cell)
     sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
-    inflation = max(1.0, EASY_SIGMA / sigma)
+    easiest, easy = (max(1.0, x / sigma) for x in (EASIEST_SIGMA, EASY_SIGMA))
     first = max(FIRST_RADIUS, 4 * cell)
-    halvings = range(1 + math.floor(math.log2(first / cell) + 1e-9))
-    annealings = [
-        Annealing(radius, inflation) for radius in (*(first / 2**n for n in halvings), 0.0)
-    ]
-    steps = math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9)
-    annealings += [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps + 1)]
-    annealings[-1] = EXACT
-    return annealings
+    halvings = range(math.floor(math.log2(first / cell) + 1e-9))
+    annealings = [Annealing(first / 2**n, easiest) for n in halvings]
+    annealings += [Annealing(radius, easy) for radius in (2 * cell, cell)]
+    steps = max(1, math.ceil(math.log(easy) / math.log(LARGEST_CHANGE) - 1e-9))
+    annealings += [Annealing(0.0, easy ** (1 - n / steps)) for n in range(1, steps)]
+    return [*annealings, EXACT]
 
 
 def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:

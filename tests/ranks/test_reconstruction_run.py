@@ -2,12 +2,9 @@
 
 import csv
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
-import zarr
 from conftest import SIZE, process_mesh, shared_folder
 
 from flowpm_dist.config_reconstruction import load_reconstruction
@@ -15,7 +12,7 @@ from flowpm_dist.io.folder import snapshot_attributes
 from flowpm_dist.io.progress import WorkProgress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import model_of, observed_of
-from flowpm_dist.reconstruction.run import Reconstruction, reconstruct
+from flowpm_dist.reconstruction.run import Reconstruction
 
 RUN = """
 [box]
@@ -102,75 +99,3 @@ def test_a_reconstruction_and_its_results(mesh, tmp_path_factory):
     )
     for name in ("slabs.png", "correlation.png", "loss.png", "run.toml"):
         assert (folder / "found" / name).stat().st_size > 500
-
-
-CHAINS = """
-[priors]
-sigma8 = [0.6, 1.0]
-[sampler]
-draws = 6
-chains = 2
-warm_up = 6
-leaps = 2
-start = "{start}"
-keep_every = 3
-checkpoint_every = 2
-"""
-CHAIN_MESH = {1: "row:1,col:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}
-
-
-class Interrupted(WorkProgress):
-    """A signal comes after this move."""
-
-    def __init__(self, move):
-        super().__init__(rank=1)
-        self._move = move
-
-    def __call__(self, what, done, total, state=""):
-        if what in ("warm-up", "draws") and done == self._move:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-
-def sampled(path, config, progress=None, resume=False):
-    """The outcome of all that the run file asks for, and the moves."""
-    folder = ReconstructionFolder(path)
-    ranks = process_mesh(f"row:{SIZE}")
-    if ranks.rank == 0:
-        folder.begin(resume=resume)
-    ranks.barrier()
-    progress = progress or WorkProgress(rank=1)
-    outcome = reconstruct(config, CHAIN_MESH[SIZE], folder, progress, resume=resume)
-    folder.release()
-    with folder.draws.open() as file:
-        return outcome, list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("start", ["prior", "found"])
-def test_chains_after_the_search(start, tmp_path_factory):
-    """Interrupted and resumed they make the same moves."""
-    folder = shared_folder(tmp_path_factory)
-    change = ("[search]", CHAINS.format(start=start) + "[search]")
-    config = config_of(folder, DENSITY, change)
-    _, known = sampled(folder / "known", config)
-    stopped, _ = sampled(folder / "found", config, Interrupted(5))
-    assert (stopped.stopped_by, stopped.stopped_at) == ("SIGUSR1", "after move 5 of 12")
-    outcome, rows = sampled(folder / "found", config, resume=True)
-    assert outcome.stopped_by is None
-    assert len(rows) == 2 * 12
-    for column in ("loss", "sigma8", "step", "re(0 0 1)", "drawn"):
-        assert [row[column] for row in rows] == [row[column] for row in known]
-    facts = json.loads((folder / "found" / "result.json").read_text())
-    of_chains = facts["sampling"]
-    assert facts["iterations"] > 0
-    assert of_chains["modes"]["rhat_max"] > 0.9
-    drawn = [float(row["sigma8"]) for row in rows if int(row["drawn"])]
-    assert of_chains["parameters"]["sigma8"]["mean"] == pytest.approx(np.mean(drawn), rel=1e-6)
-    assert of_chains["parameters"]["sigma8"]["truth"] == 0.8
-    group = zarr.open_group(folder / "found" / "reconstruction.zarr" / "samples", mode="r")
-    samples = group["white_noise"][...]
-    assert samples.shape == (2, 2, 16, 16, 16)
-    assert np.isfinite(samples).all() and np.isfinite(group["standard_deviation"][...]).all()
-    last = np.fft.fftn(samples[1, 1])[0, 0, 1].real * np.sqrt(2 / 16**3)
-    assert float(rows[-1]["re(0 0 1)"]) == pytest.approx(last, abs=1e-6)
-    assert (folder / "found" / "chains.png").stat().st_size > 500
-    assert ReconstructionFolder(folder / "found").mark()["complete"]

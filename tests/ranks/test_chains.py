@@ -1,0 +1,269 @@
+"""Draws from the posterior: chains against known answers, killed and resumed, from a run file."""
+
+import contextlib
+import csv
+import functools
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import zarr
+from conftest import SHAPES, SIZE, process_mesh, shared_folder
+from scipy import stats
+from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
+from test_reconstruction_run import DENSITY, config_of
+
+from flowpm_dist import Simulation
+from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.reconstruction import (
+    HMC,
+    LBFGS,
+    Annealing,
+    Checkpoints,
+    ForwardModel,
+    Gaussian,
+    Posterior,
+    Search,
+    Stage,
+    convergence,
+    large_modes,
+)
+from flowpm_dist.reconstruction.chains import Chains, Phase
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.reconstruction.posterior import EvenPosterior
+from flowpm_dist.reconstruction.run import reconstruct
+
+
+def chains_on(mesh, chains):
+    """A linear universe seen with Gaussian noise, of several chains; its posterior is known."""
+    cells = 8
+    sim = Simulation(COSMOLOGY, cells, 32.0, [0.5, 1.0], mesh=mesh, precision="float64")
+    model, box = ForwardModel(sim, "linear"), sim.box_of(chains)
+    data = 1 + 0.5 * np.random.default_rng(11).normal(size=[cells] * 3)
+    return Posterior(model, Gaussian(box, block_of(data, box), 0.7))
+
+
+def chain_mesh():
+    return process_mesh({1: "row:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}[SIZE])
+
+
+def test_draws_of_a_gaussian_posterior():
+    """In coordinates of even curvature it is unit normal about the Wiener filter's answer."""
+    posterior = chains_on(chain_mesh(), 2)
+    space, scaling = posterior.space, posterior.curvature().scaling()
+    cells = space.box.cells
+    objective = EvenPosterior(posterior, scaling)
+    sampler = HMC(leaps=8, step=0.3, seed=1)
+    mean = -objective.evaluate(space.zeros()).gradient
+    sampler.start(objective, space.normal(2))
+    for _ in range(15):
+        sampler.draw(learn=True)
+    count, total, squares, modes = 40, space.zeros(), [], []
+    for _ in range(count):
+        draw = sampler.draw(learn=False)
+        away = scaling.to_even(draw.point) - mean
+        total = total + away
+        squares.append(space.dot(away, away) / cells)
+        modes.append(large_modes(draw.point.field, space.box))
+    assert np.mean(squares) == pytest.approx(1.0, abs=6 * np.sqrt(2 / (cells * count)))
+    averages = space.dot(total, total) / count**2 / cells  # 1 / effective number of draws
+    assert (averages < 4 / count).all()
+    found = convergence(np.array(modes))
+    assert np.median(found.rhat) < 1.05
+    assert (found.ess > 10).all()
+
+
+SIGMA8, CELLS = (0.5, 1.1), 8
+
+
+def linear_universe(mesh):
+    """A model so small that chains of it are drawn soon."""
+    sim = Simulation(COSMOLOGY, CELLS, 64.0, [0.5, 1.0], mesh=mesh, precision="float64")
+    return ForwardModel(sim, "linear")
+
+
+def of_sigma8_on(mesh, chains=None):
+    """The posterior of field and sigma8, given the data of `of_sigma8`."""
+    model = linear_universe(mesh)
+    box = model.simulation.box_of(chains)
+    likelihood = Gaussian(box, block_of(of_sigma8()[0], box), 0.3)
+    return Posterior(model, likelihood, {"sigma8": SIGMA8})
+
+
+@functools.cache
+def of_sigma8():
+    """Data, and of sigma8 alone: where its posterior is highest, its mean and its width.
+
+    In the unit normal unknown. Modes of a linear universe are independent: the variance of each is
+    that of the structure and of the noise.
+    """
+    model = linear_universe(solo())
+    noise = np.random.default_rng(13).normal(size=(2, CELLS, CELLS, CELLS))
+    density = model(tf.constant(noise[0]), {}).numpy() + 0.3 * noise[1]
+    modes = np.abs(np.fft.fftn(density - 1)) ** 2 / CELLS**3
+    response = np.asarray(model.linear_response({})) / COSMOLOGY.sigma8  # [kz, ky, kx]
+    kz = np.minimum(np.arange(CELLS), CELLS - np.arange(CELLS))
+    response = np.transpose(response[kz][:, :CELLS])
+
+    def loss(u):
+        sigma8 = SIGMA8[0] + (SIGMA8[1] - SIGMA8[0]) * stats.norm.cdf(u)
+        variance = (sigma8 * response) ** 2 + 0.3**2
+        return 0.5 * np.sum(modes / variance + np.log(variance)) + 0.5 * u**2
+
+    u = np.linspace(-4, 4, 4001)
+    losses = np.array([loss(x) for x in u])
+    share = np.exp(losses.min() - losses)
+    mean = np.sum(u * share) / np.sum(share)
+    spread = np.sqrt(np.sum((u - mean) ** 2 * share) / np.sum(share))
+    return density, u[np.argmin(losses)], mean, spread
+
+
+def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
+    """Of a linear universe the joint maximum is that of the parameter's own posterior."""
+    search = Search(of_sigma8_on(mesh), LBFGS(), [Stage(Annealing(), 40)], tolerance=1e-8)
+    point = search.run()
+    assert float(point.parameters[0]) == pytest.approx(of_sigma8()[1], abs=3e-3)
+
+
+def test_draws_of_a_parameter():
+    """Of a linear universe against its own posterior, of which mean and width are known."""
+    posterior = of_sigma8_on(chain_mesh(), 2)
+    drawn = []
+    chains = Chains(posterior, HMC(leaps=6, seed=3), warm_up=[Phase(Annealing(), 15)], draws=40)
+    chains.run(
+        lambda: posterior.space.normal(1),
+        lambda move: drawn.append(move.draw.point.parameters[:, 0].numpy()) if move.drawn else None,
+    )
+    values = np.array(drawn)
+    _, _, mean, spread = of_sigma8()
+    ess = convergence(values[..., None]).ess[0]
+    assert ess > 12
+    assert values.mean() == pytest.approx(mean, abs=5 * spread / np.sqrt(ess))
+    assert values.std() == pytest.approx(spread, rel=5 / np.sqrt(2 * ess))
+    moments = chains.moments()
+    np.testing.assert_allclose(moments[0].parameters[:, 0], values.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)
+
+
+def test_chains_that_were_killed_go_on_exactly(tmp_path_factory):
+    folder = shared_folder(tmp_path_factory)
+
+    def chains_of(ranks, name="killed"):
+        posterior = chains_on(ranks, 2)
+        warm_up = [Phase(Annealing(8.0, 2.0), 3), Phase(Annealing(), 3)]
+        checkpoints = Checkpoints(folder / name, posterior.space)
+        return Chains(
+            posterior, HMC(leaps=3), warm_up=warm_up, draws=4, checkpoints=checkpoints, every=4
+        )
+
+    def losses_of(chains, *, until=99, resume=False):
+        losses = []
+
+        def told(move):
+            if move.number == until:
+                raise StoppedHereError
+            losses.append(move.draw.evaluation.loss)
+
+        with contextlib.suppress(StoppedHereError):
+            chains.run(lambda: chains.posterior.space.normal(5), told, resume=resume)
+        return np.array(losses), chains.moments()
+
+    known, moments = losses_of(chains_of(chain_mesh(), "whole"))
+    losses_of(chains_of(chain_mesh()), until=7)
+    again, ends = losses_of(chains_of(chain_mesh()), resume=True)
+    np.testing.assert_array_equal(again, known[4:])
+    np.testing.assert_array_equal(ends[0].field, moments[0].field)
+    again, _ = losses_of(chains_of(process_mesh(SHAPES[SIZE][-1])), resume=True)
+    np.testing.assert_allclose(again, known[8:], rtol=1e-9)
+
+
+def test_chains_are_drawn_alike_on_any_mesh():
+    """And each for itself: a chain of a batch is not moved by the other."""
+    ends = []
+    for ranks in (chain_mesh(), solo()):
+        posterior = chains_on(ranks, 2)
+        sampler = HMC(leaps=3, seed=4)
+        objective = EvenPosterior(posterior, posterior.curvature().scaling())
+        sampler.start(objective, posterior.space.normal(5))
+        for _ in range(3):
+            draw = sampler.draw(learn=True)
+        ends.append((posterior.space.box.whole(draw.point.field, posterior.space.box.shape), draw))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-9)
+    np.testing.assert_allclose(ends[0][1].acceptance, ends[1][1].acceptance, atol=1e-9)
+
+
+CHAINS = """
+[priors]
+sigma8 = [0.6, 1.0]
+[sampler]
+draws = 6
+chains = 2
+warm_up = 6
+leaps = 2
+start = "{start}"
+keep_every = 3
+checkpoint_every = 2
+"""
+CHAIN_MESH = {1: "row:1,col:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}
+
+
+class Interrupted(WorkProgress):
+    """A signal comes after this move."""
+
+    def __init__(self, move):
+        super().__init__(rank=1)
+        self._move = move
+
+    def __call__(self, what, done, total, state=""):
+        if what in ("warm-up", "draws") and done == self._move:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def sampled(path, config, progress=None, resume=False):
+    """The outcome of all that the run file asks for, and the moves."""
+    folder = ReconstructionFolder(path)
+    ranks = process_mesh(f"row:{SIZE}")
+    if ranks.rank == 0:
+        folder.begin(resume=resume)
+    ranks.barrier()
+    progress = progress or WorkProgress(rank=1)
+    outcome = reconstruct(config, CHAIN_MESH[SIZE], folder, progress, resume=resume)
+    folder.release()
+    with folder.draws.open() as file:
+        return outcome, list(csv.DictReader(file))
+
+
+START = {1: "prior", 2: "found", 4: "prior"}
+
+
+def test_chains_after_the_search(tmp_path_factory):
+    """Interrupted and resumed they make the same moves."""
+    folder = shared_folder(tmp_path_factory)
+    change = ("[search]", CHAINS.format(start=START[SIZE]) + "[search]")
+    config = config_of(folder, DENSITY, change)
+    _, known = sampled(folder / "known", config)
+    stopped, _ = sampled(folder / "found", config, Interrupted(5))
+    assert (stopped.stopped_by, stopped.stopped_at) == ("SIGUSR1", "after move 5 of 12")
+    outcome, rows = sampled(folder / "found", config, resume=True)
+    assert outcome.stopped_by is None
+    assert len(rows) == 2 * 12
+    for column in ("loss", "sigma8", "step", "re(0 0 1)", "drawn"):
+        assert [row[column] for row in rows] == [row[column] for row in known]
+    facts = json.loads((folder / "found" / "result.json").read_text())
+    of_chains = facts["sampling"]
+    assert facts["iterations"] > 0
+    assert of_chains["modes"]["rhat_max"] > 0.9
+    drawn = [float(row["sigma8"]) for row in rows if int(row["drawn"])]
+    assert of_chains["parameters"]["sigma8"]["mean"] == pytest.approx(np.mean(drawn), rel=1e-6)
+    assert of_chains["parameters"]["sigma8"]["truth"] == 0.8
+    group = zarr.open_group(folder / "found" / "reconstruction.zarr" / "samples", mode="r")
+    samples = group["white_noise"][...]
+    assert samples.shape == (2, 2, 16, 16, 16)
+    assert np.isfinite(samples).all() and np.isfinite(group["standard_deviation"][...]).all()
+    last = np.fft.fftn(samples[1, 1])[0, 0, 1].real * np.sqrt(2 / 16**3)
+    assert float(rows[-1]["re(0 0 1)"]) == pytest.approx(last, abs=1e-6)
+    assert (folder / "found" / "chains.png").stat().st_size > 500
+    assert ReconstructionFolder(folder / "found").mark()["complete"]
