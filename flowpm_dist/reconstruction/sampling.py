@@ -226,7 +226,8 @@ class Sampling:
     def _drawn(self, names: tuple[str, ...]) -> np.ndarray:
         """Of the draws, [draw, chain, name]."""
         rows = [[float(row[n]) for n in names] for row in self._rows() if int(row["drawn"])]
-        return np.array(rows).reshape(-1, self.config.sampler.chains, len(names))
+        chains = self.config.sampler.chains
+        return np.array(rows, float).reshape(len(rows) // chains, chains, len(names))
 
     def _facts(self, truth: dict[str, float] | None, seconds: float) -> dict[str, Any]:
         asked, rows = self.config.sampler, self._rows()
