@@ -33,7 +33,7 @@ _HOMES = {
     "convergence": "diagnostics",
     "default_stages": "search",
     "large_modes": "diagnostics",
-    "warm_up_from_prior": "chains",
+    "warm_up": "chains",
 }
 
 __all__ = sorted(_HOMES)

@@ -24,25 +24,33 @@ class Phase:
     Attributes:
         annealing: of the likelihood.
         moves: of each chain.
+        held: whether the parameters stay as they are. They must while the likelihood is annealed:
+            under greater noise than there is the data would want smaller amplitudes.
     """
 
     annealing: Annealing
     moves: int
+    held: bool = False
 
 
-def warm_up_from_prior(posterior: Posterior, moves: int) -> list[Phase]:
-    """Half of the moves in easier posteriors, from large scales to small ones; then the exact one.
+def warm_up(posterior: Posterior, moves: int, *, easy: bool) -> list[Phase]:
+    """Of the field first, then of the parameters, too, in the last quarter of the moves.
 
     Args:
         posterior: of the data.
         moves: in all.
+        easy: whether half of the moves lead through easier posteriors, from large scales to small
+            ones.
     """
-    stages = easier(posterior)[:-1]
-    first = moves // 2
-    ends = np.rint(first * np.arange(1, len(stages) + 1) / max(1, len(stages))).astype(int)
-    counts = np.diff(ends, prepend=0)
-    phases = [Phase(a, int(n)) for a, n in zip(stages, counts, strict=True) if n]
-    return [*phases, Phase(EXACT, moves - sum(phase.moves for phase in phases))]
+    phases: list[Phase] = []
+    if easy:
+        stages = easier(posterior)[:-1]
+        ends = np.rint(moves // 2 * np.arange(1, len(stages) + 1) / len(stages)).astype(int)
+        counts = np.diff(ends, prepend=0)
+        phases = [Phase(a, int(n), True) for a, n in zip(stages, counts, strict=True) if n]
+    free = moves // 4
+    left = moves - free - sum(phase.moves for phase in phases)
+    return [*phases, Phase(EXACT, left, True), Phase(EXACT, free)]
 
 
 @dataclass(frozen=True)
@@ -152,8 +160,9 @@ class Chains:
         return draw
 
     def _objective(self) -> EvenPosterior:
-        annealing = self.phases[self.progress.stage].annealing
-        return EvenPosterior(self.posterior, self._curvature.scaling(annealing), annealing)
+        phase = self.phases[self.progress.stage]
+        scaling = self._curvature.scaling(phase.annealing)
+        return EvenPosterior(self.posterior, scaling, phase.annealing, held=phase.held)
 
     def save(self) -> None:
         """Keep what the next move depends on."""

@@ -118,17 +118,26 @@ class EvenPosterior:
         posterior: of the unknowns.
         scaling: to its coordinates.
         annealing: of the likelihood.
+        held: whether the parameters stay as they are: the gradient by them is 0.
     """
 
     def __init__(
-        self, posterior: Posterior, scaling: Scaling, annealing: Annealing = EXACT
+        self,
+        posterior: Posterior,
+        scaling: Scaling,
+        annealing: Annealing = EXACT,
+        *,
+        held: bool = False,
     ) -> None:
         self.posterior, self.scaling, self.annealing = posterior, scaling, annealing
-        self.space = posterior.space
+        self.space, self.held = posterior.space, held
 
     def evaluate(self, u: Unknowns) -> Evaluation:
         """As `Posterior.evaluate`, of the density by the coordinates, with the gradient by them."""
         place = self.scaling.place(u)
         found = self.posterior.evaluate(place.point, self.annealing)
         volume = self.space.total(place.volume) if self.space.names else 0.0
-        return Evaluation(found.data, found.prior, place.gradient(found.gradient), volume)
+        gradient = place.gradient(found.gradient)
+        if self.held:
+            gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
+        return Evaluation(found.data, found.prior, gradient, volume)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
 from flowpm_dist.nbody import HaloError
 from flowpm_dist.reconstruction.optimisers import Memory
@@ -143,6 +144,8 @@ class HMC:
         step = (self._size.now if learn else self._size.settled) * rng.uniform(0.9, 1.1)
         chance = rng.uniform(size=np.shape(self._here.loss))
         momentum = self._space.normal(self._seed, MOMENTUM, self._count)
+        if self._objective.held:
+            momentum = Unknowns(momentum.field, tf.zeros_like(momentum.parameters))
         self._count += 1
         before = self._here.loss + 0.5 * self._space.dot(momentum, momentum)
         moved = self._leapfrog(momentum, step, leaps)

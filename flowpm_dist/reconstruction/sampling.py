@@ -16,7 +16,7 @@ from flowpm_dist.io.folder import write_text, written_whole
 from flowpm_dist.io.progress import WorkProgress
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
 from flowpm_dist.io.stop import StopError, StopRequest
-from flowpm_dist.reconstruction.chains import Chains, Move, Phase, warm_up_from_prior
+from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import Checkpoints, block_place
 from flowpm_dist.reconstruction.diagnostics import (
     Convergence,
@@ -26,7 +26,6 @@ from flowpm_dist.reconstruction.diagnostics import (
 )
 from flowpm_dist.reconstruction.figures import Trace, chains_figure, save_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.likelihoods import EXACT
 from flowpm_dist.reconstruction.logs import MOVE_COLUMNS, Table, read_rows
 from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.parts import likelihood_of, model_of
@@ -79,7 +78,7 @@ class Sampling:
         self.chains = Chains(
             self.posterior,
             sampler,
-            warm_up=self._warm_up(),
+            warm_up=warm_up(self.posterior, asked.warm_up, easy=asked.start == "prior"),
             draws=asked.draws,
             checkpoints=Checkpoints(folder.chains, self.posterior.space),
             every=asked.checkpoint_every,
@@ -92,12 +91,6 @@ class Sampling:
 
     def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
         return np.asarray(snapshot.arrays[name][block_place(self.box)[-3:]])
-
-    def _warm_up(self) -> list[Phase]:
-        asked = self.config.sampler
-        if asked.start == "found":
-            return [Phase(EXACT, asked.warm_up)]
-        return warm_up_from_prior(self.posterior, asked.warm_up)
 
     def _start(self) -> Unknowns:
         """Points of the prior; or about the one that was found, as if the universe were linear."""

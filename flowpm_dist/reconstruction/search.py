@@ -108,7 +108,7 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
 
 
 class Search:
-    """Minimises minus the log posterior, stage by stage.
+    """Minimises minus the log posterior, stage by stage; by the parameters in exact ones alone.
 
     Args:
         posterior: of a single chain.
@@ -173,7 +173,8 @@ class Search:
 
     def _objective(self, stage: Stage) -> EvenPosterior:
         scaling = self._curvature.scaling(stage.annealing)
-        return EvenPosterior(self.posterior, scaling, stage.annealing)
+        held = stage.annealing != EXACT  # of greater noise, data would want smaller amplitudes
+        return EvenPosterior(self.posterior, scaling, stage.annealing, held=held)
 
     def _stage(
         self, stage: Stage, scaling: Scaling, point: Unknowns, told: Told | None

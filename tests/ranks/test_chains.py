@@ -128,6 +128,7 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
     assert float(point.parameters[0]) == pytest.approx(of_sigma8()[1], abs=3e-3)
 
 
+@pytest.mark.timeout(300, method="thread")
 def test_draws_of_a_parameter():
     """Of a linear universe against its own posterior, of which mean and width are known."""
     posterior = of_sigma8_on(chain_mesh(), 2)
@@ -238,6 +239,7 @@ def sampled(path, config, progress=None, resume=False):
 START = {1: "prior", 2: "found", 4: "prior"}
 
 
+@pytest.mark.timeout(300, method="thread")
 def test_chains_after_the_search(tmp_path_factory):
     """Interrupted and resumed they make the same moves; on 4 ranks with no parameters."""
     folder = shared_folder(tmp_path_factory)
