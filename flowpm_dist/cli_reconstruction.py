@@ -196,6 +196,7 @@ def _reconstruct(plan: Plan) -> Outcome:
             plan.folder.begin(resume=plan.resume, overwrite=plan.overwrite)
         from flowpm_dist.reconstruction.checkpoints import CheckpointError
         from flowpm_dist.reconstruction.run import reconstruct as whole
+        from meshimpl.process_mesh import ProcessMesh
 
         try:
             outcome = whole(plan.config, plan.mesh, plan.folder, progress, resume=plan.resume)
@@ -203,6 +204,8 @@ def _reconstruct(plan: Plan) -> Outcome:
             raise StoppedError(str(error)) from error
     if rank == 0:
         tell(plan, outcome)
+    # A rank that leaves with a status ends the others: not before all is told.
+    ProcessMesh(plan.mesh).barrier()
     return outcome
 
 

@@ -155,6 +155,13 @@ class Box:
         """The first universe of which this rank has a block."""
         return sum(self.impl.slice_begin(self.number_shape, self.mesh.rank))
 
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """Of this rank's block in the whole array of a field: along [batch,] x, y, z."""
+        batch = () if self.batch is None else (self.batch_offset,)
+        shape = self.local_batch + self.block
+        return tuple(slice(o, o + n) for o, n in zip(batch + self.offset, shape, strict=True))
+
     def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
         numbers = self.pencils.mode_numbers()

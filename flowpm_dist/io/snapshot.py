@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowpm_dist.fields import Field
 
 FORMAT = 1
-DIMENSIONS = ("batch", "x", "y", "z", "component")
+DIMENSIONS = ("x", "y", "z", "component")
 CHUNK_BYTES = 2**25
 
 CONVENTIONS = {
@@ -117,6 +117,7 @@ def write_snapshot(
     fields: Mapping[str, Field],
     attributes: Mapping[str, Any],
     meanings: Mapping[str, tuple[str, str]] = FIELDS,
+    dimensions: tuple[str, ...] = DIMENSIONS,
 ) -> None:
     """Write the fields, each rank its part; incomplete until `mark_complete`. On all ranks.
 
@@ -125,6 +126,7 @@ def write_snapshot(
         fields: by name, on one mesh.
         attributes: of the group, as JSON.
         meanings: units and meaning of the fields by name, for the attributes of each.
+        dimensions: names of them; of a field that has fewer, the first.
 
     Raises:
         WriteError: on a rank that cannot write; the job must end then.
@@ -132,7 +134,7 @@ def write_snapshot(
     mesh = next(iter(fields.values())).mesh
     try:
         if mesh.rank == 0:
-            _create(path, fields, attributes, meanings)
+            _create(path, fields, attributes, meanings, dimensions)
         mesh.barrier()
         _write_blocks(path, fields)
     except OSError as error:
@@ -145,6 +147,7 @@ def _create(
     fields: Mapping[str, Field],
     attributes: Mapping[str, Any],
     meanings: Mapping[str, tuple[str, str]],
+    dimensions: tuple[str, ...],
 ) -> None:
     import zarr
     from zarr.codecs import BloscCodec
@@ -161,7 +164,7 @@ def _create(
             dtype=dtype,
             fill_value=np.nan,
             compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
-            dimension_names=DIMENSIONS[field.box.batch is None :][: len(field.grid)],
+            dimension_names=dimensions[: len(field.grid)],
             attributes={"units": units, "meaning": meaning},
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box, Field
+from flowpm_dist.fields import Field
 from flowpm_dist.io.folder import WriteError, snapshot_attributes
 from flowpm_dist.io.snapshot import mark_complete, write_snapshot
 from flowpm_dist.reconstruction.optimisers import Memory
@@ -38,13 +38,6 @@ class Progress:
     in_stage: int = 0
     evaluations: int = 0
     ended: bool = False
-
-
-def block_place(box: Box) -> tuple[slice, ...]:
-    """Of this rank's block in the whole array of a field."""
-    batch = () if box.batch is None else (box.batch_offset,)
-    shape = box.local_batch + box.block
-    return tuple(slice(o, o + n) for o, n in zip(batch + box.offset, shape, strict=True))
 
 
 class Checkpoints:
@@ -82,7 +75,8 @@ class Checkpoints:
             },
         }
         fields = {name: Field(point.field, box) for name, point in points}
-        write_snapshot(aside, fields, attributes, meanings={})
+        dimensions = ("chain", "x", "y", "z")[not self._space.chains :]
+        write_snapshot(aside, fields, attributes, meanings={}, dimensions=dimensions)
         if mesh.rank == 0:
             try:
                 mark_complete(aside)
@@ -128,9 +122,8 @@ class Checkpoints:
         import zarr
 
         box = self._space.box
-        place = block_place(box)
         try:
-            block = np.asarray(zarr.open_array(path, mode="r")[place])
+            block = np.asarray(zarr.open_array(path, mode="r")[box.place])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{path} cannot be read ({error})") from error
         return Unknowns(

@@ -126,16 +126,11 @@ class Scaling:
         """The unit normal parameters."""
         if not self._space.names:
             return u.parameters
-        factor = tf.broadcast_to(self._factor, [*self._space.chains, *self._factor.shape])
-        column = u.parameters[..., tf.newaxis]
-        return tf.linalg.triangular_solve(tf.linalg.matrix_transpose(factor), column, lower=False)[
-            ..., 0
-        ]
+        return tf.linalg.matvec(self._inverse_factor, u.parameters, transpose_a=True)
 
     def by_parameters(self, slope: tf.Tensor) -> tf.Tensor:
         """By the coordinates, of a gradient by the unit normal parameters."""
-        factor = tf.broadcast_to(self._factor, [*self._space.chains, *self._factor.shape])
-        return tf.linalg.triangular_solve(factor, slope[..., tf.newaxis])[..., 0]
+        return tf.linalg.matvec(self._inverse_factor, slope)
 
     def _root(self, parameters: tf.Tensor) -> tf.Tensor:
         return self._root_of(parameters) if self._space.names else self._constant
@@ -153,6 +148,10 @@ class Scaling:
         """How often each mode counts."""
         x, y, z = multiplicities(self._space.box)
         return tf.constant(x * y * z)
+
+    @functools.cached_property
+    def _inverse_factor(self) -> tf.Tensor:
+        return tf.linalg.inv(self._factor)
 
     @functools.cached_property
     def _factor(self) -> tf.Tensor:

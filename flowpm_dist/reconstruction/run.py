@@ -85,8 +85,7 @@ def reconstruct(
         outcome = Reconstruction(config, mesh, folder, progress).run(resume=resume)
     if config.sampler.draws and outcome.stopped_by is None:
         outcome = _sample(config.with_mesh(shape), ProcessMesh(shape), folder, progress, outcome)
-    # A rank that leaves with a status ends the others: not before all is written.
-    mesh.barrier()
+    mesh.barrier()  # all is written
     return outcome
 
 
@@ -98,7 +97,7 @@ def _sample(
     searched: Outcome,
 ) -> Outcome:
     session = Sampling(config, mesh, folder, progress)
-    facts = session.run(resume=True)
+    facts = session.run()
     if session.stopped_by is not None:
         at = f"after move {session.chains.progress.iteration} of {session.chains.moves}"
         return replace(searched, stopped_by=session.stopped_by, stopped_at=at)

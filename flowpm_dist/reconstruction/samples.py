@@ -13,7 +13,6 @@ from zarr.codecs import BloscCodec
 from flowpm_dist.fields import Box
 from flowpm_dist.io.folder import WriteError
 from flowpm_dist.io.snapshot import chunk_shape
-from flowpm_dist.reconstruction.checkpoints import block_place
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 NAME = "samples"
@@ -91,7 +90,7 @@ class SampleFile:
 
     def _write(self, name: str, before: tuple[int, ...], point: Unknowns) -> None:
         path = self._path / name
-        place: Any = (*before, *block_place(self._box))
+        place: Any = (*before, *self._box.place)
         try:
             zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
         except OSError as error:

@@ -17,7 +17,7 @@ from flowpm_dist.io.progress import WorkProgress
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
 from flowpm_dist.io.stop import StopError, StopRequest
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
-from flowpm_dist.reconstruction.checkpoints import Checkpoints, block_place
+from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.diagnostics import (
     Convergence,
     convergence,
@@ -34,6 +34,8 @@ from flowpm_dist.reconstruction.sampler import HMC
 from flowpm_dist.reconstruction.samples import SampleFile
 from flowpm_dist.reconstruction.unknowns import Unknowns
 from meshimpl.process_mesh import ProcessMesh
+
+Rows = list[dict[str, str]]
 
 START = 3
 """Key of the draws that chains begin with, not those of momenta."""
@@ -90,7 +92,7 @@ class Sampling:
         self.stopped_by: str | None = None
 
     def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
-        return np.asarray(snapshot.arrays[name][block_place(self.box)[-3:]])
+        return np.asarray(snapshot.arrays[name][self.box.place[-3:]])
 
     def _start(self) -> Unknowns:
         """Points of the prior; or about the one that was found, as if the universe were linear."""
@@ -109,11 +111,10 @@ class Sampling:
         scaling = self.posterior.curvature().scaling()
         return scaling.from_even(scaling.to_even(same) + away)
 
-    def run(self, *, resume: bool) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Move to the end, or until a signal comes, and write the results. On all ranks together.
 
-        Args:
-            resume: go on from the latest checkpoint, if there is one.
+        Goes on from the latest checkpoint, if there is one.
 
         Returns:
             What result.json holds of the chains; empty where `stopped_by` tells a signal.
@@ -123,8 +124,8 @@ class Sampling:
                 were.
         """
         self.progress.note(f"{self.config.sampler.chains} chains begin; compiling")
-        resumed = resume and self.folder.last_move() is not None
-        resumed = bool(self.mesh.world.broadcast(tf.constant(resumed)))
+        begun = self.folder.last_move() is not None
+        resumed = bool(self.mesh.world.broadcast(tf.constant(begun)))
         self._file.begin(fresh=not resumed)
         with ExitStack() as opened:
             opened.callback(self._close)
@@ -140,11 +141,12 @@ class Sampling:
         truth = self._truth()
         facts: dict[str, Any] = {}
         if self.mesh.rank == 0:
-            facts = self._facts(truth, seconds)
+            rows = read_rows(self.folder.draws)
+            facts = self._facts(rows, truth, seconds)
             whole = json.loads(self.folder.result.read_text())
             text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
             write_text(self.folder.result, text + "\n")
-            self._draw(truth)
+            self._draw(rows, truth)
         self.mesh.barrier()
         return facts
 
@@ -213,17 +215,14 @@ class Sampling:
             **dict(zip(_mode_names(), map(float, modes), strict=True)),
         }
 
-    def _rows(self) -> list[dict[str, str]]:
-        return read_rows(self.folder.draws)
-
-    def _drawn(self, names: tuple[str, ...]) -> np.ndarray:
-        """Of the draws, [draw, chain, name]."""
-        rows = [[float(row[n]) for n in names] for row in self._rows() if int(row["drawn"])]
+    def _values(self, rows: Rows, names: tuple[str, ...]) -> np.ndarray:
+        """Of moves, [move, chain, name]."""
         chains = self.config.sampler.chains
-        return np.array(rows, float).reshape(len(rows) // chains, chains, len(names))
+        values = np.array([[float(row[name]) for name in names] for row in rows])
+        return values.reshape(len(rows) // chains, chains, len(names))
 
-    def _facts(self, truth: dict[str, float] | None, seconds: float) -> dict[str, Any]:
-        asked, rows = self.config.sampler, self._rows()
+    def _facts(self, rows: Rows, truth: dict[str, float] | None, seconds: float) -> dict[str, Any]:
+        asked = self.config.sampler
         drawn = [row for row in rows if int(row["drawn"])]
         facts: dict[str, Any] = {
             "chains": asked.chains,
@@ -236,11 +235,11 @@ class Sampling:
             "acceptance": float(np.mean([float(row["acceptance"]) for row in drawn])),
             "step": float(np.mean([float(row["step"]) for row in drawn])),
         }
-        modes = self._drawn(_mode_names())
+        modes = self._values(drawn, _mode_names())
         found = convergence(modes) if len(modes) >= LEAST_DRAWS else None
         facts["modes"] = _of_modes(modes, found, truth)
         names = self.posterior.space.names
-        values = self._drawn(names)
+        values = self._values(drawn, names)
         checked = convergence(values) if names and found is not None else None
         facts["parameters"] = {
             name: _of_parameter(values[..., i], i, checked, truth[name] if truth else None)
@@ -248,16 +247,13 @@ class Sampling:
         }
         return facts
 
-    def _draw(self, truth: dict[str, float] | None) -> None:
+    def _draw(self, rows: Rows, truth: dict[str, float] | None) -> None:
         names = (*self.posterior.space.names, *_mode_names())[:SHOWN]
-        rows = self._rows()
-        chains = self.config.sampler.chains
-        traces = []
-        for name in names:
-            values = np.array([float(row[name]) for row in rows]).reshape(-1, chains)
+        values, traces = self._values(rows, names), []
+        for i, name in enumerate(names):
             label = name if name in self.posterior.space.names else f"mode {name}"
-            traces.append(Trace(label, values, None if truth is None else truth[name]))
-        warm_up = sum(int(row["drawn"]) == 0 for row in rows) // chains
+            traces.append(Trace(label, values[..., i], None if truth is None else truth[name]))
+        warm_up = sum(phase.moves for phase in self.chains.phases[:-1])
         with written_whole(self.folder.path / "chains.png") as aside:
             save_figure(chains_figure(traces, warm_up), aside)
 
