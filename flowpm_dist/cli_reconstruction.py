@@ -289,7 +289,8 @@ def _of_chains(facts: dict[str, Any]) -> str:
     modes = facts["modes"]
     lines = [
         f"{facts['chains']} chains of {facts['draws']} draws, {facts['evaluations']} gradients "
-        f"each in {facts['seconds']:.3g} s; {facts['acceptance']:.0%} of the moves accepted."
+        f"each in {facts['seconds']:.3g} s; {facts['acceptance']:.0%} of the moves accepted, "
+        f"steps of {facts['step']:.2g}."
     ]
     if "rhat_max" in modes:
         lines.append(

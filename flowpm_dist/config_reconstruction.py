@@ -50,6 +50,9 @@ GOES_WITH: dict[str, tuple[str, str]] = {
     "model.error": ("data.kind", "density"),
     "search.history": ("search.optimiser", "lbfgs"),
     "search.rate": ("search.optimiser", "adam"),
+    "sampler.target": ("sampler.method", "hmc"),
+    "sampler.length": ("sampler.method", "microcanonical"),
+    "sampler.energy_error": ("sampler.method", "microcanonical"),
 }
 """For a key that has a meaning only beside one value of another: that other, and the value."""
 

@@ -169,7 +169,12 @@ class SamplerSection(Section):
     chains: int = _count(2)
     warm_up: int = _count(100)
     start: Literal["prior", "found"] = Field(default="prior", description='"prior" or "found"')
-    leaps: int = _count(12)
+    method: Literal["microcanonical", "hmc"] = Field(
+        default="microcanonical", description='"microcanonical" or "hmc"'
+    )
+    leaps: int = _count(32)
+    length: float = Field(default=2.0, gt=0, description="a number above 0")
+    energy_error: float = Field(default=1e-4, gt=0, lt=1, description="a number between 0 and 1")
     target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
     seed: Seed = Field(default=0, description=A_SEED)
     keep_every: int = _count(10)

@@ -12,7 +12,7 @@ from flowpm_dist.reconstruction.checkpoints import Checkpoints, Progress
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.optimisers import Memory
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
-from flowpm_dist.reconstruction.sampler import HMC, Draw
+from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.search import easier
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
@@ -85,7 +85,7 @@ class Chains:
     def __init__(
         self,
         posterior: Posterior,
-        sampler: HMC,
+        sampler: Sampler,
         *,
         warm_up: Sequence[Phase],
         draws: int,

@@ -19,8 +19,8 @@ COLUMNS = (
 )  # fmt: skip
 
 MOVE_COLUMNS = (
-    "move", "chain", "drawn", "evaluations", "radius", "inflation", "step", "acceptance", "loss",
-    "data", "prior", "seconds",
+    "move", "chain", "drawn", "evaluations", "radius", "inflation", "step", "acceptance",
+    "energy_error", "loss", "data", "prior", "seconds",
 )  # fmt: skip
 
 read_rows = read_metrics

@@ -13,11 +13,14 @@ from flowpm_dist.configured import configured_simulation
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.fields import Box
 from flowpm_dist.reconstruction.forward import ForwardModel
+from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
+from flowpm_dist.reconstruction.microcanonical import Microcanonical
 from flowpm_dist.reconstruction.mock import Mock
 from flowpm_dist.reconstruction.observations import Observations, ObservedBlock
 from flowpm_dist.reconstruction.optimisers import LBFGS, Adam, Optimiser
 from flowpm_dist.reconstruction.posterior import Posterior
+from flowpm_dist.reconstruction.sampler import Sampler
 from flowpm_dist.reconstruction.search import Stage, default_stages
 from meshimpl.process_mesh import ProcessMesh
 
@@ -110,6 +113,19 @@ def optimiser_of(config: ReconstructionConfig) -> Optimiser:
     """The way down."""
     search = config.search
     return LBFGS(search.history) if search.optimiser == "lbfgs" else Adam(search.rate)
+
+
+def sampler_of(config: ReconstructionConfig) -> Sampler:
+    """That draws."""
+    asked = config.sampler
+    if asked.method == "hmc":
+        return HMC(leaps=asked.leaps, target=asked.target, seed=asked.seed)
+    return Microcanonical(
+        leaps=asked.leaps,
+        length=asked.length,
+        energy_error=asked.energy_error,
+        seed=asked.seed,
+    )
 
 
 def stages_of(config: ReconstructionConfig, posterior: Posterior) -> list[Stage]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,9 +29,9 @@ from flowpm_dist.reconstruction.figures import Trace, chains_figure, save_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.logs import MOVE_COLUMNS, Table, read_rows
 from flowpm_dist.reconstruction.observations import Observations
-from flowpm_dist.reconstruction.parts import likelihood_of, model_of
+from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
 from flowpm_dist.reconstruction.posterior import Posterior
-from flowpm_dist.reconstruction.sampler import HMC
+from flowpm_dist.reconstruction.sampler import Draw
 from flowpm_dist.reconstruction.samples import SampleFile
 from flowpm_dist.reconstruction.unknowns import Unknowns
 from meshimpl.process_mesh import ProcessMesh
@@ -76,10 +77,9 @@ class Sampling:
         data = self._block_of(self._found, "data")
         likelihood = likelihood_of(config, self.box, block, data)
         self.posterior = Posterior(model, likelihood, config.priors.ranges)
-        sampler = HMC(leaps=asked.leaps, target=asked.target, seed=asked.seed)
         self.chains = Chains(
             self.posterior,
-            sampler,
+            sampler_of(config),
             warm_up=warm_up(self.posterior, asked.warm_up, easy=asked.start == "prior"),
             draws=asked.draws,
             checkpoints=Checkpoints(folder.chains, self.posterior.space),
@@ -88,7 +88,7 @@ class Sampling:
         self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)
         self._stop = StopRequest(mesh)
         self._table: Table | None = None
-        self._accepted: list[float] = []
+        self._latest: deque[Draw] = deque(maxlen=20)
         self.stopped_by: str | None = None
 
     def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
@@ -159,7 +159,7 @@ class Sampling:
             self._file.keep(move.drawn // every - 1, draw.point)
         if self.mesh.rank == 0:
             self._add_rows(move, modes, now - self._lap)
-        self._accepted.append(float(np.mean(draw.acceptance)))
+        self._latest.append(draw)
         self._say(move)
         self.stopped_by = self._stop.name()
         if self.stopped_by is not None:
@@ -183,6 +183,7 @@ class Sampling:
                 "inflation": move.phase.annealing.inflation,
                 "step": draw.step,
                 "acceptance": float(draw.acceptance[chain]),
+                "energy_error": float(draw.energy_error[chain]),
                 "loss": float(draw.evaluation.loss[chain]),
                 "data": float(draw.evaluation.data[chain]),
                 "prior": float(draw.evaluation.prior[chain]),
@@ -197,10 +198,16 @@ class Sampling:
         data = float(np.mean(found.data)) / max(1, self.posterior.likelihood.count)
         state = (
             f"data {data:.4f}  prior {float(np.mean(found.prior)) / cells:.4f}  "
-            f"acceptance {np.mean(self._accepted[-20:]):.2f}  step {move.draw.step:.3f}"
+            f"{self._quality()}  step {move.draw.step:.3f}"
         )
         what = "draws" if move.drawn else "warm-up"
         self.progress(what, move.number, self.chains.moves, state)
+
+    def _quality(self) -> str:
+        """Of the latest moves, what the step size is led by."""
+        if self.config.sampler.method == "hmc":
+            return f"acceptance {np.mean([draw.acceptance for draw in self._latest]):.2f}"
+        return f"energy error {np.mean([draw.energy_error for draw in self._latest]):.1e}"
 
     def _truth(self) -> dict[str, float] | None:
         """Of the numbers that are watched, where it is known. On all ranks together."""
@@ -225,6 +232,7 @@ class Sampling:
         asked = self.config.sampler
         drawn = [row for row in rows if int(row["drawn"])]
         facts: dict[str, Any] = {
+            "method": asked.method,
             "chains": asked.chains,
             "draws": asked.draws,
             "warm_up": asked.warm_up,
@@ -232,8 +240,7 @@ class Sampling:
             "evaluations": self.chains.progress.evaluations,
             "seconds": seconds,
             "mesh": str(self.mesh),
-            "acceptance": float(np.mean([float(row["acceptance"]) for row in drawn])),
-            "step": float(np.mean([float(row["step"]) for row in drawn])),
+            **{name: _mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
         }
         modes = self._values(drawn, _mode_names())
         found = convergence(modes) if len(modes) >= LEAST_DRAWS else None
@@ -260,6 +267,10 @@ class Sampling:
     def _close(self) -> None:
         if self._table is not None:
             self._table.close()
+
+
+def _mean(rows: Rows, name: str) -> float:
+    return float(np.mean([float(row[name]) for row in rows]))
 
 
 def _mode_names() -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from flowpm_dist.reconstruction import (
     Checkpoints,
     ForwardModel,
     Gaussian,
+    Microcanonical,
     Posterior,
     Search,
     Stage,
@@ -50,13 +51,20 @@ def chain_mesh():
     return process_mesh({1: "row:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}[SIZE])
 
 
-def test_draws_of_a_gaussian_posterior():
-    """In coordinates of even curvature it is unit normal about the Wiener filter's answer."""
+@pytest.mark.parametrize(
+    "sampler",
+    [HMC(leaps=8, step=0.3, seed=1), Microcanonical(leaps=8, step=0.3, seed=1)],
+    ids=["hmc", "microcanonical"],
+)
+def test_draws_of_a_gaussian_posterior(sampler):
+    """In coordinates of even curvature it is unit normal about the Wiener filter's answer.
+
+    Leapfrog steps that none refuses widen a unit normal: x and velocity keep x^2 (1 - step^2 / 4).
+    """
     posterior = chains_on(chain_mesh(), 2)
     space, scaling = posterior.space, posterior.curvature().scaling()
     cells = space.box.cells
     objective = EvenPosterior(posterior, scaling)
-    sampler = HMC(leaps=8, step=0.3, seed=1)
     mean = -objective.evaluate(space.zeros()).gradient
     sampler.start(objective, space.normal(2))
     for _ in range(15):
@@ -68,7 +76,8 @@ def test_draws_of_a_gaussian_posterior():
         total = total + away
         squares.append(space.dot(away, away) / cells)
         modes.append(large_modes(draw.point.field, space.box))
-    assert np.mean(squares) == pytest.approx(1.0, abs=6 * np.sqrt(2 / (cells * count)))
+    variance = 1 / (1 - draw.step**2 / 4) if isinstance(sampler, Microcanonical) else 1.0
+    assert np.mean(squares) == pytest.approx(variance, abs=6 * np.sqrt(2 / (cells * count)))
     averages = space.dot(total, total) / count**2 / cells  # 1 / effective number of draws
     assert (averages < 4 / count).all()
     found = convergence(np.array(modes))
@@ -129,11 +138,17 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
 
 
 @pytest.mark.timeout(300, method="thread")
-def test_draws_of_a_parameter():
+@pytest.mark.parametrize(
+    "sampler",
+    [HMC(leaps=6, seed=3), Microcanonical(leaps=8, seed=3)],
+    ids=["hmc", "microcanonical"],
+)
+def test_draws_of_a_parameter(sampler):
     """Of a linear universe against its own posterior, of which mean and width are known."""
     posterior = of_sigma8_on(chain_mesh(), 2)
     drawn = []
-    chains = Chains(posterior, HMC(leaps=6, seed=3), warm_up=[Phase(Annealing(), 15)], draws=40)
+    warm_up = [Phase(Annealing(), 15)]
+    chains = Chains(posterior, sampler, warm_up=warm_up, draws=40)
     chains.run(
         lambda: posterior.space.normal(1),
         lambda move: drawn.append(move.draw.point.parameters[:, 0].numpy()) if move.drawn else None,
@@ -149,7 +164,8 @@ def test_draws_of_a_parameter():
     np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)
 
 
-def test_chains_that_were_killed_go_on_exactly(tmp_path_factory):
+@pytest.mark.parametrize("sampler", [HMC, Microcanonical])
+def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     folder = shared_folder(tmp_path_factory)
 
     def chains_of(ranks, name="killed"):
@@ -157,7 +173,12 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory):
         warm_up = [Phase(Annealing(8.0, 2.0), 3), Phase(Annealing(), 3)]
         checkpoints = Checkpoints(folder / name, posterior.space)
         return Chains(
-            posterior, HMC(leaps=3), warm_up=warm_up, draws=4, checkpoints=checkpoints, every=4
+            posterior,
+            sampler(leaps=3),
+            warm_up=warm_up,
+            draws=4,
+            checkpoints=checkpoints,
+            every=4,
         )
 
     def losses_of(chains, *, until=99, resume=False):
@@ -181,19 +202,21 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory):
     np.testing.assert_allclose(again, known[8:], rtol=1e-9)
 
 
-def test_chains_are_drawn_alike_on_any_mesh():
+@pytest.mark.parametrize("kind", [HMC, Microcanonical])
+def test_chains_are_drawn_alike_on_any_mesh(kind):
     """And each for itself: a chain of a batch is not moved by the other."""
     ends = []
     for ranks in (chain_mesh(), solo()):
         posterior = chains_on(ranks, 2)
-        sampler = HMC(leaps=3, seed=4)
+        sampler = kind(leaps=3, seed=4)
         objective = EvenPosterior(posterior, posterior.curvature().scaling())
         sampler.start(objective, posterior.space.normal(5))
         for _ in range(3):
             draw = sampler.draw(learn=True)
         ends.append((posterior.space.box.whole(draw.point.field, posterior.space.box.shape), draw))
     np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-9)
-    np.testing.assert_allclose(ends[0][1].acceptance, ends[1][1].acceptance, atol=1e-9)
+    for of in (lambda draw: draw.acceptance, lambda draw: draw.energy_error):
+        np.testing.assert_allclose(of(ends[0][1]), of(ends[1][1]), rtol=1e-6, atol=1e-9)
 
 
 PRIORS = "[priors]\nsigma8 = [0.6, 1.0]\n"

@@ -1,0 +1,143 @@
+"""Hamiltonian Monte Carlo over distributed fields, of several chains.
+
+Neal 2011 (arXiv:1206.1901); step size by dual averaging, Hoffman and Gelman 2014 (arXiv:1111.4246).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
+from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
+from flowpm_dist.reconstruction.unknowns import Unknowns
+
+MOMENTUM, CHANCE = 1, 2  # keys of what is drawn
+
+LEARNT = ("latest", "average", "error", "count")
+"""What is remembered of the step size."""
+
+
+class StepSize:
+    """The logarithm of a step size, led by dual averaging to where a share of moves is accepted.
+
+    Args:
+        first: step size to begin with.
+        target: share.
+    """
+
+    gamma, delay, decay = 0.05, 10.0, 0.75
+
+    def __init__(self, first: float, target: float) -> None:
+        self._target, self.centre = target, math.log(2 * first)
+        self.values = [math.log(first), 0.0, 0.0, 0.0]  # latest, average, error, count
+
+    def learn(self, acceptance: float) -> None:
+        """From one more move."""
+        latest, average, error, count = self.values
+        count += 1
+        share = 1 / (count + self.delay)
+        error = (1 - share) * error + share * (self._target - acceptance)
+        latest = self.centre - math.sqrt(count) / self.gamma * error
+        weight = count**-self.decay
+        self.values = [latest, weight * latest + (1 - weight) * average, error, count]
+
+    @property
+    def now(self) -> float:
+        """To explore with, while it is learnt."""
+        return math.exp(self.values[0])
+
+    @property
+    def settled(self) -> float:
+        """What was learnt; the first where nothing was."""
+        return math.exp(self.values[1] if self.values[3] else self.values[0])
+
+
+class HMC(Sampler):
+    """Moves along many leapfrog steps, which are accepted or refused as a whole.
+
+    Each move takes between half of `leaps` and all of them, and steps of up to a tenth more or less
+    than the step size, so that no period of the motion is met. Draws are exact; the step that is
+    accepted shrinks as the number of unknowns grows.
+
+    Args:
+        leaps: leapfrog steps of a move, at most.
+        target: share of accepted moves that the step size is led to.
+        seed: of momenta and chances.
+        step: size to begin with.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaps: int = 12,
+        target: float = 0.8,
+        seed: int = 0,
+        step: float = FIRST_STEP,
+    ) -> None:
+        if leaps < 1 or not 0 < target < 1 or not step > 0:
+            raise ValueError("leaps from 1 on, a target between 0 and 1, a step above 0 are needed")
+        super().__init__(seed)
+        self._leaps, self._target = leaps, target
+        self._size = StepSize(step, target)
+
+    def start(self, objective: EvenPosterior, point: Unknowns) -> None:
+        """See `Sampler.start`."""
+        self._size = StepSize(self._size.settled, self._target)
+        super().start(objective, point)
+
+    def draw(self, *, learn: bool) -> Draw:
+        """See `Sampler.draw`."""
+        rng = np.random.default_rng([self._seed, CHANCE, self._count])
+        leaps = int(rng.integers((self._leaps + 1) // 2, self._leaps + 1))
+        step = (self._size.now if learn else self._size.settled) * rng.uniform(0.9, 1.1)
+        chance = rng.uniform(size=np.shape(self._here.loss))
+        momentum = self._normal(MOMENTUM, self._count)
+        self._count += 1
+        before = self._here.loss + 0.5 * self._space.dot(momentum, momentum)
+        moved = self._leapfrog(momentum, step, leaps)
+        gain = np.full_like(before, -np.inf)
+        if moved is not None:
+            place, found, momentum = moved
+            after = found.loss + 0.5 * self._space.dot(momentum, momentum)
+            gain = np.where(np.isfinite(after), before - after, gain)
+        acceptance = np.exp(np.minimum(0.0, gain))
+        accepted = chance < acceptance
+        if moved is not None and accepted.any():
+            self._move_to(accepted, place, found)
+        if learn:
+            self._size.learn(float(np.mean(acceptance)))
+        error = gain**2 / self._unknowns
+        return Draw(self._point(), self._here, accepted, acceptance, error, step, leaps)
+
+    def _leapfrog(
+        self, momentum: Unknowns, step: float, leaps: int
+    ) -> tuple[Unknowns, Evaluation, Unknowns] | None:
+        place, here = self._place, self._here
+        momentum = momentum.plus(-0.5 * step, here.gradient)
+        for leap in range(leaps):
+            place = place.plus(step, momentum)
+            found = self._evaluated(place)
+            if found is None:
+                return None
+            here = found
+            momentum = momentum.plus(-step if leap < leaps - 1 else -0.5 * step, here.gradient)
+        return place, here, momentum
+
+    def memory(self) -> Memory:
+        """See `Sampler.memory`."""
+        numbers = dict(zip(LEARNT, self._size.values, strict=True))
+        numbers["centre"] = self._size.centre
+        return Memory({"point": self._place}, {**numbers, "moves": self._count})
+
+    def resume(self, objective: EvenPosterior, memory: Memory) -> None:
+        """See `Sampler.resume`."""
+        self._size.values = [memory.numbers[name] for name in LEARNT]
+        self._size.centre = memory.numbers["centre"]
+        self._count = int(memory.numbers["moves"])
+        self._begin(objective, memory.points["point"])
