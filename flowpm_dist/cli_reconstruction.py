@@ -262,7 +262,10 @@ def report(plan: Plan, outcome: Outcome) -> str:
         spectra = "correlation.png     with the truth, and T(k); numbers in metrics.csv"
     else:
         spectra = "power_spectrum.png  of what was found; numbers in metrics.csv"
-    found = [f"{name} = {x['value']:.5g}" for name, x in facts["parameters"].items()]
+    found = [
+        f"{name} = {x['value']:.5g} where the joint posterior is highest"
+        for name, x in facts["parameters"].items()
+    ]
     found += [
         f"r(k = {row['k [h/Mpc]']:.2f} h/Mpc) = {row['r initial field']:.3f} of the initial field"
         for row in facts.get("correlations", ())
@@ -299,5 +302,6 @@ def _of_chains(facts: dict[str, Any]) -> str:
         )
     for name, x in facts["parameters"].items():
         agreed = f" (R-hat {x['rhat']:.3f}, {x['ess']:.0f} effective draws)" if "rhat" in x else ""
-        lines.append(f"{name} = {x['mean']:.5g} +- {x['standard_deviation']:.2g}{agreed}.")
+        drawn = f"{x['mean']:.5g} +- {x['standard_deviation']:.2g}"
+        lines.append(f"Of the draws {name} = {drawn}{agreed}.")
     return "\n" + "\n".join(lines)

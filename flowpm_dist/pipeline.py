@@ -95,11 +95,11 @@ class Pipeline:
 
     def amplitude(self, universes: Universes) -> tf.Tensor:
         """sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
-        return universes.stack([linear_amplitude(self.box, p) for p in universes.powers])
+        return universes.stack(universes.of_powers(lambda p: linear_amplitude(self.box, p)))
 
     def linear_delta(self, noise: tf.Tensor, universes: Universes) -> tf.Tensor:
         """Linear overdensity at a = 1 [..., x, y, z]."""
-        today = universes.stack([growth.d1(1.0) for growth in universes.growths])
+        today = universes.stack(universes.of_growths(lambda growth: growth.d1(1.0)))
         linear = self.linear(noise, self.amplitude(universes))
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 

@@ -313,7 +313,7 @@ class Simulation:
             Origin(pipeline, universes, 1, paired=paired), seed, white_noise
         )
         order, canonical = self.scheme.lpt_order, FastPM()
-        factors = [canonical.initial(growth, a, order) for growth in universes.growths]
+        factors = universes.of_growths(lambda growth: canonical.initial(growth, a, order))
         found, _ = pipeline.initial(noise, universes, universes.stack(factors))
         halo = self._halo(pipeline, found, universes, 1.0)
         return State(
@@ -339,7 +339,8 @@ class Simulation:
     def _first_factors(self, universes: Universes) -> tf.Tensor:
         """LPT factors of the start, of the integrator's own velocity, [..., 2, terms]."""
         a, order = float(self.edges[0]), self.scheme.lpt_order
-        return universes.stack([self.integrator.initial(g, a, order) for g in universes.growths])
+        initial = self.integrator.initial
+        return universes.stack(universes.of_growths(lambda g: initial(g, a, order)))
 
     def _batch(self, seed: Any, noise: Any, particles: Any, cosmology: Any) -> int | None:
         """How many universes what was given stands for; None where it is a single one."""
@@ -398,7 +399,7 @@ class Simulation:
     def _schedule(self, universes: Universes, *, given: bool) -> Schedule:
         """Of all universes of this rank; factors [..., operations, 4]."""
         edges = self.edges.tolist()
-        schedules = [self.integrator.schedule(growth, edges) for growth in universes.growths]
+        schedules = universes.of_growths(lambda g: self.integrator.schedule(g, edges))
         operations = schedules[0].operations
         factors = universes.stack([schedule.factors for schedule in schedules])
         if given and (first := self._from_canonical(universes)) is not None:
@@ -408,7 +409,7 @@ class Simulation:
 
     def _from_canonical(self, universes: Universes) -> tf.Tensor | None:
         a = float(self.edges[0])
-        rows = [self.integrator.from_canonical(growth, a) for growth in universes.growths]
+        rows = universes.of_growths(lambda g: self.integrator.from_canonical(g, a))
         return None if rows[0] is None else universes.stack(rows)
 
     def _given_particles(self, pipeline: Pipeline, particles: tuple[Any, Any]) -> Particles:
@@ -445,7 +446,7 @@ class Simulation:
             reach = pipeline.reach(start.displacement)
         else:  # at a = 0 nothing has moved, and the velocity is dx/dD1
             reach = pipeline.reach(start.velocity)
-            growth = max(float(g.d1(self.edges[-1])) for g in universes.growths)
+            growth = max(universes.of_growths(lambda g: float(g.d1(self.edges[-1]))))
         if not math.isfinite(reach):
             raise FloatingPointError("the initial displacement has values that are not finite")
         halo = needed_halo(HALO_MARGIN * reach * growth) + 1

@@ -127,7 +127,7 @@ class State:
     def linear_growth(self) -> tf.Tensor:
         """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
         universes = self._origin.universes
-        return universes.stack([g.d1(self.a) / g.d1(1.0) for g in universes.growths])
+        return universes.stack(universes.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
 
     def redshift_space(self, axis: Literal["x", "y", "z"]) -> tf.Tensor:
         """Displacement to where a distant observer along an axis sees the particles [Mpc/h].
@@ -138,5 +138,5 @@ class State:
         if axis not in AXES:
             raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
         universes = self._origin.universes
-        rate = universes.stack([g.background.e(self.a) for g in universes.growths])
+        rate = universes.stack(universes.of_growths(lambda g: g.background.e(self.a)))
         return redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)

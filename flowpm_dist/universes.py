@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,8 @@ from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPowe
 from flowpm_dist.fields import Box
 from meshimpl.mesh_function import replicated
 
+S = TypeVar("S")
+T = TypeVar("T")
 GrowthOf = Callable[[Cosmology], GrowthFunctions]
 PowerOf = Callable[[Cosmology, GrowthFunctions], LinearPower]
 
@@ -51,13 +54,27 @@ class Universes:
         """One tensor for each universe as one: with a batch dimension where there is a batch."""
         return tf.stack(list(values)) if self.batched else values[0]
 
+    def of_growths(self, function: Callable[[GrowthFunctions], T]) -> list[T]:
+        """Of the growth of each; called once for all that share it."""
+        return _of_each(function, self.growths)
+
+    def of_powers(self, function: Callable[[LinearPower], T]) -> list[T]:
+        """Of the linear power of each; called once for all that share it."""
+        return _of_each(function, self.powers)
+
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
         """How much linear displacements grow from each edge to the last, the most of all; [n]."""
-        ratios = []
-        for growth in self.growths:
+
+        def ratio(growth: GrowthFunctions) -> np.ndarray:
             d1 = tf.stop_gradient(growth.d1(edges)).numpy()
-            ratios.append(np.divide(d1[-1], d1, out=np.full_like(d1, np.inf), where=d1 > 0))
-        return np.max(ratios, axis=0)
+            return np.divide(d1[-1], d1, out=np.full_like(d1, np.inf), where=d1 > 0)
+
+        return np.max(self.of_growths(ratio), axis=0)
+
+
+def _of_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    found = {key: function(item) for key, item in {id(item): item for item in items}.items()}
+    return [found[id(item)] for item in items]
 
 
 def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:

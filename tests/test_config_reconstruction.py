@@ -40,7 +40,7 @@ seed = 0
 """
 COUNTS = GOOD.replace('"density"', '"counts"').replace("sigma = 0.2", "mean_count = 3.0")
 FILE = GOOD.replace("mock_seed = 1", 'file = "data.npy"')
-EXAMPLE = Path(__file__).parents[1] / "examples" / "reconstruct.toml"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def write(folder: Path, text: str) -> Path:
@@ -72,10 +72,14 @@ def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
     assert load_reconstruction(write(tmp_path, listed)).a == 0.6
 
 
-def test_the_example():
-    run = load_reconstruction(EXAMPLE)
+def test_the_examples():
+    run = load_reconstruction(EXAMPLES / "reconstruct.toml")
     assert (run.box.grid, run.box.size) == ((64,) * 3, (128.0,) * 3)
     assert (run.model.structure, run.evolution.step_count, run.data.add_noise) == ("pm", 5, False)
+    for name, fitted in (("sample", ()), ("sigma8", ("sigma8",))):
+        run = load_reconstruction(EXAMPLES / f"{name}.toml")
+        assert run.sampler.draws > 0
+        assert tuple(run.priors.ranges) == fitted
 
 
 WITH_BIAS = GOOD.replace('"2lpt"', '"pm"\nredshift_space = "y"\nbias = {b1 = 0.5, bs2 = -0.1}')
@@ -178,7 +182,30 @@ def test_priors_keep_their_ranges(tmp_path):
             "is missing, or 0.*leave out chains",
         ),
         ("seed = 0", "[sampler]\ndraws = -1", "sampler.draws", "-1.*no chains are drawn"),
-        ("seed = 0", "[sampler]\ndraws = 9\ntarget = 1", "sampler.target", "1.*between 0 and 1"),
+        (
+            "seed = 0",
+            '[sampler]\nmethod = "hmc"\ndraws = 9\ntarget = 1',
+            "sampler.target",
+            "1.*between 0 and 1",
+        ),
+        (
+            "seed = 0",
+            "[sampler]\ndraws = 9\ntarget = 0.7",
+            "sampler.target",
+            '0.7.*goes with sampler.method = "hmc", not with "microcanonical"',
+        ),
+        (
+            "seed = 0",
+            '[sampler]\ndraws = 9\nmethod = "hmc"\nlength = 1',
+            "sampler.length",
+            '1.*goes with sampler.method = "microcanonical"',
+        ),
+        (
+            "seed = 0",
+            "[sampler]\ndraws = 9\nenergy_error = 0",
+            "sampler.energy_error",
+            "0.*between 0 and 1",
+        ),
         ("seed = 0", '[sampler]\ndraws = 9\nstart = "far"', "sampler.start", '"prior" or "found"'),
         ("seed = 0", "sigma = 2", "search.sigma", r"belongs into \[data\]"),
     ],

@@ -20,6 +20,9 @@ VELOCITY, TURN = 1, 2  # keys of what is drawn
 LEARNT = ("logarithm", "mean", "count")
 """What is remembered of the step size."""
 
+LEAST = 1.0
+"""Of the mean: steps are at most 1, also where the energy hardly changes."""
+
 TRIES = 8
 """Moves in a row that may fail."""
 
@@ -49,7 +52,7 @@ class StepSize:
         _, mean, count = self.values
         share = 4 / (count + 4)
         mean += share * (size / self._expected / self.now**3 - mean)
-        self.values = [-math.log(mean) / 3, mean, count + 1]
+        self.values = [-math.log(max(mean, LEAST)) / 3, mean, count + 1]
 
     def restart(self, factor: float = 1.0) -> None:
         """Learn anew, from so many times the step."""
@@ -99,39 +102,45 @@ class Microcanonical(Sampler):
         self._velocity = self._unit(self._normal(VELOCITY, self._count))
 
     def draw(self, *, learn: bool) -> Draw:
-        """See `Sampler.draw`. A chain that meets no finite posterior stays, and turns round.
+        """See `Sampler.draw`. Where a chain meets no finite posterior all stay, and turn round.
 
         Raises:
             FloatingPointError: after several such moves, each with steps half as long.
         """
-        before, velocity = (self._place, self._here), self._velocity
-        step, errors = self._size.now, []
-        fine = np.ones(np.shape(self._here.loss), bool)
+        before, step = (self._place, self._here, -self._velocity), self._size.now
+        error = self._walk(learn=learn)
+        self._count += 1
+        moved = np.isfinite(error)
+        if moved.all():
+            self._failed = 0
+        else:
+            self._place, self._here, self._velocity = before
+            self._size.restart(0.5)
+            self._failed += 1
+        if self._failed == TRIES:
+            raise FloatingPointError(
+                f"{TRIES} moves in a row led to where the posterior is not finite; "
+                f"the last with steps of {step:.2g}"
+            )
+        acceptance = moved.astype(float)
+        return Draw(self._point(), self._here, moved, acceptance, error, step, self._leaps)
+
+    def _walk(self, *, learn: bool) -> np.ndarray:
+        """All steps of a move.
+
+        Returns:
+            Their mean squared change of energy, by the number of unknowns [...]; infinite for all
+            where one step failed.
+        """
+        errors = []
         for leap in range(self._leaps):
             change = self._step(leap)
-            fine &= np.isfinite(change)
-            if not fine.all():
-                break
+            if not np.isfinite(change).all():
+                return np.full_like(change, np.inf)
             errors.append(change**2 / self._unknowns)
             if learn:
                 self._size.learn(float(np.mean(np.sqrt(errors[-1]))))
-        self._count += 1
-        if fine.all():
-            self._failed = 0
-        else:
-            self._place, self._here = before
-            self._velocity = -velocity
-            self._size.restart(0.5)
-            self._failed += 1
-            if self._failed > TRIES:
-                raise FloatingPointError(
-                    f"{TRIES} moves in a row led to where the posterior is not finite; "
-                    f"the last with steps of {step:.2g}"
-                )
-        moved = np.full_like(fine, fine.all())
-        error = np.mean(errors, axis=0) if fine.all() else np.full(fine.shape, np.inf)
-        chance = moved.astype(float)
-        return Draw(self._point(), self._here, moved, chance, error, step, self._leaps)
+        return np.mean(errors, axis=0)
 
     def _step(self, leap: int) -> np.ndarray:
         """Half a turn by the gradient, a step, the other half; then a turn by chance.

@@ -69,17 +69,20 @@ def test_draws_of_a_gaussian_posterior(sampler):
     sampler.start(objective, space.normal(2))
     for _ in range(15):
         sampler.draw(learn=True)
-    count, total, squares, modes = 40, space.zeros(), [], []
+    count, total, squares, modes, errors = 40, space.zeros(), [], [], []
     for _ in range(count):
         draw = sampler.draw(learn=False)
         away = scaling.to_even(draw.point) - mean
         total = total + away
         squares.append(space.dot(away, away) / cells)
+        errors.append(draw.energy_error)
         modes.append(large_modes(draw.point.field, space.box))
     variance = 1 / (1 - draw.step**2 / 4) if isinstance(sampler, Microcanonical) else 1.0
     assert np.mean(squares) == pytest.approx(variance, abs=6 * np.sqrt(2 / (cells * count)))
     averages = space.dot(total, total) / count**2 / cells  # 1 / effective number of draws
     assert (averages < 4 / count).all()
+    if isinstance(sampler, Microcanonical):
+        assert 0.3e-4 < np.mean(errors) < 3e-4
     found = convergence(np.array(modes))
     assert np.median(found.rhat) < 1.05
     assert (found.ess > 10).all()
@@ -217,6 +220,40 @@ def test_chains_are_drawn_alike_on_any_mesh(kind):
     np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-9)
     for of in (lambda draw: draw.acceptance, lambda draw: draw.energy_error):
         np.testing.assert_allclose(of(ends[0][1]), of(ends[1][1]), rtol=1e-6, atol=1e-9)
+
+
+class Cliff(EvenPosterior):
+    """Finite up to a number of evaluations."""
+
+    left = 99
+
+    def evaluate(self, u):
+        self.left -= 1
+        if self.left < 0:
+            raise FloatingPointError("not finite")
+        return super().evaluate(u)
+
+
+@pytest.mark.parametrize("sampler", [HMC(leaps=3), Microcanonical(leaps=3)], ids=["hmc", "mc"])
+def test_a_move_to_where_nothing_is_finite_is_undone(sampler):
+    posterior = chains_on(chain_mesh(), 2)
+    objective = Cliff(posterior, posterior.curvature().scaling())
+    sampler.start(objective, posterior.space.normal(5))
+    known = sampler.draw(learn=False)
+    objective.left = 1
+    draw = sampler.draw(learn=False)
+    assert not draw.accepted.any()
+    np.testing.assert_array_equal(draw.point.field, known.point.field)
+    objective.left = 99
+    again = sampler.draw(learn=False)
+    assert np.isfinite(again.evaluation.loss).all()
+    if isinstance(sampler, Microcanonical):
+        assert again.step == pytest.approx(known.step / 2)
+        assert again.accepted.all()
+        objective.left = 0
+        with pytest.raises(FloatingPointError, match="8 moves in a row"):
+            for _ in range(8):
+                sampler.draw(learn=False)
 
 
 PRIORS = "[priors]\nsigma8 = [0.6, 1.0]\n"
