@@ -39,13 +39,14 @@ lint: setup ## Lint and type checks alone
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: setup ## Measure FFT, kernels, simulation, gradient, memory, network, reconstruction
+bench: setup ## Measure FFT, kernels, simulation, gradient, memory, network, reconstruction, draws
 	$(BIN)/python benchmarks/fft.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/simulate.py --gradient --profile
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/reconstruct.py
+	$(BIN)/python benchmarks/draws.py
 
 doctor: setup ## Say what is installed, what is missing, and try two ranks
 	$(BIN)/flowpm-dist doctor --launch-test

@@ -4,8 +4,8 @@
 
 float32, 8 Mpc/h a cell, 2LPT and three steps of the particle mesh, noise of two mean densities. Two
 chains begin at the truth, which is a draw of the posterior; a quarter of the gradients go into the
-step size. Effective draws as ArviZ counts them, of the modes of the largest scales; gradients of both
-chains.
+step size. Effective draws as ArviZ counts them, of the modes of the largest scales; gradients of
+both chains.
 """
 
 from __future__ import annotations

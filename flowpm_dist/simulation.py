@@ -37,7 +37,9 @@ from meshimpl.mesh_function import is_watched
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 DIFFERENTIATIONS = ("adjoint", "plain")
-WITHOUT_GROWTH = ("Omega_b", "n_s", "A_s", "sigma8")
+AMPLITUDES = ("A_s", "sigma8")
+
+WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
 """Parameters that the growth of structure on large scales does not depend on."""
 PAIRED = "paired goes with a seed"
 
@@ -386,15 +388,31 @@ class Simulation:
             return self._own if box.batch is None else self._own.repeated(box.local_batch[0])
         given = [cosmology] if isinstance(cosmology, Cosmology) else list(cosmology)
         local = of_this_rank(given, box)
-        return Universes.of(local, box.batch is not None, self._growth, self._power_of)
+        return Universes.of(local, box.batch is not None, self._growth, self._power)
 
     def _growth(self, cosmology: Cosmology) -> GrowthFunctions:
         """Of a cosmology; that of the simulation's own where both have the same background."""
-        own = self.cosmology
-        others = [n for n in {*own.names, *cosmology.names} if n not in WITHOUT_GROWTH]
-        if all(getattr(own, n, None) is getattr(cosmology, n, None) for n in others):
+        if self._differs_in(WITHOUT_GROWTH, cosmology):
             return self._own.growths[0]
         return self._growth_of(cosmology)
+
+    def _power(self, cosmology: Cosmology, growth: GrowthFunctions) -> LinearPower:
+        """Of a cosmology; that of the simulation's own with another amplitude where that is all."""
+        own = self.cosmology
+        same = (cosmology.names, cosmology.transfer) == (own.names, own.transfer)
+        if same and self._differs_in(AMPLITUDES, cosmology):
+            return self._own.powers[0].rescaled(cosmology)
+        return self._power_of(cosmology, growth)
+
+    def _differs_in(self, names: tuple[str, ...], cosmology: Cosmology) -> bool:
+        """From the simulation's own cosmology in no others than these.
+
+        A cosmology that has passed `of_this_rank` holds the same numbers, but no tensors that are
+        the simulation's own: what is differentiated by is never taken for the same.
+        """
+        own = self.cosmology
+        others = [n for n in {*own.names, *cosmology.names} if n not in names]
+        return all(getattr(own, n, None) is getattr(cosmology, n, None) for n in others)
 
     def _schedule(self, universes: Universes, *, given: bool) -> Schedule:
         """Of all universes of this rank; factors [..., operations, 4]."""

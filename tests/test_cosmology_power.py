@@ -114,3 +114,22 @@ def test_camb_says_what_it_cannot_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "camb", None)
     with pytest.raises(ImportError, match=re.escape("pip install camb")):
         LinearPower(by_camb.replace(n_s=0.9))
+
+
+@pytest.mark.parametrize("transfer", ["eisenstein-hu", "camb"])
+@pytest.mark.parametrize("amplitude", [{"A_s": 2.4e-9}, {"sigma8": 0.7}])
+def test_another_amplitude_of_the_same_shape(transfer, amplitude):
+    name, value = next(iter(amplitude.items()))
+    first = Cosmology(0.31, 0.049, 0.68, 0.97, transfer=transfer, **{name: 1.1 * value})
+    value = tf.constant(value, tf.float64)
+    k, slopes, powers = np.array([0.0, 0.01, 0.3]), [], []
+    for make in (LinearPower, LinearPower(first).rescaled):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            power = make(first.replace(**{name: value}))
+            found = power(k)
+            whole = tf.reduce_sum(found) + power.sigma8() + power.A_s
+        powers.append(found)
+        slopes.append(tape.gradient(whole, value))
+    np.testing.assert_allclose(powers[1], powers[0], rtol=1e-12)
+    np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,15 @@ class LinearPower:
             self._shape = _CambShape(cosmology, self._d1_today)
         else:
             raise ValueError('transfer_nodes go with transfer="eisenstein-hu", not with "camb"')
+        self._unit = None if cosmology.A_s is not None else self._unit_sigma8()
         self.A_s = self._amplitude()
+
+    def rescaled(self, cosmology: Cosmology) -> LinearPower:
+        """That of a cosmology with another A_s, or another sigma8, and all else the same."""
+        other = copy.copy(self)
+        other.cosmology = cosmology
+        other.A_s = other._amplitude()
+        return other
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
@@ -81,7 +90,7 @@ class LinearPower:
         """A_s [1], given or such that sigma8 is as given."""
         if self.cosmology.A_s is not None:
             return as_float64(self.cosmology.A_s)
-        return (as_float64(self.cosmology.sigma8) / (self._unit_sigma8() * self._d1_today)) ** 2
+        return (as_float64(self.cosmology.sigma8) / (self._unit * self._d1_today)) ** 2
 
     def _unit_sigma8(self) -> tf.Tensor:
         """sigma8 for A_s = 1 without growth."""

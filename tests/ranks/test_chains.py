@@ -143,14 +143,14 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
 @pytest.mark.timeout(300, method="thread")
 @pytest.mark.parametrize(
     "sampler",
-    [HMC(leaps=6, seed=3), Microcanonical(leaps=8, seed=3)],
+    [HMC(leaps=6, seed=3), Microcanonical(leaps=4, seed=3)],
     ids=["hmc", "microcanonical"],
 )
 def test_draws_of_a_parameter(sampler):
     """Of a linear universe against its own posterior, of which mean and width are known."""
     posterior = of_sigma8_on(chain_mesh(), 2)
     drawn = []
-    warm_up = [Phase(Annealing(), 15)]
+    warm_up = [Phase(Annealing(), 20)]
     chains = Chains(posterior, sampler, warm_up=warm_up, draws=40)
     chains.run(
         lambda: posterior.space.normal(1),
