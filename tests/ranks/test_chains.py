@@ -37,7 +37,6 @@ from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.run import reconstruct
 
-
 KINDS = [Microcanonical] if SIZE > 2 else [HMC, Microcanonical]
 """Of samplers, for tests that take long where ranks share cores."""
 
