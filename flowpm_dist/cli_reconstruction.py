@@ -292,8 +292,8 @@ def _of_chains(facts: dict[str, Any]) -> str:
     modes = facts["modes"]
     lines = [
         f"{facts['chains']} chains of {facts['draws']} draws, {facts['evaluations']} gradients "
-        f"each in {facts['seconds']:.3g} s; {facts['acceptance']:.0%} of the moves accepted, "
-        f"steps of {facts['step']:.2g}."
+        f"each in {facts['seconds']:.3g} s; steps of {facts['step']:.2g}, energy error "
+        f"{facts['energy_error']:.1e}, {facts['acceptance']:.0%} of the moves accepted."
     ]
     if "rhat_max" in modes:
         lines.append(

@@ -173,7 +173,7 @@ class SamplerSection(Section):
         default="microcanonical", description='"microcanonical" or "hmc"'
     )
     leaps: int = _count(32)
-    length: float = Field(default=2.0, gt=0, description="a number above 0")
+    length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
     energy_error: float = Field(default=1e-4, gt=0, lt=1, description="a number between 0 and 1")
     target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
     seed: Seed = Field(default=0, description=A_SEED)

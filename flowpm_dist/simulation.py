@@ -392,7 +392,7 @@ class Simulation:
 
     def _growth(self, cosmology: Cosmology) -> GrowthFunctions:
         """Of a cosmology; that of the simulation's own where both have the same background."""
-        if self._differs_in(WITHOUT_GROWTH, cosmology):
+        if self._differs_only_in(WITHOUT_GROWTH, cosmology):
             return self._own.growths[0]
         return self._growth_of(cosmology)
 
@@ -400,11 +400,11 @@ class Simulation:
         """Of a cosmology; that of the simulation's own with another amplitude where that is all."""
         own = self.cosmology
         same = (cosmology.names, cosmology.transfer) == (own.names, own.transfer)
-        if same and self._differs_in(AMPLITUDES, cosmology):
+        if same and self._differs_only_in(AMPLITUDES, cosmology):
             return self._own.powers[0].rescaled(cosmology)
         return self._power_of(cosmology, growth)
 
-    def _differs_in(self, names: tuple[str, ...], cosmology: Cosmology) -> bool:
+    def _differs_only_in(self, names: tuple[str, ...], cosmology: Cosmology) -> bool:
         """From the simulation's own cosmology in no others than these.
 
         A cosmology that has passed `of_this_rank` holds the same numbers, but no tensors that are

@@ -99,6 +99,7 @@ class HMC(Sampler):
         chance = rng.uniform(size=np.shape(self._here.loss))
         momentum = self._normal(MOMENTUM, self._count)
         self._count += 1
+        spent = self._spent
         before = self._here.loss + 0.5 * self._space.dot(momentum, momentum)
         moved = self._leapfrog(momentum, step, leaps)
         gain = np.full_like(before, -np.inf)
@@ -113,7 +114,8 @@ class HMC(Sampler):
         if learn:
             self._size.learn(float(np.mean(acceptance)))
         error = gain**2 / self._unknowns
-        return Draw(self._point(), self._here, accepted, acceptance, error, step, leaps)
+        spent = self._spent - spent
+        return Draw(self._point(), self._here, accepted, acceptance, error, step, spent)
 
     def _leapfrog(
         self, momentum: Unknowns, step: float, leaps: int

@@ -47,28 +47,30 @@ class StepSize:
         """To move with."""
         return math.exp(self.values[0])
 
-    def learn(self, size: float) -> None:
-        """From one more step: the size of its change, by the root of the number of unknowns."""
+    def learn(self, step: float, size: float) -> None:
+        """From one more step, and the size of its change by the root of the number of unknowns."""
         _, mean, count = self.values
         share = 4 / (count + 4)
-        mean += share * (size / self._expected / self.now**3 - mean)
+        mean += share * (size / self._expected / step**3 - mean)
         self.values = [-math.log(max(mean, LEAST)) / 3, mean, count + 1]
 
-    def restart(self, factor: float = 1.0) -> None:
-        """Learn anew, from so many times the step."""
-        self.values = [self.values[0] + math.log(factor), 0.0, 0.0]
+    def restart(self) -> None:
+        """Learn anew, from the present step."""
+        self.values = [self.values[0], 0.0, 0.0]
 
 
 class Microcanonical(Sampler):
     """Moves whose speed never changes: gradients turn the velocity, and chance does, a little.
 
     No step is refused. What bounds the error of the draws is how the energy changes in a step,
-    which the step size is led by; of a Gaussian variances come out 1 / (1 - step^2 / 4) times too
-    large. The step does not shrink as the number of unknowns grows.
+    which the step size is led by. Of a unit Gaussian variances come out as the v that solves
+    sqrt(v) tanh(step sqrt(v) / 2) = step / 2, about 1 + step^2 / 12. The step does not shrink as
+    the number of unknowns grows.
 
     Args:
         leaps: steps of a move.
-        length: of the way on which the direction is forgotten, in widths of the posterior.
+        length: of the way on which the direction is forgotten, in widths of the posterior, from
+            0.1 on.
         energy_error: variance of a step's change of energy, by the number of unknowns.
         seed: of velocities and their turns.
         step: size to begin with.
@@ -86,9 +88,9 @@ class Microcanonical(Sampler):
         seed: int = 0,
         step: float = FIRST_STEP,
     ) -> None:
-        if leaps < 1 or not min(length, energy_error, step) > 0:
+        if leaps < 1 or not length >= 0.1 or not min(energy_error, step) > 0:
             raise ValueError(
-                "leaps from 1 on, a length, an energy error, a step above 0 are needed"
+                "leaps from 1 on, a length from 0.1 on, energy error and step above 0 are needed"
             )
         super().__init__(seed)
         self._leaps, self._length = leaps, length
@@ -107,7 +109,8 @@ class Microcanonical(Sampler):
         Raises:
             FloatingPointError: after several such moves, each with steps half as long.
         """
-        before, step = (self._place, self._here, -self._velocity), self._size.now
+        before, step = (self._place, self._here, -self._velocity), self._step_size
+        spent = self._spent
         error = self._walk(learn=learn)
         self._count += 1
         moved = np.isfinite(error)
@@ -115,15 +118,19 @@ class Microcanonical(Sampler):
             self._failed = 0
         else:
             self._place, self._here, self._velocity = before
-            self._size.restart(0.5)
             self._failed += 1
         if self._failed == TRIES:
             raise FloatingPointError(
                 f"{TRIES} moves in a row led to where the posterior is not finite; "
                 f"the last with steps of {step:.2g}"
             )
-        acceptance = moved.astype(float)
-        return Draw(self._point(), self._here, moved, acceptance, error, step, self._leaps)
+        acceptance, spent = moved.astype(float), self._spent - spent
+        return Draw(self._point(), self._here, moved, acceptance, error, step, spent)
+
+    @property
+    def _step_size(self) -> float:
+        """Half as long after each move that has failed since the last that has not."""
+        return self._size.now / 2**self._failed
 
     def _walk(self, *, learn: bool) -> np.ndarray:
         """All steps of a move.
@@ -134,21 +141,22 @@ class Microcanonical(Sampler):
         """
         errors = []
         for leap in range(self._leaps):
-            change = self._step(leap)
+            step = self._step_size
+            change = self._step(leap, step)
             if not np.isfinite(change).all():
                 return np.full_like(change, np.inf)
             errors.append(change**2 / self._unknowns)
             if learn:
-                self._size.learn(float(np.mean(np.sqrt(errors[-1]))))
+                self._size.learn(step, float(np.mean(np.sqrt(errors[-1]))))
         return np.mean(errors, axis=0)
 
-    def _step(self, leap: int) -> np.ndarray:
+    def _step(self, leap: int, step: float) -> np.ndarray:
         """Half a turn by the gradient, a step, the other half; then a turn by chance.
 
         Returns:
             The change of the energy [...]; not finite where the model fails, and nothing is moved.
         """
-        here, step = self._here, self._size.now
+        here = self._here
         velocity, first = self._turned(self._velocity, here.gradient, step / 2)
         place = self._place.plus(step * math.sqrt(self._unknowns), velocity)
         found = self._evaluated(place)

@@ -55,7 +55,7 @@ class Sampler(ABC):
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._count = seed, 0
+        self._seed, self._count, self._spent = seed, 0, 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """Begin at a point of the unknowns, for each chain its own; with the step size as it is.
@@ -102,6 +102,7 @@ class Sampler(ABC):
 
     def _evaluated(self, place: Unknowns) -> Evaluation | None:
         """None, on every rank, where the model fails."""
+        self._spent += 1
         try:
             return self._objective.evaluate(place)
         except (HaloError, FloatingPointError):

@@ -130,19 +130,18 @@ class Sampling:
         with ExitStack() as opened:
             opened.callback(self._close)
             opened.enter_context(self._stop.heard())
-            begin = self._lap = time.perf_counter()
+            self._lap = time.perf_counter()
             try:
                 self.chains.run(self._start, self._told, resume=resumed)
             except StopError:
                 return {}
             self.chains.save()
-        seconds = time.perf_counter() - begin
         self._file.finish(*self.chains.moments())
         truth = self._truth()
         facts: dict[str, Any] = {}
         if self.mesh.rank == 0:
             rows = read_rows(self.folder.draws)
-            facts = self._facts(rows, truth, seconds)
+            facts = self._facts(rows, truth)
             whole = json.loads(self.folder.result.read_text())
             text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
             write_text(self.folder.result, text + "\n")
@@ -205,9 +204,12 @@ class Sampling:
 
     def _quality(self) -> str:
         """Of the latest moves, what the step size is led by."""
+        acceptance = np.mean([draw.acceptance for draw in self._latest])
         if self.config.sampler.method == "hmc":
-            return f"acceptance {np.mean([draw.acceptance for draw in self._latest]):.2f}"
-        return f"energy error {np.mean([draw.energy_error for draw in self._latest]):.1e}"
+            return f"acceptance {acceptance:.2f}"
+        errors = [draw.energy_error for draw in self._latest if draw.accepted.all()]
+        error = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
+        return error if acceptance == 1 else f"{error}  failed {1 - acceptance:.0%}"
 
     def _truth(self) -> dict[str, float] | None:
         """Of the numbers that are watched, where it is known. On all ranks together."""
@@ -228,7 +230,7 @@ class Sampling:
         values = np.array([[float(row[name]) for name in names] for row in rows])
         return values.reshape(len(rows) // chains, chains, len(names))
 
-    def _facts(self, rows: Rows, truth: dict[str, float] | None, seconds: float) -> dict[str, Any]:
+    def _facts(self, rows: Rows, truth: dict[str, float] | None) -> dict[str, Any]:
         asked = self.config.sampler
         drawn = [row for row in rows if int(row["drawn"])]
         facts: dict[str, Any] = {
@@ -238,7 +240,7 @@ class Sampling:
             "warm_up": asked.warm_up,
             "start": asked.start,
             "evaluations": self.chains.progress.evaluations,
-            "seconds": seconds,
+            "seconds": sum(float(row["seconds"]) for row in rows[:: asked.chains]),
             "mesh": str(self.mesh),
             **{name: _mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
         }
@@ -270,7 +272,9 @@ class Sampling:
 
 
 def _mean(rows: Rows, name: str) -> float:
-    return float(np.mean([float(row[name]) for row in rows]))
+    """Of what is finite: where a move failed, its energy error is not."""
+    values = np.array([float(row[name]) for row in rows])
+    return float(np.mean(values[np.isfinite(values)]))
 
 
 def _mode_names() -> tuple[str, ...]:
