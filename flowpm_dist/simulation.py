@@ -14,6 +14,7 @@ import tensorflow as tf
 from flowpm_dist import adjoint
 from flowpm_dist.blocks import default_mesh
 from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
+from flowpm_dist.cosmology.parameters import AMPLITUDES
 from flowpm_dist.fields import Box, Field
 from flowpm_dist.gravity import GRADIENTS
 from flowpm_dist.initial import NOISES, check_white_noise, linear_amplitude
@@ -37,8 +38,6 @@ from meshimpl.mesh_function import is_watched
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 DIFFERENTIATIONS = ("adjoint", "plain")
-AMPLITUDES = ("A_s", "sigma8")
-
 WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
 """Parameters that the growth of structure on large scales does not depend on."""
 PAIRED = "paired goes with a seed"

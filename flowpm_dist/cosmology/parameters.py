@@ -19,7 +19,7 @@ LATEST_DARK_ENERGY = -0.2
 """w0 + wa must not exceed this: dark energy has to fade early for D1 -> a to have a meaning."""
 
 _SHAPE = ("Omega_m", "Omega_b", "h", "n_s", "w0", "wa", "T_cmb", "k_pivot")
-_AMPLITUDES = ("A_s", "sigma8")
+AMPLITUDES = ("A_s", "sigma8")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cosmology:
     transfer: Literal["eisenstein-hu", "camb"] = "eisenstein-hu"
 
     def __post_init__(self) -> None:
-        given = [name for name in _AMPLITUDES if getattr(self, name) is not None]
+        given = [name for name in AMPLITUDES if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 "exactly one of A_s and sigma8 must be given, got "
@@ -103,7 +103,7 @@ class Cosmology:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
-        return _SHAPE + tuple(n for n in _AMPLITUDES if getattr(self, n) is not None)
+        return _SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""

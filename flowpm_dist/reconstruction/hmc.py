@@ -131,6 +131,17 @@ class HMC(Sampler):
             momentum = momentum.plus(-step if leap < leaps - 1 else -0.5 * step, here.gradient)
         return place, here, momentum
 
+    def _move_to(self, which: np.ndarray, place: Unknowns, found: Evaluation) -> None:
+        """The chains that are chosen."""
+        here, chosen = self._here, self._space.chosen
+        self._place = chosen(which, place, self._place)
+        self._here = Evaluation(
+            np.where(which, found.data, here.data),
+            np.where(which, found.prior, here.prior),
+            chosen(which, found.gradient, here.gradient),
+            np.where(which, found.volume, here.volume),
+        )
+
     def memory(self) -> Memory:
         """See `Sampler.memory`."""
         numbers = dict(zip(LEARNT, self._size.values, strict=True))

@@ -108,16 +108,5 @@ class Sampler(ABC):
         except (HaloError, FloatingPointError):
             return None
 
-    def _move_to(self, which: np.ndarray, place: Unknowns, found: Evaluation) -> None:
-        """The chains that are chosen."""
-        here, chosen = self._here, self._space.chosen
-        self._place = chosen(which, place, self._place)
-        self._here = Evaluation(
-            np.where(which, found.data, here.data),
-            np.where(which, found.prior, here.prior),
-            chosen(which, found.gradient, here.gradient),
-            np.where(which, found.volume, here.volume),
-        )
-
     def _point(self) -> Unknowns:
         return self._objective.scaling.from_even(self._place)

@@ -31,7 +31,6 @@ from flowpm_dist.reconstruction.logs import MOVE_COLUMNS, Table, read_rows
 from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
 from flowpm_dist.reconstruction.posterior import Posterior
-from flowpm_dist.reconstruction.sampler import Draw
 from flowpm_dist.reconstruction.samples import SampleFile
 from flowpm_dist.reconstruction.unknowns import Unknowns
 from meshimpl.process_mesh import ProcessMesh
@@ -88,7 +87,7 @@ class Sampling:
         self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)
         self._stop = StopRequest(mesh)
         self._table: Table | None = None
-        self._latest: deque[Draw] = deque(maxlen=20)
+        self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
         self.stopped_by: str | None = None
 
     def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
@@ -158,7 +157,7 @@ class Sampling:
             self._file.keep(move.drawn // every - 1, draw.point)
         if self.mesh.rank == 0:
             self._add_rows(move, modes, now - self._lap)
-        self._latest.append(draw)
+        self._latest.append((draw.acceptance, draw.energy_error))
         self._say(move)
         self.stopped_by = self._stop.name()
         if self.stopped_by is not None:
@@ -204,10 +203,10 @@ class Sampling:
 
     def _quality(self) -> str:
         """Of the latest moves, what the step size is led by."""
-        acceptance = np.mean([draw.acceptance for draw in self._latest])
+        acceptance = np.mean([accepted for accepted, _ in self._latest])
         if self.config.sampler.method == "hmc":
             return f"acceptance {acceptance:.2f}"
-        errors = [draw.energy_error for draw in self._latest if draw.accepted.all()]
+        errors = [error for _, error in self._latest if np.isfinite(error).all()]
         error = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
         return error if acceptance == 1 else f"{error}  failed {1 - acceptance:.0%}"
 
