@@ -15,9 +15,9 @@ TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3"]
 LINT = ["mypy>=1.10", "ruff>=0.6"]
 
 
-NATIVE = Path(__file__).resolve().parent / "flowpm_dist" / "native"
-SOURCES = [f"flowpm_dist/native/{path.name}" for path in sorted(NATIVE.glob("*.cc"))]
-HEADERS = [f"flowpm_dist/native/{path.name}" for path in sorted(NATIVE.glob("*.h"))]
+NATIVE = Path(__file__).resolve().parent / "flowpm_dist" / "particle_mesh" / "kernels"
+SOURCES = [f"flowpm_dist/particle_mesh/kernels/{path.name}" for path in sorted(NATIVE.glob("*.cc"))]
+HEADERS = [f"flowpm_dist/particle_mesh/kernels/{path.name}" for path in sorted(NATIVE.glob("*.h"))]
 
 
 class BuildKernels(build_ext):
@@ -56,7 +56,11 @@ setup(
         include=["flowpm_dist", "flowpm_dist.*", "meshimpl", "meshimpl.*"],
     ),
     package_data={"flowpm_dist": ["py.typed"], "meshimpl": ["py.typed"]},
-    ext_modules=[Extension("flowpm_dist.native._kernels", SOURCES, depends=HEADERS, optional=True)],
+    ext_modules=[
+        Extension(
+            "flowpm_dist.particle_mesh.kernels._kernels", SOURCES, depends=HEADERS, optional=True
+        )
+    ],
     cmdclass={"build_ext": BuildKernels},
     zip_safe=False,
     # TensorFlow 2.21 has wheels for these Python versions.

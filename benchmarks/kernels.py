@@ -36,7 +36,7 @@ def worker(grid: int, rms: float, repeats: int) -> None:
     launch.configure_threads()
     import tensorflow as tf
 
-    from flowpm_dist.native import Compiled, Lattice, Portable, library
+    from flowpm_dist.particle_mesh.kernels import Compiled, Lattice, Portable, library
 
     g = Lattice((grid,) * 3, 1, (0, 0, 0), (1.0, 1.0, 1.0))
     s = tf.constant(smooth_displacement(grid, rms))

@@ -31,7 +31,7 @@ def worker(grid: int, steps: int, repeats: int, gradient: bool, profiled: bool) 
     import tensorflow as tf
 
     import flowpm_dist as fpm
-    from flowpm_dist.profiling import profile
+    from flowpm_dist.simulation.profiling import profile
 
     sim = fpm.Simulation(
         fpm.Cosmology.planck18(), grid, 2.0 * grid, fpm.scale_factor_steps(0.1, 1.0, steps)

@@ -116,7 +116,7 @@ def main() -> None:
             size,
             a,
             integrator=integrator,
-            force_mesh=mesh,
+            mesh_factor=mesh,
             lpt_order=3,
         )
         state = sim.run(seed=SEED)

@@ -17,7 +17,8 @@ from commands import COMMAND, flowpm, folder_with, plain
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
-from flowpm_dist.io.folder import FILES, SNAPSHOT
+from flowpm_dist.io.files import SNAPSHOT
+from flowpm_dist.jobs.folder import FILES
 from meshimpl import launch
 
 RUN = """
@@ -181,7 +182,7 @@ def test_a_run_by_another_scheme_is_what_python_gives(here, integrator):
             assert keys.items() <= resolved[section].items()
     cosmology = fpm.Cosmology(**tomllib.loads(RUN)["cosmology"])
     if integrator == "bullfrog":
-        options = {"noise": "nested", "fixed_amplitude": True, "lpt_order": 3, "force_mesh": 2}
+        options = {"noise": "nested", "fixed_amplitude": True, "lpt_order": 3, "mesh_factor": 2}
         sim = fpm.Simulation(
             cosmology, 16, 64.0, [0, 0.3, 1], integrator="bullfrog", deconvolve=True, **options
         )

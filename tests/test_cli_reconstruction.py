@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from commands import flowpm, folder_with, plain
 
-from flowpm_dist.cli_reconstruction import Plan, kept, make_plan, needed_bytes
-from flowpm_dist.config import ConfigError
-from flowpm_dist.config_reconstruction import load_reconstruction
-from flowpm_dist.io.folder import OutputError
+from flowpm_dist.cli.reconstruct import Plan, kept, make_plan, needed_bytes
+from flowpm_dist.config.reconstruction import load_reconstruction
+from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.reconstruction.folder import CONTENTS, MARK, ReconstructionFolder
 from flowpm_dist.reconstruction.logs import COLUMNS, Table, read_rows
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from commands import COMMAND, flowpm, folder_with, plain
 
-from flowpm_dist.cli_training import check_memory, check_same, training_bytes
-from flowpm_dist.config import ConfigError
-from flowpm_dist.config_training import load_training
+from flowpm_dist.cli.train import check_memory, check_same, training_bytes
+from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder
 
 RUN = """

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowpm_dist import config
-from flowpm_dist.config import ConfigError
+from flowpm_dist.config import simulation as config
+from flowpm_dist.config.simulation import ConfigError
 
 GOOD = """
 [box]
@@ -76,7 +76,7 @@ def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
     plain = resolved(tmp_path, GOOD)
     assert plain["evolution"] == {
         "a_start": 0.1, "a_stop": 1.0, "steps": 10, "spacing": "a", "integrator": "fastpm",
-        "half_step": "arithmetic", "gradient": "finite-difference", "force_mesh": 1,
+        "half_step": "arithmetic", "force_gradient": "finite-difference", "mesh_factor": 1,
         "deconvolve": False,
     }  # fmt: skip
     assert plain["initial"] == {
@@ -168,8 +168,8 @@ def test_one_mistake(tmp_path, old, new, where, told):
             "starts at 0.*; cola must start later",
         ),
         ("a_start = -0.1", "a_start", "-0.1.*from 0"),
-        ("force_mesh = 0", "force_mesh", "0.*from 1 to 4"),
-        ("force_mesh = 5", "force_mesh", "5.*from 1 to 4"),
+        ("mesh_factor = 0", "mesh_factor", "0.*from 1 to 4"),
+        ("mesh_factor = 5", "mesh_factor", "5.*from 1 to 4"),
         ("deconvolve = 1", "deconvolve", "1.*true or false"),
         ("edges = [0.5]", "edges", "two or more increasing"),
         ("edges = 0.5", "edges", "two or more increasing"),

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowpm_dist.config import ConfigError
-from flowpm_dist.config_reconstruction import (
+from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
     search_mesh,
 )
+from flowpm_dist.config.simulation import ConfigError
 
 GOOD = """
 [box]
@@ -296,7 +296,7 @@ def test_the_mesh_of_chains(tmp_path):
 
 def test_nothing_heavy_is_imported():
     script = (
-        "import sys; import flowpm_dist.cli_reconstruction\n"
+        "import sys; import flowpm_dist.cli.reconstruct\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flowpm_dist.blocks import parse_mesh
-from flowpm_dist.config import ConfigError
-from flowpm_dist.config_training import (
+from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.config.training import (
     MODELS,
     TrainingConfig,
     buffer_bytes,
@@ -21,6 +20,7 @@ from flowpm_dist.config_training import (
 )
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, finish_dataset
+from flowpm_dist.grid.decomposition import parse_mesh
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
 GOOD = """
@@ -421,7 +421,7 @@ def test_the_buffer_is_spread_over_all_ranks(tmp_path):
 def test_nothing_heavy_is_imported(tmp_path):
     path = write(tmp_path, GOOD)
     script = (
-        "import sys; from flowpm_dist.config_training import *\n"
+        "import sys; from flowpm_dist.config.training import *\n"
         f"check_training_mesh(load_training({str(path)!r}), 2, source={str(path)!r})\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )

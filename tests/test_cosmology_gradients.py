@@ -36,7 +36,7 @@ def observables(cosmology, as_pmwd=False):
         growth.f1(A),
         growth.f2(A),
         power(K) / 1e4,
-        power.unscaled(K) / 1e4,
+        power.without_growth(K) / 1e4,
         power.sigma8()[tf.newaxis],
     ]
     return tf.concat(parts, axis=0)

@@ -18,11 +18,15 @@ UNIVERSES = {"lcdm": Cosmology.planck18(), "w0wa": EVOLVING}
 def test_eisenstein_hu_is_pmwds(name):
     run = reference(f"pmwd_{name}_32")
     as_pmwd = LinearPower(UNIVERSES[name], transfer_nodes=PMWD_TRANSFER_NODES)
-    np.testing.assert_allclose(as_pmwd.unscaled(run["k"]), run["linear_power_unscaled"], rtol=1e-12)
+    np.testing.assert_allclose(
+        as_pmwd.without_growth(run["k"]), run["linear_power_unscaled"], rtol=1e-12
+    )
     np.testing.assert_allclose(as_pmwd(run["k"]), run["linear_power_a1"], rtol=5e-8)
     # pmwd's chords between its nodes lie above the convex transfer function: 7e-4 in power.
     exact = LinearPower(UNIVERSES[name])
-    np.testing.assert_allclose(exact.unscaled(run["k"]), run["linear_power_unscaled"], rtol=1e-3)
+    np.testing.assert_allclose(
+        exact.without_growth(run["k"]), run["linear_power_unscaled"], rtol=1e-3
+    )
     # Its sigma8 uses the nodes alone, through a Hankel transform; ours is tested for convergence.
     assert exact.sigma8().numpy() == pytest.approx(run["sigma8"], rel=5e-6)
 
@@ -73,7 +77,7 @@ def test_sigma8_is_the_converged_integral():
 def test_power_laws_at_the_ends_and_zero_at_zero(transfer):
     cosmology = Cosmology.planck18().replace(transfer=transfer)
     power = LinearPower(cosmology)
-    assert power(0.0).numpy() == 0.0 and power.unscaled([[0.0, 0.1]]).shape == (1, 2)
+    assert power(0.0).numpy() == 0.0 and power.without_growth([[0.0, 0.1]]).shape == (1, 2)
 
     def slope(k):
         return float(tf.math.log(power(1.1 * k) / power(k)) / np.log(1.1))

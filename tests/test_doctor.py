@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flowpm_dist import doctor
-from flowpm_dist.doctor import Check
+from flowpm_dist.cli import doctor
+from flowpm_dist.cli.doctor import Check
 from meshimpl import launch
 
 

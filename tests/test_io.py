@@ -16,20 +16,14 @@ import numpy as np
 import pytest
 import zarr
 
-from flowpm_dist import plotting
-from flowpm_dist.io import SnapshotError, folder, load_snapshot, results
-from flowpm_dist.io.folder import (
-    FILES,
-    PARTIAL,
-    SNAPSHOT,
-    OutputError,
-    OutputFolder,
-    WriteError,
-    write_text,
-    written_whole,
-)
-from flowpm_dist.io.progress import TERMINAL_VARIABLE, Progress
+from flowpm_dist.io import SnapshotError, load_snapshot
+from flowpm_dist.io import pictures as plotting
+from flowpm_dist.io.files import SNAPSHOT, WriteError, write_text, written_whole
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
+from flowpm_dist.jobs import folder
+from flowpm_dist.jobs import simulate as results
+from flowpm_dist.jobs.folder import FILES, PARTIAL, OutputError, OutputFolder
+from flowpm_dist.jobs.progress import TERMINAL_VARIABLE, Progress
 
 
 class ThreadMesh:

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flowpm_dist.native import Compiled, Kernels, Lattice, Portable, kernels, library, why_portable
+from flowpm_dist.particle_mesh.kernels import (
+    Compiled,
+    Kernels,
+    Lattice,
+    Portable,
+    kernels,
+    library,
+    why_portable,
+)
 
 REASON = library.load()[1]
 needs_library = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -36,8 +44,8 @@ class Case:
     """Random inputs of every kernel on one lattice."""
 
     def __init__(self, lattice: tuple[Any, ...] = LATTICES[0], dtype: str = "float64") -> None:
-        refinement, halo, rms = lattice
-        self.g = Lattice(PARTICLES, refinement, halo, CELL)
+        mesh_factor, halo, rms = lattice
+        self.g = Lattice(PARTICLES, mesh_factor, halo, CELL)
         self.dtype, self._random = dtype, np.random.default_rng(5)
         self.s = self.vectors() * tf.constant(rms, dtype)
         self.weights = self.normal(BATCH, *PARTICLES)
@@ -249,7 +257,7 @@ def test_same_bits_on_any_number_of_threads() -> None:
     code = (
         "import sys, tensorflow as tf\n"
         "tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))\n"
-        "from flowpm_dist.native import Compiled\n"
+        "from flowpm_dist.particle_mesh.kernels import Compiled\n"
         "import test_kernels\n"
         "print(test_kernels.digest(Compiled()), test_kernels.digest(Compiled()))"
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 
-from flowpm_dist.config_reconstruction_sections import ObservedSection
+from flowpm_dist.config.reconstruction_sections import ObservedSection
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.reconstruction import observations
 from flowpm_dist.reconstruction.observations import Observations, file_misfits

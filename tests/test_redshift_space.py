@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flowpm_dist.redshift_space import redshift_space
+from flowpm_dist.particle_mesh.redshift_space import redshift_space
 
 
 @pytest.mark.parametrize("axis", ["x", "y", "z"])

@@ -34,7 +34,7 @@ def test_linear_field_has_the_linear_power(box_size, amplitude):
 
 def test_early_density_has_the_grown_linear_power():
     """At a = 0.1 on scales of many cells: linear growth, the CIC window divided out."""
-    sim = fpm.Simulation(PLANCK, 64, 640.0, STEPS, gradient="spectral", precision="float64")
+    sim = fpm.Simulation(PLANCK, 64, 640.0, STEPS, force_gradient="spectral", precision="float64")
     spectrum = fpm.power_spectrum(sim.run(seed=12).density(), 640.0, window="cic")
     large = slice(0, 10)
     theory = fpm.LinearPower(PLANCK)(spectrum.k, 0.1).numpy()
@@ -65,11 +65,11 @@ def test_one_seed_is_one_universe_in_both_precisions():
         ({"lpt_order": 4}, "lpt_order 4 is not one of 1, 2, 3"),
         ({"lpt_order": 1, "integrator": "cola"}, "lpt_order 1: this integrator follows LPT"),
         ({"integrator": "euler"}, "integrator 'euler' is not one of 'fastpm', 'bullfrog', 'cola'"),
-        ({"force_mesh": 0}, "force_mesh 0"),
-        ({"force_mesh": 1.5}, "force_mesh 1.5"),
+        ({"mesh_factor": 0}, "mesh_factor 0"),
+        ({"mesh_factor": 1.5}, "mesh_factor 1.5"),
         ({"noise": "white"}, "noise 'white' is not one of 'cells', 'nested'"),
         ({"differentiation": "none"}, "'adjoint', 'plain'"),
-        ({"gradient": "exact"}, "'finite-difference', 'spectral'"),
+        ({"force_gradient": "exact"}, "'finite-difference', 'spectral'"),
         ({"precision": "float16"}, "'float32', 'float64'"),
         ({"halo": 0}, "from 1 on"),
         ({"mesh": "row:2,col:1"}, "2 places, but this job has 1 rank"),

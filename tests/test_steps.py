@@ -11,7 +11,7 @@ import pytest
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
-from flowpm_dist.integrators import COLA, BullFrog, FastPM
+from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM
 
 PLANCK = fpm.Cosmology.planck18()
 W0WA = PLANCK.replace(w0=-0.9, wa=0.2)

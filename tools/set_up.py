@@ -20,7 +20,7 @@ from progress import say
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = {"cpu": "requirements.txt", "nccl": "requirements-gpu.txt"}
-NATIVE = ROOT / "flowpm_dist" / "native"
+NATIVE = ROOT / "flowpm_dist" / "particle_mesh" / "kernels"
 KERNELS = NATIVE / "_kernels.so"
 VENVS = {"cpu": ".venv", "nccl": ".venv-gpu"}
 
@@ -143,7 +143,7 @@ def report_kernels(venv: Path, log: Path) -> None:
         why = said[-1].split(mark)[1] if said else f"see {log}"
         say(f"particle kernels not compiled, the portable ones are used: {why}")
         return
-    code = "from flowpm_dist.native import library; print(library.load()[1] or '')"
+    code = "from flowpm_dist.particle_mesh.kernels import library; print(library.load()[1] or '')"
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(venv / "bin" / "python"), "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)

@@ -29,7 +29,7 @@ def main() -> None:
         worker.CELL * options.grid,
         steps,
         integrator="fastpm",
-        gradient="finite-difference",
+        force_gradient="finite-difference",
     )
     power = LinearPower(cosmology)
     noise, weight = tf.constant(options.noise), tf.constant(options.weight)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.folder import TrainedError
 from flowpm_dist.cosmoflow.optimisers import Optimiser
-from flowpm_dist.io.folder import WriteError
+from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.record_files import (
     DATASET,
     DTYPES,
@@ -20,8 +20,9 @@ from flowpm_dist.cosmoflow.record_files import (
     split_files,
 )
 from flowpm_dist.cosmoflow.trained import OF_UNIVERSES, differences
-from flowpm_dist.io.folder import OutputError, WriteError, check_ground, check_room
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.folder import OutputError, check_ground, check_room
+from flowpm_dist.jobs.progress import WorkProgress
 
 SPLITS = ("train", "validation", "test")
 FREE = {"attributes", "samples_per_file"}

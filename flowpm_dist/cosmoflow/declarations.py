@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flowpm_dist.blocks import nearest
+from flowpm_dist.grid.decomposition import nearest
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.baselines import BASELINES, Features, learning_curve
 from flowpm_dist.cosmoflow.dataset import SPLITS, statistics_path
 from flowpm_dist.cosmoflow.evaluation_groups import (
@@ -25,12 +25,7 @@ from flowpm_dist.cosmoflow.evaluation_results import Evaluation
 from flowpm_dist.cosmoflow.file_source import in_order
 from flowpm_dist.cosmoflow.held_out import Statistics, features, measure_volumes
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
-from flowpm_dist.cosmoflow.judging import (
-    Predictions,
-    Scores,
-    describe_collapse,
-    score,
-)
+from flowpm_dist.cosmoflow.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.parts import block_of_volumes
 from flowpm_dist.cosmoflow.record_files import dataset_files
 from flowpm_dist.cosmoflow.trained import (
@@ -43,7 +38,7 @@ from flowpm_dist.cosmoflow.trained import (
     universes,
 )
 from flowpm_dist.cosmoflow.training import predict
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.jobs.progress import WorkProgress
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.config_training import WARMUP, TrainingConfig
+from flowpm_dist.config.training import WARMUP, TrainingConfig
 from flowpm_dist.cosmoflow.evaluation_results import OF_SEEDS
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, Scores
 from flowpm_dist.cosmoflow.trained import Training

@@ -22,7 +22,8 @@ from flowpm_dist.cosmoflow.judging import (
     rich_table,
     write_csv,
 )
-from flowpm_dist.io.folder import GENERATOR, WriteError, check_foreign, check_ground
+from flowpm_dist.io.files import GENERATOR, WriteError
+from flowpm_dist.jobs.folder import check_foreign, check_ground
 
 SCORES = "scores.json"
 FILES = (

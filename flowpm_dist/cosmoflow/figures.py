@@ -21,7 +21,7 @@ from matplotlib.ticker import (
 from scipy.stats import norm
 
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
-from flowpm_dist.plotting import MEASURED, MUTED, THEORY, save_figure
+from flowpm_dist.io.pictures import MEASURED, MUTED, THEORY, save_figure
 
 __all__ = [
     "calibration_figure",

@@ -13,8 +13,9 @@ from flowpm_dist.cosmoflow.baselines import Features
 from flowpm_dist.cosmoflow.in_situ import Batch, Generation, Lanes, UniverseMaker, measured
 from flowpm_dist.cosmoflow.parts import block_of_volumes
 from flowpm_dist.cosmoflow.records import DatasetHeader, RecordWriter
-from flowpm_dist.fields import Box, Field
-from flowpm_dist.io.folder import written_whole
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.files import written_whole
 from meshimpl.process_mesh import ProcessMesh
 
 Progress = Callable[[int, int], None]

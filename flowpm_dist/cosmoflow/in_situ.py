@@ -1,4 +1,4 @@
-"""Universes made where they are learned from, and the buffer they are drawn from."""
+"""LocalCosmologies made where they are learned from, and the buffer they are drawn from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from flowpm_dist.cosmoflow.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.priors import Priors
-from flowpm_dist.fields import Field
-from flowpm_dist.simulation import Simulation
+from flowpm_dist.grid.field import Field
+from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.statistics import density_histogram, power_spectrum
 from meshimpl.process_mesh import ProcessMesh
 

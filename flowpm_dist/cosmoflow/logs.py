@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.cosmoflow.phases import PHASES
-from flowpm_dist.io.folder import WriteError, written_whole
+from flowpm_dist.io.files import WriteError, written_whole
 
 COLUMNS = (
     "step", "samples", "simulations", "loss", "validation_loss", "rate", "gradient_norm",

@@ -26,7 +26,7 @@ from flowpm_dist.cosmoflow.declarations import (
     Stage,
     declaration,
 )
-from flowpm_dist.fields import SPLIT
+from flowpm_dist.grid.box import SPLIT
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import layers

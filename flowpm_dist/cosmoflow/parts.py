@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowpm_dist.config_training import TrainingConfig
-from flowpm_dist.configured import configured_simulation
+from flowpm_dist.config.objects import configured_simulation
+from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.losses import Standardiser
 from flowpm_dist.cosmoflow.network import Network

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.blocks import default_mesh
-from flowpm_dist.config_training import check_training_mesh
+from flowpm_dist.config.training import check_training_mesh
 from flowpm_dist.cosmoflow.trained import Training, read_training, trained_network, with_batch
 from flowpm_dist.cosmoflow.volume import check_volume
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.jobs.progress import WorkProgress
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.losses import Standardiser

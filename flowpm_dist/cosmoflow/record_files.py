@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowpm_dist.io.folder import write_text
+from flowpm_dist.io.files import write_text
 
 DATASET = "dataset.json"
 FORMAT, VERSION = "flowpm-dist density records", 1

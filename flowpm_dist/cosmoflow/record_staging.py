@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flowpm_dist.cosmoflow.record_files import DATASET, RecordError, dataset_files, is_gzip
-from flowpm_dist.io.folder import WriteError, existing_part, human_size
+from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.jobs.folder import existing_part
 
 
 def stage(

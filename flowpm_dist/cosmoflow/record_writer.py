@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.io.folder import WriteError
+from flowpm_dist.io.files import WriteError
 
 
 class RecordWriter:

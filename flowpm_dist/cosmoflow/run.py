@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config_training import TrainingConfig
+from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.file_source import FileSource, in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
@@ -38,9 +38,9 @@ from flowpm_dist.cosmoflow.records import (
     stage,
 )
 from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer, mean_loss
-from flowpm_dist.io.folder import write_text
-from flowpm_dist.io.progress import WorkProgress
-from flowpm_dist.io.stop import StopRequest
+from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.stop import StopRequest
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 

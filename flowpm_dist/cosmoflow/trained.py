@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.blocks import parse_mesh
-from flowpm_dist.config_training import TrainingConfig, check_training_mesh, load_training
+from flowpm_dist.config.training import TrainingConfig, check_training_mesh, load_training
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
+from flowpm_dist.grid.decomposition import parse_mesh
 
 if TYPE_CHECKING:
     import tensorflow as tf

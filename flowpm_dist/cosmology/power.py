@@ -24,7 +24,7 @@ SIGMA8_RADIUS = 8.0
 
 
 class LinearPower:
-    """P(k) of a cosmology: `power(k)` today, `power(k, a)`, `power.unscaled(k)`.
+    """P(k) of a cosmology: `power(k)` today, `power(k, a)`, `power.without_growth(k)`.
 
     Made once for a cosmology; evaluated element by element on k [h/Mpc] of any shape, 0 included
     (P(0) = 0), eagerly or in a graph; float64; differentiable by the parameters (with
@@ -72,10 +72,10 @@ class LinearPower:
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
-        return self.unscaled(k) * self.growth.d1(a) ** 2
+        return self.without_growth(k) * self.growth.d1(a) ** 2
 
-    def unscaled(self, k: Any) -> tf.Tensor:
-        """Power without growth [(Mpc/h)^3]: P(k, a) = unscaled(k) D1(a)^2."""
+    def without_growth(self, k: Any) -> tf.Tensor:
+        """Power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
         k = as_float64(k)
         positive = k > 0
         # A harmless wavenumber in place of 0 keeps infinities out of the derivatives as well.

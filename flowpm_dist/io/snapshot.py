@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.io.folder import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
+from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
 
 if TYPE_CHECKING:
     import zarr
 
-    from flowpm_dist.fields import Field
+    from flowpm_dist.grid.field import Field
 
 FORMAT = 1
 DIMENSIONS = ("x", "y", "z", "component")

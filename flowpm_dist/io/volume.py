@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.io.folder import SNAPSHOT, snapshot_attributes
+from flowpm_dist.io.files import SNAPSHOT, snapshot_attributes
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5")

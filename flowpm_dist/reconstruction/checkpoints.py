@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Field
-from flowpm_dist.io.folder import WriteError, snapshot_attributes
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.files import WriteError, snapshot_attributes
 from flowpm_dist.io.snapshot import mark_complete, write_snapshot
 from flowpm_dist.reconstruction.optimisers import Memory
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
-from flowpm_dist.spectral import to_field, to_spectrum
 from flowpm_dist.statistics.bins import multiplicities
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
+from flowpm_dist.grid.box import Box
 
 LARGEST = 2
 """Waves across the box along each axis, at most, of the modes that are watched."""

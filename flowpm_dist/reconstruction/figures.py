@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from flowpm_dist.plotting import MEASURED, MUTED, THEORY, save_figure
+from flowpm_dist.io.pictures import MEASURED, MUTED, THEORY, save_figure
 
 __all__ = [
     "Slab",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowpm_dist.io.work_folder import WorkFolder
+from flowpm_dist.jobs.work_folder import WorkFolder
 
 MARK = "reconstruction.json"
 FIELDS = "reconstruction.zarr"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
-from flowpm_dist.spectral import Filter, convolve
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.fourier import Filter, convolve
 from meshimpl.mesh_function import MeshFunction
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.cosmoflow.logs import read_metrics
-from flowpm_dist.io.folder import WriteError, written_whole
+from flowpm_dist.io.files import WriteError, written_whole
 
 LARGE, SMALL = 0.1, 0.3
 """Wavenumbers at which the correlation with the truth is told, about [h/Mpc]."""

@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 from scipy.stats import norm, poisson
 
-from flowpm_dist.fields import Field
-from flowpm_dist.initial import noise_function
-from flowpm_dist.reconstruction.forward import ForwardModel
+from flowpm_dist.grid.field import Field
+from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.likelihoods import positive_density
 from flowpm_dist.reconstruction.unknowns import Space
-from flowpm_dist.state import State
+from flowpm_dist.simulation.state import State
 
 NOISE = 1
 """Key of the draws of noise, so that they are not those of a search with the same seed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.config_reconstruction_sections import ObservedSection
+from flowpm_dist.config.reconstruction_sections import ObservedSection
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 
 REASON = (0.5, 2.0)

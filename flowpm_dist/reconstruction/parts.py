@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config_reconstruction import ReconstructionConfig
-from flowpm_dist.config_sections import ModesSection
-from flowpm_dist.configured import configured_simulation
+from flowpm_dist.config.objects import configured_simulation
+from flowpm_dist.config.reconstruction import ReconstructionConfig
+from flowpm_dist.config.sections import ModesSection
 from flowpm_dist.cosmology import Cosmology
-from flowpm_dist.fields import Box
-from flowpm_dist.reconstruction.forward import ForwardModel
+from flowpm_dist.grid.box import Box
+from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
 from flowpm_dist.reconstruction.microcanonical import Microcanonical

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.curvature import Curvature, Scaling
-from flowpm_dist.reconstruction.forward import ForwardModel
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 

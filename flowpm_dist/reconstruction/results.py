@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config_reconstruction import ReconstructionConfig
-from flowpm_dist.fields import Field
-from flowpm_dist.io.folder import WriteError, write_text, written_whole
-from flowpm_dist.io.results import versions
+from flowpm_dist.config.reconstruction import ReconstructionConfig
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.files import WriteError, write_text, written_whole
+from flowpm_dist.io.pictures import power_spectrum_figure, project
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
-from flowpm_dist.plotting import power_spectrum_figure, project
+from flowpm_dist.jobs.simulate import versions
+from flowpm_dist.observables.forward_model import ForwardModel, Parameters
 from flowpm_dist.reconstruction.figures import (
     Slab,
     correlation_figure,
@@ -25,12 +26,11 @@ from flowpm_dist.reconstruction.figures import (
     slabs_figure,
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.forward import ForwardModel, Parameters
 from flowpm_dist.reconstruction.logs import LARGE, SMALL, read_rows
 from flowpm_dist.reconstruction.parts import Observed
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
-from flowpm_dist.state import State
+from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics import Comparison, compare, power_spectrum
 
 MEANINGS = {

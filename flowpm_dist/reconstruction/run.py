@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config_reconstruction import ReconstructionConfig, search_mesh
-from flowpm_dist.fields import Field
-from flowpm_dist.io.folder import write_text
-from flowpm_dist.io.progress import WorkProgress
-from flowpm_dist.io.stop import StopError, StopRequest
+from flowpm_dist.config.reconstruction import ReconstructionConfig, search_mesh
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL, Table, read_rows

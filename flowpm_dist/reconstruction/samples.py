@@ -10,8 +10,8 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
-from flowpm_dist.fields import Box
-from flowpm_dist.io.folder import WriteError
+from flowpm_dist.grid.box import Box
+from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.snapshot import chunk_shape
 from flowpm_dist.reconstruction.unknowns import Unknowns
 

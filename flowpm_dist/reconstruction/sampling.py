@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 from scipy.stats import norm
 
-from flowpm_dist.config_reconstruction import ReconstructionConfig
-from flowpm_dist.io.folder import write_text, written_whole
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.config.reconstruction import ReconstructionConfig
+from flowpm_dist.io.files import write_text, written_whole
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
-from flowpm_dist.io.stop import StopError, StopRequest
+from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.diagnostics import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
-from flowpm_dist.initial import noise_function
+from flowpm_dist.grid.box import Box
+from flowpm_dist.initial.white_noise import noise_function
 from meshimpl.mesh_function import MeshFunction
 
 

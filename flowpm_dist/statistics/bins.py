@@ -11,7 +11,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
+from flowpm_dist.grid.box import Box
 from meshimpl.process_mesh import ProcessMesh
 
 _TIE = 1e-9

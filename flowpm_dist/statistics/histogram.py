@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box, Field
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import sum_over_universe
 from flowpm_dist.statistics.measure import box_of, whole
 from meshimpl.compat import mtf

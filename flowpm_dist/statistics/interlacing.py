@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
-from flowpm_dist.spectral import Kernel, filter_imaginary, filter_real
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.fourier import Kernel, filter_imaginary, filter_real
 
 
 def interlace(spectrum: Any, shifted: Any, box: Box) -> Any:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box, Field
-from flowpm_dist.spectral import to_spectrum
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.statistics.bins import bin_contents
 from flowpm_dist.statistics.interlacing import interlace
 from flowpm_dist.statistics.mode_sums import ModeSums, Weights

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.fields import Box
-from flowpm_dist.redshift_space import axis_number
+from flowpm_dist.grid.box import Box
+from flowpm_dist.particle_mesh.redshift_space import axis_number
 from flowpm_dist.statistics.bins import bin_contents
 from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
 

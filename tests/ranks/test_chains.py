@@ -17,7 +17,7 @@ from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
 from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.reconstruction import (
     HMC,
     LBFGS,

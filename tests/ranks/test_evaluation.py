@@ -11,8 +11,8 @@ import zarr
 from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
 from tiny_network import TINY
 
-from flowpm_dist.config_checks import ConfigError
-from flowpm_dist.config_training import load_training
+from flowpm_dist.config.checks import ConfigError
+from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow import evaluation, held_out
 from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
@@ -22,24 +22,15 @@ from flowpm_dist.cosmoflow.file_source import in_order
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.judging import score
-from flowpm_dist.cosmoflow.parts import (
-    maker_of,
-    network_of,
-    optimiser_of,
-    standardiser_of,
-)
+from flowpm_dist.cosmoflow.parts import maker_of, network_of, optimiser_of, standardiser_of
 from flowpm_dist.cosmoflow.prediction import predict_volume
 from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.trained import (
-    TrainedError,
-    asking_mesh,
-    read_training,
-    trained_network,
-)
+from flowpm_dist.cosmoflow.trained import TrainedError, asking_mesh, read_training, trained_network
 from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
-from flowpm_dist.io.folder import OutputError, write_text
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import VolumeError
+from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.progress import WorkProgress
 
 RUN = """
 [box]

@@ -29,13 +29,13 @@ def test_pmwd(box_mesh, name):
     """To the white noise, and through transfer, growth, LPT and all steps to each parameter."""
     data = reference(name)
     sim = pmwd_simulation(data, box_mesh, "float64")
-    refinement = int(data["mesh"][0]) // 32
+    mesh_factor = int(data["mesh"][0]) // 32
     parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in pmwd_parameters(data).items()}
     noise = block_of(sim, data["white_noise"])
     with tf.GradientTape() as tape:
         tape.watch(noise)
         state = sim.run(white_noise=noise, cosmology=fpm.Cosmology(**parameters))
-        density = state.density(refinement)
+        density = state.density(mesh_factor)
         cut = tuple(slice(o, o + n) for o, n in zip(density.offset, density.box.block, strict=True))
         part = tf.reduce_sum(density.block * data["loss_weights"][cut])
     to_noise, to_parameters = tape.gradient(part, [noise, parameters])
@@ -56,8 +56,8 @@ SCHEMES = {
     "spectral, 2": dict(
         integrator="fastpm",
         steps=fpm.scale_factor_steps(0.1, 1.0, 2),
-        gradient="spectral",
-        force_mesh=2,
+        force_gradient="spectral",
+        mesh_factor=2,
         deconvolve=True,
     ),
     "third order": dict(

@@ -8,7 +8,6 @@ import tensorflow as tf
 from conftest import SHAPES, SIZE, process_mesh
 from reference import reference
 
-from flowpm_dist import initial
 from flowpm_dist.cosmology import (
     PMWD_TRANSFER_NODES,
     Cosmology,
@@ -16,9 +15,11 @@ from flowpm_dist.cosmology import (
     InterpolatedGrowth,
     LinearPower,
 )
-from flowpm_dist.fields import Box
-from flowpm_dist.initial import fixed, linear_amplitude, noise_function
-from flowpm_dist.lpt import growth_terms, growth_terms_by_d1, lpt_function
+from flowpm_dist.grid.box import Box
+from flowpm_dist.initial import white_noise as initial
+from flowpm_dist.initial.linear_field import linear_amplitude
+from flowpm_dist.initial.lpt import growth_terms, growth_terms_by_d1, lpt_function
+from flowpm_dist.initial.white_noise import fixed, noise_function
 from meshimpl import philox
 from meshimpl.operations.noise import MODES
 
@@ -264,7 +265,7 @@ def test_linear_field_on_a_finer_grid_has_the_same_large_scales(mesh):
     """With power below the coarse Nyquist frequency only, they agree where both have a cell."""
 
     class Cut:
-        def unscaled(self, k):
+        def without_growth(self, k):
             return tf.where((k > 0) & (k < 3.9), 1 / (1 + k), tf.zeros_like(k))
 
     fields = []
@@ -353,7 +354,7 @@ def test_amplitude(mesh, grid, size, table):
         power = LinearPower(UNIVERSE.replace(n_s=n_s))
         amplitude = linear_amplitude(box, power)
         k = tf.constant(np.sqrt(kx**2 + ky**2 + kz**2))
-        spectrum = power.unscaled(k) * (box.cells / box.volume)
+        spectrum = power.without_growth(k) * (box.cells / box.volume)
         safe = tf.where(k > 0, spectrum, tf.ones_like(k))
         direct = tf.where(k > 0, tf.sqrt(safe), tf.zeros_like(k))
         results = [tf.reduce_sum((weights * real) * value) for value in (amplitude, direct)]

@@ -13,11 +13,11 @@ from reference import relative_rms
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
-from flowpm_dist.fields import Box
-from flowpm_dist.gravity import Gravity
-from flowpm_dist.integrators import COLA, BullFrog, FastPM, Schedule
-from flowpm_dist.nbody import Clock, Course, NBody, Particles
-from flowpm_dist.painting import ParticleMesh
+from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, Schedule
+from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, NBody, Particles
+from flowpm_dist.grid.box import Box
+from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
+from flowpm_dist.particle_mesh.gravity import Gravity
 
 N = 16
 CELL = 2.0
@@ -37,11 +37,11 @@ def growth():
 
 
 @functools.cache
-def solver(gradient="finite-difference", refinement=1, deconvolve=False):
+def solver(gradient="finite-difference", mesh_factor=1, deconvolve=False):
     """On slabs of both kinds or on pencils; one for all tests, since lowering takes a second."""
     mesh = process_mesh(SHAPES[SIZE][-1])
     box = Box((N,) * 3, (N * CELL,) * 3, mesh, tf.float64)
-    return NBody(Gravity(ParticleMesh(box, refinement, HALO), gradient, deconvolve))
+    return NBody(Gravity(ParticleMesh(box, mesh_factor, HALO), gradient, deconvolve))
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def start(integrator, nbody, a):
 
 
 def carried(nbody, schedule, particles, lpt=()):
-    course = Course(schedule.operations, schedule.factors, lpt)
+    course = EvolutionPlan(schedule.operations, schedule.factors, lpt)
     return nbody.evolve([particles], course, Clock())
 
 
@@ -131,10 +131,10 @@ FORCES = [
 ][: 5 if SIZE < 4 else 2]
 
 
-@pytest.mark.parametrize("gradient, refinement, deconvolve", FORCES)
-def test_momentum_is_conserved(gradient, refinement, deconvolve):
+@pytest.mark.parametrize("gradient, mesh_factor, deconvolve", FORCES)
+def test_momentum_is_conserved(gradient, mesh_factor, deconvolve):
     """Paint and read have the same weights, and the force between two cells is odd."""
-    nbody = solver(gradient, refinement, deconvolve)
+    nbody = solver(gradient, mesh_factor, deconvolve)
     state = run(INTEGRATORS["fastpm"], nbody, [0.2, 0.5, 1.0])
     velocity = whole(nbody, state.velocity)
     assert np.abs(velocity.sum(axis=(0, 1, 2))).max() < 1e-13 * np.abs(velocity).sum()

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from conftest import RANK, SHAPES, SIZE, process_mesh
 
-from flowpm_dist.fields import Box
-from flowpm_dist.spectral import Filter, convolve, convolve_adjoint, without_nyquist
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.fourier import Filter, convolve, convolve_adjoint, without_nyquist
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local, maximum_over_ranks

@@ -5,7 +5,7 @@ from conftest import process_mesh
 from test_simulation import MESHES
 
 import flowpm_dist as fpm
-from flowpm_dist.profiling import PARTS, profile
+from flowpm_dist.simulation.profiling import PARTS, profile
 
 
 def test_profile_accounts_for_the_evolution():

@@ -9,6 +9,7 @@ from conftest import SHAPES, SIZE, process_mesh, shared_folder
 from scipy import stats
 
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
+from flowpm_dist.observables.forward_model import bias_expansion
 from flowpm_dist.reconstruction import (
     LBFGS,
     Adam,
@@ -26,7 +27,6 @@ from flowpm_dist.reconstruction import (
     default_stages,
     large_modes,
 )
-from flowpm_dist.reconstruction.forward import bias_expansion
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 
 GRID = 16

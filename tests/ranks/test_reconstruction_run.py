@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from conftest import SIZE, process_mesh, shared_folder
 
-from flowpm_dist.config_reconstruction import load_reconstruction
-from flowpm_dist.io.folder import snapshot_attributes
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.config.reconstruction import load_reconstruction
+from flowpm_dist.io.files import snapshot_attributes
+from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import model_of, observed_of
 from flowpm_dist.reconstruction.run import Reconstruction

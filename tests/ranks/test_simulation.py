@@ -12,17 +12,12 @@ from conftest import RANK, process_mesh
 from reference import pmwd_parameters, reference, relative_rms
 
 import flowpm_dist as fpm
-from flowpm_dist import nbody
-from flowpm_dist.cosmology import (
-    PMWD_TRANSFER_NODES,
-    Growth,
-    InterpolatedGrowth,
-    LinearPower,
-)
-from flowpm_dist.gravity import Gravity
-from flowpm_dist.initial import white_noise_function
-from flowpm_dist.integrators import FastPM
-from flowpm_dist.painting import ParticleMesh
+from flowpm_dist.cosmology import PMWD_TRANSFER_NODES, Growth, InterpolatedGrowth, LinearPower
+from flowpm_dist.evolution import nbody
+from flowpm_dist.evolution.integrators import FastPM
+from flowpm_dist.initial.white_noise import white_noise_function
+from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
+from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.statistics import binned_power
 from meshimpl import launch
 
@@ -50,8 +45,8 @@ def pmwd_simulation(data, box_mesh, precision, **options):
         32,
         float(data["box_size"]),
         data["a_nbody"],
-        gradient="spectral",
-        force_mesh=int(data["mesh"][0]) // 32,
+        force_gradient="spectral",
+        mesh_factor=int(data["mesh"][0]) // 32,
         mesh=box_mesh,
         precision=precision,
         growth=lambda cosmology: InterpolatedGrowth(Growth(cosmology), data["a_nbody"]),
@@ -89,7 +84,7 @@ import numpy as np
 import flowpm_dist as fpm
 for gradient in ("finite-difference", "spectral"):
     sim = fpm.Simulation(fpm.Cosmology.planck18(), 16, 48.0, fpm.scale_factor_steps(0.1, 1.0, 4),
-                         precision="float64", gradient=gradient)
+                         precision="float64", force_gradient=gradient)
     state = sim.run(seed=3)
     np.savez(f"{sys.argv[1]}-{gradient}.npz", noise=state.white_noise.numpy(),
              density=state.density().numpy(), velocity=state.velocity.numpy())
@@ -117,7 +112,7 @@ def one_rank(tmp_path_factory):
 @pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
 def test_same_universe_as_on_one_rank(box_mesh, one_rank, gradient):
     """White noise to the bit; density and velocity to float64 rounding, amplified by the run."""
-    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, gradient=gradient, **SMALL)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, force_gradient=gradient, **SMALL)
     state = sim.run(seed=3)
     with np.load(f"{one_rank}-{gradient}.npz") as expected:
         np.testing.assert_array_equal(state.white_noise.numpy(), expected["noise"])

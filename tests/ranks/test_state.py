@@ -9,7 +9,7 @@ from conftest import RANK, SHAPES, SIZE, process_mesh
 from reference import relative_rms
 
 import flowpm_dist as fpm
-from flowpm_dist.initial import noise_function
+from flowpm_dist.initial.white_noise import noise_function
 
 PLANCK = fpm.Cosmology.planck18()
 N, LENGTH = 8, 32.0
@@ -42,28 +42,28 @@ def over(sim, edges):
     return other
 
 
-def painted(displacement, refinement=1, shift=0.0):
-    """Cloud-in-cell density by numpy, on a mesh `refinement` times as fine; shift in its cells."""
-    cells = refinement * N
+def painted(displacement, mesh_factor=1, shift=0.0):
+    """Cloud-in-cell density by numpy, on a mesh `mesh_factor` times as fine; shift in its cells."""
+    cells = mesh_factor * N
     sites = np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
-    position = ((sites + displacement / CELL) * refinement + shift).reshape(-1, 3)
+    position = ((sites + displacement / CELL) * mesh_factor + shift).reshape(-1, 3)
     lower = np.floor(position).astype(int)
     density = np.zeros((cells,) * 3)
     for corner in np.ndindex(2, 2, 2):
         weight = np.prod(1 - np.abs(position - lower - corner), axis=1)
         np.add.at(density, tuple(((lower + corner) % cells).T), weight)
-    return density * refinement**3
+    return density * mesh_factor**3
 
 
-@pytest.mark.parametrize("refinement, shift", [(1, 0.0), (2, 0.5), (3, 0.0)])
-def test_density(refinement, shift):
+@pytest.mark.parametrize("mesh_factor, shift", [(1, 0.0), (2, 0.5), (3, 0.0)])
+def test_density(mesh_factor, shift):
     """numpy's cloud-in-cell, whose mean is 1; the shift is one of mesh cells."""
-    density = state().density(refinement, shift=shift)
-    assert density.grid == (refinement * N,) * 3
+    density = state().density(mesh_factor, shift=shift)
+    assert density.grid == (mesh_factor * N,) * 3
     whole = density.numpy()
     assert whole.mean() == pytest.approx(1.0, abs=1e-13)
-    expected = painted(state().displacement.numpy(), refinement, shift)
-    np.testing.assert_allclose(whole, expected, atol=1e-12 * refinement**3)
+    expected = painted(state().displacement.numpy(), mesh_factor, shift)
+    np.testing.assert_allclose(whole, expected, atol=1e-12 * mesh_factor**3)
 
 
 @pytest.mark.parametrize("axis", ["x", "y", "z"])
@@ -82,9 +82,9 @@ def test_redshift_space(axis):
 
 
 def test_wrong_arguments():
-    for refinement in (0, 1.5):
-        with pytest.raises(ValueError, match=f"refinement {refinement}: a whole number"):
-            state().density(refinement)
+    for mesh_factor in (0, 1.5):
+        with pytest.raises(ValueError, match=f"mesh_factor {mesh_factor}: a whole number"):
+            state().density(mesh_factor)
     with pytest.raises(ValueError, match="redshift_space 'r' is not one of x, y, z"):
         state().density(redshift_space="r")
 
@@ -145,7 +145,7 @@ def test_one_particle_beyond_the_halo_stops_all_ranks():
         LENGTH,
         [0.5, 1.0],
         mesh=process_mesh(SHAPES[SIZE][0]),
-        force_mesh=2,
+        mesh_factor=2,
         halo=2,
         precision="float64",
     )

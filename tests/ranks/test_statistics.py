@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 from conftest import process_mesh
 
-from flowpm_dist.fields import Box, Field
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics import (
     binned_compare,
     binned_multipoles,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh
 from tiny_network import TINY
 
-from flowpm_dist.config_training import load_training
+from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
@@ -21,7 +21,7 @@ from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.run import TrainingRun
 from flowpm_dist.cosmoflow.training import DivergedError, Trainer
-from flowpm_dist.io.progress import WorkProgress
+from flowpm_dist.jobs.progress import WorkProgress
 
 RUN = """
 [box]

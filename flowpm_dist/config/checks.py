@@ -1,0 +1,275 @@
+"""Run files of any kind: TOML in, checked whole, all problems told at once.
+
+A kind of run file adds its sections and the rules between their keys. Nothing here imports
+TensorFlow, Horovod or MPI.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from flowpm_dist.config.sections import Section
+from flowpm_dist.grid.decomposition import nearest
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong: `section.key` (empty for the whole file), and what, with what is allowed."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}{' ' if self.where else ''}{self.what}"
+
+
+class ConfigError(ValueError):
+    """A run file that cannot be run.
+
+    Attributes:
+        source: the file.
+        problems: everything found wrong with it.
+    """
+
+    def __init__(self, source: Path, problems: list[Problem]) -> None:
+        self.source, self.problems = source, problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
+
+
+@dataclass(frozen=True)
+class ParsedRunFile:
+    """A run file as far as it was understood: what the rules between keys look at.
+
+    Attributes:
+        sections: by name; a key that is itself wrong is None.
+        given: the keys of each section as they stand in the file; sections that are none are out.
+        folder: of the file.
+    """
+
+    sections: Mapping[str, Section]
+    given: Mapping[str, Mapping[str, Any]]
+    folder: Path
+
+    def value(self, section: str, key: str) -> Any:
+        """Of a key, or its default; None where it was not understood."""
+        return getattr(self.sections.get(section), key, None)
+
+
+Models = Mapping[str, type[Section]]
+Rule = Callable[[ParsedRunFile], Iterable[Problem]]
+
+
+def models_of(config: type[Section]) -> Models:
+    """The sections of a kind of run file."""
+    fields = config.model_fields.items()
+    return {name: field.annotation for name, field in fields if isinstance(field.annotation, type)}
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(path, [Problem("", f"not TOML: {error}")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(path, [Problem("", "not TOML: the file is not UTF-8 text")]) from error
+    except OSError as error:
+        problem = Problem("", f"cannot be read: {error.strerror}")
+        raise ConfigError(path, [problem]) from error
+
+
+def check_sections(
+    table: Mapping[str, Any], source: Path, models: Models, rules: Iterable[Rule]
+) -> dict[str, Section]:
+    """The sections of a run file of any kind.
+
+    Args:
+        table: sections and their keys.
+        source: the file, for messages and for the paths inside it.
+        models: the sections there are.
+        rules: what must hold between keys.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    problems = list(_unknown_sections(table, models))
+    sections: dict[str, Section] = {}
+    given: dict[str, Mapping[str, Any]] = {}
+    for name, model in models.items():
+        keys = table.get(name, {})
+        if not isinstance(keys, Mapping):
+            what = f"= {reprlib.repr(keys)}: must be a section [{name}] with keys below it"
+            problems.append(Problem(name, what))
+            continue
+        given[name] = keys
+        try:
+            sections[name] = model.model_validate(keys, context={"folder": source.parent})
+        except ValidationError as error:
+            found = _problems_of(name, models, keys, error)
+            problems += found
+            wrong = {problem.where.partition(".")[2] for problem in found}
+            known = {k: v for k, v in keys.items() if k in model.model_fields}
+            unusable = dict.fromkeys(wrong & set(model.model_fields))
+            sections[name] = model.model_construct(**{**known, **unusable})
+    understood = ParsedRunFile(sections, given, source.parent)
+    problems += [problem for rule in rules for problem in rule(understood)]
+    if problems:
+        raise ConfigError(source, problems)
+    return sections
+
+
+def to_toml(config: Section, idle: Mapping[str, Iterable[str]]) -> str:
+    """A run file with all defaults and full paths.
+
+    Args:
+        config: a whole run file.
+        idle: for each section the keys that have no meaning beside the others, to be left out.
+    """
+    table = config.model_dump(exclude_none=True)
+    for section, keys in idle.items():
+        for key in keys:
+            table.get(section, {}).pop(key, None)
+    for keys in table.values():
+        keys |= {key: str(value) for key, value in keys.items() if isinstance(value, Path)}
+    return tomli_w.dumps({name: keys for name, keys in table.items() if keys})
+
+
+def _homes(key: str, models: Models) -> str:
+    """A hint at the sections that have such a key; empty if none has."""
+    homes = [f"[{name}]" for name, model in models.items() if key in model.model_fields]
+    return f"; it belongs into {' or '.join(homes)}" if homes else ""
+
+
+def _unknown_sections(table: Mapping[str, Any], models: Models) -> Iterator[Problem]:
+    for name in table:
+        if name not in models:
+            hint = _homes(name, models) or nearest(name, models)
+            yield Problem(name, f"is not a section{hint} (sections: {', '.join(models)})")
+
+
+def _problems_of(
+    section: str, models: Models, keys: Mapping[str, Any], error: ValidationError
+) -> list[Problem]:
+    """One problem for each wrong key, however many of its parts are wrong."""
+    problems: dict[str, Problem] = {}
+    fields = models[section].model_fields
+    for detail in error.errors():
+        key = str(detail["loc"][0])
+        where = f"{section}.{key}"
+        if detail["type"] == "extra_forbidden":
+            hint = _homes(key, models) or nearest(key, fields)
+            what = f"is not a key{hint} (keys of [{section}]: {', '.join(fields)})"
+        else:
+            allowed = f"must be {fields[key].description}"
+            cause = detail.get("ctx", {}).get("error")
+            if key not in keys:
+                what = f"is missing: {allowed}"
+            elif isinstance(cause, ValueError):
+                what = f"= {reprlib.repr(keys[key])}: {cause}; {allowed}"
+            else:
+                what = f"= {reprlib.repr(keys[key])}: {allowed}"
+        problems.setdefault(key, Problem(where, what))
+    return list(problems.values())
+
+
+def exactly_one(file: ParsedRunFile, *keys: tuple[str, str]) -> Iterator[Problem]:
+    """A problem unless one of these (section, key) is given, and no other."""
+    if any(section not in file.given for section, _ in keys):
+        return
+    given = [f"{s}.{k}" for s, k in keys if k in file.given[s]]
+    if len(given) != 1:
+        many = "both are" if len(given) == 2 else "all are"
+        none = "neither is" if len(keys) == 2 else "none is"
+        what = f"{many if given else none} given"
+        where = ", ".join(given or [f"{s}.{k}" for s, k in keys])
+        yield Problem(where, f"{what}: give exactly one")
+
+
+def as_written(value: Any) -> str:
+    """A value as a run file has it."""
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fitting_mesh(
+    asked: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
+) -> str:
+    """The mesh shape of the command line, or else that of the run file.
+
+    Args:
+        asked: on the command line.
+        written: in the run file.
+        misfits_of: why a shape does not fit, in words; raises ValueError for what is none.
+        source: the run file, for messages.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    named, shape = ("--mesh", asked) if asked else ("mesh.shape", written or "")
+    try:
+        wrong = misfits_of(shape)
+    except ValueError as error:
+        wrong = [str(error)]
+    if wrong:
+        raise ConfigError(source, [Problem(named, f"= '{shape}': {what}") for what in wrong])
+    return shape
+
+
+def check_resumed(
+    then: str,
+    now: str,
+    source: Path,
+    begun: str,
+    *,
+    may_differ: Iterable[str],
+    may_grow: Iterable[str] = (),
+) -> None:
+    """See that a run file asks for the work that is to go on.
+
+    Args:
+        then, now: the run files as they were resolved; their meshes may differ.
+        source: the run file of `now`.
+        begun: what is to go on, such as "the training in here".
+        may_differ: names of keys that need not be what they were.
+        may_grow: of those that may be greater.
+
+    Raises:
+        ConfigError: with every key that differs.
+    """
+    before, after = _keys(then), _keys(now)
+    problems, growing = [], set(may_grow)
+    for key in sorted({*before, *after} - set(may_differ)):
+        was, asked = before.get(key), after.get(key)
+        grown = key in growing and was is not None and asked is not None and asked > was
+        if was == asked or grown:
+            continue
+        shown = "is not given" if asked is None else f"= {as_written(asked)}"
+        there = "has none" if was is None else f"has {as_written(was)}"
+        more = " or more" if key in growing else ""
+        problems.append(Problem(key, f"{shown}: {begun} {there}; to resume it, give that{more}"))
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def _keys(text: str) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, keys in tomllib.loads(text).items()
+        if section != "mesh"
+        for key, value in keys.items()
+    }

@@ -1,0 +1,320 @@
+"""The run file of `flowpm-dist reconstruct`.
+
+Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
+launcher, before any work begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.config.checks import (
+    ParsedRunFile,
+    Problem,
+    Rule,
+    as_written,
+    check_sections,
+    exactly_one,
+    fitting_mesh,
+    models_of,
+    read_table,
+    to_toml,
+)
+from flowpm_dist.config.reconstruction_sections import (
+    BIASES,
+    FittedSection,
+    ModelSection,
+    ObservedSection,
+    SamplerSection,
+    SearchSection,
+)
+from flowpm_dist.config.sections import (
+    BatchedMeshSection,
+    BoxSection,
+    CosmologySection,
+    EvolutionSection,
+    RunSection,
+    Section,
+    three,
+)
+from flowpm_dist.config.simulation import check_mesh, evolution_rules, idle_steps, universe_rules
+from flowpm_dist.grid.decomposition import misfits, parse_mesh
+from flowpm_dist.reconstruction.observations import file_misfits
+
+GOES_WITH: dict[str, tuple[str, str]] = {
+    "data.sigma": ("data.kind", "density"),
+    "data.mean_count": ("data.kind", "counts"),
+    "data.add_noise": ("data.kind", "density"),
+    "model.error": ("data.kind", "density"),
+    "search.history": ("search.optimiser", "lbfgs"),
+    "search.rate": ("search.optimiser", "adam"),
+    "sampler.target": ("sampler.method", "hmc"),
+    "sampler.length": ("sampler.method", "microcanonical"),
+    "sampler.energy_error": ("sampler.method", "microcanonical"),
+}
+"""For a key that has a meaning only beside one value of another: that other, and the value."""
+
+OF_A_MOCK = ("noise_seed", "add_noise")
+"""Keys of [data] that go with mock_seed."""
+
+BY_CAMB = ("Omega_m", "Omega_b", "h", "w0", "wa")
+"""Parameters that CAMB gives no derivative by."""
+
+
+class ReconstructionConfig(Section):
+    """A whole run file of a reconstruction, checked: see `load_reconstruction`."""
+
+    box: BoxSection
+    cosmology: CosmologySection
+    evolution: EvolutionSection
+    model: ModelSection
+    data: ObservedSection
+    priors: FittedSection
+    search: SearchSection
+    sampler: SamplerSection
+    mesh: BatchedMeshSection
+    run: RunSection
+
+    @property
+    def is_mock(self) -> bool:
+        """Whether the truth is known."""
+        return self.data.mock_seed is not None
+
+    @property
+    def a(self) -> float:
+        """Scale factor of the data: the last of the evolution."""
+        return self.evolution.edges[-1] if self.evolution.edges else self.evolution.a_stop
+
+    @property
+    def evaluations(self) -> int:
+        """Of the gradient, in all, at most about."""
+        stages = self.search.stages
+        return sum(n for *_, n in stages) if stages else self.search.evaluations
+
+    def resolved(self) -> str:
+        """The run as TOML with all defaults and full paths; `load_reconstruction` reads it back.
+
+        Keys that have no meaning beside the others are left out.
+        """
+        idle: dict[str, list[str]] = {"evolution": idle_steps(self.evolution)}
+        for name, (other, wanted) in GOES_WITH.items():
+            section, _, key = name.partition(".")
+            beside, _, other_key = other.partition(".")
+            if getattr(getattr(self, beside), other_key) != wanted:
+                idle.setdefault(section, []).append(key)
+        if not self.is_mock:
+            idle.setdefault("data", []).extend(OF_A_MOCK)
+        if self.data.kind == "density" and not self.data.add_noise:
+            idle.setdefault("data", []).append("noise_seed")
+        if self.search.stages is not None:
+            idle.setdefault("search", []).append("evaluations")
+        if not self.sampler.draws:
+            idle["sampler"] = list(SamplerSection.model_fields)
+        return to_toml(self, idle)
+
+    def with_mesh(self, shape: str) -> ReconstructionConfig:
+        """The same reconstruction on a mesh of another shape."""
+        return self.model_copy(update={"mesh": BatchedMeshSection(shape=shape)})
+
+
+MODELS = models_of(ReconstructionConfig)
+
+
+def load_reconstruction(path: str | Path) -> ReconstructionConfig:
+    """Read and check the run file of a reconstruction. Of the files that it names, the shapes.
+
+    Args:
+        path: TOML file; paths inside it are relative to its folder.
+
+    Raises:
+        ConfigError: with every problem of the file.
+    """
+    return check_reconstruction(read_table(path), Path(path))
+
+
+def check_reconstruction(table: Mapping[str, Any], source: Path) -> ReconstructionConfig:
+    """A reconstruction from the tables of a TOML file.
+
+    Args:
+        table: sections and their keys.
+        source: the file, for messages and for the paths inside it.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    return ReconstructionConfig.model_validate(check_sections(table, source, MODELS, RULES))
+
+
+def check_reconstruction_mesh(
+    config: ReconstructionConfig, ranks: int, *, source: Path, shape: str | None = None
+) -> str:
+    """The mesh shape to run on; see `config.check_mesh`.
+
+    Chains can be spread over a replica axis, if all ranks together can hold the box of the search.
+    """
+    grid, chains = config.box.grid, config.sampler.chains if config.sampler.draws else 1
+
+    def misfits_of(text: str) -> list[str]:
+        axes = parse_mesh(text, batched=config.sampler.draws > 0)
+        wrong = misfits(axes, grid, ranks, chains)
+        wrong = [line.replace("volumes of the batch", "chains") for line in wrong]
+        return wrong or misfits(parse_mesh(search_mesh(text)), grid, ranks)
+
+    if shape or config.mesh.shape:
+        return fitting_mesh(shape, config.mesh.shape, misfits_of, source)
+    return check_mesh(config, ranks, source=source)
+
+
+def search_mesh(shape: str) -> str:
+    """The mesh of the search: ranks of the replica axis work on x, too."""
+    axes = parse_mesh(shape, batched=True)
+    row = axes.pop("replica", 1) * axes.pop("row", 1)
+    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())
+
+
+def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
+    return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
+
+
+def _origin(file: ParsedRunFile) -> Iterator[Problem]:
+    return exactly_one(file, ("data", "mock_seed"), ("data", "file"))
+
+
+def _model_fits(file: ParsedRunFile) -> Iterator[Problem]:
+    """The choices of [model] fit each other and the integrator."""
+    structure, axis, bias = (
+        file.value("model", key) for key in ("structure", "redshift_space", "bias")
+    )
+    if structure == "linear":
+        what = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
+        if axis is not None:
+            yield Problem("model.redshift_space", f'= "{axis}": {what} leave it out')
+        if bias and "b" not in bias:
+            yield Problem("model.bias", f"= {bias}: {what} give b")
+    if structure == "1lpt" and file.value("evolution", "integrator") == "cola":
+        what = '= "cola": follows LPT of order 2; 1lpt makes no step, so that fastpm will do'
+        yield Problem("evolution.integrator", what)
+
+
+def _noise(file: ParsedRunFile) -> Iterator[Problem]:
+    """What the kind of data needs is given."""
+    kind = file.value("data", "kind")
+    for key, wanted in (("sigma", "density"), ("mean_count", "counts")):
+        if kind == wanted and key not in file.given.get("data", {}):
+            allowed = ObservedSection.model_fields[key].description
+            yield Problem(f"data.{key}", f'is missing: with kind = "{kind}" it must be {allowed}')
+
+
+def _idle_keys(file: ParsedRunFile) -> Iterator[Problem]:
+    for name, (other, wanted) in GOES_WITH.items():
+        section, _, key = name.partition(".")
+        found = file.value(*other.split("."))
+        if key in file.given.get(section, {}) and found not in (None, wanted):
+            shown = as_written(file.given[section][key])
+            what = f'= {shown}: goes with {other} = "{wanted}", not with "{found}"'
+            yield Problem(name, what)
+    data = file.given.get("data", {})
+    for key in OF_A_MOCK:
+        if key in data and "file" in data and "mock_seed" not in data:
+            yield Problem(f"data.{key}", f"= {as_written(data[key])}: goes with mock_seed")
+    if "noise_seed" in data and file.value("data", "kind") == "density":
+        if file.value("data", "add_noise") is False:
+            what = f"= {data['noise_seed']}: no noise is added, as add_noise = false"
+            yield Problem("data.noise_seed", what)
+
+
+def _stages(file: ParsedRunFile) -> Iterator[Problem]:
+    stages = file.value("search", "stages")
+    if not stages:
+        return
+    if "evaluations" in file.given["search"]:
+        what = "is given beside stages, which tell the evaluations of each: leave it out"
+        yield Problem("search.evaluations", what)
+    radius, inflation, evaluations = stages[-1]
+    if (radius, inflation) != (0, 1):
+        what = f"the last is [{radius:g}, {inflation:g}, {evaluations}]; must be [0, 1, "
+        yield Problem("search.stages", f"{what}{evaluations}], the posterior itself")
+
+
+def _fitted(file: ParsedRunFile) -> Iterator[Problem]:
+    """What is fitted is a parameter of the model; a mock's own values are possible ones."""
+    bias = file.value("model", "bias") or {}
+    for name in FittedSection.model_fields:
+        limits = file.value("priors", name)
+        if limits is None:
+            continue
+        where, home = f"priors.{name}", "model.bias" if name in BIASES else "cosmology"
+        value = bias.get(name) if name in BIASES else file.value("cosmology", name)
+        if value is None:
+            if name not in (_given_bias(file) if name in BIASES else file.given.get(home, {})):
+                yield Problem(where, f"is given, but {home} has no {name}: {_advice(name)}")
+        elif file.value("data", "mock_seed") is not None and not limits[0] <= value <= limits[1]:
+            what = f"= {list(limits)}: must hold the mock's own {name} = {value:g}"
+            yield Problem(where, what)
+        if name in BY_CAMB and file.value("cosmology", "transfer") == "camb":
+            what = f"is given, but CAMB gives no derivative by {name}"
+            yield Problem(where, f'{what}: use transfer = "eisenstein-hu"')
+
+
+def _chains(file: ParsedRunFile) -> Iterator[Problem]:
+    """Keys of [sampler] mean something where draws are asked for."""
+    given = file.given.get("sampler", {})
+    if file.value("sampler", "draws") == 0:
+        others = [key for key in given if key in SamplerSection.model_fields and key != "draws"]
+        if others:
+            what = "is missing, or 0: so many draws of each chain as are wanted, or leave out "
+            yield Problem("sampler.draws", f"{what}{', '.join(others)}")
+        shape = file.value("mesh", "shape")
+        if shape and (replicas := parse_mesh(shape, batched=True).get("replica", 1)) > 1:
+            what = f'= "{shape}": replica:{replicas} is for chains, and this is one simulation;'
+            yield Problem("mesh.shape", f"{what} ask for draws in [sampler], or leave it out")
+
+
+def _given_bias(file: ParsedRunFile) -> Mapping[str, Any]:
+    bias = file.given.get("model", {}).get("bias", {})
+    return bias if isinstance(bias, Mapping) else {}
+
+
+def _advice(name: str) -> str:
+    other = {"A_s": "sigma8", "sigma8": "A_s"}.get(name)
+    if other is not None:
+        return f"give it there in the place of {other}"
+    return "give it there, too: the mock's, or about what is expected"
+
+
+def _files(file: ParsedRunFile) -> Iterator[Problem]:
+    """The files are there, and fit the box as far as they tell without being read."""
+    evolution = file.sections.get("evolution")
+    grid, size = file.value("box", "grid"), file.value("box", "size")
+    a = None
+    if isinstance(evolution, EvolutionSection) and None not in (evolution.a_stop, evolution.first):
+        a = evolution.edges[-1] if evolution.edges else evolution.a_stop
+    for key in ("file", "sigma", "mask"):
+        path = file.value("data", key)
+        if not isinstance(path, str | Path):
+            continue
+        wrong = file_misfits(
+            file.folder / path,
+            None if grid is None else three(grid),
+            None if size is None else three(size),
+            a if key == "file" else None,
+        )
+        yield from (Problem(f"data.{key}", what) for what in wrong)
+
+
+RULES: list[Rule] = [
+    _amplitude,
+    universe_rules,
+    evolution_rules,
+    _model_fits,
+    _origin,
+    _noise,
+    _idle_keys,
+    _fitted,
+    _stages,
+    _chains,
+    _files,
+]
+"""All that must hold between the keys of a reconstruction."""

@@ -1,0 +1,225 @@
+"""The run file of `flowpm-dist simulate`, and the rules that other run files share with it.
+
+Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
+launcher, before any work begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from flowpm_dist.config.checks import (
+    ConfigError,
+    ParsedRunFile,
+    Problem,
+    Rule,
+    as_written,
+    check_sections,
+    exactly_one,
+    fitting_mesh,
+    models_of,
+    read_table,
+    to_toml,
+)
+from flowpm_dist.config.sections import (
+    BoxSection,
+    CosmologySection,
+    EvolutionSection,
+    InitialSection,
+    MeshSection,
+    ResultsSection,
+    RunSection,
+    Section,
+    three,
+)
+from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
+from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
+
+EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
+"""Keys of [evolution] that `edges` replaces."""
+
+HALVES_STEPS = ("fastpm", "cola")
+"""Integrators for which `half_step` means something."""
+
+LATEST_DARK_ENERGY = -0.2
+"""Highest w0 + wa."""
+
+OF_A_SEED = ("noise", "fixed_amplitude", "paired")
+"""Keys of [initial] that say what a seed becomes."""
+
+
+class RunConfig(Section):
+    """A whole run file, checked: see `load`."""
+
+    box: BoxSection
+    cosmology: CosmologySection
+    initial: InitialSection
+    evolution: EvolutionSection
+    mesh: MeshSection
+    run: RunSection
+    results: ResultsSection
+
+    def resolved(self) -> str:
+        """The run as TOML with all defaults and full paths filled in; `load` reads it back.
+
+        Keys that have no meaning beside the others are left out.
+        """
+        idle: dict[str, list[str]] = {"initial": [], "evolution": idle_steps(self.evolution)}
+        if self.initial.white_noise is not None:
+            idle["initial"] += OF_A_SEED
+        return to_toml(self, idle)
+
+    def with_mesh(self, shape: str) -> RunConfig:
+        """The same run on a mesh of another shape."""
+        return self.model_copy(update={"mesh": MeshSection(shape=shape)})
+
+
+SECTIONS = models_of(RunConfig)
+
+
+def load(path: str | Path) -> RunConfig:
+    """Read and check the run file of a simulation.
+
+    Args:
+        path: TOML file; paths inside it are relative to its folder.
+
+    Raises:
+        ConfigError: with every problem of the file.
+    """
+    return check(read_table(path), Path(path))
+
+
+def check(table: Mapping[str, Any], source: Path) -> RunConfig:
+    """A run from the tables of a TOML file.
+
+    Args:
+        table: sections and their keys.
+        source: the file, for messages and for the paths inside it.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    rules: list[Rule] = [_amplitude, _origin, universe_rules, _white_noise, evolution_rules]
+    return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
+
+
+def idle_steps(evolution: EvolutionSection) -> list[str]:
+    """Keys of [evolution] that have no meaning beside the others."""
+    idle = [] if evolution.edges is None else list(EQUAL_STEPS)
+    return idle if evolution.integrator in HALVES_STEPS else [*idle, "half_step"]
+
+
+def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
+    return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
+
+
+def _origin(file: ParsedRunFile) -> Iterator[Problem]:
+    return exactly_one(file, ("initial", "seed"), ("initial", "white_noise"))
+
+
+def universe_rules(file: ParsedRunFile) -> Iterator[Problem]:
+    """What must hold between the cosmological parameters, fixed or anywhere in their priors."""
+    (_, matter), (where, baryons) = (_given_of(file, key) for key in ("Omega_m", "Omega_b"))
+    if matter and baryons and max(baryons) >= min(matter):
+        what = f"= {_shown(baryons)}: must be below Omega_m = {_shown(matter)}"
+        yield Problem(where, what)
+    (_, w0), (where, wa) = (_given_of(file, key) for key in ("w0", "wa"))
+    if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY:
+        what = f"= {_shown(wa)}: w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would"
+        yield Problem(where, f"{what} matter early")
+
+
+def _given_of(file: ParsedRunFile, name: str) -> tuple[str, list[float]]:
+    """Where a cosmological parameter stands, and its value, or its lowest and highest."""
+    if (prior := file.value("priors", name)) is not None:
+        return f"priors.{name}", list(prior)
+    value = file.value("cosmology", name)
+    return f"cosmology.{name}", [] if value is None else [value]
+
+
+def _shown(values: list[float]) -> str:
+    return str(values if len(values) > 1 else values[0])
+
+
+def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
+    noise, grid = file.value("initial", "white_noise"), file.value("box", "grid")
+    if noise is None:
+        return
+    try:
+        check_white_noise(file.folder / noise, None if grid is None else three(grid))
+    except WhiteNoiseError as error:
+        yield Problem("initial.white_noise", f"= '{noise}': {error}")
+    for key in OF_A_SEED:
+        default = InitialSection.model_fields[key].default
+        if (given := file.value("initial", key)) not in (None, default):
+            what = f"= {as_written(given)}: goes with a seed, not with white_noise"
+            yield Problem(f"initial.{key}", what)
+
+
+def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
+    """What must hold between the keys of the scheme."""
+    evolution, given = file.sections.get("evolution"), file.given.get("evolution", {})
+    if not isinstance(evolution, EvolutionSection):
+        return
+    scheme, start, stop = evolution.integrator, evolution.a_start, evolution.a_stop
+    if "edges" in given:
+        if both := [key for key in EQUAL_STEPS if key in given]:
+            what = f"is given beside {', '.join(both)}: give either the edges or the equal steps"
+            yield Problem("evolution.edges", what)
+    elif start is not None and stop is not None and start >= stop:
+        yield Problem("evolution.a_start", f"= {start}: must be below a_stop = {stop}")
+    elif start == 0 and evolution.spacing == "log a":
+        what = '= "log a": must start later than a_start = 0'
+        yield Problem("evolution.spacing", what)
+    if evolution.first == 0 and scheme in HALVES_STEPS:
+        key = "edges" if "edges" in given else "a_start"
+        what = f"starts at 0, which only bullfrog can; {scheme} must start later"
+        yield Problem(f"evolution.{key}", what)
+    if "half_step" in given and scheme not in (None, *HALVES_STEPS):
+        what = f"is given, but {scheme} halves no step; it goes with {' and '.join(HALVES_STEPS)}"
+        yield Problem("evolution.half_step", what)
+    if scheme == "cola" and file.value("initial", "lpt_order") == 1:
+        yield Problem("initial.lpt_order", "= 1: cola follows LPT of order 2; must be 2 or 3")
+
+
+class OfOneBox(Protocol):
+    """A run file of a single universe."""
+
+    @property
+    def box(self) -> BoxSection:
+        """Its grid."""
+
+    @property
+    def mesh(self) -> MeshSection:
+        """How that is split."""
+
+
+def check_mesh(config: OfOneBox, ranks: int, *, source: Path, shape: str | None = None) -> str:
+    """The mesh shape to run on: the one asked for, or one chosen from the number of ranks.
+
+    Args:
+        config: the run.
+        ranks: number of ranks of the job.
+        source: the run file, for messages.
+        shape: from the command line; goes before the run file's.
+
+    Returns:
+        A text such as `"row:2,col:2"`.
+
+    Raises:
+        ConfigError: not a mesh, its sizes do not multiply to `ranks`, or an axis does not divide
+            its side of the grid.
+    """
+    grid = config.box.grid
+
+    def misfits_of(text: str) -> list[str]:
+        return misfits(parse_mesh(text), grid, ranks)
+
+    if shape or config.mesh.shape:
+        return fitting_mesh(shape, config.mesh.shape, misfits_of, source)
+    try:
+        return default_mesh(ranks, grid)
+    except ValueError as error:
+        raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error

@@ -1,0 +1,246 @@
+"""What must hold between the keys of a training's run file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, as_written, exactly_one
+from flowpm_dist.config.sections import OF_PARAMETERS, three
+from flowpm_dist.config.simulation import evolution_rules, universe_rules
+from flowpm_dist.config.training_sections import DERIVED, TrainingSection
+from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, RecordError, read_header
+from flowpm_dist.cosmoflow.schedules import scaled_rate
+
+MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
+"""Parameters that have no default: fixed, or with a prior."""
+
+OF_SIMULATIONS = (
+    "simulations", "reuse", "buffer", "fill", "validation", "test", "seed",
+)  # fmt: skip
+OF_FILES = ("folder", "staging", "parameters")
+
+GOES_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "training.momentum": ("training.optimiser", ("sgd",)),
+    "training.power": ("training.decay", ("polynomial",)),
+    "training.end_rate": ("training.decay", ("polynomial", "cosine")),
+    "training.milestones": ("training.decay", ("steps",)),
+    "training.epochs": ("data.source", ("files",)),
+    **{f"data.{key}": ("data.source", ("simulate",)) for key in OF_SIMULATIONS},
+    **{f"data.{key}": ("data.source", ("files",)) for key in OF_FILES},
+}
+"""For a key that has a meaning only beside some values of another: that other, and those values."""
+
+
+def _from(file: ParsedRunFile) -> Any:
+    return file.value("data", "source")
+
+
+def _cubic(file: ParsedRunFile) -> Iterator[Problem]:
+    for key in ("grid", "size"):
+        sides = file.value("box", key)
+        if sides is not None and len(set(three(sides))) > 1:
+            what = "a network's volumes are cubes: give one number, or three equal ones"
+            yield Problem(f"box.{key}", f"= {list(sides)}: {what}")
+
+
+def _fixed_or_prior(file: ParsedRunFile) -> Iterator[Problem]:
+    """Each parameter has one value for all universes, or a prior."""
+    if not {"cosmology", "priors"} <= set(file.given) or _from(file) in (None, "files"):
+        return
+    fixed, varied = file.given["cosmology"], file.given["priors"]
+    if not set(varied) & set(OF_PARAMETERS):
+        known = ", ".join(OF_PARAMETERS)
+        yield Problem("priors", f"is empty: give [low, high] to at least one of {known}")
+    for name in OF_PARAMETERS:
+        if name != "sigma8" and name in fixed and name in varied:
+            what = f"is given beside cosmology.{name}: either it is fixed, or it has a prior"
+            yield Problem(f"priors.{name}", what)
+        elif name in MUST_BE_KNOWN and name not in fixed and name not in varied:
+            what = f"is missing: fix it at {OF_PARAMETERS[name]}, or give it a range in [priors]"
+            yield Problem(f"cosmology.{name}", what)
+    amplitudes = ("cosmology", "sigma8"), ("cosmology", "A_s"), ("priors", "sigma8")
+    yield from exactly_one(file, *amplitudes)
+
+
+def _network_fits(file: ParsedRunFile) -> Iterator[Problem]:
+    grid, name = file.value("box", "grid"), file.value("network", "name")
+    if grid is None or name is None:
+        return
+    width = three(grid)[0]
+    dataset = dataset_of(file)
+    channels = dataset[0].channels if dataset else 1
+    if wrong := _too_small(name, width, channels):
+        fits = (n for n in range(width + 2, 4 * width + 256, 2) if not _too_small(name, n, 1))
+        hint = f"; the next side that fits is {n}" if (n := next(fits, None)) else ""
+        yield Problem("box.grid", f"= {file.given['box']['grid']}: {wrong}{hint}")
+
+
+def _too_small(name: str, width: int, channels: int) -> str:
+    """Why a network cannot take volumes of this width; empty when it can."""
+    try:
+        DECLARATIONS[name].stages(width, channels, 1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _idle_keys(file: ParsedRunFile) -> Iterator[Problem]:
+    for name, (other, values) in GOES_WITH.items():
+        section, _, key = name.partition(".")
+        found = file.value(*other.split("."))
+        value = file.value(section, key)
+        if key not in file.given.get(section, {}) or None in (found, value) or found in values:
+            continue
+        shown = as_written(list(value) if isinstance(value, tuple) else value)
+        wanted = " or ".join(map(as_written, values))
+        what = f"= {shown}: goes with {other} = {wanted}, not with {as_written(found)}"
+        yield Problem(name, what)
+
+
+def _schedule(file: ParsedRunFile) -> Iterator[Problem]:
+    def value(key: str) -> Any:
+        return file.value("training", key)
+
+    if value("decay") == "steps" and "milestones" not in file.given.get("training", {}):
+        allowed = TrainingSection.model_fields["milestones"].description
+        what = f'is missing: with decay = "steps" it must be {allowed}'
+        yield Problem("training.milestones", what)
+    total = total_steps(file)
+    if total is not None and value("warmup") is not None and value("warmup") >= total:
+        what = f"= {value('warmup')}: must be below the {total} steps of the training"
+        yield Problem("training.warmup", what)
+    rate, end, batch, rule = map(value, ("learning_rate", "end_rate", "batch", "rate_rule"))
+    if None in (rate, end, batch, rule):
+        return
+    if end > (start := scaled_rate(rate, batch, rule=rule)):
+        yield Problem("training.end_rate", f"= {end}: must be at most the rate before, {start:g}")
+
+
+def _length(file: ParsedRunFile) -> Iterator[Problem]:
+    """What tells the length of the training."""
+    if _from(file) == "files" and "training" in file.given:
+        yield from exactly_one(file, ("training", "steps"), ("training", "epochs"))
+    elif _from(file) == "dummy" and "steps" not in file.given.get("training", {"steps": 0}):
+        what = 'is missing: with data.source = "dummy" it must be a whole number of at least 1'
+        yield Problem("training.steps", what)
+
+
+def total_steps(file: ParsedRunFile) -> int | None:
+    """Updates in the whole training; None where a key they follow from was not understood."""
+    steps, batch = file.value("training", "steps"), file.value("training", "batch")
+    if steps != DERIVED or batch is None:
+        return None if steps == DERIVED else steps
+    if _from(file) == "simulate":
+        simulations, reuse = file.value("data", "simulations"), file.value("data", "reuse")
+        return None if None in (simulations, reuse) else simulations * reuse // batch
+    epochs, dataset = file.value("training", "epochs"), dataset_of(file)
+    if epochs is None or dataset is None:
+        return None
+    return epochs * dataset[1].get("train", {}).get("samples", 0) // batch
+
+
+def _of_simulations(file: ParsedRunFile) -> Iterator[Problem]:
+    """Numbers of simulations fit the batch, and each other."""
+    batch = file.value("training", "batch")
+    if _from(file) != "simulate" or batch is None:
+        return
+
+    def problem(key: str, what: str) -> Problem:
+        default = "" if key in file.given["data"] else ", the default"
+        return Problem(f"data.{key}", f"= {numbers[key]}{default}: must be {what}")
+
+    keys = ("simulations", "buffer", "fill", "validation", "test")
+    values = {key: file.value("data", key) for key in keys}
+    numbers = {key: value for key, value in values.items() if value not in (None, DERIVED)}
+    for key, number in numbers.items():
+        if key in ("validation", "test"):
+            if number < batch:
+                yield problem(key, f"at least training.batch = {batch}")
+        elif number % batch:
+            below = number // batch * batch
+            near = f"{below} or {below + batch}" if below else f"{batch}"
+            yield problem(key, f"a multiple of training.batch = {batch}: {near}")
+    for key, most in (("buffer", "simulations"), ("fill", "buffer"), ("fill", "simulations")):
+        if key in numbers and numbers[key] > numbers.get(most, numbers[key]):
+            yield problem(key, f"at most data.{most} = {numbers[most]}")
+
+
+def dataset_of(file: ParsedRunFile) -> tuple[DatasetHeader, dict[str, dict[str, int]]] | None:
+    """The dataset of a training on files; None where there is none of our own layout."""
+    folder = file.value("data", "folder")
+    if _from(file) != "files" or folder is None:
+        return None
+    try:
+        return read_header(file.folder / folder)
+    except RecordError:
+        return None
+
+
+def _of_files(file: ParsedRunFile) -> Iterator[Problem]:
+    """The dataset is there, and is what the rest of the file says."""
+    if _from(file) != "files" or "data" not in file.given:
+        return
+    keys = file.given["data"]
+    if "folder" not in keys:
+        what = 'is missing: with source = "files" it must be the folder of a dataset'
+        yield Problem("data.folder", what)
+    if (named := file.value("data", "folder")) is None:
+        return
+    folder = file.folder / named
+    if not folder.is_dir():
+        yield Problem("data.folder", f"= '{keys['folder']}': there is no such folder")
+    elif (folder / DATASET).exists():
+        yield from _of_dataset(file, folder)
+    else:
+        if "parameters" not in keys:
+            what = f"is missing: without a {DATASET}, files do not tell the names of parameters"
+            yield Problem("data.parameters", what)
+        if "epochs" in file.given.get("training", {}):
+            what = f"is given, but without a {DATASET} samples are not counted: give steps"
+            yield Problem("training.epochs", what)
+
+
+def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
+    try:
+        header, splits = read_header(folder)
+    except RecordError as error:
+        yield Problem("data.folder", f"= '{folder}': {error}")
+        return
+    grid, names = file.value("box", "grid"), file.value("data", "parameters")
+    if grid is not None and tuple(three(grid)) != header.grid:
+        what = f"the volumes in {folder} have {list(header.grid)} cells"
+        yield Problem("box.grid", f"= {file.given['box']['grid']}: {what}")
+    found = list(header.parameters)
+    if names is not None and list(names) != found:
+        yield Problem("data.parameters", f"= {list(names)}: those in {folder} are {found}")
+    priors = [key for key in file.given.get("priors", {}) if key in OF_PARAMETERS]
+    if priors and set(priors) != set(found):
+        what = f"are of {', '.join(priors)}, the parameters in {folder} are {', '.join(found)}"
+        yield Problem("priors", f"{what}: give those, or leave [priors] out")
+    if not priors and header.priors is None:
+        what = f"is empty, and the dataset in {folder} tells no priors: give [low, high] for each"
+        yield Problem("priors", f"{what} of {', '.join(found)}")
+    batch = file.value("training", "batch")
+    for split in ("train", "validation", "test"):
+        samples = splits.get(split, {}).get("samples", 0)
+        if batch is not None and samples < batch:
+            what = f"its split {split!r} has {samples} samples; must have at least training.batch"
+            yield Problem("data.folder", f"= '{folder}': {what} = {batch}")
+
+
+RULES: list[Rule] = [
+    _cubic,
+    _fixed_or_prior,
+    universe_rules,
+    evolution_rules,
+    _network_fits,
+    _idle_keys,
+    _schedule,
+    _length,
+    _of_simulations,
+    _of_files,
+]
+"""All that must hold between the keys of a training."""

@@ -1,0 +1,213 @@
+"""The sections that only the run file of a training has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from flowpm_dist.config.sections import (
+    OF_PARAMETERS,
+    W0,
+    Hubble,
+    OmegaB,
+    OmegaM,
+    Section,
+    Sigma8,
+    Tilt,
+    Wa,
+    from_folder,
+    listed,
+    low_below_high,
+)
+from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.grid.decomposition import nearest
+
+DERIVED = -1
+"""Default of a key that follows from others: `load_training` puts a number in its place."""
+
+T = TypeVar("T")
+
+
+def _known_network(name: str) -> str:
+    if name not in DECLARATIONS:
+        raise ValueError(f"there is no such network{nearest(name, DECLARATIONS)}")
+    return name
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(map(listed, value)) if isinstance(value, list) else value
+
+
+def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    for (before, _), (after, _) in itertools.pairwise(milestones):
+        if after <= before:
+            raise ValueError(f"step {before} is followed by step {after}")
+    return milestones
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is named twice")
+    return names
+
+
+def _prior(name: str) -> Any:
+    what = f"[low, high] with low below high, each {OF_PARAMETERS[name]}"
+    return Field(default=None, description=what)
+
+
+def _count(default: int, least: int = 1) -> Any:
+    what = f"a whole number of at least {least}"
+    return Field(default=default, ge=least, description=what)
+
+
+def _seed() -> Any:
+    return Field(default=0, ge=0, lt=2**63, description="a whole number of at least 0")
+
+
+Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(low_below_high)]
+Milestones = Annotated[
+    tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...],
+    Field(min_length=1),
+    BeforeValidator(_pairs),
+    AfterValidator(_rising),
+]
+Names = Annotated[
+    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(_distinct)
+]
+AnyPath = Annotated[Path | None, BeforeValidator(from_folder)]
+
+
+class PriorsSection(Section):
+    """The parameters that vary from universe to universe, and are to be found."""
+
+    Omega_m: Range[OmegaM] | None = _prior("Omega_m")
+    sigma8: Range[Sigma8] | None = _prior("sigma8")
+    n_s: Range[Tilt] | None = _prior("n_s")
+    Omega_b: Range[OmegaB] | None = _prior("Omega_b")
+    h: Range[Hubble] | None = _prior("h")
+    w0: Range[W0] | None = _prior("w0")
+    wa: Range[Wa] | None = _prior("wa")
+    sampling: Literal["sobol", "uniform"] = Field(
+        default="sobol", description='"sobol" (even) or "uniform" (independent)'
+    )
+    _order: tuple[str, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_order(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        section = handler(keys)
+        if isinstance(keys, Mapping):
+            section._order = tuple(key for key in keys if key in OF_PARAMETERS)
+        return section
+
+    @model_serializer(mode="wrap")
+    def _dump_in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table = handler(self)
+        return {name: table[name] for name in self._order} | table
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value of each parameter, in the order of the file."""
+        return {name: getattr(self, name) for name in self._order}
+
+
+class NetworkSection(Section):
+    """The network, see `flowpm_dist.cosmoflow.network.Network`."""
+
+    name: Annotated[str, AfterValidator(_known_network)] = Field(
+        default="sc18-periodic", description=", ".join(f'"{name}"' for name in DECLARATIONS)
+    )
+    loss: Literal["likelihood", "l1", "l2"] = Field(
+        default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'
+    )
+    input: Literal["log1p", "density"] = Field(
+        default="log1p", description='"log1p", log(1 + density), or "density"'
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        default="float32", description='"float32", "bfloat16" or "float64"'
+    )
+    gather_below: int = _count(4)
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
+
+
+SMALLEST_CENTRED = 4
+"""Volumes of a batch from which on the mean of their features is taken off."""
+
+
+class TrainingSection(Section):
+    """How the network learns."""
+
+    batch: int = _count(4)
+    optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
+    learning_rate: float = Field(default=1e-4, gt=0, description="a number above 0")
+    end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
+    warmup: int = _count(DERIVED, least=0)
+    decay: Literal["polynomial", "cosine", "steps", "none"] = Field(
+        default="polynomial", description='"polynomial", "cosine", "steps" or "none"'
+    )
+    power: float = Field(default=1.0, gt=0, description="a number above 0")
+    milestones: Milestones | None = Field(
+        default=None,
+        description="a list of [step, factor], steps increasing, factors of the learning rate",
+    )
+    rate_rule: Literal["none", "sqrt", "linear"] = Field(
+        default="none",
+        description='how the learning rate grows with the batch: "none", "sqrt" or "linear"',
+    )
+    larc: bool | Annotated[float, Field(gt=0)] = Field(
+        default=False, description="true, false, or a trust coefficient above 0"
+    )
+    clip_norm: float | None = Field(default=None, gt=0, description="a number above 0")
+    weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
+    calibrate: int = _count(64, least=0)
+    centre: bool = Field(default=True, description="true or false")
+    seed: int = _seed()
+    steps: int = _count(DERIVED)
+    epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    validate_every: int = _count(200)
+    checkpoint_every: int = _count(200)
+    keep: int = _count(3)
+
+    @property
+    def centres(self) -> bool:
+        """Whether features are centred: in batches whose mean says something of all universes."""
+        return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
+
+
+class DataSection(Section):
+    """Where volumes come from, and how many."""
+
+    source: Literal["simulate", "files", "dummy"] = Field(
+        default="simulate", description='"simulate", "files" or "dummy"'
+    )
+    simulations: int = _count(2000)
+    reuse: int = _count(10)
+    buffer: int = _count(DERIVED)
+    fill: int = _count(DERIVED)
+    validation: int = _count(128)
+    test: int = _count(256)
+    seed: int = _seed()
+    augment: bool | Literal["symmetries"] = Field(
+        default=True, description='true (shifts and symmetries), "symmetries" or false'
+    )
+    folder: AnyPath = Field(default=None, description="the folder of a dataset")
+    staging: AnyPath = Field(default=None, description="a folder on fast local storage")
+    parameters: Names | None = Field(
+        default=None, description='a list of different names, such as ["Omega_m", "sigma8"]'
+    )

@@ -1,0 +1,165 @@
+"""The gradient of an evolution by going back in time: memory flat in the number of steps.
+
+Kicks and drifts are undone one by one from the final state, each force is computed again, and the
+cotangents of positions, velocities and factors are carried along. Nothing of the way forward is
+kept but its end, and the velocity before a kick that forgets most of it.
+The adjoint method of Li, Modi, Jamieson and others 2022 (arXiv:2211.09815), for any schedule of
+kicks and drifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.evolution.integrators import Operation
+from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, NBody, Particles, combine, spread
+from flowpm_dist.particle_mesh.kernels import kernels
+from meshimpl.mesh_function import once_differentiable
+
+FORGETFUL = 0.25
+"""Kicks that multiply the velocity by less than this are not undone: that would amplify rounding
+errors. The velocity before them is kept (BullFrog's first steps, at most)."""
+
+
+def evolve(
+    nbody: NBody, particles: list[Particles], course: EvolutionPlan, clock: Clock
+) -> Particles:
+    """`NBody.evolve` with its gradient, to the first state, the factors and the LPT fields.
+
+    Args:
+        nbody, particles, course, clock: as there.
+    """
+    start = particles.pop()
+
+    @tf.custom_gradient
+    def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        x, v, factors, *lpt = (tf.stop_gradient(t) for t in inputs)
+        here = replace(course, factors=factors, lpt=tuple(lpt))
+        kept: dict[int, tf.Tensor] = {}
+        final = nbody.evolve([Particles(x, v)], here, clock, keep=_keeper(here, kept))
+
+        def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+            return BackwardPass(nbody, here, final, kept).carry(dx, dv)
+
+        once = once_differentiable(carry, "an evolution by the adjoint method")
+
+        def gradient(dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
+            return once(dx, dv, *inputs)
+
+        return (final.displacement, final.velocity), gradient
+
+    x, v = run(start.displacement, start.velocity, course.factors, *course.lpt)
+    return Particles(x, v)
+
+
+def _keeper(course: EvolutionPlan, kept: dict[int, tf.Tensor]) -> Callable[[int, tf.Tensor], None]:
+    """Called before each kick with its number and the velocity: keeps what cannot be undone."""
+    decay = tf.abs(course.factors[..., 0]).numpy().reshape(-1, len(course.operations)).min(axis=0)
+
+    def keep(number: int, velocity: tf.Tensor) -> None:
+        if decay[number] < FORGETFUL:
+            kept[number] = velocity
+
+    return keep
+
+
+class BackwardPass:
+    """The way back from a final state."""
+
+    def __init__(
+        self, nbody: NBody, course: EvolutionPlan, final: Particles, kept: dict[int, tf.Tensor]
+    ) -> None:
+        self._nbody, self._course, self._kept = nbody, course, kept
+        self._x, self._v = final.displacement, final.velocity
+        self._dlpt = [tf.zeros_like(psi) for psi in course.lpt]
+
+    def carry(self, dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
+        """From cotangents of the final state to those of start, factors and LPT fields."""
+        undo = {"drift": self._drift, "velocity": self._velocity, "kick": self._kick}
+        rows: list[tf.Tensor] = []
+        factors = tf.cast(self._course.factors, self._nbody.box.dtype)
+        for number in reversed(range(len(self._course.operations))):
+            operation = self._course.operations[number]
+            c = factors[..., number, :]
+            dx, dv, row = undo[operation.kind](number, operation, c, dx, dv)
+            rows.insert(0, row)
+        return [dx, dv, tf.stack(rows, axis=-2), *self._dlpt]
+
+    def _drift(
+        self, _: int, __: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        lpt = self._course.lpt
+        shape = [-1, *dx.shape[-4:]]
+        x, v, to_x, to_v = (tf.reshape(t, shape) for t in (self._x, self._v, dx, dv))
+        factor = tf.reshape(c[..., 1], [-1])
+        before, dv_new, slope = kernels().drift_vjp(x, v, to_x, to_v, factor)
+        self._x, dv = tf.reshape(before, dx.shape), tf.reshape(dv_new, dx.shape)
+        slopes = [tf.reshape(slope, c.shape[:-1])]
+        if lpt:
+            self._x = combine([self._x, *lpt], _undone(c[..., 2:]))
+            slopes += self._lpt_slopes(dx, c)
+        return dx, dv, _row([None, *slopes], c)
+
+    def _velocity(
+        self, _: int, __: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        lpt = self._course.lpt
+        if lpt:
+            self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
+        slopes = self._lpt_slopes(dv, c)
+        self._v = self._v / spread(c[..., 0])
+        decay = _inner(dv, self._v)
+        return dx, dv * spread(c[..., 0]), _row([decay, None, *slopes], c)
+
+    def _kick(
+        self, number: int, operation: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        nbody, lpt = self._nbody, self._course.lpt
+        if lpt:
+            self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
+        slopes = self._lpt_slopes(dv, c)
+        kept = self._kept.get(number)
+        decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
+        used = tf.concat([decay, c[..., 1:2]], axis=-1)
+        label = f"on the way back through step {operation.step}, a = {operation.a:.4g}"
+        field = nbody.field(nbody.painted(self._x, label))
+        self._v, dfield, dx, sums = nbody.kick_adjoint(field, self._x, self._v, dv, dx, used)
+        dx = nbody.paint_adjoint(nbody.field_adjoint(dfield), self._x, dx)
+        along = sums[..., 0]
+        if kept is not None:
+            self._v = kept
+            along = _inner(dv, kept)
+        if (c[..., 0].numpy() != 1).any():
+            dv = dv * spread(c[..., 0])
+        return dx, dv, _row([along, sums[..., 1], *slopes], c)
+
+    def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
+        """Cotangents of the factors of psi1 and psi2; those of the fields are added up."""
+        lpt = self._course.lpt
+        for i in range(len(lpt)):
+            factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)
+            self._dlpt[i] = combine([self._dlpt[i], cotangent], factors)
+        return [_inner(cotangent, psi) for psi in lpt]
+
+
+def _undone(factors: tf.Tensor) -> tf.Tensor:
+    return tf.concat([tf.ones_like(factors[..., :1]), -factors], axis=-1)
+
+
+@tf.function(jit_compile=True)
+def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Sum of products over this rank's block of each universe, float64 [...]."""
+    axes = list(range(x.shape.rank - 4, x.shape.rank))
+    lines = tf.reduce_sum(x * y, axis=axes[2:])
+    return tf.reduce_sum(tf.cast(lines, tf.float64), axis=axes[:2])
+
+
+def _row(slopes: Sequence[tf.Tensor | None], c: tf.Tensor) -> tf.Tensor:
+    """Cotangents of an operation's factors, float64 [..., 4]."""
+    zero = tf.zeros(c.shape[:-1], tf.float64)
+    full = [zero if s is None else tf.cast(s, tf.float64) for s in slopes]
+    return tf.stack([*full, *[zero] * (4 - len(full))], axis=-1)

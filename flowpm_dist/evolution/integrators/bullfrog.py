@@ -1,0 +1,63 @@
+"""BullFrog: drift-kick-drift in growth time, with factors from second-order LPT.
+
+Its velocity is v = dx/dD1, with D1 as time. In a step from D_n to D_n+1 = D_n + dD the particles
+drift by dD/2, are kicked, v = alpha v + (1 - alpha) A / D_half, with A = -grad phi, laplacian phi =
+delta, D_half = D_n + dD/2, and drift by dD/2 again. With E = D2(D1), here positive,
+
+    alpha = (E'_n+1 - F) / (E'_n - F),   F = (E_n + E'_n dD/2 + D_half^2) / D_half.
+
+Every step's velocity is that of second-order LPT, and where D2 is proportional to D1^2
+(Einstein-de Sitter) its positions are too; elsewhere they are to the order of the step's square.
+Rampf, List and Hahn 2025 (arXiv:2409.19049), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology import GrowthFunctions
+from flowpm_dist.evolution.integrators.base import (
+    Integrator,
+    Schedule,
+    drift_kick_drift,
+    followed_by_velocity,
+    rows,
+)
+from flowpm_dist.initial.lpt import growth_terms_by_d1
+
+
+class BullFrog(Integrator):
+    """Drift, kick, drift; it may start from first-order LPT, or from rest at a = 0."""
+
+    starts_at_zero = True
+
+    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+        """See `Integrator.schedule`."""
+        a = np.asarray(edges, dtype=np.float64)
+        d1, second = growth.d1(a), growth.d2(a)
+        slope = growth.by_d1(a, 2)
+        half = 0.5 * (d1[1:] - d1[:-1])
+        middle = d1[:-1] + half
+        force = (second[:-1] + slope[:-1] * half + middle**2) / middle
+        alpha = (slope[1:] - force) / (slope[:-1] - force)
+        drift = rows(1.0, half, 0.0, 0.0)
+        kick = rows(alpha, (1.0 - alpha) / middle, 0.0, 0.0)
+        to_canonical = rows(growth.g_drift(a[-1:]), 0.0, 0.0, 0.0)
+        return followed_by_velocity(drift_kick_drift(edges, drift, kick, drift), to_canonical)
+
+    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+        """See `Integrator.initial`: D_n and dD_n/dD1."""
+        return growth_terms_by_d1(growth, a, order)
+
+    def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor:
+        """See `Integrator.from_canonical`.
+
+        Raises:
+            ValueError: at a = 0, where the canonical velocity is 0 whatever dx/dD1 is.
+        """
+        if a == 0:
+            raise ValueError("a given state of the particles needs a start later than a = 0")
+        return rows(1.0 / growth.g_drift(np.array([a])), 0.0, 0.0, 0.0)[0]

@@ -1,0 +1,95 @@
+"""COLA: the residual of second-order LPT is integrated, LPT itself is taken as exact.
+
+The velocity is p - p_LPT, its force F - F_LPT with F_LPT = D1 psi1 + (D2 + D1^2) psi2 (over
+1.5 Omega_m), and a drift adds the displacement of LPT. The residual is taken to grow as
+u(a) = a^n in time: a kick with the force at c takes (u(a1) - u(a0)) / (n u(c) c E(c)) and a drift
+with the velocity at c takes the integral of u / (a^3 E) da over u(c).
+Tassev, Zaldarriaga and Eisenstein 2013, JCAP 06, 036 (arXiv:1301.0322), appendix A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology import GrowthFunctions
+from flowpm_dist.evolution.integrators.base import (
+    Integrator,
+    Schedule,
+    followed_by_velocity,
+    kick_drift_kick,
+    momentum,
+    rows,
+)
+from flowpm_dist.evolution.integrators.fastpm import half_step_times
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+
+
+class COLA(Integrator):
+    """Half kick, drift, half kick around the trajectories of second-order LPT.
+
+    Args:
+        exponent: n, how the residual velocity is taken to grow with the scale factor.
+        half_step: where a step is halved, as for `FastPM`.
+
+    Raises:
+        ValueError: exponent 0, or another mean.
+    """
+
+    uses_lpt = True
+
+    def __init__(
+        self,
+        exponent: float = -2.5,
+        half_step: Literal["arithmetic", "geometric"] = "arithmetic",
+    ) -> None:
+        if not exponent:
+            raise ValueError("exponent 0: the residual has to grow or to decay, such as -2.5")
+        half_step_times([1.0, 1.0], half_step)
+        self.exponent, self.half_step = exponent, half_step
+
+    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+        """See `Integrator.schedule`."""
+        a, n = np.asarray(edges, dtype=np.float64), self.exponent
+        middle = half_step_times(edges, self.half_step)
+        rate = n * a**n * a * tf.sqrt(growth.background.e2(a))
+        gravity = 1.5 * growth.background.Omega_m
+        d1, d2 = growth.d1(a), growth.d2(a)
+        first, second = d1, d2 + d1**2
+
+        def kicks(change: np.ndarray, at: slice) -> tf.Tensor:
+            factor = gravity * change / rate[at]
+            return rows(1.0, factor, -factor * first[at], -factor * second[at])
+
+        residual = self._drifts(growth, a, middle)
+        drifts = rows(1.0, residual, d1[1:] - d1[:-1], d2[1:] - d2[:-1])
+        opening = kicks(middle**n - a[:-1] ** n, slice(None, -1))
+        closing = kicks(a[1:] ** n - middle**n, slice(1, None))
+        steps = kick_drift_kick(edges, opening, drifts, closing)
+        return followed_by_velocity(steps, self._velocity_of_lpt(growth, float(a[-1]), 1.0))
+
+    def _drifts(self, growth: GrowthFunctions, a: np.ndarray, middle: np.ndarray) -> tf.Tensor:
+        half = 0.5 * (a[1:] - a[:-1])
+        times = 0.5 * (a[1:] + a[:-1])[:, np.newaxis] + half[:, np.newaxis] * _NODES
+        integrand = times ** (self.exponent - 3) / tf.sqrt(growth.background.e2(times))
+        return tf.reduce_sum(integrand * _WEIGHTS, axis=1) * half / middle**self.exponent
+
+    def _velocity_of_lpt(self, growth: GrowthFunctions, a: float, sign: float) -> tf.Tensor:
+        """Factors [1, 4] that add `sign` times the canonical velocity of LPT."""
+        scale = sign * momentum(growth, a)
+        first, second = scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)
+        return rows(1.0, 0.0, *(tf.reshape(x, [1]) for x in (first, second)))
+
+    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+        """See `Integrator.initial`: of the velocity, what goes beyond second order."""
+        factors = super().initial(growth, a, order)
+        beyond = np.arange(factors.shape[1]) >= 2
+        return tf.stack([factors[0], factors[1] * beyond])
+
+    def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor:
+        """See `Integrator.from_canonical`."""
+        return self._velocity_of_lpt(growth, a, -1.0)[0]

@@ -1,0 +1,1 @@
+"""The box, its fields, their decomposition over ranks, and Fourier filters."""

@@ -1,0 +1,185 @@
+"""The periodic box, its grid, and which part of it this rank holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl.collectives import fence
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
+from meshimpl.mesh_function import MeshFunction, check_divisible
+from meshimpl.operations.fft import Pencils, pencils, spectral_shape
+from meshimpl.operations.halo import SUFFIX
+from meshimpl.process_mesh import ProcessMesh
+
+SPLIT = {
+    "replica": ("batch",),
+    "row": ("x", "x" + SUFFIX, "ky"),
+    "col": ("y", "y" + SUFFIX, "kz"),
+}
+"""Mesh axis -> the dimensions that are split over it."""
+
+VECTOR = mtf.Dimension("component", 3)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A periodic box, or a batch of them, its grid, and how that is shared between ranks.
+
+    Attributes:
+        grid: cells along x, y, z.
+        size: side lengths [Mpc/h].
+        mesh: the ranks; x runs over `row`, y over `col`, z is whole, the batch over `replica`.
+        dtype: of its fields, float32 or float64.
+        batch: number of boxes, each with a universe of its own; None: one, whose fields have no
+            batch dimension.
+
+    Raises:
+        ValueError: a side that is not positive, an odd or tiny grid, or one the mesh does not
+            divide.
+    """
+
+    grid: tuple[int, int, int]
+    size: tuple[float, float, float]
+    mesh: ProcessMesh
+    dtype: tf.DType = field(default=tf.float32)
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
+            raise ValueError(f"grid {self.grid}: three even numbers of at least 4 are needed")
+        if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):
+            raise ValueError(f"box size {self.size}: three positive lengths [Mpc/h] are needed")
+        for name, size in self.mesh.axes:
+            if size > 1 and (name not in SPLIT or (name == "replica" and self.batch is None)):
+                raise ValueError(
+                    f"mesh {self.mesh}: one simulation is split over row and col; axis {name!r} "
+                    "must have size 1"
+                )
+        check_divisible(self.shape, self.impl, "grid")
+
+    def finer(self, factor: int) -> Box:
+        """The same box with `factor` times as many cells along each side."""
+        x, y, z = (factor * n for n in self.grid)
+        return dataclasses.replace(self, grid=(x, y, z))
+
+    @property
+    def cell(self) -> tuple[float, float, float]:
+        """Sides of a cell [Mpc/h]."""
+        x, y, z = (s / n for s, n in zip(self.size, self.grid, strict=True))
+        return x, y, z
+
+    @property
+    def volume(self) -> float:
+        """Of the box [(Mpc/h)^3]."""
+        return math.prod(self.size)
+
+    @property
+    def cells(self) -> int:
+        """Number of cells, and of particles."""
+        return math.prod(self.grid)
+
+    @property
+    def layout(self) -> str:
+        """Tensor dimension to mesh axis, for the axes this mesh has."""
+        return ";".join(f"{dim}:{axis}" for axis in self.mesh.names for dim in SPLIT.get(axis, ()))
+
+    @functools.cached_property
+    def impl(self) -> HvdSimdMeshImpl:
+        """The mesh implementation of this layout, for look-ups."""
+        return HvdSimdMeshImpl(self.mesh, self.layout)
+
+    @property
+    def number_shape(self) -> Any:
+        """`mtf.Shape` of one number for each universe: [], or [batch]."""
+        return mtf.Shape([] if self.batch is None else [mtf.Dimension("batch", self.batch)])
+
+    @property
+    def shape(self) -> Any:
+        """`mtf.Shape` of a scalar field: [x, y, z], or [batch, x, y, z]."""
+        space = [mtf.Dimension(d, n) for d, n in zip("xyz", self.grid, strict=True)]
+        return mtf.Shape(self.number_shape.dims + space)
+
+    @property
+    def vector_shape(self) -> Any:
+        """`mtf.Shape` of a vector field: [..., x, y, z, component]."""
+        return mtf.Shape([*self.shape.dims, VECTOR])
+
+    @property
+    def spectral_shape(self) -> Any:
+        """`mtf.Shape` of a spectrum: [..., kz, ky, kx, pair]."""
+        return spectral_shape(self.shape, self.impl)
+
+    @property
+    def mode_shape(self) -> Any:
+        """`mtf.Shape` of one real number for each mode: [..., kz, ky, kx]."""
+        return mtf.Shape(self.spectral_shape.dims[:-1])
+
+    @property
+    def pencils(self) -> Pencils:
+        """The transform between fields and spectra."""
+        return pencils(self.shape, self.impl)
+
+    @property
+    def split(self) -> dict[str, int]:
+        """For x and y, over how many ranks each is split."""
+        return {"x": self.mesh.axis_size("row"), "y": self.mesh.axis_size("col")}
+
+    @property
+    def offset(self) -> tuple[int, int, int]:
+        """First cell of this rank's block."""
+        x, y, z = self.impl.slice_begin(self.shape, self.mesh.rank)[-3:]
+        return x, y, z
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Cells of this rank's block, without the batch."""
+        x, y, z = self.impl.slice_shape(self.shape)[-3:]
+        return x, y, z
+
+    @property
+    def local_batch(self) -> tuple[int, ...]:
+        """How many universes this rank has a block of: (), or (n,)."""
+        return tuple(self.impl.slice_shape(self.number_shape))
+
+    @property
+    def batch_offset(self) -> int:
+        """The first universe of which this rank has a block."""
+        return sum(self.impl.slice_begin(self.number_shape, self.mesh.rank))
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """Of this rank's block in the whole array of a field: along [batch,] x, y, z."""
+        batch = () if self.batch is None else (self.batch_offset,)
+        shape = self.local_batch + self.block
+        return tuple(slice(o, o + n) for o, n in zip(batch + self.offset, shape, strict=True))
+
+    def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
+        numbers = self.pencils.mode_numbers()
+        kx, ky, kz = (2 * np.pi / s * n for s, n in zip(self.size, numbers, strict=True))
+        return kx, ky, kz
+
+    def graph_wavenumbers(self) -> list[tf.Tensor]:
+        """kx, ky, kz [h/Mpc] in the field's dtype, the same graph on every rank."""
+        return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
+
+    def function(self, build: Callable[..., Any], **inputs: Any) -> MeshFunction:
+        """A mesh function on this box; inputs are shapes (of the box's dtype) or (shape, dtype)."""
+        specs = {
+            name: spec if isinstance(spec, tuple) else (spec, self.dtype)
+            for name, spec in inputs.items()
+        }
+        return MeshFunction(build, self.mesh, self.layout, specs)
+
+    def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
+        """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""
+        return self.impl.gather(tf.convert_to_tensor(block), shape).numpy()

@@ -1,0 +1,199 @@
+"""Filters in k-space: multiplication of a spectrum by a real or an imaginary kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from meshimpl.compat import mtf
+from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+from meshimpl.operations.fft import irfft3d, rfft3d
+
+Kernel = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+"""kx, ky, kz [h/Mpc], which broadcast, to the real kernel of each mode."""
+
+
+class FilterOperation(mtf.Operation):
+    """A spectrum times a kernel, or times i and a kernel, in one compiled pass.
+
+    On pairs of reals a real kernel is its own adjoint and an imaginary one minus its own.
+    """
+
+    def __init__(
+        self,
+        spectrum: Any,
+        box: Box,
+        kernel: Kernel,
+        imaginary: bool,
+        sign: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__([spectrum], name=name or "filter")
+        self._outputs = [mtf.Tensor(self, spectrum.shape, spectrum.dtype)]
+        self._box, self._kernel, self._imaginary, self._sign = box, kernel, imaginary, sign
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        """The same filter, conjugated."""
+        sign = -self._sign if self._imaginary else self._sign
+        operation = FilterOperation(grad_ys[0], self._box, self._kernel, self._imaginary, sign)
+        return [operation.outputs[0]]
+
+    def lower(self, lowering: Any) -> None:
+        """Local: every rank filters its own modes."""
+
+        apply = _multiply(Filter(self._kernel, self._imaginary), self._sign)
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
+        result = LaidOutTensor([apply(value, *self._box.graph_wavenumbers())])
+        lowering.set_tensor_lowering(self.outputs[0], result)
+
+
+def filter_real(spectrum: Any, box: Box, kernel: Kernel) -> Any:
+    """Multiply each mode by a real kernel that is even in k."""
+    return FilterOperation(spectrum, box, kernel, False).outputs[0]
+
+
+def filter_imaginary(spectrum: Any, box: Box, kernel: Kernel) -> Any:
+    """Multiply each mode by i and a real kernel that is odd in k."""
+    return FilterOperation(spectrum, box, kernel, True).outputs[0]
+
+
+def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+    """1 / k^2 [(Mpc/h)^2], 0 for the mean."""
+    k2 = kx**2 + ky**2 + kz**2
+    return tf.where(k2 > 0, 1 / tf.where(k2 > 0, k2, tf.ones_like(k2)), tf.zeros_like(k2))
+
+
+def without_nyquist(k: tf.Tensor, axis: int, box: Box) -> tf.Tensor:
+    """A wavenumber component with its Nyquist mode set to 0, as an odd kernel must have it."""
+    nyquist = math.pi / box.cell[axis]
+    return tf.where(tf.abs(k) > 0.999 * nyquist, tf.zeros_like(k), k)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k."""
+
+    kernel: Kernel
+    imaginary: bool = False
+
+
+class ConvolveOperation(mtf.Operation):
+    """F^-1 K F of a real field, for one filter or for a list of them; or the adjoint of that.
+
+    Such an operator is symmetric when K is real and even, and antisymmetric when K is imaginary and
+    odd: its adjoint is itself, up to the sign. A list of filters gives a new last dimension, over
+    which the adjoint sums.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        shape: Any,
+        box: Box,
+        filters: Filter | Sequence[Filter],
+        adjoint: bool = False,
+    ) -> None:
+        super().__init__([x], name="convolve_adjoint" if adjoint else "convolve")
+        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
+        self._box, self._filters, self._is_adjoint = box, filters, adjoint
+
+    def gradient(self, grad_ys: list[Any]) -> list[Any]:
+        """Its adjoint."""
+        shape, adjoint = self.inputs[0].shape, not self._is_adjoint
+        back = ConvolveOperation(grad_ys[0], shape, self._box, self._filters, adjoint)
+        return [back.outputs[0]]
+
+    def lower(self, lowering: Any) -> None:
+        """One transform of the input and one of each output; the filters are one pass each."""
+        impl = lowering.mesh_impl(self)
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
+        single = isinstance(self._filters, Filter)
+        filters = [self._filters] if isinstance(self._filters, Filter) else self._filters
+        if self._is_adjoint:
+            parts = [value] if single else tf.unstack(value, axis=-1)
+            result = self._inverse(
+                sum(
+                    self._apply(f, self._forward(part), -1.0 if f.imaginary else 1.0)
+                    for f, part in zip(filters, parts, strict=True)
+                )
+            )
+        else:
+            spectrum = self._forward(value)
+            parts = [self._inverse(self._apply(f, spectrum, 1.0)) for f in filters]
+            result = parts[0] if single else tf.stack(parts, axis=-1)
+        block = tf.reshape(result, impl.slice_shape(self.outputs[0].shape))
+        lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([block]))
+
+    def _forward(self, field: tf.Tensor) -> tf.Tensor:
+        plan = self._box.pencils
+        spectrum = plan.forward(tf.reshape(field, [-1, *plan.real_block]))
+        return tf.bitcast(spectrum, self._box.dtype)
+
+    def _inverse(self, pairs: Any) -> tf.Tensor:
+        dtype = tf.complex64 if self._box.dtype == tf.float32 else tf.complex128
+        return self._box.pencils.inverse(tf.bitcast(pairs, dtype))
+
+    def _apply(self, filter_: Filter, value: tf.Tensor, sign: float) -> tf.Tensor:
+        return _multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
+
+
+def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
+    """Compiled `f(pairs [..., kz, ky, kx, 2], kx, ky, kz)`: each mode times the filter."""
+
+    @tf.function(jit_compile=True)
+    def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        factor = sign * filter_.kernel(kx, ky, kz)
+        real, imaginary = value[..., 0], value[..., 1]
+        if filter_.imaginary:
+            return tf.stack([-factor * imaginary, factor * real], axis=-1)
+        return tf.stack([factor * real, factor * imaginary], axis=-1)
+
+    return apply
+
+
+def convolve(field: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
+    """Real mtf field F^-1 K F of a real mtf field, [..., x, y, z].
+
+    Args:
+        field: mtf tensor [..., x, y, z].
+        box: its grid and size.
+        filters: one; or several, for as many components in a new last dimension.
+    """
+    dims = [] if isinstance(filters, Filter) else [mtf.Dimension("component", len(filters))]
+    shape = mtf.Shape([*field.shape.dims, *dims])
+    return ConvolveOperation(field, shape, box, filters).outputs[0]
+
+
+def convolve_adjoint(components: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
+    """The adjoint of `convolve`, of its cotangent."""
+    single = isinstance(filters, Filter)
+    shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
+    return ConvolveOperation(components, shape, box, filters, True).outputs[0]
+
+
+def to_spectrum(field: Any) -> Any:
+    """Spectrum of a real mtf field; not normalised."""
+    return rfft3d(field)
+
+
+def to_field(spectrum: Any, box: Box) -> Any:
+    """Real mtf field of a spectrum."""
+    return irfft3d(spectrum, box.shape)
+
+
+def cic_window(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box) -> tf.Tensor:
+    """Fourier transform of the cloud-in-cell assignment [1]."""
+
+    def along(k: tf.Tensor, cell: float) -> tf.Tensor:
+        x = 0.5 * k * cell
+        small = tf.abs(x) < 1e-4
+        safe = tf.where(small, tf.ones_like(x), x)
+        return tf.where(small, 1 - x**2 / 6, tf.sin(safe) / safe) ** 2
+
+    x, y, z = (along(k, cell) for k, cell in zip((kx, ky, kz), box.cell, strict=True))
+    return x * y * z

@@ -1,0 +1,1 @@
+"""Initial conditions: white noise, the linear field, Lagrangian perturbation theory."""

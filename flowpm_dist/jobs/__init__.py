@@ -1,0 +1,1 @@
+"""What every long job shares: folder, checkpoints, stop, progress, tables."""

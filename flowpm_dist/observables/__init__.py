@@ -1,0 +1,1 @@
+"""What a survey sees of a simulated universe."""

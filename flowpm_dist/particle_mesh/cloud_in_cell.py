@@ -1,0 +1,241 @@
+"""Particles and the mesh they are painted on: paint and read on many ranks, with their adjoints.
+
+A particle of lattice cell i at displacement s lies at i + s / spacing, and stays with the rank of
+its lattice cell. A rank's particles are painted on its block of the mesh with a halo around it,
+which is then added to the neighbours' blocks; fields are read from a block with halo. An axis that
+is not split has no halo and wraps around in place. The kernels themselves are in `kernels`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.particle_mesh.kernels import Lattice, kernels
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
+from meshimpl.operations.local import local, maximum_over_ranks
+
+STENCIL = 2
+"""Planes that the 4-point difference reaches beyond the cells of a particle."""
+
+_AXES = mtf.Shape([mtf.Dimension("axis", 3)])
+
+
+@dataclass(frozen=True)
+class ParticleMesh:
+    """The particles of a box, and a mesh `mesh_factor` times as fine per side.
+
+    Attributes:
+        box: of the particles, one at each cell of its grid.
+        mesh_factor: mesh cells per particle spacing.
+        halo: planes along split axes [particle spacings]; every displacement along them must stay
+            below it.
+    """
+
+    box: Box
+    mesh_factor: int
+    halo: int
+
+    @functools.cached_property
+    def mesh(self) -> Box:
+        """The box with the mesh as its grid."""
+        return self.box.finer(self.mesh_factor)
+
+    def widths(self, margin: int = 0) -> dict[str, int]:
+        """Planes of halo along x and y of the mesh: none where an axis is not split."""
+        planes = self.halo * self.mesh_factor + margin
+        return {name: planes if ranks > 1 else 0 for name, ranks in self.box.split.items()}
+
+    def lattice(self, margin: int = 0) -> Lattice:
+        """This rank's particles in their padded block of the mesh."""
+        widths = self.widths(margin)
+        x, y, z = self.mesh.cell
+        return Lattice(
+            self.box.block, self.mesh_factor, (widths["x"], widths["y"], 0), cell=(x, y, z)
+        )
+
+    def padded(self, shape: Any, margin: int = 0) -> Any:
+        """`mtf.Shape` of a field of `shape` on the mesh, with its halo."""
+        return padded_shape(shape, self.widths(margin), self.box.impl)
+
+    def particles(self, x: tf.Tensor) -> tf.Tensor:
+        """A vector for each particle as the kernels take it: [batch, x, y, z, 3]."""
+        return tf.reshape(x, [-1, *self.box.block, 3])
+
+    def block(self, x: tf.Tensor, margin: int = 0, components: int = 0) -> tf.Tensor:
+        """A padded block as the kernels take it: [batch, x, y, z] or [..., components]."""
+        shape = [-1, *self.lattice(margin).mesh_block]
+        return tf.reshape(x, [*shape, components] if components else shape)
+
+
+def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any, Any]:
+    """Cloud-in-cell sums of the particles' weights (of 1 each by default) in the mesh's cells.
+
+    Args:
+        displacement: mtf tensor [..., x, y, z, component] [Mpc/h].
+        pm: particles, mesh and halo.
+        weights: mtf tensor [..., x, y, z].
+
+    Returns:
+        mtf tensor [..., x, y, z] of the mesh, and the reach over all ranks: largest |displacement|
+        along each axis [particle spacings], infinite where a displacement is not finite. A particle
+        beyond the halo is left out: whoever calls compares the reach with it.
+    """
+    dtype = displacement.dtype
+    g, padded = pm.lattice(), pm.padded(pm.mesh.shape)
+    inputs = [displacement] if weights is None else [displacement, weights]
+
+    def run(s: tf.Tensor, w: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        w = None if w is None else tf.reshape(w, [-1, *pm.box.block])
+        painted, reach = kernels().paint(g, pm.particles(s), w)
+        return painted, reach / pm.mesh_factor
+
+    def adjoint(xs: list[Any], dys: list[Any]) -> list[Any]:
+        return paint_adjoint(dys[0], xs, pm, padded=True)
+
+    outputs = [(padded, dtype), (_AXES, dtype)]
+    painted, reach = local(run, inputs, outputs, adjoint=adjoint, name="paint")
+    return halo_reduce(painted, pm.mesh.shape, pm.widths()), maximum_over_ranks(reach)
+
+
+def paint_adjoint(
+    cotangent: Any, inputs: list[Any], pm: ParticleMesh, *, padded: bool = False, add: Any = None
+) -> list[Any]:
+    """Cotangents of the displacement, and of the weights if there are any, of `paint`.
+
+    Args:
+        cotangent: of the painted mesh [..., x, y, z].
+        inputs: displacement, and weights if there were any.
+        pm: as for `paint`.
+        padded: the cotangent has its halo already.
+        add: a cotangent of the displacement to which this one is added.
+    """
+    cotangent = cotangent if padded else halo_exchange(cotangent, pm.widths())
+    displacement, *weights = inputs
+    g = pm.lattice()
+
+    def run(dy: tf.Tensor, s: tf.Tensor, *rest: tf.Tensor) -> Any:
+        others = list(rest)
+        w = tf.reshape(others.pop(0), [-1, *pm.box.block]) if weights else None
+        total = pm.particles(others.pop(0)) if add is not None else None
+        ds, dw = kernels().paint_vjp(g, pm.particles(s), w, pm.block(dy), total)
+        return [ds] if w is None else [ds, dw]
+
+    extra = [] if add is None else [add]
+    outputs = [(x.shape, x.dtype) for x in inputs]
+    return local(run, [cotangent, displacement, *weights, *extra], outputs, name="paint_adjoint")
+
+
+def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
+    """Cloud-in-cell values of a field of the mesh at the particles.
+
+    Args:
+        field: mtf tensor [..., x, y, z, component] of the mesh.
+        displacement: mtf tensor [..., x, y, z, component] [Mpc/h].
+        pm: as for `paint`.
+
+    Returns:
+        mtf tensor [..., x, y, z, component] of the particles.
+    """
+    g, components = pm.lattice(), field.shape.dims[-1]
+    padded = halo_exchange(field, pm.widths())
+
+    def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        return kernels().read(g, pm.block(f, 0, components.size), pm.particles(s))
+
+    def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        dy = tf.reshape(dy, [-1, *pm.box.block, components.size])
+        f = pm.block(f, 0, components.size)
+        return kernels().read_vjp(g, f, pm.particles(s), dy)
+
+    shape = mtf.Shape([*displacement.shape.dims[:-1], components])
+    return _read(run, backward, padded, displacement, shape)
+
+
+def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
+    """Minus the 4-point finite-difference gradient of a potential, read at the particles.
+
+    (8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 h), whose symbol is i (8 sin kh - sin 2kh) / (6h)
+    (Feng and others 2016). One field is exchanged, with two more planes than `read` needs.
+
+    Args:
+        potential: mtf tensor [..., x, y, z] of the mesh.
+        displacement, pm: as for `read`.
+
+    Returns:
+        mtf tensor [..., x, y, z, component] of the particles, per [Mpc/h].
+    """
+    g = pm.lattice(STENCIL)
+    padded = halo_exchange(potential, pm.widths(STENCIL))
+
+    def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        return kernels().read_gradient(g, pm.block(f, STENCIL), pm.particles(s))
+
+    def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        f = pm.block(f, STENCIL)
+        return kernels().read_gradient_vjp(g, f, pm.particles(s), pm.particles(dy))
+
+    return _read(run, backward, padded, displacement, displacement.shape)
+
+
+def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -> Any:
+    def adjoint(xs: list[Any], dys: list[Any]) -> list[Any]:
+        outputs = [(x.shape, x.dtype) for x in xs]
+        return local(backward, [*xs, dys[0]], outputs, name="read_adjoint")
+
+    (values,) = local(
+        run, [padded, displacement], [(shape, displacement.dtype)], adjoint=adjoint, name="read"
+    )
+    return values
+
+
+def _reach_function(box: Box) -> MeshFunction:
+    """`f(displacement)`: as `paint`'s reach, [3] [particle spacings]."""
+
+    @tf.function(jit_compile=True)
+    def largest(s: tf.Tensor) -> tf.Tensor:
+        cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
+        infinite = tf.constant(math.inf, s.dtype)
+        return tf.reduce_max(
+            tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
+        )
+
+    def build(_: Any, displacement: Any) -> Any:
+        (own,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+        return maximum_over_ranks(own)
+
+    return box.function(build, displacement=box.vector_shape)
+
+
+class MaxDisplacement:
+    """How far particles stray from their lattice sites along the axes that are split.
+
+    Args:
+        box: grid, size and ranks.
+    """
+
+    def __init__(self, box: Box) -> None:
+        self._function = _reach_function(box)
+        self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
+
+    def __call__(self, displacement: tf.Tensor) -> float:
+        """Largest |displacement| along a split axis, over all ranks [particle spacings].
+
+        Infinite where any component of any displacement is not finite; 0 where nothing is split.
+        """
+        return self.of(self._function(tf.stop_gradient(displacement)))
+
+    def of(self, along: tf.Tensor) -> float:
+        """The same from the reach along each axis, as `paint` gives it."""
+        values = along.numpy()
+        if not np.isfinite(values).all():
+            return math.inf
+        return float(max(values[self._split], default=0.0))

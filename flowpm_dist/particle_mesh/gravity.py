@@ -1,0 +1,161 @@
+"""Gravity of the particles: density -> potential or force field -> kick, and the way back.
+
+With the density's mean 1 and time in 1/H0 the acceleration is -grad phi, laplacian phi =
+1.5 Omega_m (density - 1); the scale factor and 1.5 Omega_m stand in the kick factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.grid.fourier import (
+    Filter,
+    Kernel,
+    cic_window,
+    convolve,
+    convolve_adjoint,
+    inverse_square,
+    without_nyquist,
+)
+from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
+from flowpm_dist.particle_mesh.kernels import ForceGradient, kernels
+from meshimpl.compat import mtf
+from meshimpl.operations.halo import halo_exchange, halo_reduce
+from meshimpl.operations.local import local
+
+FORCE_GRADIENTS = ("finite-difference", "spectral")
+
+
+@dataclass(frozen=True)
+class Gravity:
+    """How the particles of a mesh attract each other.
+
+    Attributes:
+        pm: particles, mesh and halo.
+        force_gradient: of the potential, "finite-difference" (4 points, taken while reading) or
+            "spectral".
+        deconvolve: divide the potential by the squared cloud-in-cell window, for paint and read, as
+            far as the particles' Nyquist wavenumber: beyond it lie the harmonics of their lattice.
+    """
+
+    pm: ParticleMesh
+    force_gradient: ForceGradient = "finite-difference"
+    deconvolve: bool = False
+
+    @property
+    def filters(self) -> Filter | Sequence[Filter]:
+        """From the painted mesh to what is read: the potential, or the force's components."""
+        mesh = self.pm.mesh
+        inverse = _inverse_laplacian(self.pm, self.deconvolve)
+        if self.force_gradient == "finite-difference":
+            return Filter(inverse)
+
+        def along(axis: int) -> Kernel:
+            return lambda *k: -without_nyquist(k[axis], axis, mesh) * inverse(*k)
+
+        return [Filter(along(axis), imaginary=True) for axis in range(3)]
+
+    @property
+    def _margin(self) -> int:
+        return STENCIL if self.force_gradient == "finite-difference" else 0
+
+    @property
+    def _components(self) -> int:
+        return 0 if self.force_gradient == "finite-difference" else 3
+
+    @property
+    def field_shape(self) -> Any:
+        """`mtf.Shape` of the field that is read."""
+        mesh = self.pm.mesh
+        return mesh.vector_shape if self._components else mesh.shape
+
+    def field(self, painted: Any) -> Any:
+        """The potential [(Mpc/h)^2], or the force field [Mpc/h], over 1.5 Omega_m.
+
+        Args:
+            painted: mtf tensor [..., x, y, z] of the mesh, unit particles in each cell.
+        """
+        return convolve(painted, self.pm.mesh, self.filters)
+
+    def field_adjoint(self, cotangent: Any) -> Any:
+        """The adjoint of `field`."""
+        return convolve_adjoint(cotangent, self.pm.mesh, self.filters)
+
+    def force(self, field: Any, displacement: Any) -> Any:
+        """Force over 1.5 Omega_m at the particles, mtf [..., x, y, z, component] [Mpc/h]."""
+        if self.force_gradient == "spectral":
+            return read(field, displacement, self.pm)
+        return read_gradient(field, displacement, self.pm)
+
+    def kick(self, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
+        """factors[0] velocity + factors[1] force, read and added in one pass; no gradient.
+
+        Args:
+            field: as `field` gives it.
+            displacement, velocity: mtf tensors [..., x, y, z, component].
+            factors: mtf tensor [..., 2].
+        """
+        g, pm = self.pm.lattice(self._margin), self.pm
+
+        def run(f: tf.Tensor, s: tf.Tensor, v: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+            f = pm.block(f, self._margin, self._components)
+            c = tf.reshape(c, [-1, 2])
+            return kernels().kick(g, f, pm.particles(s), pm.particles(v), c, self.force_gradient)
+
+        padded = halo_exchange(field, pm.widths(self._margin))
+        inputs = [padded, displacement, velocity, factors]
+        return local(run, inputs, [(velocity.shape, velocity.dtype)], name="kick")[0]
+
+    def kick_adjoint(
+        self, field: Any, displacement: Any, velocity: Any, dv: Any, ds: Any, factors: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """One kick backwards, with its cotangents.
+
+        Args:
+            field, displacement, factors: of the kick.
+            velocity: after the kick.
+            dv: cotangent of the velocity after the kick.
+            ds: cotangent of the displacement, without the kick's part.
+
+        Returns:
+            velocity before the kick, cotangent of `field`, cotangent of the displacement, and this
+            rank's part of the cotangents of the factors [..., 2], float64 (on each rank its own).
+        """
+        g, pm = self.pm.lattice(self._margin), self.pm
+
+        def run(*blocks: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            f, c = pm.block(blocks[0], self._margin, self._components), blocks[-1]
+            s, v, dv, ds = (pm.particles(x) for x in blocks[1:-1])
+            c = tf.reshape(c, [-1, 2])
+            return kernels().kick_vjp(g, f, s, v, dv, ds, c, self.force_gradient)
+
+        padded = halo_exchange(field, pm.widths(self._margin))
+        outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
+        outputs.append((factors.shape, tf.float64))
+        inputs = [padded, displacement, velocity, dv, ds, factors]
+        before, dfield, ds, sums = local(run, inputs, outputs, name="kick_adjoint")
+        dfield = halo_reduce(dfield, field.shape, pm.widths(self._margin))
+        return before, dfield, ds, sums
+
+
+def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
+    def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        result = -(pm.mesh_factor**3) * inverse_square(kx, ky, kz)
+        if not deconvolve:
+            return result
+        nyquist = [math.pi / spacing for spacing in pm.box.cell]
+        x, y, z = (abs(k) < 1.001 * n for k, n in zip((kx, ky, kz), nyquist, strict=True))
+        inside = x & y & z
+        window = cic_window(kx, ky, kz, pm.mesh)
+        return tf.where(inside, result / tf.where(inside, window, 1.0) ** 2, result)
+
+    return kernel
+
+
+FACTORS = mtf.Dimension("factor", 2)
+"""Of a kick: of the velocity, and of the force."""

@@ -1,0 +1,59 @@
+"""Particle kernels: compiled for CPUs where that is possible, portable elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import tensorflow as tf
+
+from flowpm_dist.particle_mesh.kernels import library
+from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
+from flowpm_dist.particle_mesh.kernels.compiled import Compiled
+from flowpm_dist.particle_mesh.kernels.lattice import Lattice
+from flowpm_dist.particle_mesh.kernels.portable import Portable
+
+__all__ = ["Compiled", "ForceGradient", "Kernels", "Lattice", "Portable", "kernels", "why_portable"]
+
+CHOICE = "FLOWPM_KERNELS"
+
+
+class KernelsError(Exception):
+    """The kernels asked for are not to be had; the message says why and what to do."""
+
+
+def _choice() -> str:
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "portable", "compiled"):
+        raise KernelsError(f'{CHOICE} is "portable", "compiled" or not set, not "{choice}"')
+    return choice
+
+
+def why_portable() -> str | None:
+    """Return why `kernels()` are the portable ones; None if they are the compiled ones."""
+    choice = _choice()
+    if choice == "portable":
+        return f"{CHOICE}=portable"
+    if choice != "compiled" and tf.config.get_visible_devices("GPU"):
+        return "a GPU is visible"
+    return library.load()[1]
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """Return the kernels of this process, the compiled ones if it has no GPU and they load.
+
+    FLOWPM_KERNELS=portable or compiled overrides the choice.
+
+    Raises:
+        KernelsError: FLOWPM_KERNELS=compiled, and they do not load.
+    """
+    reason = why_portable()
+    if reason is None:
+        return Compiled()
+    if _choice() == "compiled":
+        raise KernelsError(
+            f"{CHOICE}=compiled, but {reason}. To build them: make setup, or python setup.py "
+            "build_ext --inplace, with a C++ compiler and TensorFlow installed"
+        )
+    return Portable()

@@ -1,0 +1,129 @@
+"""Particle kernels as operations of a library compiled for this TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.particle_mesh.kernels import library
+from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
+from flowpm_dist.particle_mesh.kernels.lattice import Lattice
+
+
+def _geometry(g: Lattice) -> dict[str, Any]:
+    return {
+        "per_cell": tf.constant(g.per_cell, tf.float64),
+        "particles": g.particles,
+        "mesh_factor": g.mesh_factor,
+        "halo": g.halo,
+    }
+
+
+class Compiled(Kernels):
+    """The kernels on CPUs, in C++.
+
+    Every result has the same bits on any number of threads.
+
+    Raises:
+        RuntimeError: the library is not there or does not load.
+    """
+
+    name = "compiled"
+
+    def __init__(self) -> None:
+        self._ops, reason = library.load()
+        if reason is not None:
+            raise RuntimeError(reason)
+
+    def paint(
+        self, g: Lattice, s: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint`."""
+        return tuple(
+            self._ops.flowpm_paint(s=s, weights=_list(weights), **_geometry(g)),
+        )
+
+    def paint_vjp(
+        self,
+        g: Lattice,
+        s: tf.Tensor,
+        weights: tf.Tensor | None,
+        dmesh: tf.Tensor,
+        add: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """See `Kernels.paint_vjp`."""
+        ds, dweights = self._ops.flowpm_paint_vjp(
+            s=s, dmesh=dmesh, weights=_list(weights), add=_list(add), **_geometry(g)
+        )
+        return ds, (dweights[0] if dweights else None)
+
+    def read(self, g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.read`."""
+        return self._ops.flowpm_read(s=s, fields=fields, **_geometry(g))
+
+    def read_vjp(
+        self, g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.read_vjp`."""
+        return tuple(self._ops.flowpm_read_vjp(s=s, fields=fields, dvalues=dvalues, **_geometry(g)))
+
+    def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.read_gradient`."""
+        return self._ops.flowpm_read_gradient(s=s, field=potential, **_geometry(g))
+
+    def read_gradient_vjp(
+        self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.read_gradient_vjp`."""
+        return tuple(
+            self._ops.flowpm_read_gradient_vjp(s=s, field=potential, dv=dforce, **_geometry(g))
+        )
+
+    def kick(
+        self,
+        g: Lattice,
+        field: tf.Tensor,
+        s: tf.Tensor,
+        v: tf.Tensor,
+        factors: tf.Tensor,
+        force_gradient: ForceGradient,
+    ) -> tf.Tensor:
+        """See `Kernels.kick`."""
+        spectral = force_gradient == "spectral"
+        kick = self._ops.flowpm_kick_spectral if spectral else self._ops.flowpm_kick_gradient
+        return kick(s=s, field=field, v=v, factors=factors, **_geometry(g))
+
+    def kick_vjp(
+        self,
+        g: Lattice,
+        field: tf.Tensor,
+        s: tf.Tensor,
+        v_after: tf.Tensor,
+        dv: tf.Tensor,
+        ds: tf.Tensor,
+        factors: tf.Tensor,
+        force_gradient: ForceGradient,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `Kernels.kick_vjp`."""
+        ops = self._ops
+        spectral = force_gradient == "spectral"
+        kick_vjp = ops.flowpm_kick_spectral_vjp if spectral else ops.flowpm_kick_gradient_vjp
+        dfield, ds, v_before, sums = kick_vjp(
+            s=s, field=field, v_after=v_after, dv=dv, ds=ds, factors=factors, **_geometry(g)
+        )
+        return v_before, dfield, ds, sums
+
+    def linear(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.linear`."""
+        return self._ops.flowpm_linear(x=x, y=y, factor=factor)
+
+    def drift_vjp(
+        self, x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `Kernels.drift_vjp`."""
+        return tuple(self._ops.flowpm_drift_vjp(x_after=x_after, v=v, dx=dx, dv=dv, factor=factor))
+
+
+def _list(tensor: tf.Tensor | None) -> list[tf.Tensor]:
+    return [] if tensor is None else [tensor]

@@ -1,0 +1,74 @@
+// Where particles sit in the padded mesh block of a rank, and the pieces the work is cut into.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace flowpm {
+
+// Mesh cells; what strays further, or is not finite, takes no part.
+constexpr double kFarthest = 1 << 30;
+
+// Calls a function with 0 .. count-1, in any order and at once; returns when all are done.
+using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>&)>;
+
+struct Geometry {
+  int64_t batch = 0;
+  int64_t particles[3] = {0, 0, 0};
+  int64_t mesh_factor = 1;        // mesh cells per particle spacing
+  int64_t halo[3] = {0, 0, 0};   // 0: periodic
+  int64_t mesh[3] = {0, 0, 0};   // cells of the padded block
+  double per_cell[3] = {1, 1, 1};  // mesh cells per length
+
+  int64_t particle_count() const { return particles[0] * particles[1] * particles[2]; }
+  int64_t cell_count() const { return mesh[0] * mesh[1] * mesh[2]; }
+};
+
+// A cuboid [begin, end) of one batch element's particle lattice.
+struct Patch {
+  int64_t batch;
+  int64_t begin[3], end[3];
+
+  int64_t size(int axis) const { return end[axis] - begin[axis]; }
+  int64_t count() const { return size(0) * size(1) * size(2); }
+};
+
+// Cells [begin, end) of the mesh, before anything is wrapped around.
+struct Box {
+  int64_t begin[3], end[3];
+
+  int64_t size(int axis) const { return end[axis] - begin[axis]; }
+  bool empty() const { return size(0) <= 0; }
+  int64_t count() const { return size(0) * size(1) * size(2); }
+  Box grown(int64_t cells) const {
+    Box box = *this;
+    for (int a = 0; a < 3; ++a) {
+      box.begin[a] -= cells;
+      box.end[a] += cells;
+    }
+    return box;
+  }
+};
+
+// The lattice cut into columns along z, the units of parallel work, and those into patches that
+// are small enough for their part of the mesh to stay in cache. Depends on the geometry alone.
+class Tiling {
+ public:
+  explicit Tiling(const Geometry& g);
+  int64_t columns() const { return batch_ * across_[0] * across_[1]; }
+  int64_t patches() const { return across_[2]; }  // of a column
+  Patch patch(int64_t column, int64_t index) const;
+
+ private:
+  int64_t batch_;
+  int64_t particles_[3], side_[3], across_[3];
+};
+
+// Columns in groups, one after the other; no two columns of a group touch the same mesh cell.
+// `boxes` are what each patch of each column touches. Depends on the data alone, so every mesh
+// cell sees its additions in the same order on any number of threads.
+std::vector<std::vector<int64_t>> disjoint_groups(const Geometry& g, const Tiling& tiling,
+                                                  const std::vector<Box>& boxes);
+
+}  // namespace flowpm

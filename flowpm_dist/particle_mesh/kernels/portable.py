@@ -1,0 +1,300 @@
+"""Particle kernels in TensorFlow's own operations, compiled by XLA for CPUs and GPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
+from flowpm_dist.particle_mesh.kernels.lattice import FARTHEST, Lattice
+
+
+class _Corners:
+    """The eight cells about each particle in a batch of padded blocks, and their weights.
+
+    Args:
+        g: particles and mesh.
+        s: displacement [b, nx, ny, nz, 3] [Mpc/h].
+        margin: cells that must be there on either side of the eight, along axes with halo.
+    """
+
+    def __init__(self, g: Lattice, s: tf.Tensor, margin: int) -> None:
+        self.block = g.mesh_block
+        self.batch = s.shape[0]
+        cells = self.batch * self.block[0] * self.block[1] * self.block[2]
+        self._index = tf.int32 if cells < 2**31 else tf.int64
+        self._per_cell = tf.constant(g.per_cell, s.dtype)
+        offset = s * self._per_cell
+        self.inside = tf.reduce_all(tf.abs(offset) < FARTHEST, axis=-1)
+        self._planes, self._weights = [], []
+        for axis, (n, h, size) in enumerate(zip(g.particles, g.halo, self.block, strict=True)):
+            along = tf.where(self.inside, offset[..., axis], 0)
+            floor = tf.floor(along)
+            lattice = tf.reshape(tf.range(n) * g.mesh_factor + h, [-1] + [1] * (2 - axis))
+            lower = lattice + tf.cast(floor, tf.int32)
+            if h:
+                self.inside &= (lower >= margin) & (lower + 1 + margin < size)
+            self._planes.append([lower, lower + 1])
+            self._weights.append([1 - (along - floor), along - floor])
+        for axis, size in enumerate(self.block):
+            # Floor division rounds down, so the remainder lies in the block.
+            planes = [
+                plane % size if g.halo[axis] == 0 else tf.where(self.inside, plane, 0)
+                for plane in self._planes[axis]
+            ]
+            self._planes[axis] = [tf.cast(plane, self._index) for plane in planes]
+
+    def cells(self) -> list[tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]:
+        """Of each of the eight: index in the flat batch, weight, and its gradient [h/Mpc]."""
+        _, ny, nz = self.block
+        (x, y, z), (wx, wy, wz) = self._planes, self._weights
+        first = tf.range(self.batch, dtype=self._index) * (self.block[0] * ny * nz)
+        first = tf.reshape(first, [-1, 1, 1, 1])
+        result = []
+        for i, j, k in ((i, j, k) for i in (0, 1) for j in (0, 1) for k in (0, 1)):
+            slopes = [
+                (2 * i - 1) * wy[j] * wz[k] * self._per_cell[0],
+                (2 * j - 1) * wx[i] * wz[k] * self._per_cell[1],
+                (2 * k - 1) * wx[i] * wy[j] * self._per_cell[2],
+            ]
+            index = first + (x[i] * ny + y[j]) * nz + z[k]
+            result.append((index, wx[i] * wy[j] * wz[k], slopes))
+        return result
+
+    def outside(self, values: tf.Tensor, instead: float) -> tf.Tensor:
+        """Values [b, nx, ny, nz, c] with those of particles that take no part replaced."""
+        return tf.where(self.inside[..., tf.newaxis], values, tf.constant(instead, values.dtype))
+
+    def gather(self, fields: tf.Tensor) -> tf.Tensor:
+        """Cloud-in-cell values of fields [b, px, py, pz, c]."""
+        rows = tf.reshape(fields, [-1, fields.shape[-1]])
+        parts = [tf.gather(rows, index) * w[..., tf.newaxis] for index, w, _ in self.cells()]
+        return self.outside(tf.add_n(parts), float("nan"))
+
+    def scatter(self, values: tf.Tensor) -> tf.Tensor:
+        """Adjoint of `gather`: fields from values [b, nx, ny, nz, c]."""
+        width = values.shape[-1]
+        values = self.outside(values, 0)
+        rows = tf.zeros([self.batch * self.block[0] * self.block[1] * self.block[2], width])
+        rows = tf.cast(rows, values.dtype)
+        for index, weight, _ in self.cells():
+            updates = tf.reshape(values * weight[..., tf.newaxis], [-1, width])
+            rows = tf.tensor_scatter_nd_add(rows, tf.reshape(index, [-1, 1]), updates)
+        return tf.reshape(rows, [self.batch, *self.block, width])
+
+    def slope(self, fields: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        """Gradient with respect to s of <values, gather(fields)>."""
+        rows = tf.reshape(fields, [-1, fields.shape[-1]])
+        axes: list[Any] = [0, 0, 0]
+        for index, _, slopes in self.cells():
+            product = tf.reduce_sum(tf.gather(rows, index) * values, axis=-1)
+            axes = [total + product * slope for total, slope in zip(axes, slopes, strict=True)]
+        return tf.stack(axes, axis=-1)
+
+
+def _difference(g: Lattice, field: tf.Tensor, axis: int) -> tf.Tensor:
+    """4-point difference of [b, px, py, pz]; wrapped, so of no use near a halo's edge."""
+
+    def shifted(cells: int) -> tf.Tensor:
+        return tf.roll(field, -cells, axis + 1)
+
+    total = 8 * (shifted(1) - shifted(-1)) - (shifted(2) - shifted(-2))
+    return total * tf.constant(g.per_cell[axis] / 12, field.dtype)
+
+
+def _force(g: Lattice, potential: tf.Tensor) -> tf.Tensor:
+    return -tf.stack([_difference(g, potential, axis) for axis in range(3)], axis=-1)
+
+
+def _force_vjp(g: Lattice, dforce: tf.Tensor) -> tf.Tensor:
+    """The difference is antisymmetric, and dforce is 0 where it wraps around a halo."""
+    return tf.add_n([_difference(g, dforce[..., axis], axis) for axis in range(3)])
+
+
+def _sum(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(a, tf.float64) * tf.cast(b, tf.float64), axis=[1, 2, 3, 4])
+
+
+def _spread(factor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(factor, [-1, 1, 1, 1, 1])
+
+
+def _paint(g: Lattice, s: tf.Tensor, weights: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    ones = tf.ones([*s.shape[:4], 1], s.dtype)
+    values = ones if weights is None else weights[..., tf.newaxis]
+    mesh = _Corners(g, s, 0).scatter(values)[..., 0]
+    cells = tf.abs(s) * tf.constant(g.per_cell, s.dtype)
+    largest = tf.reduce_max(tf.where(tf.math.is_finite(s), cells, 0), axis=[0, 1, 2, 3])
+    finite = tf.reduce_all(tf.math.is_finite(s))
+    return mesh, tf.where(finite, largest, tf.constant(float("inf"), s.dtype))
+
+
+def _paint_vjp(
+    g: Lattice,
+    s: tf.Tensor,
+    weights: tf.Tensor | None,
+    dmesh: tf.Tensor,
+    add: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    corners, fields = _Corners(g, s, 0), dmesh[..., tf.newaxis]
+    ones = tf.ones([*s.shape[:4], 1], s.dtype)
+    values = ones if weights is None else weights[..., tf.newaxis]
+    ds = corners.outside(corners.slope(fields, values), 0)
+    ds = ds if add is None else add + ds
+    if weights is None:
+        return ds, None
+    return ds, corners.outside(corners.gather(fields), 0)[..., 0]
+
+
+def _read(g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+    return _Corners(g, s, 0).gather(fields)
+
+
+def _read_vjp(
+    g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    corners = _Corners(g, s, 0)
+    ds = corners.outside(corners.slope(fields, dvalues), float("nan"))
+    return corners.scatter(dvalues), ds
+
+
+def _read_gradient(g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+    return _Corners(g, s, 2).gather(_force(g, potential))
+
+
+def _read_gradient_vjp(
+    g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    corners = _Corners(g, s, 2)
+    ds = corners.outside(corners.slope(_force(g, potential), dforce), float("nan"))
+    return _force_vjp(g, corners.scatter(dforce)), ds
+
+
+def _kick(
+    g: Lattice,
+    force_gradient: ForceGradient,
+    field: tf.Tensor,
+    s: tf.Tensor,
+    v: tf.Tensor,
+    factors: tf.Tensor,
+) -> tf.Tensor:
+    reading = _read if force_gradient == "spectral" else _read_gradient
+    return _spread(factors[:, 0]) * v + _spread(factors[:, 1]) * reading(g, field, s)
+
+
+def _kick_vjp(
+    g: Lattice,
+    force_gradient: ForceGradient,
+    field: tf.Tensor,
+    s: tf.Tensor,
+    v_after: tf.Tensor,
+    dv: tf.Tensor,
+    ds: tf.Tensor,
+    factors: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    before, by = _spread(factors[:, 0]), _spread(factors[:, 1])
+    spectral = force_gradient == "spectral"
+    force = (_read if spectral else _read_gradient)(g, field, s)
+    dfield, more = (_read_vjp if spectral else _read_gradient_vjp)(g, field, s, by * dv)
+    v_before = (v_after - by * force) / before
+    sums = tf.stack([_sum(dv, v_before), _sum(dv, force)], axis=-1)
+    return v_before, dfield, ds + more, sums
+
+
+def _linear(x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    return x + _spread(factor) * y
+
+
+def _drift_vjp(
+    x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    by = _spread(factor)
+    return x_after - by * v, dv + by * dx, _sum(dx, v)
+
+
+@functools.cache
+def _jit(function: Callable[..., Any], *static: Any) -> Any:
+    """`function` with its first arguments fixed, compiled."""
+    return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)
+
+
+class Portable(Kernels):
+    """The kernels on any device that XLA compiles for."""
+
+    name = "portable"
+
+    def paint(
+        self, g: Lattice, s: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint`."""
+        return _jit(_paint, g)(s, weights)
+
+    def paint_vjp(
+        self,
+        g: Lattice,
+        s: tf.Tensor,
+        weights: tf.Tensor | None,
+        dmesh: tf.Tensor,
+        add: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """See `Kernels.paint_vjp`."""
+        return _jit(_paint_vjp, g)(s, weights, dmesh, add)
+
+    def read(self, g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.read`."""
+        return _jit(_read, g)(fields, s)
+
+    def read_vjp(
+        self, g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.read_vjp`."""
+        return _jit(_read_vjp, g)(fields, s, dvalues)
+
+    def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.read_gradient`."""
+        return _jit(_read_gradient, g)(potential, s)
+
+    def read_gradient_vjp(
+        self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Kernels.read_gradient_vjp`."""
+        return _jit(_read_gradient_vjp, g)(potential, s, dforce)
+
+    def kick(
+        self,
+        g: Lattice,
+        field: tf.Tensor,
+        s: tf.Tensor,
+        v: tf.Tensor,
+        factors: tf.Tensor,
+        force_gradient: ForceGradient,
+    ) -> tf.Tensor:
+        """See `Kernels.kick`."""
+        return _jit(_kick, g, force_gradient)(field, s, v, factors)
+
+    def kick_vjp(
+        self,
+        g: Lattice,
+        field: tf.Tensor,
+        s: tf.Tensor,
+        v_after: tf.Tensor,
+        dv: tf.Tensor,
+        ds: tf.Tensor,
+        factors: tf.Tensor,
+        force_gradient: ForceGradient,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `Kernels.kick_vjp`."""
+        return _jit(_kick_vjp, g, force_gradient)(field, s, v_after, dv, ds, factors)
+
+    def linear(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        """See `Kernels.linear`."""
+        return _jit(_linear)(x, y, factor)
+
+    def drift_vjp(
+        self, x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See `Kernels.drift_vjp`."""
+        return _jit(_drift_vjp)(x_after, v, dx, dv, factor)

@@ -1,0 +1,201 @@
+// Parts of the mesh copied to where nothing wraps around, and particles located in them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "geometry.h"
+
+// One build that serves old and new processors, where the loader can choose between versions.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FLOWPM_CLONES \
+  __attribute__((flatten, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FLOWPM_CLONES
+#endif
+#define FLOWPM_INLINE inline __attribute__((always_inline))
+
+namespace flowpm {
+
+constexpr int kRow = 32;  // particles located at a time, along z
+
+template <typename T>
+struct Row {
+  int32_t lower[3][kRow];
+  T weight[3][kRow];  // of the upper cell
+  int32_t index[kRow];
+  int32_t inside[kRow];
+  bool all;
+};
+
+template <typename T>
+FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, int64_t k,
+                          int count, const T* s, Row<T>& row) {
+  T offset[3][kRow];
+  const T scale[3] = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2])};
+  for (int m = 0; m < count; ++m) {
+    offset[0][m] = s[3 * m] * scale[0];
+    offset[1][m] = s[3 * m + 1] * scale[1];
+    offset[2][m] = s[3 * m + 2] * scale[2];
+  }
+  constexpr T far = T(kFarthest);
+  for (int m = 0; m < count; ++m) {
+    row.inside[m] = (std::abs(offset[0][m]) < far) & (std::abs(offset[1][m]) < far) &
+                    (std::abs(offset[2][m]) < far);
+  }
+  const int64_t cell[3] = {i, j, k};
+  for (int a = 0; a < 3; ++a) {
+    const int32_t first = int32_t(g.halo[a] + g.mesh_factor * cell[a]);
+    const int32_t step = a == 2 ? int32_t(g.mesh_factor) : 0;
+    for (int m = 0; m < count; ++m) {
+      const T along = row.inside[m] ? offset[a][m] : T(0);
+      const T floor = std::floor(along);
+      row.lower[a][m] = first + step * m + int32_t(floor);
+      row.weight[a][m] = along - floor;
+    }
+  }
+  for (int a = 0; a < 3; ++a) {
+    if (g.halo[a] == 0) continue;
+    const int32_t least = margin, most = int32_t(g.mesh[a]) - 2 - margin;
+    for (int m = 0; m < count; ++m) {
+      row.inside[m] &= (row.lower[a][m] >= least) & (row.lower[a][m] <= most);
+    }
+  }
+  int32_t all = 1;
+  for (int m = 0; m < count; ++m) all &= row.inside[m];
+  row.all = all != 0;
+}
+
+// As `locate`, and each particle's lower cell in a window on `box`; 0 for those that are nowhere.
+template <typename T>
+FLOWPM_INLINE void locate_in(const Geometry& g, const Box& box, int margin, int64_t i, int64_t j,
+                             int64_t k, int count, const T* s, Row<T>& row) {
+  locate(g, margin, i, j, k, count, s, row);
+  const int32_t ny = int32_t(box.size(1)), nz = int32_t(box.size(2));
+  const int32_t x = int32_t(box.begin[0]), y = int32_t(box.begin[1]), z = int32_t(box.begin[2]);
+  for (int m = 0; m < count; ++m) {
+    const int32_t index =
+        ((row.lower[0][m] - x) * ny + row.lower[1][m] - y) * nz + row.lower[2][m] - z;
+    row.index[m] = row.inside[m] ? index : 0;
+  }
+}
+
+template <typename T>
+FLOWPM_INLINE T* at(const Geometry& g, T* particles, int64_t width, int64_t b, int64_t i,
+                    int64_t j, int64_t k) {
+  const int64_t* n = g.particles;
+  return particles + width * (((b * n[0] + i) * n[1] + j) * n[2] + k);
+}
+
+// f(i, j, k, count) for the rows of a patch, in the lattice's order.
+template <typename F>
+FLOWPM_INLINE void for_rows(const Patch& patch, const F& f) {
+  for (int64_t i = patch.begin[0]; i < patch.end[0]; ++i) {
+    for (int64_t j = patch.begin[1]; j < patch.end[1]; ++j) {
+      for (int64_t k = patch.begin[2]; k < patch.end[2]; k += kRow) {
+        f(i, j, k, int(std::min<int64_t>(kRow, patch.end[2] - k)));
+      }
+    }
+  }
+}
+
+// The cells that a patch's particles touch; empty if none is inside.
+template <typename T>
+FLOWPM_INLINE Box touched(const Geometry& g, int margin, const Patch& patch, const T* s) {
+  constexpr int32_t none = std::numeric_limits<int32_t>::max();
+  int32_t least[3] = {none, none, none}, most[3] = {-none, -none, -none};
+  Row<T> row;
+  for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
+    locate(g, margin, i, j, k, count, at(g, s, 3, patch.batch, i, j, k), row);
+    for (int a = 0; a < 3; ++a) {
+      int32_t low = least[a], high = most[a];
+      for (int m = 0; m < count; ++m) {
+        low = std::min(low, row.inside[m] ? row.lower[a][m] : none);
+        high = std::max(high, row.inside[m] ? row.lower[a][m] : -none);
+      }
+      least[a] = low;
+      most[a] = high;
+    }
+  });
+  if (least[0] == none) return Box{{0, 0, 0}, {0, 0, 0}};
+  return Box{{least[0], least[1], least[2]}, {most[0] + 2, most[1] + 2, most[2] + 2}};
+}
+
+// f(patch, box) for a patch, cut up until its particles lie close enough together for a window on
+// all they touch to be worth its while. What is outside has the empty box.
+template <typename T, typename F>
+FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole, const Box& box,
+                               const T* s, const F& f) {
+  struct Part {
+    Patch patch;
+    Box box;
+  };
+  Part stack[64];
+  int depth = 0;
+  stack[depth++] = {whole, box};
+  const int64_t dense = 8 * g.mesh_factor * g.mesh_factor * g.mesh_factor;
+  while (depth > 0) {
+    const Part part = stack[--depth];
+    if (part.box.empty() || part.patch.count() == 1 ||
+        part.box.count() <= dense * part.patch.count()) {
+      f(part.patch, part.box);
+      continue;
+    }
+    int axis = 0;
+    for (int a = 1; a < 3; ++a) {
+      if (part.patch.size(a) > part.patch.size(axis)) axis = a;
+    }
+    Patch first = part.patch, second = part.patch;
+    first.end[axis] = second.begin[axis] = part.patch.begin[axis] + part.patch.size(axis) / 2;
+    stack[depth++] = {second, touched(g, margin, second, s)};
+    stack[depth++] = {first, touched(g, margin, first, s)};
+  }
+}
+
+// f(row of the mesh, row of the window, values) for the contiguous pieces of a window on `box`.
+template <typename T, typename U, typename F>
+FLOWPM_INLINE void for_pieces(const Geometry& g, const Box& box, int64_t components, T* mesh,
+                              U* window, const F& f) {
+  const auto wrapped = [&](int64_t cell, int axis) {
+    const int64_t n = g.mesh[axis];
+    if (cell >= 0 && cell < n) return cell;
+    return (cell % n + n) % n;
+  };
+  for (int64_t x = box.begin[0]; x < box.end[0]; ++x) {
+    T* plane = mesh + wrapped(x, 0) * g.mesh[1] * g.mesh[2] * components;
+    for (int64_t y = box.begin[1]; y < box.end[1]; ++y) {
+      T* line = plane + wrapped(y, 1) * g.mesh[2] * components;
+      for (int64_t z = box.begin[2]; z < box.end[2];) {
+        const int64_t from = wrapped(z, 2);
+        const int64_t cells = std::min(g.mesh[2] - from, box.end[2] - z);
+        f(line + from * components, window, cells * components);
+        window += cells * components;
+        z += cells;
+      }
+    }
+  }
+}
+
+template <typename T>
+FLOWPM_INLINE void copy_in(const Geometry& g, const Box& box, int64_t components, const T* mesh,
+                           T* window) {
+  for_pieces(g, box, components, mesh, window, [](const T* from, T* to, int64_t n) {
+    for (int64_t m = 0; m < n; ++m) to[m] = from[m];
+  });
+}
+
+template <typename T>
+FLOWPM_INLINE void add_out(const Geometry& g, const Box& box, int64_t components, T* mesh,
+                           const T* window) {
+  for_pieces(g, box, components, mesh, window, [](T* to, const T* from, int64_t n) {
+    for (int64_t m = 0; m < n; ++m) to[m] += from[m];
+  });
+}
+
+// This thread's scratch memory, `count` values aligned to a cache line; valid until the next call.
+template <typename T>
+T* scratch(int64_t count);
+
+}  // namespace flowpm

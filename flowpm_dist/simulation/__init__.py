@@ -1,0 +1,1 @@
+"""The front door: `Simulation` and the `State` it gives."""

@@ -1,0 +1,141 @@
+"""Where the time of a run goes: paint, exchange, FFT, transposes, filter, read, update.
+
+::
+
+    from flowpm_dist.profiling import profile
+
+    print(profile(simulation, seed=1))
+
+TensorFlow's own profiler records every operation of the evolution; nothing is built differently for
+it. Each rank profiles itself, and what it waits for shows up as exchange; on one rank the overhead
+of calls is in "other". On a CPU; operations of a GPU are not told apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.evolution.nbody import PHASES
+from flowpm_dist.simulation.simulation import Simulation
+
+PARTS = ("paint", "exchange", "FFT", "transposes", "filter", "read", "update", "other")
+
+_KERNELS = {"FlowpmPaint": "paint", "FlowpmKick": "read", "FlowpmRead": "read"}
+Event = tuple[str, float, float]
+"""Name, begin and end [s]."""
+
+_COMPILED = "CpuExecutable::ExecuteAsyncOnStream"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of each part of an evolution, on this rank.
+
+    Attributes:
+        seconds: by the names of `PARTS`.
+        ns_per_particle_per_step: likewise [ns], over all particles of all ranks.
+        total: seconds of the evolution.
+    """
+
+    seconds: dict[str, float]
+    ns_per_particle_per_step: dict[str, float]
+    total: float
+
+    def __str__(self) -> str:
+        rows = [f"{'part':12s}{'s':>9s}{'ns/particle/step':>19s}{'share':>8s}"]
+        for part, seconds in self.seconds.items():
+            ns = self.ns_per_particle_per_step[part]
+            rows.append(f"{part:12s}{seconds:9.3f}{ns:19.2f}{seconds / self.total:8.1%}")
+        return "\n".join(rows)
+
+
+def profile(simulation: Simulation, **run: Any) -> Profile:
+    """Profile a run's evolution, after a first run that compiles.
+
+    On all ranks together. Painting or reading with the portable kernels counts as "paint" and
+    "read" too.
+
+    Args:
+        simulation: to run twice.
+        **run: arguments of `Simulation.run`.
+    """
+    simulation.run(**run)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        try:
+            state = simulation.run(**run)
+        finally:
+            tf.profiler.experimental.stop()
+        seconds = _parts(_events(Path(folder)), alone=state.box.mesh.size == 1)
+    total = state.timings["evolution"]
+    seconds["other"] = max(0.0, total - sum(seconds.values()))
+    box, steps = state.box, len(state.timings["steps"])
+    work = box.cells * (box.batch or 1) * steps
+    ns = {part: 1e9 * t / work for part, t in seconds.items()}
+    return Profile(seconds, ns, total)
+
+
+def _events(folder: Path) -> list[Event]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    found: list[Event] = []
+    for path in folder.glob("**/*.xplane.pb"):
+        space = xplane_pb2.XSpace()
+        space.ParseFromString(path.read_bytes())
+        for plane in space.planes:
+            names = {key: meta.name for key, meta in plane.event_metadata.items()}
+            for line in plane.lines:
+                base = line.timestamp_ns * 1e-9
+                for event in line.events:
+                    begin = base + event.offset_ps * 1e-12
+                    found.append(
+                        (names[event.metadata_id], begin, begin + event.duration_ps * 1e-12)
+                    )
+    return found
+
+
+def _parts(events: list[Event], *, alone: bool) -> dict[str, float]:
+    """Seconds of each part but the last; what is left of a phase is exchange, on several ranks."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+    windows = sorted((begin, end, name[6:]) for name, begin, end in events if name[:6] == "phase:")
+    left = dict.fromkeys(PHASES, 0.0)
+    for begin, end, window in windows:
+        left[window] += end - begin
+    for name, begin, end in events:
+        kind, phase = _part_of(name), _phase_at(windows, begin)
+        if kind is None or phase is None:
+            continue
+        # compiled: the filter of the force, or a portable kernel
+        part = phase if kind == "filter" and phase != "force" else kind
+        seconds[part] += end - begin
+        left[phase] -= end - begin
+    for phase, rest in left.items():
+        if phase == "update" or not alone:
+            seconds["update" if phase == "update" else "exchange"] += max(0.0, rest)
+    return seconds
+
+
+def _part_of(name: str) -> str | None:
+    if name == _COMPILED:
+        return "filter"
+    scope, _, kind = name.rpartition(":")
+    if not scope:
+        return None
+    for kernel, part in _KERNELS.items():
+        if kind.startswith(kernel):
+            return part
+    if kind.upper().endswith(("FFT", "FFT2D", "FFT3D")):
+        return "FFT"
+    return "transposes" if kind.endswith("Transpose") else None
+
+
+def _phase_at(windows: list[tuple[float, float, str]], moment: float) -> str | None:
+    for begin, end, phase in windows:
+        if begin <= moment <= end:
+            return phase
+    return None
