@@ -60,7 +60,7 @@ def test_the_issue_example_with_defaults(tmp_path):
         + '[results]\nmultipoles = "y"',
         GOOD
         + '[evolution]\nspacing = "log a"\nsteps = 4\nintegrator = "cola"\n'
-        + 'half_step = "geometric"\ngradient = "spectral"',
+        + 'half_step = "geometric"\nforce_gradient = "spectral"',
     ],
 )
 def test_resolved_reads_back_the_same(tmp_path, text):
