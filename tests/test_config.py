@@ -56,7 +56,7 @@ def test_the_issue_example_with_defaults(tmp_path):
         + '[run]\nhalo = 4\nprecision = "float64"\n[mesh]\nshape = "row:2,col:2"',
         GOOD
         + 'noise = "nested"\nfixed_amplitude = true\npaired = true\nlpt_order = 3\n[evolution]\n'
-        + 'edges = [0, 0.25, 1]\nintegrator = "bullfrog"\nforce_mesh = 2\ndeconvolve = true\n'
+        + 'edges = [0, 0.25, 1]\nintegrator = "bullfrog"\nmesh_factor = 2\ndeconvolve = true\n'
         + '[results]\nmultipoles = "y"',
         GOOD
         + '[evolution]\nspacing = "log a"\nsteps = 4\nintegrator = "cola"\n'
