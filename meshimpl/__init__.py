@@ -3,7 +3,7 @@
 from meshimpl.lazy import lazy_names
 
 _HOMES = {
-    "CollectiveError": "collectives",
+    "CollectiveError": "engine",
     "Communicator": "collectives",
     "HvdSimdMeshImpl": "hvd_simd_mesh_impl",
     "MeshError": "process_mesh",

@@ -1,20 +1,9 @@
-"""Collective operations on one group of ranks; the only module that names Horovod.
+"""Collective operations on one group of ranks, for tensors of any dtype.
 
-A `Communicator` is an ordered group of ranks (a line or a plane of the process mesh) and offers
-allreduce, allgather, alltoall, shift and broadcast on TensorFlow tensors, eagerly and in graphs.
-On a group of one rank every collective is the identity and nothing is imported. On more, Horovod's
-process sets are the engine (NCCL on GPUs, MPI or Gloo on CPUs).
-
-Horovod's TensorFlow operations are not stateful, so TensorFlow may prune, merge or fold them on one
-rank and leave the others waiting (horovod#3229). Four guards stand here, once for all callers:
-
-* every input passes a `PlaceholderWithDefault`, which no optimiser folds or looks through;
-* the collectives of a graph form one chain of control dependencies, so that none equals another;
-* a second such placeholder reads every output, since one that is only waited for is pruned;
-* `last_collective` gives the end of the chain, on which a graph's results are made to depend.
-
-The gradients that Horovod registers are partly wrong (allgather, broadcast, reducescatter, max):
-TensorFlow is refused a gradient through any of them. Adjoints live in the mesh operations.
+A `Communicator` is an ordered group of ranks (a line or a plane of the process mesh). It offers
+allreduce, allgather, alltoall, permute, shift and broadcast on TensorFlow tensors, eagerly and in
+graphs. On a group of one rank every collective is the identity. On more, `meshimpl.engine` moves
+the data, and `meshimpl.graph_guards` keeps TensorFlow from pruning or merging what moves them.
 
 dtypes: float16/32/64 and most integers travel as they are; complex as pairs of reals, bfloat16 as
 16-bit integers (reduced in float32), bool as 8-bit integers. uint32 and uint64 travel as signed
@@ -23,173 +12,23 @@ integers of their width, and are reduced, as int16 and uint16, in 64 bits.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import itertools
 import math
-import sys
-import weakref
-import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import launch
-from meshimpl.stopwatch import Stopwatch
+from meshimpl import engine
+from meshimpl.graph_guards import fence, guarded
 
-REDUCTIONS = ("sum", "max", "min", "mean")
-_MAX_ELEMENTS = 2**31 - 1
-
-_names: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-"""Numbers of the collectives of each group. Not of all together: groups work independently, and one
-may have made more of them when all ranks meet again."""
-_chains: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-_stopwatch: Stopwatch | None = None
-_process_sets: dict[tuple[int, ...], Any] = {}
-
-
-class CollectiveError(RuntimeError):
-    """The engine cannot serve a group, for example because it was started without it."""
-
-
-def _horovod() -> Any:
-    try:
-        import horovod.tensorflow as hvd
-    except ImportError as error:
-        raise CollectiveError(
-            "more than one rank needs Horovod, which is not installed; `make setup` builds it, "
-            "`flowpm-dist doctor` says what is missing"
-        ) from error
-    return hvd
-
-
-def start(groups: Sequence[tuple[int, ...]]) -> None:
-    """Start the engine once in this process, with a communicator for each of `groups`.
-
-    Args:
-        groups: the ranks of each group, the same list on every rank. Groups of one rank, duplicates
-            and the whole world are understood.
-
-    Raises:
-        CollectiveError: the engine runs already and lacks one of the groups.
-    """
-    wanted = sorted({tuple(sorted(g)) for g in groups if len(g) > 1})
-    if not wanted:
-        return
-    hvd = _horovod()
-    if not hvd.is_initialized():
-        launch.set_horovod_defaults()
-        with contextlib.suppress(RuntimeError):  # TensorFlow has begun with threads of its own
-            launch.configure_threads()
-        world = tuple(range(launch.detect().size))
-        sets = [hvd.ProcessSet(list(g)) for g in wanted if g != world]
-        hvd.init(process_sets=sets)
-        if hvd.size() != len(world):
-            raise CollectiveError(
-                f"the launcher started {len(world)} ranks, but Horovod finds {hvd.size()}: it was "
-                "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
-            )
-        launch.place_devices(hvd.local_rank())
-        launch.abort_on_error()
-        atexit.register(_leave_together, hvd)
-        _process_sets.update({tuple(s.ranks): s for s in sets})
-    _process_sets.setdefault(tuple(range(hvd.size())), hvd.global_process_set)
-    missing = [g for g in wanted if g not in _process_sets]
-    if missing:
-        raise CollectiveError(
-            f"Horovod runs already, without the process sets {missing}; name every mesh shape of "
-            "this program at its start: meshimpl.initialise(['row:4', 'row:2,col:2'])"
-        )
-
-
-def _leave_together(hvd: Any) -> None:
-    """Wait for the others at the end: the first rank to shut Horovod down does so for all."""
-    failed = getattr(sys, "last_value", None) is not None
-    if hvd.is_initialized() and not failed:
-        hvd.allreduce(tf.constant(0), op=hvd.Sum, name="leave_together")
-
-
-@contextlib.contextmanager
-def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
-    """Collectives that are built inside take their time when they run."""
-    global _stopwatch
-    outer, _stopwatch = _stopwatch, stopwatch
-    try:
-        yield
-    finally:
-        _stopwatch = outer
-
-
-def _chain(graph: Any) -> dict[Any, Any]:
-    return _chains.setdefault(graph, {})
-
-
-def last_collective() -> Any | None:
-    """The latest collective of the graph under construction, None when there is none or eagerly."""
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    return _chain(graph).get(graph._get_control_flow_context())
-
-
-@contextlib.contextmanager
-def separate_chain() -> Iterator[None]:
-    """Build collectives that form a chain of their own: an entry point that runs by itself."""
-    if tf.executing_eagerly():
-        yield
-        return
-    graph = tf.compat.v1.get_default_graph()
-    outer = dict(_chain(graph))
-    _chains[graph] = {}
-    try:
-        yield
-    finally:
-        _chains[graph] = outer
-
-
-def _chained(
-    op: Callable[[tf.Tensor, str], Any], x: tf.Tensor, kind: str, ranks: tuple[int, ...]
-) -> Any:
-    """Run `op(x, name)`; in a graph behind a fence and after the collective before it."""
-    group = zlib.crc32(",".join(map(str, ranks)).encode())
-    name = f"{kind}_{group:08x}_{next(_names[ranks])}"
-    if tf.executing_eagerly():
-        return op(_not_differentiable(x), name)
-    graph = tf.compat.v1.get_default_graph()
-    context = graph._get_control_flow_context()
-    previous = _chain(graph).get(context)
-    with tf.control_dependencies([] if previous is None else [previous]):
-        fenced = fence(x)
-    begin = None if _stopwatch is None else _stopwatch.now([fenced])
-    with tf.control_dependencies([] if begin is None else [begin]):
-        result = op(_not_differentiable(fenced), name)
-    first = result[0] if isinstance(result, (tuple, list)) else result
-    if _stopwatch is None:
-        # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
-        _chain(graph)[context] = fence(first).op
-    else:
-        _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(first)]))
-    return result
-
-
-def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
-    """The same tensor; a LookupError for whoever asks TensorFlow for a gradient through it."""
-    return tf.raw_ops.PreventGradient(
-        input=x, message="a collective has no gradient; differentiate the mesh operation (mtf)"
-    )
-
-
-def fence(x: tf.Tensor) -> tf.Tensor:
-    """The same tensor behind a wall that no graph optimiser folds, merges or looks through."""
-    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
+Reduction = Literal["sum", "max", "min", "mean"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 def _as_carried(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """`x` in a dtype that the engine carries, and the way back (for moves, not for sums)."""
+    """Return `x` in a dtype that the engine carries, and the way back (for moves, not for sums)."""
     dtype = x.dtype
     if dtype.is_complex:
         return tf.bitcast(x, dtype.real_dtype), lambda y: tf.bitcast(y, dtype)
@@ -227,15 +66,6 @@ class Communicator:
         """Number of ranks."""
         return len(self.ranks)
 
-    @property
-    def _process_set(self) -> Any:
-        try:
-            return _process_sets[self.ranks]
-        except KeyError:
-            raise CollectiveError(
-                f"no process set was started for the ranks {self.ranks}"
-            ) from None
-
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
         """Element-wise `sum`, `max`, `min` or `mean` over the group; the result is on every rank.
 
@@ -266,14 +96,13 @@ class Communicator:
             raise TypeError(f"allreduce(mean) would round {dtype.name}; cast it first")
         return self._reduce(x, reduction)
 
-    def _reduce(self, x: tf.Tensor, reduction: str) -> tf.Tensor:
-        hvd = _horovod()
-        operation = {"sum": hvd.Sum, "mean": hvd.Sum, "max": hvd.Max, "min": hvd.Min}[reduction]
+    def _reduce(self, x: tf.Tensor, reduction: Reduction) -> tf.Tensor:
+        kind: engine.Reduction = "sum" if reduction == "mean" else reduction
 
-        def run(y: tf.Tensor, name: str) -> tf.Tensor:
-            return hvd.mpi_ops._allreduce(y, name=name, op=operation, process_set=self._process_set)
+        def reduce(y: tf.Tensor, name: str) -> tf.Tensor:
+            return engine.current().reduce(y, kind, self.ranks, name)
 
-        result = _chained(run, x, "allreduce", self.ranks)
+        result = guarded(reduce, x, "allreduce", self.ranks)
         return result / self.size if reduction == "mean" else result
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
@@ -297,12 +126,10 @@ class Communicator:
         return join(tf.unstack(pieces), axis=axis)
 
     def _gather(self, x: tf.Tensor) -> tf.Tensor:
-        hvd = _horovod()
+        def gather(y: tf.Tensor, name: str) -> tf.Tensor:
+            return engine.current().gather(y, self.ranks, name)
 
-        def run(y: tf.Tensor, name: str) -> tf.Tensor:
-            return hvd.allgather(y, name=name, process_set=self._process_set)
-
-        return _chained(run, x, "allgather", self.ranks)
+        return guarded(gather, x, "allgather", self.ranks)
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
         """Transpose of blocks: piece j of dim 0 goes to rank j; what arrives is in group order.
@@ -336,19 +163,17 @@ class Communicator:
             splits = fence(splits)
         return back(self._exchange(carried, splits))
 
-    def _exchange(self, x: tf.Tensor, splits: tf.Tensor | None) -> tf.Tensor:
-        if x.shape.num_elements() is not None and x.shape.num_elements() > _MAX_ELEMENTS:
+    def _exchange(self, x: tf.Tensor, counts: tf.Tensor | None) -> tf.Tensor:
+        if x.shape.num_elements() is not None and x.shape.num_elements() > engine.MAX_ELEMENTS:
             raise ValueError(
-                f"an exchange of {x.shape} has more than {_MAX_ELEMENTS} elements, MPI's limit; "
-                "use more ranks"
+                f"an exchange of {x.shape} has more than {engine.MAX_ELEMENTS} elements, MPI's "
+                "limit; use more ranks"
             )
-        hvd = _horovod()
 
-        def run(y: tf.Tensor, name: str) -> Any:
-            return hvd.alltoall(y, splits=splits, name=name, process_set=self._process_set)
+        def exchange(y: tf.Tensor, name: str) -> tf.Tensor:
+            return engine.current().exchange(y, counts, self.ranks, name)
 
-        result = _chained(run, x, "alltoall", self.ranks)
-        return result[0] if isinstance(result, (tuple, list)) else result
+        return guarded(exchange, x, "alltoall", self.ranks)
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
         """Rank k of the group receives the tensor of rank `sources[k]`, zeros where that is None.
@@ -427,14 +252,11 @@ class Communicator:
         if self.size == 1:
             return x
         carried, back = _as_carried(x)
-        hvd = _horovod()
 
-        def run(y: tf.Tensor, name: str) -> tf.Tensor:
-            return hvd.broadcast(
-                y, root_rank=self.ranks[root], name=name, process_set=self._process_set
-            )
+        def broadcast(y: tf.Tensor, name: str) -> tf.Tensor:
+            return engine.current().broadcast(y, self.ranks[root], self.ranks, name)
 
-        return back(_chained(run, carried, "broadcast", self.ranks))
+        return back(guarded(broadcast, carried, "broadcast", self.ranks))
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """`values[index]` as a tensor that enters the same graph on every rank."""

@@ -1,7 +1,7 @@
 """`HvdSimdMeshImpl`: Mesh TensorFlow's mesh contract on the ranks of a `ProcessMesh`.
 
 Every rank lowers the same graph and holds one slice of each tensor; whatever differs between ranks
-enters the graph behind a fence (see `meshimpl.collectives`).
+enters the graph behind a fence (see `meshimpl.graph_guards`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import philox
-from meshimpl.collectives import Communicator, fence, separate_chain
+from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
 from meshimpl.distributions import draw
+from meshimpl.graph_guards import fence, separate_chain
 from meshimpl.process_mesh import ProcessMesh
 
 _REDUCTIONS = {"SUM": "sum", "MAX": "max", "MIN": "min"}

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl.collectives import last_collective, timed
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import last_collective, timed
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
 from meshimpl.stopwatch import Stopwatch

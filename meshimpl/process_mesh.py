@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import collectives, launch
+from meshimpl import engine, launch
 from meshimpl.collectives import Communicator
 
 MeshShape = str | Mapping[str, int] | Iterable[tuple[str, int]]
@@ -83,7 +83,7 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         CollectiveError: the engine runs already and lacks a group.
     """
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
-    collectives.start([g for axes in parsed for lines in groups_of(axes).values() for g in lines])
+    engine.start([g for axes in parsed for lines in groups_of(axes).values() for g in lines])
 
 
 def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

@@ -81,6 +81,7 @@ def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor.metadata, "version", version)
     monkeypatch.setattr(doctor.shutil, "which", lambda program: None)
     monkeypatch.setattr(doctor.launch, "find_mpirun", no_mpirun)
+    monkeypatch.setattr(doctor.launch.command, "find_mpirun", no_mpirun)
     monkeypatch.setattr(doctor, "_probe", lambda code: "ImportError: libmpi.so.40 is not there")
     output = io.StringIO()
     checks = [*doctor.report(), doctor.start_two_ranks()]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from meshimpl import launch
-from meshimpl.launch import RankEnvironment
+from meshimpl.launch import RankEnvironment, command, resources
+from meshimpl.launch import job as job_module
 
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
@@ -73,7 +74,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_threads_are_the_cores_shared_by_the_ranks_of_a_node(alone: pytest.MonkeyPatch) -> None:
-    alone.setattr(launch, "available_cores", lambda: 8)
+    alone.setattr(resources, "available_cores", lambda: 8)
     assert launch.threads_per_rank() == 8
     assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 4, "mpirun")) == 2
     assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 16, "mpirun")) == 1
@@ -113,8 +114,8 @@ def test_what_is_missing_is_named(
     alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with alone.context() as patch:
-        patch.setattr(launch, "find_spec", lambda name: None)
-        patch.setattr(launch, "find_mpirun", lambda: Path("/bin/true"))
+        patch.setattr(job_module, "find_spec", lambda name: None)
+        patch.setattr(command, "find_mpirun", lambda: Path("/bin/true"))
         assert launch.relaunch(2, []) == 2
         assert "needs Horovod" in capfd.readouterr().err
     alone.setattr(sys, "executable", str(tmp_path / "python"))
@@ -161,7 +162,7 @@ def start_job(tmp_path: Path, body: str, argument: str = "an argument") -> subpr
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(launch.__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(launch.__file__).parents[2])},
     )
 
 

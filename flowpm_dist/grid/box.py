@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl.collectives import fence
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction, check_divisible
 from meshimpl.operations.fft import Pencils, pencils, spectral_shape

@@ -18,8 +18,8 @@ from flowpm_dist.statistics.bins import (
     relative_wavenumber,
     relative_wavenumbers,
 )
-from meshimpl.collectives import fence
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 
 Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl.collectives import Communicator, fence
+from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 
 PAIR = mtf.Dimension("pair", 2)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshimpl import ProcessMesh, collectives, initialise, launch
+from meshimpl import ProcessMesh, initialise, launch
 
 TIME_LIMIT = 120  # [s] of one test; a rank that hangs ends the job
 SHAPES = {
@@ -128,13 +127,14 @@ def _failing_ranks(failed: bool) -> list[int]:
         return [0] * failed
     import tensorflow as tf
 
+    from meshimpl import graph_guards
+
     mine = tf.one_hot(RANK, SIZE, on_value=int(failed), off_value=0, dtype=tf.int32)
     flags = _sum_over_ranks()(mine).numpy()
     ranks = [rank for rank, flag in enumerate(flags) if flag]
     if ranks:
         # Names of collectives are counted, and the ranks have stopped at different counts.
-        first = 1_000_000 * next(_failures)
-        collectives._names = defaultdict(lambda: itertools.count(first))
+        graph_guards.names.restart(1_000_000 * next(_failures))
     return ranks
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from meshimpl import Communicator, ProcessMesh
-from meshimpl.collectives import last_collective
+from meshimpl.graph_guards import last_collective
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]

@@ -15,8 +15,8 @@ import tensorflow as tf
 from conftest import SIZE
 
 from meshimpl import ProcessMesh
-from meshimpl.collectives import last_collective
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
 
 pytestmark = pytest.mark.timeout(60, method="thread")

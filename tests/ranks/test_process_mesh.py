@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh
 
-from meshimpl import CollectiveError, MeshError, ProcessMesh, initialise
+from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
@@ -93,10 +93,9 @@ def test_initialise_again(line: ProcessMesh) -> None:
 
 @pytest.mark.ranks(4)
 def test_groups_that_were_not_named_at_the_start(line: ProcessMesh, monkeypatch) -> None:
-    from meshimpl import collectives
-
-    known = {group: s for group, s in collectives._process_sets.items() if len(group) != 2}
-    monkeypatch.setattr(collectives, "_process_sets", known)
+    current = engine.current()
+    known = {group: s for group, s in current.process_sets.items() if len(group) != 2}
+    monkeypatch.setattr(current, "process_sets", known)
     with pytest.raises(CollectiveError, match="name every mesh shape of this program"):
         ProcessMesh("a:2,b:2")
     line.barrier()

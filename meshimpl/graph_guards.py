@@ -1,0 +1,142 @@
+"""Guards that keep the collectives of a TensorFlow graph alive, distinct and in one order.
+
+The engine's operations are not stateful, so TensorFlow may prune, merge or fold them on one rank
+and leave the others waiting (horovod#3229). Four guards stand here, once for all callers:
+
+* every input passes a `PlaceholderWithDefault`, which no optimiser looks through (`fence`);
+* the collectives of a graph form one chain of control dependencies, so that no two are equal;
+* a second fence reads every output, because an operation that others only wait for is pruned;
+* `last_collective` returns the end of the chain, on which a graph's results must depend.
+
+Gradients registered by the engine are partly wrong (allgather, broadcast, reducescatter, max), so
+TensorFlow is refused a gradient through any collective. Adjoints live in the mesh operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from meshimpl.stopwatch import Stopwatch
+
+
+class CollectiveNames:
+    """The names of collectives: the same on every rank of a group that builds the same graphs.
+
+    Each group counts its own: groups work independently, and one may have made more collectives
+    than another when all ranks meet again.
+    """
+
+    def __init__(self) -> None:
+        self.restart(0)
+
+    def restart(self, first: int) -> None:
+        """Number the collectives of every group from `first`, after ranks have lost step.
+
+        Args:
+            first: the same on every rank, and beyond every number used so far.
+        """
+        self._counters: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(
+            lambda: itertools.count(first)
+        )
+
+    def next(self, kind: str, ranks: tuple[int, ...]) -> str:
+        """Return a new name for a collective of a kind within a group."""
+        group = zlib.crc32(",".join(map(str, ranks)).encode())
+        return f"{kind}_{group:08x}_{next(self._counters[ranks])}"
+
+
+names = CollectiveNames()
+"""The names of this process's collectives."""
+_chains: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_stopwatch: Stopwatch | None = None
+
+
+def fence(x: tf.Tensor) -> tf.Tensor:
+    """Return the same tensor behind an operation that no graph optimiser folds or looks through."""
+    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
+
+
+def _chain(graph: Any) -> dict[Any, Any]:
+    return _chains.setdefault(graph, {})
+
+
+def last_collective() -> Any | None:
+    """Return the latest collective of the graph under construction; None eagerly or without any."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    return _chain(graph).get(graph._get_control_flow_context())
+
+
+@contextlib.contextmanager
+def separate_chain() -> Iterator[None]:
+    """Let the collectives built inside form their own chain: an entry point that runs by itself."""
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    outer = dict(_chain(graph))
+    _chains[graph] = {}
+    try:
+        yield
+    finally:
+        _chains[graph] = outer
+
+
+@contextlib.contextmanager
+def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
+    """Let the collectives built inside report their time to a stopwatch whenever they run."""
+    global _stopwatch
+    outer, _stopwatch = _stopwatch, stopwatch
+    try:
+        yield
+    finally:
+        _stopwatch = outer
+
+
+def guarded(
+    collective: Callable[[tf.Tensor, str], tf.Tensor],
+    x: tf.Tensor,
+    kind: str,
+    ranks: tuple[int, ...],
+) -> tf.Tensor:
+    """Return `collective(x, name)`; in a graph, fenced and after the collective before it.
+
+    Args:
+        collective: makes one operation of the engine.
+        x: its input.
+        kind: such as "allreduce"; part of the name, and the stopwatch's entry.
+        ranks: the group.
+    """
+    name = names.next(kind, ranks)
+    if tf.executing_eagerly():
+        return collective(_not_differentiable(x), name)
+    graph = tf.compat.v1.get_default_graph()
+    context = graph._get_control_flow_context()
+    previous = _chain(graph).get(context)
+    with tf.control_dependencies([] if previous is None else [previous]):
+        fenced = fence(x)
+    begin = None if _stopwatch is None else _stopwatch.now([fenced])
+    with tf.control_dependencies([] if begin is None else [begin]):
+        result = collective(_not_differentiable(fenced), name)
+    if _stopwatch is None:
+        # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
+        _chain(graph)[context] = fence(result).op
+    else:
+        _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(result)]))
+    return result
+
+
+def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
+    """Return the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
+    return tf.raw_ops.PreventGradient(
+        input=x, message="a collective has no gradient; differentiate the mesh operation (mtf)"
+    )

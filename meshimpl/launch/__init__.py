@@ -1,0 +1,43 @@
+"""Where this process stands among the ranks of a job, and how a job starts and ends.
+
+Everything here is read from the environment that mpirun, srun or horovodrun leaves. Importing this
+package imports neither TensorFlow nor Horovod nor MPI.
+"""
+
+from meshimpl.launch.command import (
+    ENVIRONMENT_DEFAULTS,
+    find_mpirun,
+    is_open_mpi,
+    mpirun_command,
+    set_horovod_defaults,
+)
+from meshimpl.launch.ending import abort, abort_on_error
+from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
+from meshimpl.launch.job import launch_or_join, relaunch
+from meshimpl.launch.job_folder import stop_name
+from meshimpl.launch.resources import (
+    available_cores,
+    configure_threads,
+    place_devices,
+    threads_per_rank,
+)
+
+__all__ = [
+    "ENVIRONMENT_DEFAULTS",
+    "LaunchError",
+    "RankEnvironment",
+    "abort",
+    "abort_on_error",
+    "available_cores",
+    "configure_threads",
+    "detect",
+    "find_mpirun",
+    "is_open_mpi",
+    "launch_or_join",
+    "mpirun_command",
+    "place_devices",
+    "relaunch",
+    "set_horovod_defaults",
+    "stop_name",
+    "threads_per_rank",
+]

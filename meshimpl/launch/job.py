@@ -1,0 +1,141 @@
+"""Starting a job of several ranks from this process, and watching it until it ends."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from meshimpl.launch.command import mpirun_command
+from meshimpl.launch.environment import LaunchError, detect
+from meshimpl.launch.job_folder import VARIABLE, JobFolder
+
+_PR_SET_PDEATHSIG = 1
+
+
+def launch_or_join(
+    ranks: int | None, argv: Sequence[str], *, stop_as: signal.Signals | None = None
+) -> int | None:
+    """Decide what a command's `--ranks` means: go on in this process, or start a job.
+
+    Args:
+        ranks: the number asked for; None accepts the ranks as they are.
+        argv: this program's arguments, as in `sys.argv[1:]`.
+        stop_as: see `relaunch`.
+
+    Returns:
+        None if this process is one of the ranks and should go on. Otherwise the exit status with
+        which to leave: that of the job, or 2 if it cannot be started (the reason was printed).
+    """
+    here = detect()
+    if ranks is None or ranks == here.size:
+        return None
+    if here.size > 1:
+        if here.rank == 0:
+            _print_error(
+                f"--ranks {ranks}, but {here.launcher} runs this on {here.size}: "
+                f"leave --ranks out, or give {here.launcher} that number"
+            )
+        else:
+            time.sleep(5)  # or the launcher ends rank 0 before it has said this
+        return 2
+    return relaunch(ranks, argv, stop_as=stop_as)
+
+
+def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None = None) -> int:
+    """Run this same Python program on several ranks, and pass SIGINT and SIGTERM on to them.
+
+    mpirun ends its ranks one second after either signal. A program whose ranks need longer to end
+    in good order sets `stop_as`.
+
+    Args:
+        ranks: number of ranks.
+        argv: this program's arguments, as in `sys.argv[1:]`.
+        stop_as: the signal as which SIGINT, SIGTERM and SIGUSR1 reach the ranks: SIGUSR1, which
+            mpirun passes on without acting on it. `stop_name` tells the ranks which signal it was.
+            A second SIGINT ends the job.
+
+    Returns:
+        The job's exit status; 128 plus the signal if a signal stopped it, such as 130 after an
+        interrupt; 2, with a message printed, if there is no mpirun or no Horovod.
+    """
+    try:
+        command, env = mpirun_command(ranks, [*_this_program(), *argv])
+        if ranks > 1 and find_spec("horovod") is None:
+            raise LaunchError(
+                "more than one rank needs Horovod, and this Python has none. `make setup` in the "
+                "project builds it (it wants g++ and make); one rank works without."
+            )
+    except LaunchError as error:
+        _print_error(str(error))
+        return 2
+    with tempfile.TemporaryDirectory(prefix="meshimpl-") as path:
+        folder = JobFolder(Path(path))
+        status, received = _supervise(command, env | {VARIABLE: path}, folder, stop_as)
+        cause = folder.first_failure() or _describe_status(status, ranks)
+    # Ranks that were asked to stop, not forced, may already have finished.
+    if received is not None and (stop_as is None or status != 0):
+        return 128 + received
+    if status != 0:
+        _print_error(cause)
+    return status
+
+
+def _print_error(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def _describe_status(status: int, ranks: int) -> str:
+    if status <= 128:
+        return f"the job of {ranks} ranks ended with status {status}"
+    name = signal.Signals(status - 128).name if status - 128 in list(signal.Signals) else "a signal"
+    hint = " (often the machine had no memory left)" if name == "SIGKILL" else ""
+    return f"one of the {ranks} ranks was ended by {name}{hint}; the others were stopped"
+
+
+def _this_program() -> list[str]:
+    """Return the command that started this program, without its arguments."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+    return [sys.executable, sys.argv[0]]
+
+
+def _supervise(
+    command: list[str], env: dict[str, str], folder: JobFolder, stop_as: signal.Signals | None
+) -> tuple[int, int | None]:
+    """Run mpirun to its end; return its status and the signal that asked it to stop, if any."""
+    # Loaded before the fork: between fork and exec nothing may be imported.
+    prctl = ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    # In a process group of its own mpirun gets one SIGINT, ours, and not the terminal's as well:
+    # at a second one it leaves at once, without waiting for its ranks.
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent
+    )
+    received: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        again = number == signal.SIGINT and number in received
+        received.append(number)
+        if stop_as is None or again:
+            process.send_signal(number)
+        else:
+            folder.announce_stop(signal.Signals(number).name)
+            process.send_signal(stop_as)
+
+    numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
+    kept = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    return (status if status >= 0 else 128 - status), (received[0] if received else None)

@@ -1,0 +1,56 @@
+"""The folder through which the ranks of a job and the process that started it exchange notes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "MESHIMPL_FAILURE_FOLDER"
+"""Environment variable that names the folder to the ranks."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Notes of one job: which rank failed and why, and which signal asked the job to stop."""
+
+    path: Path
+
+    @classmethod
+    def of_this_rank(cls) -> JobFolder | None:
+        """Return the folder of this rank's job; None if mpirun was not started by `relaunch`."""
+        folder = os.environ.get(VARIABLE)
+        return cls(Path(folder)) if folder else None
+
+    def report_failure(self, rank: int, summary: str) -> None:
+        """Note why a rank failed."""
+        (self.path / f"{rank:06d}").write_text(summary)
+
+    def first_failure(self) -> str | None:
+        """Return the summary of the first rank that failed, which is the cause of later ones."""
+        reports = sorted(self.path.glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
+        return reports[0].read_text() if reports else None
+
+    @property
+    def _stop(self) -> Path:
+        return self.path / "stopped-by"
+
+    def announce_stop(self, signal_name: str) -> None:
+        """Note the signal that asked the job to stop."""
+        self._stop.write_text(signal_name)
+
+    def stop_signal(self) -> str | None:
+        """Return the signal that asked the job to stop; None if none has."""
+        return self._stop.read_text() if self._stop.exists() else None
+
+
+def stop_name(received: str) -> str:
+    """Return the name of the signal that asked this job to stop.
+
+    The process that started the job may pass signals on as another one, see `relaunch`.
+
+    Args:
+        received: name of the signal that reached this rank.
+    """
+    folder = JobFolder.of_this_rank()
+    return (folder and folder.stop_signal()) or received
