@@ -153,7 +153,7 @@ def test_one_mistake(tmp_path, old, new, where, told):
         (
             'integrator = "bullfrog"\nhalf_step = "geometric"',
             "half_step",
-            "bullfrog halves no step",
+            "bullfrog has none; it goes with fastpm and cola",
         ),
         ('spacing = "z"', "spacing", "'z'.*\"log a\""),
         (

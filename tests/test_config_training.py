@@ -190,7 +190,7 @@ ONE = [
     ("h = 0.6766", "h = 0.6766\nn_s = 1", "priors.n_s", "beside cosmology.n_s: either it is fixed"),
     ("n_s = [0.9, 1.0]", "n_s = [1.0, 0.9]", "priors.n_s", "1 is not below 0.9; must be .low, hi"),
     ("n_s = [0.9, 1.0]", "n_s = 0.9", "priors.n_s", "0.9: must be .low, high"),
-    ("n_s = [0.9, 1.0]", "n_s = [0.9, 3.5]", "priors.n_s", "each a number from 0 to 3"),
+    ("n_s = [0.9, 1.0]", "n_s = [0.9, 3.5]", "priors.n_s", "each a number above 0, below 3"),
     ("n_s = [0.9, 1.0]", "ns = [0.9, 1.0]", "priors.ns", "did you mean n_s"),
     ("n_s = [0.9, 1.0]", "A_s = [1e-9, 2e-9]", "priors.A_s", r"belongs into \[cosmology\]"),
     ("[0.25, 0.35]", "[0.04, 0.35]", "cosmology.Omega_b", r"below Omega_m = \[0.04, 0.35\]"),

@@ -18,10 +18,10 @@ W0WA = PLANCK.replace(w0=-0.9, wa=0.2)
 EDS = PLANCK.replace(Omega_m=1.0)
 SCHEMES = {
     "fastpm": FastPM(),
-    "fastpm, geometric": FastPM("geometric"),
+    "fastpm, geometric": FastPM(half_step="geometric"),
     "bullfrog": BullFrog(),
     "cola": COLA(),
-    "cola, geometric": COLA(-1.0, "geometric"),
+    "cola, geometric": COLA(exponent=-1.0, half_step="geometric"),
 }
 SPACINGS = {
     "a": lambda cosmology, *a: fpm.scale_factor_steps(*a),
@@ -269,9 +269,9 @@ def test_lists_that_are_no_steps(edges):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: COLA(0.0), "exponent 0"),
-        (lambda: FastPM("harmonic"), "half_step 'harmonic' is not one of arithmetic, geometric"),
-        (lambda: COLA(-2.5, "harmonic"), "half_step 'harmonic'"),
+        (lambda: COLA(exponent=0.0), "exponent\n.*has to grow or to decay"),
+        (lambda: FastPM(half_step="harmonic"), "half_step\n.*'arithmetic' or 'geometric'"),
+        (lambda: COLA(half_step="harmonic"), "half_step\n.*'arithmetic' or 'geometric'"),
         (lambda: BullFrog().from_canonical(growth_of(PLANCK), 0), "later than a = 0"),
     ],
 )

@@ -206,17 +206,16 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
 
 def simulation_of(config: RunConfig, mesh: str) -> Simulation:
     """The simulation that a run file asks for, on a mesh of this job's ranks."""
-    from flowpm_dist.config.objects import configured_simulation
-    from flowpm_dist.cosmology import Cosmology
+    from flowpm_dist.config import objects
+    from flowpm_dist.cosmology.parameters import Cosmology
 
-    return configured_simulation(
+    return objects.simulation_of(
         Cosmology(**config.cosmology.model_dump(exclude_none=True)),
         config.box,
         config.initial,
         config.evolution,
+        config.run,
         mesh=mesh,
-        halo=config.run.halo,
-        precision=config.run.precision,
     )
 
 

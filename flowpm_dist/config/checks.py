@@ -16,8 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from flowpm_dist.config.sections import Section
-from flowpm_dist.grid.decomposition import nearest
+from flowpm_dist.options import Options, nearest
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ParsedRunFile:
         folder: of the file.
     """
 
-    sections: Mapping[str, Section]
+    sections: Mapping[str, Options]
     given: Mapping[str, Mapping[str, Any]]
     folder: Path
 
@@ -64,11 +63,11 @@ class ParsedRunFile:
         return getattr(self.sections.get(section), key, None)
 
 
-Models = Mapping[str, type[Section]]
+Models = Mapping[str, type[Options]]
 Rule = Callable[[ParsedRunFile], Iterable[Problem]]
 
 
-def models_of(config: type[Section]) -> Models:
+def models_of(config: type[Options]) -> Models:
     """The sections of a kind of run file."""
     fields = config.model_fields.items()
     return {name: field.annotation for name, field in fields if isinstance(field.annotation, type)}
@@ -94,7 +93,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 def check_sections(
     table: Mapping[str, Any], source: Path, models: Models, rules: Iterable[Rule]
-) -> dict[str, Section]:
+) -> dict[str, Options]:
     """The sections of a run file of any kind.
 
     Args:
@@ -107,7 +106,7 @@ def check_sections(
         ConfigError: with every problem.
     """
     problems = list(_unknown_sections(table, models))
-    sections: dict[str, Section] = {}
+    sections: dict[str, Options] = {}
     given: dict[str, Mapping[str, Any]] = {}
     for name, model in models.items():
         keys = table.get(name, {})
@@ -132,7 +131,7 @@ def check_sections(
     return sections
 
 
-def to_toml(config: Section, idle: Mapping[str, Iterable[str]]) -> str:
+def to_toml(config: Options, idle: Mapping[str, Iterable[str]]) -> str:
     """A run file with all defaults and full paths.
 
     Args:

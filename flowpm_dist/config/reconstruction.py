@@ -30,17 +30,14 @@ from flowpm_dist.config.reconstruction_sections import (
     SamplerSection,
     SearchSection,
 )
-from flowpm_dist.config.sections import (
-    BatchedMeshSection,
-    BoxSection,
-    CosmologySection,
-    EvolutionSection,
-    RunSection,
-    Section,
-    three,
-)
-from flowpm_dist.config.simulation import check_mesh, evolution_rules, idle_steps, universe_rules
+from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.config.simulation import check_mesh, evolution_rules, universe_rules
+from flowpm_dist.cosmology.options import CosmologyOptions
+from flowpm_dist.cosmology.time_steps import StepOptions
+from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import misfits, parse_mesh
+from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
+from flowpm_dist.options import Options, three
 from flowpm_dist.reconstruction.observations import file_misfits
 
 GOES_WITH: dict[str, tuple[str, str]] = {
@@ -63,19 +60,19 @@ BY_CAMB = ("Omega_m", "Omega_b", "h", "w0", "wa")
 """Parameters that CAMB gives no derivative by."""
 
 
-class ReconstructionConfig(Section):
+class ReconstructionConfig(Options):
     """A whole run file of a reconstruction, checked: see `load_reconstruction`."""
 
-    box: BoxSection
-    cosmology: CosmologySection
+    box: BoxOptions
+    cosmology: CosmologyOptions
     evolution: EvolutionSection
     model: ModelSection
     data: ObservedSection
     priors: FittedSection
     search: SearchSection
     sampler: SamplerSection
-    mesh: BatchedMeshSection
-    run: RunSection
+    mesh: BatchedMeshOptions
+    run: RunOptions
 
     @property
     def is_mock(self) -> bool:
@@ -98,7 +95,7 @@ class ReconstructionConfig(Section):
 
         Keys that have no meaning beside the others are left out.
         """
-        idle: dict[str, list[str]] = {"evolution": idle_steps(self.evolution)}
+        idle: dict[str, list[str]] = {}
         for name, (other, wanted) in GOES_WITH.items():
             section, _, key = name.partition(".")
             beside, _, other_key = other.partition(".")
@@ -116,7 +113,7 @@ class ReconstructionConfig(Section):
 
     def with_mesh(self, shape: str) -> ReconstructionConfig:
         """The same reconstruction on a mesh of another shape."""
-        return self.model_copy(update={"mesh": BatchedMeshSection(shape=shape)})
+        return self.model_copy(update={"mesh": BatchedMeshOptions(shape=shape)})
 
 
 MODELS = models_of(ReconstructionConfig)
@@ -289,8 +286,8 @@ def _files(file: ParsedRunFile) -> Iterator[Problem]:
     evolution = file.sections.get("evolution")
     grid, size = file.value("box", "grid"), file.value("box", "size")
     a = None
-    if isinstance(evolution, EvolutionSection) and None not in (evolution.a_stop, evolution.first):
-        a = evolution.edges[-1] if evolution.edges else evolution.a_stop
+    if isinstance(evolution, StepOptions) and None not in (evolution.last, evolution.first):
+        a = evolution.last
     for key in ("file", "sigma", "mask"):
         path = file.value("data", key)
         if not isinstance(path, str | Path):

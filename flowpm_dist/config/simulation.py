@@ -24,41 +24,35 @@ from flowpm_dist.config.checks import (
     to_toml,
 )
 from flowpm_dist.config.sections import (
-    BoxSection,
-    CosmologySection,
     EvolutionSection,
     InitialSection,
-    MeshSection,
     ResultsSection,
-    RunSection,
-    Section,
-    three,
+    integrator_options,
+    integrators_with,
 )
+from flowpm_dist.cosmology.options import CosmologyOptions
+from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY
+from flowpm_dist.cosmology.time_steps import EQUAL_STEPS
+from flowpm_dist.evolution.integrators import INTEGRATORS
+from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
+from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
-
-EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
-"""Keys of [evolution] that `edges` replaces."""
-
-HALVES_STEPS = ("fastpm", "cola")
-"""Integrators for which `half_step` means something."""
-
-LATEST_DARK_ENERGY = -0.2
-"""Highest w0 + wa."""
+from flowpm_dist.options import Options, three
 
 OF_A_SEED = ("noise", "fixed_amplitude", "paired")
 """Keys of [initial] that say what a seed becomes."""
 
 
-class RunConfig(Section):
+class RunConfig(Options):
     """A whole run file, checked: see `load`."""
 
-    box: BoxSection
-    cosmology: CosmologySection
+    box: BoxOptions
+    cosmology: CosmologyOptions
     initial: InitialSection
     evolution: EvolutionSection
-    mesh: MeshSection
-    run: RunSection
+    mesh: MeshOptions
+    run: RunOptions
     results: ResultsSection
 
     def resolved(self) -> str:
@@ -66,14 +60,12 @@ class RunConfig(Section):
 
         Keys that have no meaning beside the others are left out.
         """
-        idle: dict[str, list[str]] = {"initial": [], "evolution": idle_steps(self.evolution)}
-        if self.initial.white_noise is not None:
-            idle["initial"] += OF_A_SEED
-        return to_toml(self, idle)
+        idle = [] if self.initial.white_noise is None else OF_A_SEED
+        return to_toml(self, {"initial": idle})
 
     def with_mesh(self, shape: str) -> RunConfig:
         """The same run on a mesh of another shape."""
-        return self.model_copy(update={"mesh": MeshSection(shape=shape)})
+        return self.model_copy(update={"mesh": MeshOptions(shape=shape)})
 
 
 SECTIONS = models_of(RunConfig)
@@ -103,12 +95,6 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     """
     rules: list[Rule] = [_amplitude, _origin, universe_rules, _white_noise, evolution_rules]
     return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
-
-
-def idle_steps(evolution: EvolutionSection) -> list[str]:
-    """Keys of [evolution] that have no meaning beside the others."""
-    idle = [] if evolution.edges is None else list(EQUAL_STEPS)
-    return idle if evolution.integrator in HALVES_STEPS else [*idle, "half_step"]
 
 
 def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
@@ -173,26 +159,30 @@ def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
     elif start == 0 and evolution.spacing == "log a":
         what = '= "log a": must start later than a_start = 0'
         yield Problem("evolution.spacing", what)
-    if evolution.first == 0 and scheme in HALVES_STEPS:
+    kind = INTEGRATORS.get(scheme)
+    if kind is None:
+        return
+    if evolution.first == 0 and not kind.starts_at_zero:
         key = "edges" if "edges" in given else "a_start"
-        what = f"starts at 0, which only bullfrog can; {scheme} must start later"
+        able = " and ".join(name for name, other in INTEGRATORS.items() if other.starts_at_zero)
+        what = f"starts at 0, which only {able} can; {scheme} must start later"
         yield Problem(f"evolution.{key}", what)
-    if "half_step" in given and scheme not in (None, *HALVES_STEPS):
-        what = f"is given, but {scheme} halves no step; it goes with {' and '.join(HALVES_STEPS)}"
-        yield Problem("evolution.half_step", what)
-    if scheme == "cola" and file.value("initial", "lpt_order") == 1:
-        yield Problem("initial.lpt_order", "= 1: cola follows LPT of order 2; must be 2 or 3")
+    for key in set(given) & set(integrator_options()) - set(kind.model_fields):
+        owners = " and ".join(integrators_with(key))
+        yield Problem(f"evolution.{key}", f"is given, but {scheme} has none; it goes with {owners}")
+    if kind.uses_lpt and file.value("initial", "lpt_order") == 1:
+        yield Problem("initial.lpt_order", f"= 1: {scheme} follows LPT of order 2; must be 2 or 3")
 
 
 class OfOneBox(Protocol):
     """A run file of a single universe."""
 
     @property
-    def box(self) -> BoxSection:
+    def box(self) -> BoxOptions:
         """Its grid."""
 
     @property
-    def mesh(self) -> MeshSection:
+    def mesh(self) -> MeshOptions:
         """How that is split."""
 
 

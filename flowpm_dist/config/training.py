@@ -21,17 +21,7 @@ from flowpm_dist.config.checks import (
     read_table,
     to_toml,
 )
-from flowpm_dist.config.sections import (
-    OF_PARAMETERS,
-    BatchedMeshSection,
-    BoxSection,
-    EvolutionSection,
-    FixedCosmologySection,
-    HaloSection,
-    ModesSection,
-    Section,
-)
-from flowpm_dist.config.simulation import idle_steps
+from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.training_rules import GOES_WITH, RULES, dataset_of, total_steps
 from flowpm_dist.config.training_sections import (
     DERIVED,
@@ -41,7 +31,13 @@ from flowpm_dist.config.training_sections import (
     TrainingSection,
 )
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS, Declaration
+from flowpm_dist.cosmology.options import PartialCosmologyOptions
+from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
+from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.options import Options
 
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""
@@ -50,19 +46,19 @@ FILL = 64
 """Simulations made before the first step, unless four batches are more."""
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Options):
     """A whole run file of a training, checked: see `load_training`."""
 
-    box: BoxSection
-    cosmology: FixedCosmologySection
+    box: BoxOptions
+    cosmology: PartialCosmologyOptions
     priors: PriorsSection
-    initial: ModesSection
+    initial: InitialOptions
     evolution: EvolutionSection
     network: NetworkSection
     training: TrainingSection
     data: DataSection
-    mesh: BatchedMeshSection
-    run: HaloSection
+    mesh: BatchedMeshOptions
+    run: HaloOptions
 
     @property
     def width(self) -> int:
@@ -100,8 +96,8 @@ class TrainingConfig(Section):
 
         Keys that have no meaning beside the others are left out.
         """
-        idle: dict[str, list[str]] = {"evolution": idle_steps(self.evolution)}
-        idle["cosmology"] = [name for name in self.priors.ranges if name in OF_PARAMETERS]
+        idle: dict[str, list[str]] = {}
+        idle["cosmology"] = [name for name in self.priors.ranges if name in VARIABLE]
         for name, (other, values) in GOES_WITH.items():
             section, _, key = name.partition(".")
             if operator.attrgetter(other)(self) not in values:
@@ -116,7 +112,7 @@ class TrainingConfig(Section):
 
     def with_mesh(self, shape: str) -> TrainingConfig:
         """The same training on a mesh of another shape."""
-        return self.model_copy(update={"mesh": BatchedMeshSection(shape=shape)})
+        return self.model_copy(update={"mesh": BatchedMeshOptions(shape=shape)})
 
 
 MODELS = models_of(TrainingConfig)
@@ -136,7 +132,7 @@ def load_training(path: str | Path) -> TrainingConfig:
     return TrainingConfig.model_validate(_completed(ParsedRunFile(sections, {}, source.parent)))
 
 
-def _completed(file: ParsedRunFile) -> dict[str, Section]:
+def _completed(file: ParsedRunFile) -> dict[str, Options]:
     """The sections, with numbers for what follows from others."""
     steps, batch = total_steps(file), file.value("training", "batch")
     assert steps is not None

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, as_written, exactly_one
-from flowpm_dist.config.sections import OF_PARAMETERS, three
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
 from flowpm_dist.config.training_sections import DERIVED, TrainingSection
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, RecordError, read_header
 from flowpm_dist.cosmoflow.schedules import scaled_rate
+from flowpm_dist.cosmology.ranges import RANGES, VARIABLE
+from flowpm_dist.options import three
 
 MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
 """Parameters that have no default: fixed, or with a prior."""
@@ -51,15 +52,15 @@ def _fixed_or_prior(file: ParsedRunFile) -> Iterator[Problem]:
     if not {"cosmology", "priors"} <= set(file.given) or _from(file) in (None, "files"):
         return
     fixed, varied = file.given["cosmology"], file.given["priors"]
-    if not set(varied) & set(OF_PARAMETERS):
-        known = ", ".join(OF_PARAMETERS)
+    if not set(varied) & set(VARIABLE):
+        known = ", ".join(VARIABLE)
         yield Problem("priors", f"is empty: give [low, high] to at least one of {known}")
-    for name in OF_PARAMETERS:
+    for name in VARIABLE:
         if name != "sigma8" and name in fixed and name in varied:
             what = f"is given beside cosmology.{name}: either it is fixed, or it has a prior"
             yield Problem(f"priors.{name}", what)
         elif name in MUST_BE_KNOWN and name not in fixed and name not in varied:
-            what = f"is missing: fix it at {OF_PARAMETERS[name]}, or give it a range in [priors]"
+            what = f"is missing: fix it at {RANGES[name].what}, or give it a range in [priors]"
             yield Problem(f"cosmology.{name}", what)
     amplitudes = ("cosmology", "sigma8"), ("cosmology", "A_s"), ("priors", "sigma8")
     yield from exactly_one(file, *amplitudes)
@@ -216,7 +217,7 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
     found = list(header.parameters)
     if names is not None and list(names) != found:
         yield Problem("data.parameters", f"= {list(names)}: those in {folder} are {found}")
-    priors = [key for key in file.given.get("priors", {}) if key in OF_PARAMETERS]
+    priors = [key for key in file.given.get("priors", {}) if key in VARIABLE]
     if priors and set(priors) != set(found):
         what = f"are of {', '.join(priors)}, the parameters in {folder} are {', '.join(found)}"
         yield Problem("priors", f"{what}: give those, or leave [priors] out")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,37 +17,19 @@ from pydantic import (
     model_validator,
 )
 
-from flowpm_dist.config.sections import (
-    OF_PARAMETERS,
-    W0,
-    Hubble,
-    OmegaB,
-    OmegaM,
-    Section,
-    Sigma8,
-    Tilt,
-    Wa,
-    from_folder,
-    listed,
-    low_below_high,
-)
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
-from flowpm_dist.grid.decomposition import nearest
+from flowpm_dist.cosmology.options import ParameterRanges
+from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.options import AnyPath, Names, Options, Seed, count, nearest, rows
 
 DERIVED = -1
 """Default of a key that follows from others: `load_training` puts a number in its place."""
-
-T = TypeVar("T")
 
 
 def _known_network(name: str) -> str:
     if name not in DECLARATIONS:
         raise ValueError(f"there is no such network{nearest(name, DECLARATIONS)}")
     return name
-
-
-def _pairs(value: Any) -> Any:
-    return tuple(map(listed, value)) if isinstance(value, list) else value
 
 
 def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -58,50 +39,21 @@ def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float
     return milestones
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is named twice")
-    return names
-
-
-def _prior(name: str) -> Any:
-    what = f"[low, high] with low below high, each {OF_PARAMETERS[name]}"
-    return Field(default=None, description=what)
-
-
-def _count(default: int, least: int = 1) -> Any:
-    what = f"a whole number of at least {least}"
-    return Field(default=default, ge=least, description=what)
-
-
 def _seed() -> Any:
-    return Field(default=0, ge=0, lt=2**63, description="a whole number of at least 0")
+    return Field(0, description="a whole number of at least 0")
 
 
-Range = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(low_below_high)]
 Milestones = Annotated[
     tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...],
     Field(min_length=1),
-    BeforeValidator(_pairs),
+    BeforeValidator(rows),
     AfterValidator(_rising),
 ]
-Names = Annotated[
-    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(_distinct)
-]
-AnyPath = Annotated[Path | None, BeforeValidator(from_folder)]
 
 
-class PriorsSection(Section):
+class PriorsSection(ParameterRanges):
     """The parameters that vary from universe to universe, and are to be found."""
 
-    Omega_m: Range[OmegaM] | None = _prior("Omega_m")
-    sigma8: Range[Sigma8] | None = _prior("sigma8")
-    n_s: Range[Tilt] | None = _prior("n_s")
-    Omega_b: Range[OmegaB] | None = _prior("Omega_b")
-    h: Range[Hubble] | None = _prior("h")
-    w0: Range[W0] | None = _prior("w0")
-    wa: Range[Wa] | None = _prior("wa")
     sampling: Literal["sobol", "uniform"] = Field(
         default="sobol", description='"sobol" (even) or "uniform" (independent)'
     )
@@ -112,7 +64,7 @@ class PriorsSection(Section):
     def _keep_order(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         section = handler(keys)
         if isinstance(keys, Mapping):
-            section._order = tuple(key for key in keys if key in OF_PARAMETERS)
+            section._order = tuple(key for key in keys if key in VARIABLE)
         return section
 
     @model_serializer(mode="wrap")
@@ -126,7 +78,7 @@ class PriorsSection(Section):
         return {name: getattr(self, name) for name in self._order}
 
 
-class NetworkSection(Section):
+class NetworkSection(Options):
     """The network, see `flowpm_dist.cosmoflow.network.Network`."""
 
     name: Annotated[str, AfterValidator(_known_network)] = Field(
@@ -141,7 +93,7 @@ class NetworkSection(Section):
     precision: Literal["float32", "bfloat16", "float64"] = Field(
         default="float32", description='"float32", "bfloat16" or "float64"'
     )
-    gather_below: int = _count(4)
+    gather_below: int = count(4)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
 
@@ -149,14 +101,14 @@ SMALLEST_CENTRED = 4
 """Volumes of a batch from which on the mean of their features is taken off."""
 
 
-class TrainingSection(Section):
+class TrainingSection(Options):
     """How the network learns."""
 
-    batch: int = _count(4)
+    batch: int = count(4)
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
     learning_rate: float = Field(default=1e-4, gt=0, description="a number above 0")
     end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
-    warmup: int = _count(DERIVED, least=0)
+    warmup: int = count(DERIVED, least=0)
     decay: Literal["polynomial", "cosine", "steps", "none"] = Field(
         default="polynomial", description='"polynomial", "cosine", "steps" or "none"'
     )
@@ -175,14 +127,14 @@ class TrainingSection(Section):
     clip_norm: float | None = Field(default=None, gt=0, description="a number above 0")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
-    calibrate: int = _count(64, least=0)
+    calibrate: int = count(64, least=0)
     centre: bool = Field(default=True, description="true or false")
-    seed: int = _seed()
-    steps: int = _count(DERIVED)
+    seed: Seed = _seed()
+    steps: int = count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
-    validate_every: int = _count(200)
-    checkpoint_every: int = _count(200)
-    keep: int = _count(3)
+    validate_every: int = count(200)
+    checkpoint_every: int = count(200)
+    keep: int = count(3)
 
     @property
     def centres(self) -> bool:
@@ -190,24 +142,24 @@ class TrainingSection(Section):
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
-class DataSection(Section):
+class DataSection(Options):
     """Where volumes come from, and how many."""
 
     source: Literal["simulate", "files", "dummy"] = Field(
         default="simulate", description='"simulate", "files" or "dummy"'
     )
-    simulations: int = _count(2000)
-    reuse: int = _count(10)
-    buffer: int = _count(DERIVED)
-    fill: int = _count(DERIVED)
-    validation: int = _count(128)
-    test: int = _count(256)
-    seed: int = _seed()
+    simulations: int = count(2000)
+    reuse: int = count(10)
+    buffer: int = count(DERIVED)
+    fill: int = count(DERIVED)
+    validation: int = count(128)
+    test: int = count(256)
+    seed: Seed = _seed()
     augment: bool | Literal["symmetries"] = Field(
         default=True, description='true (shifts and symmetries), "symmetries" or false'
     )
-    folder: AnyPath = Field(default=None, description="the folder of a dataset")
-    staging: AnyPath = Field(default=None, description="a folder on fast local storage")
+    folder: AnyPath | None = Field(default=None, description="the folder of a dataset")
+    staging: AnyPath | None = Field(default=None, description="a folder on fast local storage")
     parameters: Names | None = Field(
         default=None, description='a list of different names, such as ["Omega_m", "sigma8"]'
     )

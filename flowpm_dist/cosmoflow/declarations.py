@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flowpm_dist.grid.decomposition import nearest
+from flowpm_dist.options import nearest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowpm_dist.config.objects import configured_simulation
+from flowpm_dist.config.objects import simulation_of
 from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.losses import Standardiser
@@ -20,7 +20,8 @@ from flowpm_dist.cosmoflow.schedules import (
     StepDecay,
     scaled_rate,
 )
-from flowpm_dist.cosmology import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.options import RunOptions
 from meshimpl.process_mesh import ProcessMesh
 
 
@@ -94,14 +95,14 @@ def schedule_of(config: TrainingConfig) -> Schedule:
 def maker_of(config: TrainingConfig, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
     """The simulations that a run file asks for."""
     middle = {name: sum(ends) / 2 for name, ends in config.priors.ranges.items()}
-    simulation = configured_simulation(
+    precision: Any = "float64" if config.network.precision == "float64" else "float32"
+    simulation = simulation_of(
         Cosmology(**{**config.fixed_parameters, **middle}),
         config.box,
         config.initial,
         config.evolution,
+        RunOptions(halo=config.run.halo, precision=precision),
         mesh=mesh.without("replica"),
-        halo=config.run.halo,
-        precision="float64" if config.network.precision == "float64" else "float32",
     )
     priors = Priors(config.priors.ranges, config.priors.sampling, config.data.seed)
     return UniverseMaker(simulation, priors, lanes)

@@ -1,23 +1,18 @@
 """Cosmology: parameters, expansion, growth and linear power, differentiable in float64."""
 
-from flowpm_dist.cosmology.background import Background
-from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
-from flowpm_dist.cosmology.interpolated import (
-    PMWD_TRANSFER_NODES,
-    InterpolatedGrowth,
-    InterpolatedTransfer,
-)
-from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.power import LinearPower, sigma8
+from meshimpl.lazy import lazy_names
 
-__all__ = [
-    "PMWD_TRANSFER_NODES",
-    "Background",
-    "Cosmology",
-    "Growth",
-    "GrowthFunctions",
-    "InterpolatedGrowth",
-    "InterpolatedTransfer",
-    "LinearPower",
-    "sigma8",
-]
+_HOMES = {
+    "Background": "background",
+    "Cosmology": "parameters",
+    "Growth": "growth",
+    "GrowthFunctions": "growth",
+    "InterpolatedGrowth": "interpolated",
+    "InterpolatedTransfer": "interpolated",
+    "LinearPower": "power",
+    "PMWD_TRANSFER_NODES": "interpolated",
+    "sigma8": "power",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -6,14 +6,85 @@ well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from flowpm_dist.options import Options, listed
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmology import Cosmology
+    from flowpm_dist.cosmology.parameters import Cosmology
 
-SPACINGS = ("a", "log a", "D")
+EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
+"""Options that `edges` replaces."""
+
+
+def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:
+    for before, after in itertools.pairwise(edges):
+        if after <= before:
+            raise ValueError(f"{before:g} is followed by {after:g}")
+    return edges
+
+
+ScaleFactor = Annotated[float, Field(ge=0, le=2)]
+Edges = Annotated[
+    tuple[ScaleFactor, ...],
+    Field(min_length=2),
+    BeforeValidator(listed),
+    AfterValidator(_increasing),
+]
+
+
+class StepOptions(Options):
+    """The steps of a run: `steps` of them between two scale factors, or their `edges`.
+
+    Attributes:
+        a_start, a_stop: where the first step begins and the last one ends [1].
+        steps: how many there are.
+        spacing: what they are equal in: "a", "log a" or "D" (the growth factor).
+        edges: scale factors at which steps begin and end, instead of all these.
+    """
+
+    a_start: float = Field(default=0.1, ge=0, lt=2, description="a scale factor from 0, below 2")
+    a_stop: float = Field(default=1.0, gt=0, le=2, description="a scale factor above 0, at most 2")
+    steps: int = Field(default=10, ge=1, description="a whole number of at least 1")
+    spacing: Literal["a", "log a", "D"] = Field(
+        default="a", description='what the steps are equal in: "a", "log a" or "D"'
+    )
+    edges: Edges | None = Field(
+        default=None, description="a list of two or more increasing scale factors from 0 to 2"
+    )
+
+    @property
+    def step_count(self) -> int:
+        """How many steps there are."""
+        return self.steps if self.edges is None else len(self.edges) - 1
+
+    @property
+    def first(self) -> float | None:
+        """Scale factor of the start; None where that was not understood."""
+        return self.edges[0] if self.edges else self.a_start
+
+    @property
+    def last(self) -> float | None:
+        """Scale factor of the end; None where that was not understood."""
+        return self.edges[-1] if self.edges else self.a_stop
+
+    def edges_of(self, cosmology: Cosmology) -> np.ndarray:
+        """Returns the scale factors at which steps begin and end, float64 [step_count + 1].
+
+        Args:
+            cosmology: whose growth factor steps equal in "D" follow.
+        """
+        if self.edges is not None:
+            return np.asarray(self.edges, dtype=np.float64)
+        if self.spacing == "a":
+            return scale_factor_steps(self.a_start, self.a_stop, self.steps)
+        if self.spacing == "log a":
+            return logarithmic_steps(self.a_start, self.a_stop, self.steps)
+        return growth_steps(cosmology, self.a_start, self.a_stop, self.steps)
 
 
 def _check(a_start: float, a_stop: float, steps: int, *, zero: bool) -> None:
@@ -54,7 +125,7 @@ def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int
     Raises:
         ValueError: unless 0 <= a_start < a_stop and steps >= 1.
     """
-    from flowpm_dist.cosmology import Growth
+    from flowpm_dist.cosmology.growth import Growth
 
     _check(a_start, a_stop, steps, zero=True)
     growth = Growth(cosmology)

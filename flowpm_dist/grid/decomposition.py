@@ -7,23 +7,16 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Iterable
+
+from flowpm_dist.options import nearest
 
 MESH_AXES = ("replica", "row", "col")
 THICK = 8
 """Layers of a slab [cells] below which its halo outweighs it."""
 
 Grid = tuple[int, int, int]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint, "; did you mean ...?", at the known name most like this one; empty if none is."""
-    folded = {k.lower(): k for k in known}
-    match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
-    return f"; did you mean {folded[match[0]]}?" if match else ""
 
 
 def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:

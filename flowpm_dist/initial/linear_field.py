@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology import LinearPower
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
 
 

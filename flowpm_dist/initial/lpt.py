@@ -23,8 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology import GrowthFunctions
-from flowpm_dist.cosmology.growth import TERMS, Term, order_of
+from flowpm_dist.cosmology.growth import TERMS, GrowthFunctions, Term, order_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.initial.lpt_sources import SequentialFFT, second_order_source, third_order_sources

@@ -19,7 +19,7 @@ from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapsho
 from flowpm_dist.jobs.folder import OutputFolder
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmology import LinearPower
+    from flowpm_dist.cosmology.power import LinearPower
     from flowpm_dist.simulation.simulation import State
     from flowpm_dist.statistics import Multipoles, PowerSpectrum
 

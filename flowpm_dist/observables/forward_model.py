@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field

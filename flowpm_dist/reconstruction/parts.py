@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config.objects import configured_simulation
+from flowpm_dist.config.objects import simulation_of
 from flowpm_dist.config.reconstruction import ReconstructionConfig
-from flowpm_dist.config.sections import ModesSection
-from flowpm_dist.cosmology import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
+from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
@@ -28,14 +28,13 @@ from meshimpl.process_mesh import ProcessMesh
 def model_of(config: ReconstructionConfig, mesh: ProcessMesh) -> ForwardModel:
     """From white noise to what is observed, with a halo that holds."""
     order = 1 if config.model.structure == "1lpt" else 2
-    simulation = configured_simulation(
+    simulation = simulation_of(
         Cosmology(**config.cosmology.model_dump(exclude_none=True)),
         config.box,
-        ModesSection(lpt_order=order),  # type: ignore[arg-type]
+        InitialOptions(lpt_order=order),  # type: ignore[arg-type]
         config.evolution,
+        config.run,
         mesh=mesh,
-        halo=config.run.halo,
-        precision=config.run.precision,
     )
     model = ForwardModel(
         simulation,

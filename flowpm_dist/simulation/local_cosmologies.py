@@ -9,7 +9,9 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
+from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
 from meshimpl.mesh_function import replicated
 

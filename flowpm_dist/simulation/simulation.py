@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology import Cosmology, Growth, GrowthFunctions, LinearPower
-from flowpm_dist.cosmology.parameters import AMPLITUDES
+from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution import adjoint
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, Operation, Schedule
 from flowpm_dist.evolution.nbody import (

@@ -25,7 +25,7 @@ HALO = 3
 COUNTS = (4, 8, 16) if SIZE == 1 else (4, 8)
 INTEGRATORS = {
     "fastpm": FastPM(),
-    "fastpm, geometric": FastPM("geometric"),
+    "fastpm, geometric": FastPM(half_step="geometric"),
     "bullfrog": BullFrog(),
     "cola": COLA(),
 }

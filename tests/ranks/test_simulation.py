@@ -206,7 +206,7 @@ def test_fastpm(box_mesh):
         64,
         float(data["box_size"]),
         data["a_edges"],
-        integrator=FastPM("geometric"),
+        integrator=FastPM(half_step="geometric"),
         mesh=box_mesh,
         precision="float64",
     )

@@ -1,11 +1,25 @@
-"""Time integration schemes; each is a file of its own that provides a `Schedule`."""
+"""Time integration schemes, one a file; a scheme of your own derives from `Integrator`."""
 
-from flowpm_dist.evolution.integrators.base import Integrator, Operation, Schedule
+from flowpm_dist.evolution.integrators.base import (
+    INTEGRATORS,
+    Integrator,
+    IntegratorChoice,
+    Operation,
+    Schedule,
+)
 from flowpm_dist.evolution.integrators.bullfrog import BullFrog
 from flowpm_dist.evolution.integrators.cola import COLA
 from flowpm_dist.evolution.integrators.fastpm import FastPM
 
-INTEGRATORS: dict[str, type[Integrator]] = {"fastpm": FastPM, "bullfrog": BullFrog, "cola": COLA}
-"""Name in a configuration -> scheme."""
+INTEGRATORS.update({"fastpm": FastPM, "bullfrog": BullFrog, "cola": COLA})
 
-__all__ = ["COLA", "INTEGRATORS", "BullFrog", "FastPM", "Integrator", "Operation", "Schedule"]
+__all__ = [
+    "COLA",
+    "INTEGRATORS",
+    "BullFrog",
+    "FastPM",
+    "Integrator",
+    "IntegratorChoice",
+    "Operation",
+    "Schedule",
+]

@@ -14,25 +14,23 @@ Rampf, List and Hahn 2025 (arXiv:2409.19049), section 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import tensorflow as tf
 
-from flowpm_dist.cosmology import GrowthFunctions
-from flowpm_dist.evolution.integrators.base import (
-    Integrator,
-    Schedule,
-    drift_kick_drift,
-    followed_by_velocity,
-    rows,
-)
-from flowpm_dist.initial.lpt import growth_terms_by_d1
+from flowpm_dist.evolution.integrators.base import Integrator, Schedule
+from flowpm_dist.evolution.integrators.schedules import drift_kick_drift, followed_by_velocity, rows
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from flowpm_dist.cosmology.growth import GrowthFunctions
 
 
 class BullFrog(Integrator):
     """Drift, kick, drift; it may start from first-order LPT, or from rest at a = 0."""
 
-    starts_at_zero = True
+    starts_at_zero: ClassVar[bool] = True
 
     def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
@@ -50,6 +48,8 @@ class BullFrog(Integrator):
 
     def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
         """See `Integrator.initial`: D_n and dD_n/dD1."""
+        from flowpm_dist.initial.lpt import growth_terms_by_d1
+
         return growth_terms_by_d1(growth, a, order)
 
     def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor:

@@ -10,21 +10,23 @@ Tassev, Zaldarriaga and Eisenstein 2013, JCAP 06, 036 (arXiv:1301.0322), appendi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import tensorflow as tf
+from pydantic import Field, field_validator
 
-from flowpm_dist.cosmology import GrowthFunctions
-from flowpm_dist.evolution.integrators.base import (
-    Integrator,
-    Schedule,
+from flowpm_dist.evolution.integrators.base import Integrator, Schedule, momentum_factor
+from flowpm_dist.evolution.integrators.fastpm import HalfStep, half_step_times
+from flowpm_dist.evolution.integrators.schedules import (
     followed_by_velocity,
     kick_drift_kick,
-    momentum,
     rows,
 )
-from flowpm_dist.evolution.integrators.fastpm import half_step_times
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from flowpm_dist.cosmology.growth import GrowthFunctions
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -32,7 +34,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 class COLA(Integrator):
     """Half kick, drift, half kick around the trajectories of second-order LPT.
 
-    Args:
+    Attributes:
         exponent: n, how the residual velocity is taken to grow with the scale factor.
         half_step: where a step is halved, as for `FastPM`.
 
@@ -40,20 +42,22 @@ class COLA(Integrator):
         ValueError: exponent 0, or another mean.
     """
 
-    uses_lpt = True
+    uses_lpt: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        exponent: float = -2.5,
-        half_step: Literal["arithmetic", "geometric"] = "arithmetic",
-    ) -> None:
+    exponent: float = Field(default=-2.5, description="a number other than 0, such as -2.5")
+    half_step: HalfStep = Field(default="arithmetic", description='"arithmetic" or "geometric"')
+
+    @field_validator("exponent")
+    @classmethod
+    def _grows_or_decays(cls, exponent: float) -> float:
         if not exponent:
-            raise ValueError("exponent 0: the residual has to grow or to decay, such as -2.5")
-        half_step_times([1.0, 1.0], half_step)
-        self.exponent, self.half_step = exponent, half_step
+            raise ValueError("the residual velocity has to grow or to decay")
+        return exponent
 
     def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
+        import tensorflow as tf
+
         a, n = np.asarray(edges, dtype=np.float64), self.exponent
         middle = half_step_times(edges, self.half_step)
         rate = n * a**n * a * tf.sqrt(growth.background.e2(a))
@@ -73,6 +77,8 @@ class COLA(Integrator):
         return followed_by_velocity(steps, self._velocity_of_lpt(growth, float(a[-1]), 1.0))
 
     def _drifts(self, growth: GrowthFunctions, a: np.ndarray, middle: np.ndarray) -> tf.Tensor:
+        import tensorflow as tf
+
         half = 0.5 * (a[1:] - a[:-1])
         times = 0.5 * (a[1:] + a[:-1])[:, np.newaxis] + half[:, np.newaxis] * _NODES
         integrand = times ** (self.exponent - 3) / tf.sqrt(growth.background.e2(times))
@@ -80,12 +86,16 @@ class COLA(Integrator):
 
     def _velocity_of_lpt(self, growth: GrowthFunctions, a: float, sign: float) -> tf.Tensor:
         """Factors [1, 4] that add `sign` times the canonical velocity of LPT."""
-        scale = sign * momentum(growth, a)
+        import tensorflow as tf
+
+        scale = sign * momentum_factor(growth, a)
         first, second = scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)
         return rows(1.0, 0.0, *(tf.reshape(x, [1]) for x in (first, second)))
 
     def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
         """See `Integrator.initial`: of the velocity, what goes beyond second order."""
+        import tensorflow as tf
+
         factors = super().initial(growth, a, order)
         beyond = np.arange(factors.shape[1]) >= 2
         return tf.stack([factors[0], factors[1] * beyond])

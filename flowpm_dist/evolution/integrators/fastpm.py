@@ -8,24 +8,22 @@ Feng, Chu, Seljak and McDonald 2016, MNRAS 463, 2273 (arXiv:1603.00476), equatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
-from flowpm_dist.cosmology import GrowthFunctions
-from flowpm_dist.evolution.integrators.base import Integrator, Schedule, kick_drift_kick, rows
+from flowpm_dist.evolution.integrators.base import Integrator, Schedule
+from flowpm_dist.evolution.integrators.schedules import kick_drift_kick, rows
 
-HALF_STEPS = ("arithmetic", "geometric")
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.growth import GrowthFunctions
+
+HalfStep = Literal["arithmetic", "geometric"]
 
 
-def half_step_times(edges: Sequence[float], half_step: str) -> np.ndarray:
-    """Where each step is halved: at the arithmetic or geometric mean of its edges [1].
-
-    Raises:
-        ValueError: another mean.
-    """
-    if half_step not in HALF_STEPS:
-        raise ValueError(f"half_step {half_step!r} is not one of {', '.join(HALF_STEPS)}")
+def half_step_times(edges: Sequence[float], half_step: HalfStep) -> np.ndarray:
+    """Returns where each step is halved: the arithmetic or geometric mean of its edges [1]."""
     a = np.asarray(edges, dtype=np.float64)
     return np.sqrt(a[:-1] * a[1:]) if half_step == "geometric" else 0.5 * (a[:-1] + a[1:])
 
@@ -33,7 +31,7 @@ def half_step_times(edges: Sequence[float], half_step: str) -> np.ndarray:
 class FastPM(Integrator):
     """Half kick, drift, half kick.
 
-    Args:
+    Attributes:
         half_step: where a step is halved: at the "arithmetic" mean of its edges (as pmwd does) or
             at the "geometric" one (as FastPM does).
 
@@ -41,19 +39,17 @@ class FastPM(Integrator):
         ValueError: another mean.
     """
 
-    def __init__(self, half_step: Literal["arithmetic", "geometric"] = "arithmetic") -> None:
-        half_step_times([1.0, 1.0], half_step)
-        self.half_step = half_step
+    half_step: HalfStep = Field(default="arithmetic", description='"arithmetic" or "geometric"')
 
     def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`. The growth is evaluated for all times at once."""
         a = np.asarray(edges, dtype=np.float64)
-        d1, drift, kick = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
-        drift_middle = growth.g_drift(half_step_times(edges, self.half_step))
+        D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
+        G_D_half = growth.g_drift(half_step_times(edges, self.half_step))
         gravity = 1.5 * growth.background.Omega_m
-        openings = gravity * (drift_middle - drift[:-1]) / kick[:-1]
-        drifts = (d1[1:] - d1[:-1]) / drift_middle
-        closings = gravity * (drift[1:] - drift_middle) / kick[1:]
+        opening = gravity * (G_D_half - G_D[:-1]) / G_K[:-1]
+        drift = (D1[1:] - D1[:-1]) / G_D_half
+        closing = gravity * (G_D[1:] - G_D_half) / G_K[1:]
         return kick_drift_kick(
-            edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (openings, drifts, closings))
+            edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (opening, drift, closing))
         )

@@ -1,0 +1,65 @@
+"""Cosmological parameters as options: fixed values, and ranges of those that vary."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from flowpm_dist.cosmology.ranges import RANGES
+from flowpm_dist.options import Options, Pair
+
+OmegaM = Annotated[float, RANGES["Omega_m"].field]
+OmegaB = Annotated[float, RANGES["Omega_b"].field]
+Hubble = Annotated[float, RANGES["h"].field]
+Tilt = Annotated[float, RANGES["n_s"].field]
+PrimordialAmplitude = Annotated[float, RANGES["A_s"].field]
+Sigma8 = Annotated[float, RANGES["sigma8"].field]
+W0 = Annotated[float, RANGES["w0"].field]
+Wa = Annotated[float, RANGES["wa"].field]
+
+
+def _value(name: str, *default: Any) -> Any:
+    return Field(*default, description=RANGES[name].what)
+
+
+def _prior(name: str) -> Any:
+    what = f"[low, high] with low below high, each {RANGES[name].what}"
+    return Field(default=None, description=what)
+
+
+class PartialCosmologyOptions(Options):
+    """What is the same in many flat universes of matter and dark energy w0 + wa (1 - a)."""
+
+    Omega_m: OmegaM | None = _value("Omega_m", None)
+    Omega_b: OmegaB | None = _value("Omega_b", None)
+    h: Hubble | None = _value("h", None)
+    n_s: Tilt | None = _value("n_s", None)
+    A_s: PrimordialAmplitude | None = _value("A_s", None)
+    sigma8: Sigma8 | None = _value("sigma8", None)
+    w0: W0 = _value("w0", -1.0)
+    wa: Wa = _value("wa", 0.0)
+    transfer: Literal["eisenstein-hu", "camb"] = Field(
+        default="eisenstein-hu", description='"eisenstein-hu" or "camb"'
+    )
+
+
+class CosmologyOptions(PartialCosmologyOptions):
+    """A flat universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
+
+    Omega_m: OmegaM = _value("Omega_m")
+    Omega_b: OmegaB = _value("Omega_b")
+    h: Hubble = _value("h")
+    n_s: Tilt = _value("n_s")
+
+
+class ParameterRanges(Options):
+    """The lowest and the highest value of parameters that vary or are fitted."""
+
+    Omega_m: Pair[OmegaM] | None = _prior("Omega_m")
+    Omega_b: Pair[OmegaB] | None = _prior("Omega_b")
+    h: Pair[Hubble] | None = _prior("h")
+    n_s: Pair[Tilt] | None = _prior("n_s")
+    sigma8: Pair[Sigma8] | None = _prior("sigma8")
+    w0: Pair[W0] | None = _prior("w0")
+    wa: Pair[Wa] | None = _prior("wa")

@@ -1,0 +1,62 @@
+"""The range of each cosmological parameter: the one place where it stands.
+
+Nothing here imports TensorFlow, so that run files can be checked quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+
+@dataclass(frozen=True)
+class ParameterRange:
+    """The values that a parameter may have.
+
+    Attributes:
+        what: the range in words, as in "must be ...".
+        above, least, below, most: limits; `above` and `below` are not themselves allowed.
+    """
+
+    what: str
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    @property
+    def field(self) -> Any:
+        """The same limits for a pydantic field."""
+        return Field(gt=self.above, ge=self.least, lt=self.below, le=self.most)
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a value lies in the range."""
+        return (
+            (self.above is None or value > self.above)
+            and (self.least is None or value >= self.least)
+            and (self.below is None or value < self.below)
+            and (self.most is None or value <= self.most)
+        )
+
+
+RANGES = {
+    "Omega_m": ParameterRange("a number above 0, at most 1", above=0, most=1),
+    "Omega_b": ParameterRange("a number of at least 0, below Omega_m", least=0, below=1),
+    "h": ParameterRange("H0 / (100 km/s/Mpc), from 0.1 to 3", above=0.1, below=3),
+    "n_s": ParameterRange("a number above 0, below 3", above=0, below=3),
+    "A_s": ParameterRange("a number above 0, below 1e-6, such as 2.1e-9", above=0, below=1e-6),
+    "sigma8": ParameterRange("a number above 0, below 10", above=0, below=10),
+    "w0": ParameterRange("a number from -5 to below 0", least=-5, below=0),
+    "wa": ParameterRange("a number from -10 to below 5", least=-10, below=5),
+    "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", above=0, below=100),
+    "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0),
+}
+"""By the name of the parameter, see `Cosmology`."""
+
+VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
+"""Parameters that may differ from universe to universe of a training."""
+
+LATEST_DARK_ENERGY = -0.2
+"""w0 + wa must not exceed this: dark energy has to fade early for D1 -> a to have a meaning."""

@@ -1,0 +1,34 @@
+"""The options of how a run is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowpm_dist.options import Options
+
+
+class HaloOptions(Options):
+    """How far particles may stray.
+
+    Attributes:
+        halo: planes exchanged along split axes [particle spacings]; "auto" sizes it from the LPT
+            displacement.
+    """
+
+    halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description='"auto" or a whole number of cells, at least 1'
+    )
+
+
+class RunOptions(HaloOptions):
+    """How a run is computed.
+
+    Attributes:
+        precision: of fields and particles, "float32" or "float64".
+    """
+
+    precision: Literal["float32", "float64"] = Field(
+        default="float32", description='"float32" or "float64"'
+    )

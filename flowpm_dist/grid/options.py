@@ -1,0 +1,47 @@
+"""The box and the mesh of ranks as options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.options import EvenSide, Length, Options, three
+
+
+def _mesh(shape: str) -> str:
+    parse_mesh(shape)
+    return shape
+
+
+def _batched_mesh(shape: str) -> str:
+    parse_mesh(shape, batched=True)
+    return shape
+
+
+class BoxOptions(Options):
+    """The periodic box."""
+
+    grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(three)] = Field(
+        description="an even whole number of at least 4, or three of them [nx, ny, nz]"
+    )
+    size: Annotated[tuple[Length, Length, Length], BeforeValidator(three)] = Field(
+        description="a length above 0 in Mpc/h, or three of them"
+    )
+
+
+class MeshOptions(Options):
+    """The ranks as a grid: `row` splits the box's x, `col` its y."""
+
+    shape: Annotated[str, AfterValidator(_mesh)] | None = Field(
+        default=None, description='sizes of the axes row and col, as in "row:2,col:2"'
+    )
+
+
+class BatchedMeshOptions(MeshOptions):
+    """The ranks as a grid: `replica` splits the batch, `row` the box's x, `col` its y."""
+
+    shape: Annotated[str, AfterValidator(_batched_mesh)] | None = Field(
+        default=None, description='sizes of the axes replica, row and col, as in "replica:2,row:2"'
+    )

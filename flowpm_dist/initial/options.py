@@ -1,0 +1,25 @@
+"""The options of initial conditions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from flowpm_dist.options import Options
+
+
+class InitialOptions(Options):
+    """What white noise becomes.
+
+    Attributes:
+        lpt_order: of the initial conditions, 1, 2 or 3.
+        noise: "cells" or "nested" (the same large scales on a finer grid), see `noise_function`.
+        fixed_amplitude: whether each initial mode has its rms amplitude and only its phase varies.
+    """
+
+    lpt_order: Literal[1, 2, 3] = Field(default=2, description="1, 2 or 3")
+    noise: Literal["cells", "nested"] = Field(
+        default="cells", description='"cells" or "nested" (large scales that no finer grid changes)'
+    )
+    fixed_amplitude: bool = Field(default=False, description="true or false")

@@ -1,0 +1,37 @@
+"""How an option is declared: once, with its type, its default, and what it must be.
+
+The options of a room are a frozen `Options` model in that room. A job is given the model, and a
+section of a run file is the model, so that an option is one line wherever it is used.
+Nothing here imports TensorFlow.
+"""
+
+from flowpm_dist.options.base import Options, constructed
+from flowpm_dist.options.hints import nearest
+from flowpm_dist.options.types import (
+    AnyPath,
+    EvenSide,
+    Length,
+    Names,
+    Pair,
+    Seed,
+    count,
+    listed,
+    rows,
+    three,
+)
+
+__all__ = [
+    "AnyPath",
+    "EvenSide",
+    "Length",
+    "Names",
+    "Options",
+    "Pair",
+    "Seed",
+    "constructed",
+    "count",
+    "listed",
+    "nearest",
+    "rows",
+    "three",
+]

@@ -1,0 +1,55 @@
+"""The base class of all options, and how they are made from Python."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flowpm_dist.options.hints import nearest
+
+Model = TypeVar("Model", bound="Options")
+
+
+class Options(BaseModel):
+    """Options that belong together, checked at construction and frozen.
+
+    The description of a field says what its value must be; it is shown when the value is not that.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
+    )
+
+
+def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
+    """Returns the options that a Python caller has given by name.
+
+    Args:
+        model: the options there are.
+        given: values by name.
+
+    Raises:
+        TypeError: there is no option of such a name; the message names the nearest one.
+        ValueError: a value is not allowed; the message says what is.
+    """
+    fields = model.model_fields
+    for name in given:
+        if name not in fields:
+            known = ", ".join(fields)
+            raise TypeError(
+                f"there is no option {name!r}{nearest(name, fields)} (options: {known})"
+            )
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        lines = []
+        for detail in error.errors():
+            name = str(detail["loc"][0])
+            cause = detail.get("ctx", {}).get("error")
+            said = f"{cause}; " if isinstance(cause, ValueError) else ""
+            value = reprlib.repr(given.get(name))
+            lines.append(f"{name} = {value}: {said}must be {fields[name].description}")
+        raise ValueError("; ".join(dict.fromkeys(lines))) from None

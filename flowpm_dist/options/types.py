@@ -1,0 +1,63 @@
+"""Types that several options share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+T = TypeVar("T")
+
+
+def three(value: Any) -> Any:
+    """Returns one value for each axis."""
+    return tuple(value) if isinstance(value, list | tuple) else (value, value, value)
+
+
+def listed(value: Any) -> Any:
+    """Returns a list of TOML as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def rows(value: Any) -> Any:
+    """Returns a list of lists of TOML as a tuple of tuples."""
+    return tuple(map(listed, value)) if isinstance(value, list) else value
+
+
+def count(default: int, least: int = 1) -> Any:
+    """Returns the field of a whole number of at least `least`."""
+    return Field(default=default, ge=least, description=f"a whole number of at least {least}")
+
+
+def _from_folder(value: Any, info: ValidationInfo) -> Any:
+    """Returns an absolute path from one relative to the run file's folder."""
+    folder = (info.context or {}).get("folder", Path())
+    return (folder / Path(value).expanduser()).absolute() if isinstance(value, str) else value
+
+
+def _low_below_high(limits: tuple[Any, Any]) -> tuple[Any, Any]:
+    low, high = limits
+    if low >= high:
+        raise ValueError(f"{low:g} is not below {high:g}")
+    return limits
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is named twice")
+    return names
+
+
+EvenSide = Annotated[int, Field(ge=4, multiple_of=2)]
+Length = Annotated[float, Field(gt=0)]
+"""[Mpc/h] where it is a distance."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
+"""The lowest and the highest value."""
+Names = Annotated[
+    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(_distinct)
+]
+AnyPath = Annotated[Path, BeforeValidator(_from_folder)]
+"""A path; one in a run file is relative to the file's folder."""

@@ -1,0 +1,27 @@
+"""The options of the force."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from flowpm_dist.options import Options
+
+
+class ForceOptions(Options):
+    """How the particles attract each other, see `Gravity`.
+
+    Attributes:
+        force_gradient: of the potential, "finite-difference" (4 points) or "spectral".
+        mesh_factor: cells of the force mesh per particle spacing, along each side.
+        deconvolve: whether the force is divided by the squared cloud-in-cell window.
+    """
+
+    force_gradient: Literal["finite-difference", "spectral"] = Field(
+        default="finite-difference", description='"finite-difference" or "spectral"'
+    )
+    mesh_factor: int = Field(
+        default=1, ge=1, le=4, description="a whole number from 1 to 4, cells per particle spacing"
+    )
+    deconvolve: bool = Field(default=False, description="true or false")
