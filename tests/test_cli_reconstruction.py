@@ -12,8 +12,9 @@ from flowpm_dist.cli.reconstruct import Plan, kept, make_plan, needed_bytes
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.tables import Table, read_rows
 from flowpm_dist.reconstruction.folder import CONTENTS, MARK, ReconstructionFolder
-from flowpm_dist.reconstruction.logs import COLUMNS, Table, read_rows
+from flowpm_dist.reconstruction.logs import COLUMNS
 
 RUN = """
 [box]

@@ -32,8 +32,8 @@ from flowpm_dist.config.reconstruction import (
     search_mesh,
 )
 from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import read_rows
 from flowpm_dist.reconstruction.observations import Observations
 from meshimpl import launch
 

@@ -18,7 +18,7 @@ from flowpm_dist.cosmoflow.file_source import FileSource, in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
-from flowpm_dist.cosmoflow.logs import MetricsTable, TensorBoard, read_metrics
+from flowpm_dist.cosmoflow.logs import COLUMNS, TensorBoard
 from flowpm_dist.cosmoflow.parts import (
     block_of_volumes,
     header_of,
@@ -41,6 +41,7 @@ from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer, mean_los
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.jobs.stop import StopRequest
+from flowpm_dist.jobs.tables import Table, read_rows
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -260,17 +261,17 @@ class TrainingRun:
         batches = -(-self.config.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.trainer.source.preview(batches))
 
-    def _logs(self, first: int, open_files: ExitStack) -> tuple[MetricsTable, TensorBoard] | None:
+    def _logs(self, first: int, open_files: ExitStack) -> tuple[Table, TensorBoard] | None:
         if self.mesh.rank != 0:
             return None
-        table = MetricsTable(self.folder.metrics, first)
+        table = Table(self.folder.metrics, COLUMNS, first)
         open_files.callback(table.close)
         board = TensorBoard(self.folder.path / "tensorboard", first)
         open_files.callback(board.close)
         return table, board
 
     def _steps(
-        self, first: int, stop: StopRequest, logs: tuple[MetricsTable, TensorBoard] | None
+        self, first: int, stop: StopRequest, logs: tuple[Table, TensorBoard] | None
     ) -> Outcome:
         asked, steps = self.config.training, self.config.total_steps
         if first >= steps and self.mesh.rank == 0:
@@ -320,7 +321,7 @@ class TrainingRun:
         rate: float,
         fresh: float | None,
         validation: float | None,
-        logs: tuple[MetricsTable, TensorBoard] | None,
+        logs: tuple[Table, TensorBoard] | None,
     ) -> None:
         done, steps = report.step + 1, self.config.total_steps
         held = "" if validation is None else f"  validation {validation:.4f}"
@@ -339,7 +340,8 @@ class TrainingRun:
         }
         batch = self.config.training.batch
         made = self.trainer.source.simulations(report.step)
-        table.add(step=report.step, samples=done * batch, simulations=made, **values)
+        counts = {"step": report.step, "samples": done * batch, "simulations": made}
+        table.add({**counts, **values})
         board.add(report.step, **values)
 
     def _validation_loss(self) -> float | None:
@@ -379,7 +381,7 @@ class TrainingRun:
         }
         write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
         save_figure(phases_figure(outcome.phases), path / "phases.png")
-        rows = read_metrics(self.folder.metrics)
+        rows = read_rows(self.folder.metrics)
         if rows:
             held = [row for row in rows if row["validation_loss"]]
             save_figure(

@@ -17,6 +17,7 @@ from flowpm_dist.io.files import WriteError, write_text, written_whole
 from flowpm_dist.io.pictures import power_spectrum_figure, project
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.simulate import versions
+from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.observables.forward_model import ForwardModel, Parameters
 from flowpm_dist.reconstruction.figures import (
     Slab,
@@ -26,7 +27,7 @@ from flowpm_dist.reconstruction.figures import (
     slabs_figure,
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import LARGE, SMALL, read_rows
+from flowpm_dist.reconstruction.logs import LARGE, SMALL
 from flowpm_dist.reconstruction.parts import Observed
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns

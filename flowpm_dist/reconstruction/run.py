@@ -16,9 +16,10 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.jobs.stop import StopError, StopRequest
+from flowpm_dist.jobs.tables import Table, read_rows
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL, Table, read_rows
+from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL
 from flowpm_dist.reconstruction.parts import model_of, observed_of, optimiser_of, stages_of
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.results import Results

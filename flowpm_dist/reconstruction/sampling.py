@@ -17,6 +17,7 @@ from flowpm_dist.io.files import write_text, written_whole
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.jobs.stop import StopError, StopRequest
+from flowpm_dist.jobs.tables import Table, read_rows
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
 from flowpm_dist.reconstruction.diagnostics import (
@@ -27,7 +28,7 @@ from flowpm_dist.reconstruction.diagnostics import (
 )
 from flowpm_dist.reconstruction.figures import Trace, chains_figure, save_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import MOVE_COLUMNS, Table, read_rows
+from flowpm_dist.reconstruction.logs import MOVE_COLUMNS
 from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
 from flowpm_dist.reconstruction.posterior import Posterior

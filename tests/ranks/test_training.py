@@ -16,12 +16,12 @@ from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
-from flowpm_dist.cosmoflow.logs import read_metrics
 from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.run import TrainingRun
 from flowpm_dist.cosmoflow.training import DivergedError, Trainer
 from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.tables import read_rows
 
 RUN = """
 [box]
@@ -87,7 +87,7 @@ def train(config, mesh, path, resume=False):
         folder.release()
     weights = [w.numpy() for w in session.trainer.network.weights]
     mesh.barrier()
-    return outcome, read_metrics(path / "metrics.csv"), weights
+    return outcome, read_rows(path / "metrics.csv"), weights
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_resuming_without_the_checkpoint_is_refused(shared):
     mesh.barrier()
     with pytest.raises(TrainedError, match="has made 2 steps, but .* holds no checkpoint"):
         train(config, mesh, shared / "run", resume=True)
-    assert len(read_metrics(shared / "run" / "metrics.csv")) == 2
+    assert len(read_rows(shared / "run" / "metrics.csv")) == 2
 
 
 def test_a_training_with_nothing_left_to_do_is_complete(shared):
