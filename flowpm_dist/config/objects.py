@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowpm_dist.config.sections import EvolutionSection
-from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.simulation.simulation import Simulation
-from meshimpl.process_mesh import MeshShape, ProcessMesh
+from flowpm_dist.simulation.plan import SimulationPlan
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.parameters import Cosmology
+    from flowpm_dist.simulation.simulation import Simulation
+    from meshimpl.process_mesh import MeshShape, ProcessMesh
+
+
+def simulation_plan(
+    box: BoxOptions, initial: InitialOptions, evolution: EvolutionSection, run: RunOptions
+) -> SimulationPlan:
+    """Returns how the sections of a run file simulate, whatever the cosmology."""
+    return SimulationPlan(
+        box=box,
+        steps=evolution,
+        initial=initial,
+        integrator=evolution.scheme,
+        force=evolution.force,
+        run=run,
+    )
 
 
 def simulation_of(
@@ -27,15 +46,4 @@ def simulation_of(
         box, initial, evolution, run: sections.
         mesh: the ranks.
     """
-    chosen = {name: getattr(initial, name) for name in InitialOptions.model_fields}
-    return Simulation(
-        cosmology,
-        box.grid,
-        box.size,
-        evolution.edges_of(cosmology),
-        integrator=evolution.scheme,
-        mesh=mesh,
-        **chosen,
-        **evolution.force.model_dump(),
-        **run.model_dump(),
-    )
+    return simulation_plan(box, initial, evolution, run).simulation(cosmology, mesh=mesh)
