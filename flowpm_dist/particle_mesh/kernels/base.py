@@ -45,8 +45,8 @@ class Kernels(ABC):
             weights: [b, nx, ny, nz]; 1 if None.
 
         Returns:
-            mesh [b, px, py, pz], and reach [3], the largest |s| along each axis [mesh cells],
-            infinite if any component of any displacement is not finite.
+            mesh [b, px, py, pz], and max_displacement [3], the largest |s| along each axis
+            [mesh cells], infinite if any component of any displacement is not finite.
         """
 
     @abstractmethod

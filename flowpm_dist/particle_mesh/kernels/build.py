@@ -5,6 +5,7 @@ Used by setup.py, before the package can be imported: standard library only at i
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -51,7 +52,7 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
 
 
 def build(library: Path, objects: Path) -> None:
-    """Compile and link.
+    """Compile on all cores and link.
 
     Args:
         library: the shared library to write.
@@ -60,23 +61,32 @@ def build(library: Path, objects: Path) -> None:
     Raises:
         BuildError: something is missing, or the compiler does not accept the sources.
     """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise BuildError("this Python has no TensorFlow to build for")
     command = compiler()
-    compiling, linking = tensorflow_flags()
     objects.mkdir(parents=True, exist_ok=True)
     library.parent.mkdir(parents=True, exist_ok=True)
     common = [*command, "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
+    operations = sorted(HERE.glob("ops*.cc"))
+    loops = {*HERE.glob("*.cc")} - {*operations}
 
-    def compile_one(source: Path) -> str:
-        # Only the operations see TensorFlow; only the loops are worth the time of -O3.
-        flags = ["-O2", *compiling] if source.stem == "ops" else OPTIMISED
+    def compile_one(source: Path, flags: list[str]) -> str:
         target = str(objects / f"{source.stem}.o")
         _run([*common, *flags, "-c", str(source), "-o", target])
         return target
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(compile_one, sorted(HERE.glob("*.cc"))))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        # The largest file takes longest. Importing TensorFlow for its flags takes a core as well.
+        largest_first = sorted(loops, key=lambda source: -source.stat().st_size)
+        compiled = [pool.submit(compile_one, source, OPTIMISED) for source in largest_first]
+        compiling, linking = tensorflow_flags()
+        # TensorFlow's headers take longer than the operations, so they are read once.
+        together = objects / "operations.cc"
+        together.write_text("".join(f'#include "{source}"\n' for source in operations))
+        compiled.append(pool.submit(compile_one, together, ["-O2", *compiling]))
+        done = [task.result() for task in compiled]
     partial = library.with_suffix(".partial")
-    _run([*command, "-shared", *compiled, *linking, "-o", str(partial)])
+    _run([*command, "-shared", *done, *linking, "-o", str(partial)])
     # Processes that have the old library open keep it.
     partial.replace(library)
 

@@ -34,14 +34,14 @@ struct Survey {
   Geometry g;
   int margin;
   const T* s;
-  Box* boxes;
+  CellRange* ranges;
 };
 
 template <typename T>
-FLOWPM_INLINE void survey_column(const Survey<T>& call, const Tiling& tiling, const Box*,
+FLOWPM_INLINE void survey_column(const Survey<T>& call, const Tiling& tiling, const CellRange*,
                                  int64_t column) {
   for (int64_t p = 0; p < tiling.patches(); ++p) {
-    call.boxes[column * tiling.patches() + p] =
+    call.ranges[column * tiling.patches() + p] =
         touched(call.g, call.margin, tiling.patch(column, p), call.s);
   }
 }
@@ -97,12 +97,12 @@ T* scratch(int64_t count) {
 }
 
 template <typename T>
-std::vector<Box> survey(const Geometry& g, const Tiling& tiling, int margin, const T* s,
-                        const Parallel& parallel) {
-  std::vector<Box> boxes(tiling.columns() * tiling.patches());
-  const Survey<T> call{g, margin, s, boxes.data()};
+std::vector<CellRange> survey(const Geometry& g, const Tiling& tiling, int margin, const T* s,
+                              const Parallel& parallel) {
+  std::vector<CellRange> ranges(tiling.columns() * tiling.patches());
+  const Survey<T> call{g, margin, s, ranges.data()};
   parallel(tiling.columns(), [&](int64_t c) { survey_column_clone(call, tiling, nullptr, c); });
-  return boxes;
+  return ranges;
 }
 
 template <typename T>
@@ -124,16 +124,14 @@ void linear(int64_t batch, int64_t count, const T* x, const T* y, const T* facto
 }
 
 template <typename T>
-void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx,
-               const T* dv, const T* factor, T* x_before, T* dv_out, double* sum,
-               const Parallel& parallel) {
+void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx, const T* dv,
+               const T* factor, T* x_before, T* dv_out, double* sum, const Parallel& parallel) {
   const int64_t blocks = (count + kBlock - 1) / kBlock;
   std::vector<double> partial(batch * blocks);
   parallel(batch * blocks, [&](int64_t block) {
     const int64_t b = block / blocks, within = block % blocks * kBlock, from = b * count + within;
-    partial[block] =
-        drift_clone(std::min(kBlock, count - within), x_after + from, v + from, dx + from,
-                    dv + from, factor[b], x_before + from, dv_out + from);
+    partial[block] = drift_clone(std::min(kBlock, count - within), x_after + from, v + from,
+                                 dx + from, dv + from, factor[b], x_before + from, dv_out + from);
   });
   for (int64_t b = 0; b < batch; ++b) {
     sum[b] = 0;
@@ -141,14 +139,14 @@ void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const
   }
 }
 
-#define FLOWPM_INSTANTIATE(T)                                                                   \
-  template T* scratch<T>(int64_t);                                                              \
-  template std::vector<Box> survey<T>(const Geometry&, const Tiling&, int, const T*,            \
-                                      const Parallel&);                                         \
-  template void clear<T>(T*, int64_t, const Parallel&);                                         \
-  template void linear<T>(int64_t, int64_t, const T*, const T*, const T*, T*, const Parallel&); \
-  template void drift_vjp<T>(int64_t, int64_t, const T*, const T*, const T*, const T*,          \
-                             const T*, T*, T*, double*, const Parallel&);
+#define FLOWPM_INSTANTIATE(T)                                                                    \
+  template T* scratch<T>(int64_t);                                                               \
+  template std::vector<CellRange> survey<T>(const Geometry&, const Tiling&, int, const T*,       \
+                                            const Parallel&);                                    \
+  template void clear<T>(T*, int64_t, const Parallel&);                                          \
+  template void linear<T>(int64_t, int64_t, const T*, const T*, const T*, T*, const Parallel&);  \
+  template void drift_vjp<T>(int64_t, int64_t, const T*, const T*, const T*, const T*, const T*, \
+                             T*, T*, double*, const Parallel&);
 FLOWPM_INSTANTIATE(float)
 FLOWPM_INSTANTIATE(double)
 

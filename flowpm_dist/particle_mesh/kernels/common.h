@@ -6,14 +6,14 @@
 namespace flowpm {
 
 // `NAME_clone`: `NAME` for float and double, in a version for each level of processor.
-#define FLOWPM_ENTRY(NAME, CALL)                                                              \
-  FLOWPM_CLONES void NAME##_clone(const CALL<float>& call, const Tiling& tiling,              \
-                                  const Box* boxes, int64_t column) {                         \
-    NAME(call, tiling, boxes, column);                                                        \
-  }                                                                                           \
-  FLOWPM_CLONES void NAME##_clone(const CALL<double>& call, const Tiling& tiling,             \
-                                  const Box* boxes, int64_t column) {                         \
-    NAME(call, tiling, boxes, column);                                                        \
+#define FLOWPM_ENTRY(NAME, CALL)                                                  \
+  FLOWPM_CLONES void NAME##_clone(const CALL<float>& call, const Tiling& tiling,  \
+                                  const CellRange* ranges, int64_t column) {      \
+    NAME(call, tiling, ranges, column);                                           \
+  }                                                                               \
+  FLOWPM_CLONES void NAME##_clone(const CALL<double>& call, const Tiling& tiling, \
+                                  const CellRange* ranges, int64_t column) {      \
+    NAME(call, tiling, ranges, column);                                           \
   }
 
 // The sum of products in double, in an order that does not depend on the processor.
@@ -34,28 +34,27 @@ struct Dot {
   }
 };
 
-// What the patches of each column touch: the boxes of `disjoint_groups`.
+// What the patches of each column touch: the ranges of `disjoint_groups`.
 template <typename T>
-std::vector<Box> survey(const Geometry& g, const Tiling& tiling, int margin, const T* s,
-                        const Parallel& parallel);
+std::vector<CellRange> survey(const Geometry& g, const Tiling& tiling, int margin, const T* s,
+                              const Parallel& parallel);
 
 // Sets `count` values to 0, in parallel.
 template <typename T>
 void clear(T* values, int64_t count, const Parallel& parallel);
 
-// Calls work(column, boxes of its patches) for all columns, those that touch the same cells, with
+// Calls work(column, ranges of its patches) for all columns, those that touch the same cells, with
 // `margin` more on either side, in a fixed order.
 template <typename Work>
-void scatter(const Geometry& g, const Tiling& tiling, std::vector<Box> boxes, int margin,
+void scatter(const Geometry& g, const Tiling& tiling, std::vector<CellRange> ranges, int margin,
              const Parallel& parallel, const Work& work) {
-  std::vector<Box> grown = boxes;
-  for (Box& box : grown) {
-    if (!box.empty()) box = box.grown(margin);
+  std::vector<CellRange> grown = ranges;
+  for (CellRange& range : grown) {
+    if (!range.empty()) range = range.grown(margin);
   }
   for (const auto& group : disjoint_groups(g, tiling, grown)) {
-    parallel(int64_t(group.size()), [&](int64_t m) {
-      work(group[m], boxes.data() + group[m] * tiling.patches());
-    });
+    parallel(int64_t(group.size()),
+             [&](int64_t m) { work(group[m], ranges.data() + group[m] * tiling.patches()); });
   }
 }
 

@@ -70,14 +70,16 @@ class Compiled(Kernels):
 
     def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         """See `Kernels.read_gradient`."""
-        return self._ops.flowpm_read_gradient(s=s, field=potential, **_geometry(g))
+        return self._ops.flowpm_read_gradient(s=s, potential=potential, **_geometry(g))
 
     def read_gradient_vjp(
         self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Kernels.read_gradient_vjp`."""
         return tuple(
-            self._ops.flowpm_read_gradient_vjp(s=s, field=potential, dv=dforce, **_geometry(g))
+            self._ops.flowpm_read_gradient_vjp(
+                s=s, potential=potential, dforce=dforce, **_geometry(g)
+            )
         )
 
     def kick(
@@ -90,9 +92,9 @@ class Compiled(Kernels):
         force_gradient: ForceGradient,
     ) -> tf.Tensor:
         """See `Kernels.kick`."""
-        spectral = force_gradient == "spectral"
-        kick = self._ops.flowpm_kick_spectral if spectral else self._ops.flowpm_kick_gradient
-        return kick(s=s, field=field, v=v, factors=factors, **_geometry(g))
+        return self._ops.flowpm_kick(
+            s=s, field=field, v=v, factors=factors, force_gradient=force_gradient, **_geometry(g)
+        )
 
     def kick_vjp(
         self,
@@ -106,11 +108,15 @@ class Compiled(Kernels):
         force_gradient: ForceGradient,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Kernels.kick_vjp`."""
-        ops = self._ops
-        spectral = force_gradient == "spectral"
-        kick_vjp = ops.flowpm_kick_spectral_vjp if spectral else ops.flowpm_kick_gradient_vjp
-        dfield, ds, v_before, sums = kick_vjp(
-            s=s, field=field, v_after=v_after, dv=dv, ds=ds, factors=factors, **_geometry(g)
+        dfield, ds, v_before, sums = self._ops.flowpm_kick_vjp(
+            s=s,
+            field=field,
+            v_after=v_after,
+            dv=dv,
+            ds=ds,
+            factors=factors,
+            force_gradient=force_gradient,
+            **_geometry(g),
         )
         return v_before, dfield, ds, sums
 

@@ -1,168 +1,32 @@
 // The force at the particles, from a potential or a vector field, and kicks by it.
-#include "common.h"
+#include "force_window.h"
 #include "kernels.h"
 
 namespace flowpm {
 namespace {
 
-// (x, y, z, nothing) of one cell, and of two cells that follow each other along z.
 template <typename T>
-struct Vectors;
-template <>
-struct Vectors<float> {
-  typedef float one __attribute__((vector_size(16)));
-  typedef float two __attribute__((vector_size(32)));
-};
-template <>
-struct Vectors<double> {
-  typedef double one __attribute__((vector_size(32)));
-  typedef double two __attribute__((vector_size(64)));
-};
-template <typename T>
-using One = typename Vectors<T>::one;
-template <typename T>
-using Two = typename Vectors<T>::two;
-
-template <typename V, typename T>
-FLOWPM_INLINE V load(const T* from) {
-  V value;
-  std::memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <typename V, typename T>
-FLOWPM_INLINE void store(T* to, const V& value) {
-  std::memcpy(to, &value, sizeof(V));
-}
-template <typename T>
-FLOWPM_INLINE One<T> low(const Two<T>& v) {
-  return __builtin_shufflevector(v, v, 0, 1, 2, 3);
-}
-template <typename T>
-FLOWPM_INLINE One<T> high(const Two<T>& v) {
-  return __builtin_shufflevector(v, v, 4, 5, 6, 7);
-}
-
-// Minus the 4-point difference of a block, which has two more cells on either side than the box.
-template <typename T>
-FLOWPM_INLINE void difference(const Geometry& g, const Box& box, const T* block, T* window) {
-  const int64_t nx = box.size(0), ny = box.size(1), nz = box.size(2);
-  const int64_t sy = nz + 4, sx = (ny + 4) * sy;
-  const T c[3] = {T(g.per_cell[0] / 12), T(g.per_cell[1] / 12), T(g.per_cell[2] / 12)};
-  for (int64_t x = 0; x < nx; ++x) {
-    for (int64_t y = 0; y < ny; ++y) {
-      const T* f = block + (x + 2) * sx + (y + 2) * sy + 2;
-      T* out = window + 4 * (x * ny + y) * nz;
-      for (int64_t z = 0; z < nz; ++z) {
-        out[4 * z] = c[0] * (8 * (f[z - sx] - f[z + sx]) + (f[z + 2 * sx] - f[z - 2 * sx]));
-        out[4 * z + 1] = c[1] * (8 * (f[z - sy] - f[z + sy]) + (f[z + 2 * sy] - f[z - 2 * sy]));
-        out[4 * z + 2] = c[2] * (8 * (f[z - 1] - f[z + 1]) + (f[z + 2] - f[z - 2]));
-        out[4 * z + 3] = 0;
-      }
-    }
-  }
-}
-
-// Adjoint of `difference`; `line` has room for box.size(2) + 8 values.
-template <typename T>
-FLOWPM_INLINE void difference_adjoint(const Geometry& g, const Box& box, const T* window, T* line,
-                                      T* block) {
-  const int64_t nx = box.size(0), ny = box.size(1), nz = box.size(2);
-  const int64_t sy = nz + 4, sx = (ny + 4) * sy;
-  const T c[3] = {T(g.per_cell[0] / 12), T(g.per_cell[1] / 12), T(g.per_cell[2] / 12)};
-  std::memset(block, 0, (nx + 4) * sx * sizeof(T));
-  std::memset(line, 0, (nz + 8) * sizeof(T));
-  T* along = line + 4;
-  for (int64_t x = 0; x < nx; ++x) {
-    for (int64_t y = 0; y < ny; ++y) {
-      const T* in = window + 4 * (x * ny + y) * nz;
-      T* out = block + (x + 2) * sx + (y + 2) * sy + 2;
-      for (int axis = 0; axis < 2; ++axis) {
-        const int64_t step = axis == 0 ? sx : sy;
-        for (int64_t z = 0; z < nz; ++z) along[z] = c[axis] * in[4 * z + axis];
-        for (int64_t z = 0; z < nz; ++z) {
-          out[z - 2 * step] -= along[z];
-          out[z - step] += 8 * along[z];
-          out[z + step] -= 8 * along[z];
-          out[z + 2 * step] += along[z];
-        }
-      }
-      for (int64_t z = 0; z < nz; ++z) along[z] = c[2] * in[4 * z + 2];
-      for (int64_t z = -2; z < nz + 2; ++z) {
-        out[z] += 8 * (along[z + 1] - along[z - 1]) + (along[z - 2] - along[z + 2]);
-      }
-    }
-  }
-}
-
-// The force on the cells of a box, four values each; `block` is scratch.
-template <typename T>
-FLOWPM_INLINE void load_force(const Geometry& g, bool spectral, const Box& box, const T* field,
-                              T* block, T* window) {
-  if (!spectral) {
-    copy_in(g, box.grown(2), 1, field, block);
-    difference(g, box, block, window);
-    return;
-  }
-  copy_in(g, box, 3, field, block);
-  for (int64_t m = 0; m < box.count(); ++m) {
-    for (int a = 0; a < 3; ++a) window[4 * m + a] = block[3 * m + a];
-    window[4 * m + 3] = 0;
-  }
-}
-
-// Adds the adjoint of `load_force` to the cotangent of the field.
-template <typename T>
-FLOWPM_INLINE void add_force(const Geometry& g, bool spectral, const Box& box, const T* window,
-                             T* line, T* block, T* dfield) {
-  if (!spectral) {
-    difference_adjoint(g, box, window, line, block);
-    add_out(g, box.grown(2), 1, dfield, block);
-    return;
-  }
-  for (int64_t m = 0; m < box.count(); ++m) {
-    for (int a = 0; a < 3; ++a) block[3 * m + a] = window[4 * m + a];
-  }
-  add_out(g, box, 3, dfield, block);
-}
-
-int64_t block_size(bool spectral, const Box& box) {
-  const int64_t size = spectral ? 3 * box.count() : box.grown(2).count();
-  return (size + 15) / 16 * 16;
-}
-
-int64_t window_size(const Box& box) { return (4 * std::max<int64_t>(8, box.count()) + 31) / 16 * 16; }
-
-template <typename T>
-FLOWPM_INLINE void mark_outside(const Row<T>& row, int count, T* values) {
-  if (row.all) return;
-  for (int m = 0; m < count; ++m) {
-    if (row.inside[m]) continue;
-    for (int a = 0; a < 3; ++a) values[3 * m + a] = std::numeric_limits<T>::quiet_NaN();
-  }
-}
-
-template <typename T>
-FLOWPM_INLINE void force_column(const Force<T>& call, const Tiling& tiling, const Box*,
+FLOWPM_INLINE void force_column(const Force<T>& call, const Tiling& tiling, const CellRange*,
                                 int64_t column) {
   const Geometry& g = call.g;
-  const int margin = call.spectral ? 0 : 2;
+  const int margin = call.spectral() ? 0 : 2;
   for (int64_t p = 0; p < tiling.patches(); ++p) {
     const Patch whole = tiling.patch(column, p);
-    const T* field = call.field + whole.batch * g.cell_count() * (call.spectral ? 3 : 1);
-    const Box touches = touched(g, margin, whole, call.s);
-    for_windows(g, margin, whole, touches, call.s, [&](const Patch& patch, const Box& box) {
-      const int64_t sy = 4 * box.size(2), sx = box.size(1) * sy;
-      T* window = scratch<T>(window_size(box) + block_size(call.spectral, box));
-      if (box.empty()) {
-        std::memset(window, 0, window_size(box) * sizeof(T));
+    const T* field = call.field + whole.batch * g.cell_count() * (call.spectral() ? 3 : 1);
+    const CellRange touches = touched(g, margin, whole, call.s);
+    for_windows(g, margin, whole, touches, call.s, [&](const Patch& patch, const CellRange& range) {
+      const int64_t sy = 4 * range.size(2), sx = range.size(1) * sy;
+      T* window = scratch<T>(window_size(range) + block_size(call.spectral(), range));
+      if (range.empty()) {
+        std::memset(window, 0, window_size(range) * sizeof(T));
       } else {
-        load_force(g, call.spectral, box, field, window + window_size(box), window);
+        load_force(g, call.spectral(), range, field, window + window_size(range), window);
       }
       Row<T> row;
       alignas(64) T value[3 * kRow + 4];
       for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
         const T* s = at(g, call.s, 3, patch.batch, i, j, k);
-        locate_in(g, box, margin, i, j, k, count, s, row);
+        locate_in(g, range, margin, i, j, k, count, s, row);
         for (int m = 0; m < count; ++m) {
           const T* cell = window + 4 * int64_t(row.index[m]);
           const T wx = row.weight[0][m], wy = row.weight[1][m], wz = row.weight[2][m];
@@ -185,112 +49,7 @@ FLOWPM_INLINE void force_column(const Force<T>& call, const Tiling& tiling, cons
   }
 }
 
-template <typename T>
-struct ForceVjpColumns : ForceVjp<T> {
-  double* partial = nullptr;  // [columns, 2]
-};
-
-// Gives dv in shares to the eight cells at `cell`.
-template <typename T>
-FLOWPM_INLINE void spread(T* cell, int64_t sx, int64_t sy, const One<T>& dv, T wx, T wy, T wz) {
-  const One<T> x1 = dv * wx, x0 = dv - x1;
-  const One<T> y1 = x0 * wy, y0 = x0 - y1, y3 = x1 * wy, y2 = x1 - y3;
-  const One<T> shares[4] = {y0, y1, y2, y3};
-  T* rows[4] = {cell, cell + sy, cell + sx, cell + sx + sy};
-  for (int r = 0; r < 4; ++r) {
-    const One<T> upper = shares[r] * wz, lower = shares[r] - upper;
-    store(rows[r], load<One<T>>(rows[r]) + lower);
-    store(rows[r] + 4, load<One<T>>(rows[r] + 4) + upper);
-  }
-}
-
-// Sums over the first three lanes of three vectors whose fourth is 0.
-template <typename T>
-FLOWPM_INLINE One<T> sums_of(const One<T>& a, const One<T>& b, const One<T>& c) {
-  const One<T> ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-  const One<T> ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  const One<T> ab = ab0 + ab1;
-  const One<T> cc = c + __builtin_shufflevector(c, c, 2, 3, 2, 3);
-  const One<T> even = __builtin_shufflevector(ab, cc, 0, 1, 4, 4);
-  const One<T> odd = __builtin_shufflevector(ab, cc, 2, 3, 5, 5);
-  return even + odd;
-}
-
-template <typename T>
-FLOWPM_INLINE void force_vjp_column(const ForceVjpColumns<T>& call, const Tiling& tiling,
-                                    const Box* boxes, int64_t column) {
-  const Geometry& g = call.g;
-  const int margin = call.spectral ? 0 : 2;
-  const One<T> scale = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2]), 0};
-  Dot<T> along_v, along_force;
-  for (int64_t p = 0; p < tiling.patches(); ++p) {
-    const Patch whole = tiling.patch(column, p);
-    const int64_t first = whole.batch * g.cell_count() * (call.spectral ? 3 : 1);
-    const T before = call.factors ? call.factors[2 * whole.batch] : T(1);
-    const T by = call.factors ? call.factors[2 * whole.batch + 1] : T(1);
-    for_windows(g, margin, whole, boxes[p], call.s, [&](const Patch& patch, const Box& box) {
-      const int64_t sy = 4 * box.size(2), sx = box.size(1) * sy, size = window_size(box);
-      T* window = scratch<T>(2 * size + block_size(call.spectral, box) + box.size(2) + 8);
-      T* sums = window + size;
-      T* block = sums + size;
-      if (box.empty()) {
-        std::memset(window, 0, size * sizeof(T));
-      } else {
-        load_force(g, call.spectral, box, call.field + first, block, window);
-      }
-      std::memset(sums, 0, size * sizeof(T));
-      Row<T> row;
-      alignas(64) T value[3 * kRow + 4], slope[3 * kRow + 4], dv[3 * kRow + 4];
-      for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
-        const T* s = at(g, call.s, 3, patch.batch, i, j, k);
-        const int64_t offset = s - call.s;
-        locate_in(g, box, margin, i, j, k, count, s, row);
-        for (int m = 0; m < 3 * count; ++m) dv[m] = call.dv[offset + m];
-        dv[3 * count] = 0;
-        for (int m = 0; m < count; ++m) {
-          const T* cell = window + 4 * int64_t(row.index[m]);
-          const T wx = row.weight[0][m], wy = row.weight[1][m], wz = row.weight[2][m];
-          const Two<T> a = load<Two<T>>(cell), b = load<Two<T>>(cell + sy);
-          const Two<T> c = load<Two<T>>(cell + sx), d = load<Two<T>>(cell + sx + sy);
-          const Two<T> y0 = b - a, y1 = d - c, x0 = a + wy * y0, x1 = c + wy * y1;
-          const Two<T> dx = x1 - x0, dy = y0 + wx * (y1 - y0), both = x0 + wx * dx;
-          const One<T> dz = high<T>(both) - low<T>(both);
-          store(value + 3 * m, low<T>(both) + wz * dz);
-          One<T> cotangent = by * load<One<T>>(dv + 3 * m);
-          cotangent[3] = 0;
-          const One<T> px = (low<T>(dx) + wz * (high<T>(dx) - low<T>(dx))) * cotangent;
-          const One<T> py = (low<T>(dy) + wz * (high<T>(dy) - low<T>(dy))) * cotangent;
-          store(slope + 3 * m, sums_of<T>(px, py, dz * cotangent) * scale);
-          if (row.inside[m]) {
-            spread(sums + 4 * int64_t(row.index[m]), sx, sy, cotangent, wx, wy, wz);
-          }
-        }
-        mark_outside(row, count, value);
-        mark_outside(row, count, slope);
-        T* ds = call.ds + offset;
-        if (!call.v_after) {
-          for (int m = 0; m < 3 * count; ++m) ds[m] = slope[m];
-          return;
-        }
-        const T* add = call.add + offset;
-        const T* v_after = call.v_after + offset;
-        T* v_before = call.v_before + offset;
-        for (int m = 0; m < 3 * count; ++m) ds[m] = add[m] + slope[m];
-        for (int m = 0; m < 3 * count; ++m) v_before[m] = (v_after[m] - by * value[m]) / before;
-        along_v.add(dv, v_before, 3 * count);
-        along_force.add(dv, value, 3 * count);
-      });
-      if (box.empty()) return;
-      add_force(g, call.spectral, box, sums, block + block_size(call.spectral, box), block,
-                call.dfield + first);
-    });
-  }
-  call.partial[2 * column] = along_v.total();
-  call.partial[2 * column + 1] = along_force.total();
-}
-
 FLOWPM_ENTRY(force_column, Force)
-FLOWPM_ENTRY(force_vjp_column, ForceVjpColumns)
 
 }  // namespace
 
@@ -300,34 +59,7 @@ void force(const Force<T>& call, const Parallel& parallel) {
   parallel(tiling.columns(), [&](int64_t c) { force_column_clone(call, tiling, nullptr, c); });
 }
 
-template <typename T>
-void force_vjp(const ForceVjp<T>& call, const Parallel& parallel) {
-  const Geometry& g = call.g;
-  const Tiling tiling(g);
-  const int margin = call.spectral ? 0 : 2;
-  clear(call.dfield, g.batch * g.cell_count() * (call.spectral ? 3 : 1), parallel);
-  std::vector<double> partial(2 * tiling.columns());
-  ForceVjpColumns<T> columns;
-  static_cast<ForceVjp<T>&>(columns) = call;
-  columns.partial = partial.data();
-  scatter(g, tiling, survey(g, tiling, margin, call.s, parallel), margin, parallel,
-          [&](int64_t column, const Box* touches) {
-            force_vjp_column_clone(columns, tiling, touches, column);
-          });
-  if (!call.sums) return;
-  const int64_t each = tiling.columns() / std::max<int64_t>(1, g.batch);
-  for (int64_t b = 0; b < g.batch; ++b) {
-    for (int which = 0; which < 2; ++which) {
-      double& sum = call.sums[2 * b + which] = 0;
-      for (int64_t c = b * each; c < (b + 1) * each; ++c) sum += partial[2 * c + which];
-    }
-  }
-}
-
-#define FLOWPM_INSTANTIATE(T)                               \
-  template void force<T>(const Force<T>&, const Parallel&); \
-  template void force_vjp<T>(const ForceVjp<T>&, const Parallel&);
-FLOWPM_INSTANTIATE(float)
-FLOWPM_INSTANTIATE(double)
+template void force<float>(const Force<float>&, const Parallel&);
+template void force<double>(const Force<double>&, const Parallel&);
 
 }  // namespace flowpm

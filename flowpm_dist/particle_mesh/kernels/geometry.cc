@@ -7,7 +7,7 @@ namespace {
 
 int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool overlap(const Geometry& g, const Box& a, const Box& b) {
+bool overlap(const Geometry& g, const CellRange& a, const CellRange& b) {
   if (a.empty() || b.empty()) return false;
   for (int axis = 0; axis < 2; ++axis) {
     int64_t apart = b.begin[axis] - a.begin[axis];
@@ -46,18 +46,18 @@ Patch Tiling::patch(int64_t column, int64_t index) const {
 }
 
 std::vector<std::vector<int64_t>> disjoint_groups(const Geometry& g, const Tiling& tiling,
-                                                  const std::vector<Box>& boxes) {
+                                                  const std::vector<CellRange>& ranges) {
   const int64_t columns = tiling.columns(), patches = tiling.patches();
-  std::vector<Box> whole(columns);
+  std::vector<CellRange> whole(columns);
   for (int64_t c = 0; c < columns; ++c) {
-    Box& sum = whole[c] = Box{{0, 0, 0}, {0, 0, 0}};
+    CellRange& sum = whole[c] = CellRange{{0, 0, 0}, {0, 0, 0}};
     for (int64_t p = 0; p < patches; ++p) {
-      const Box& box = boxes[c * patches + p];
-      if (box.empty()) continue;
+      const CellRange& range = ranges[c * patches + p];
+      if (range.empty()) continue;
       const bool first = sum.empty();
       for (int axis = 0; axis < 3; ++axis) {
-        sum.begin[axis] = first ? box.begin[axis] : std::min(sum.begin[axis], box.begin[axis]);
-        sum.end[axis] = first ? box.end[axis] : std::max(sum.end[axis], box.end[axis]);
+        sum.begin[axis] = first ? range.begin[axis] : std::min(sum.begin[axis], range.begin[axis]);
+        sum.end[axis] = first ? range.end[axis] : std::max(sum.end[axis], range.end[axis]);
       }
     }
   }

@@ -16,9 +16,9 @@ using Parallel = std::function<void(int64_t count, const std::function<void(int6
 struct Geometry {
   int64_t batch = 0;
   int64_t particles[3] = {0, 0, 0};
-  int64_t mesh_factor = 1;        // mesh cells per particle spacing
-  int64_t halo[3] = {0, 0, 0};   // 0: periodic
-  int64_t mesh[3] = {0, 0, 0};   // cells of the padded block
+  int64_t mesh_factor = 1;         // mesh cells per particle spacing
+  int64_t halo[3] = {0, 0, 0};     // 0: periodic
+  int64_t mesh[3] = {0, 0, 0};     // cells of the padded block
   double per_cell[3] = {1, 1, 1};  // mesh cells per length
 
   int64_t particle_count() const { return particles[0] * particles[1] * particles[2]; }
@@ -35,19 +35,19 @@ struct Patch {
 };
 
 // Cells [begin, end) of the mesh, before anything is wrapped around.
-struct Box {
+struct CellRange {
   int64_t begin[3], end[3];
 
   int64_t size(int axis) const { return end[axis] - begin[axis]; }
   bool empty() const { return size(0) <= 0; }
   int64_t count() const { return size(0) * size(1) * size(2); }
-  Box grown(int64_t cells) const {
-    Box box = *this;
+  CellRange grown(int64_t cells) const {
+    CellRange range = *this;
     for (int a = 0; a < 3; ++a) {
-      box.begin[a] -= cells;
-      box.end[a] += cells;
+      range.begin[a] -= cells;
+      range.end[a] += cells;
     }
-    return box;
+    return range;
   }
 };
 
@@ -66,9 +66,9 @@ class Tiling {
 };
 
 // Columns in groups, one after the other; no two columns of a group touch the same mesh cell.
-// `boxes` are what each patch of each column touches. Depends on the data alone, so every mesh
+// `ranges` are what each patch of each column touches. Depends on the data alone, so every mesh
 // cell sees its additions in the same order on any number of threads.
 std::vector<std::vector<int64_t>> disjoint_groups(const Geometry& g, const Tiling& tiling,
-                                                  const std::vector<Box>& boxes);
+                                                  const std::vector<CellRange>& ranges);
 
 }  // namespace flowpm

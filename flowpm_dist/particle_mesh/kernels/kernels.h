@@ -11,7 +11,7 @@ struct Paint {
   const T* s;
   const T* weights;  // or null: 1
   T* mesh;
-  T* reach;  // [3]
+  T* max_displacement;  // [3], the largest |s| along each axis [cells]
 };
 
 template <typename T>
@@ -45,22 +45,28 @@ struct ReadVjp {
   T* ds;
 };
 
+// How the field gives the force: the 4-point difference of a potential [cells], or the force itself
+// [cells, 3].
+enum class ForceGradient { finite_difference, spectral };
+
 // force, or factors[0] v + factors[1] force.
 template <typename T>
 struct Force {
   Geometry g;
-  bool spectral;  // field is the force [cells, 3], else the potential [cells]
+  ForceGradient force_gradient;
   const T* field;
   const T* s;
   const T* v;        // or null
   const T* factors;  // null if v is
   T* out;
+
+  bool spectral() const { return force_gradient == ForceGradient::spectral; }
 };
 
 template <typename T>
 struct ForceVjp {
   Geometry g;
-  bool spectral;
+  ForceGradient force_gradient;
   const T* field;
   const T* s;
   const T* v_after;  // or null: no kick, just the force
@@ -71,6 +77,8 @@ struct ForceVjp {
   T* dfield;
   T* ds;
   double* sums;  // null if v_after is
+
+  bool spectral() const { return force_gradient == ForceGradient::spectral; }
 };
 
 template <typename T>
@@ -92,8 +100,7 @@ void linear(int64_t batch, int64_t count, const T* x, const T* y, const T* facto
             const Parallel& parallel);
 // x_before = x_after - factor v, dv_out = dv + factor dx, sum = <dx, v>.
 template <typename T>
-void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx,
-               const T* dv, const T* factor, T* x_before, T* dv_out, double* sum,
-               const Parallel& parallel);
+void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx, const T* dv,
+               const T* factor, T* x_before, T* dv_out, double* sum, const Parallel& parallel);
 
 }  // namespace flowpm

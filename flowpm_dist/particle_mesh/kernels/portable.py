@@ -222,15 +222,23 @@ def _jit(function: Callable[..., Any], *static: Any) -> Any:
 
 
 class Portable(Kernels):
-    """The kernels on any device that XLA compiles for."""
+    """The kernels on any device that XLA compiles for.
+
+    Args:
+        xla: compile each kernel for its lattice and dtype at the first call; without, TensorFlow's
+            operations run one by one.
+    """
 
     name = "portable"
+
+    def __init__(self, xla: bool = True) -> None:
+        self._jit: Callable[..., Any] = _jit if xla else functools.partial
 
     def paint(
         self, g: Lattice, s: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Kernels.paint`."""
-        return _jit(_paint, g)(s, weights)
+        return self._jit(_paint, g)(s, weights)
 
     def paint_vjp(
         self,
@@ -241,27 +249,27 @@ class Portable(Kernels):
         add: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """See `Kernels.paint_vjp`."""
-        return _jit(_paint_vjp, g)(s, weights, dmesh, add)
+        return self._jit(_paint_vjp, g)(s, weights, dmesh, add)
 
     def read(self, g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         """See `Kernels.read`."""
-        return _jit(_read, g)(fields, s)
+        return self._jit(_read, g)(fields, s)
 
     def read_vjp(
         self, g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Kernels.read_vjp`."""
-        return _jit(_read_vjp, g)(fields, s, dvalues)
+        return self._jit(_read_vjp, g)(fields, s, dvalues)
 
     def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         """See `Kernels.read_gradient`."""
-        return _jit(_read_gradient, g)(potential, s)
+        return self._jit(_read_gradient, g)(potential, s)
 
     def read_gradient_vjp(
         self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Kernels.read_gradient_vjp`."""
-        return _jit(_read_gradient_vjp, g)(potential, s, dforce)
+        return self._jit(_read_gradient_vjp, g)(potential, s, dforce)
 
     def kick(
         self,
@@ -273,7 +281,7 @@ class Portable(Kernels):
         force_gradient: ForceGradient,
     ) -> tf.Tensor:
         """See `Kernels.kick`."""
-        return _jit(_kick, g, force_gradient)(field, s, v, factors)
+        return self._jit(_kick, g, force_gradient)(field, s, v, factors)
 
     def kick_vjp(
         self,
@@ -287,14 +295,14 @@ class Portable(Kernels):
         force_gradient: ForceGradient,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Kernels.kick_vjp`."""
-        return _jit(_kick_vjp, g, force_gradient)(field, s, v_after, dv, ds, factors)
+        return self._jit(_kick_vjp, g, force_gradient)(field, s, v_after, dv, ds, factors)
 
     def linear(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         """See `Kernels.linear`."""
-        return _jit(_linear)(x, y, factor)
+        return self._jit(_linear)(x, y, factor)
 
     def drift_vjp(
         self, x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Kernels.drift_vjp`."""
-        return _jit(_drift_vjp)(x_after, v, dx, dv, factor)
+        return self._jit(_drift_vjp)(x_after, v, dx, dv, factor)

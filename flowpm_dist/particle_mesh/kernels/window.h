@@ -31,8 +31,8 @@ struct Row {
 };
 
 template <typename T>
-FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, int64_t k,
-                          int count, const T* s, Row<T>& row) {
+FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, int64_t k, int count,
+                          const T* s, Row<T>& row) {
   T offset[3][kRow];
   const T scale[3] = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2])};
   for (int m = 0; m < count; ++m) {
@@ -68,13 +68,14 @@ FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, i
   row.all = all != 0;
 }
 
-// As `locate`, and each particle's lower cell in a window on `box`; 0 for those that are nowhere.
+// As `locate`, and each particle's lower cell in a window on `range`; 0 for those that are nowhere.
 template <typename T>
-FLOWPM_INLINE void locate_in(const Geometry& g, const Box& box, int margin, int64_t i, int64_t j,
-                             int64_t k, int count, const T* s, Row<T>& row) {
+FLOWPM_INLINE void locate_in(const Geometry& g, const CellRange& range, int margin, int64_t i,
+                             int64_t j, int64_t k, int count, const T* s, Row<T>& row) {
   locate(g, margin, i, j, k, count, s, row);
-  const int32_t ny = int32_t(box.size(1)), nz = int32_t(box.size(2));
-  const int32_t x = int32_t(box.begin[0]), y = int32_t(box.begin[1]), z = int32_t(box.begin[2]);
+  const int32_t ny = int32_t(range.size(1)), nz = int32_t(range.size(2));
+  const int32_t x = int32_t(range.begin[0]), y = int32_t(range.begin[1]),
+                z = int32_t(range.begin[2]);
   for (int m = 0; m < count; ++m) {
     const int32_t index =
         ((row.lower[0][m] - x) * ny + row.lower[1][m] - y) * nz + row.lower[2][m] - z;
@@ -83,8 +84,8 @@ FLOWPM_INLINE void locate_in(const Geometry& g, const Box& box, int margin, int6
 }
 
 template <typename T>
-FLOWPM_INLINE T* at(const Geometry& g, T* particles, int64_t width, int64_t b, int64_t i,
-                    int64_t j, int64_t k) {
+FLOWPM_INLINE T* at(const Geometry& g, T* particles, int64_t width, int64_t b, int64_t i, int64_t j,
+                    int64_t k) {
   const int64_t* n = g.particles;
   return particles + width * (((b * n[0] + i) * n[1] + j) * n[2] + k);
 }
@@ -103,7 +104,7 @@ FLOWPM_INLINE void for_rows(const Patch& patch, const F& f) {
 
 // The cells that a patch's particles touch; empty if none is inside.
 template <typename T>
-FLOWPM_INLINE Box touched(const Geometry& g, int margin, const Patch& patch, const T* s) {
+FLOWPM_INLINE CellRange touched(const Geometry& g, int margin, const Patch& patch, const T* s) {
   constexpr int32_t none = std::numeric_limits<int32_t>::max();
   int32_t least[3] = {none, none, none}, most[3] = {-none, -none, -none};
   Row<T> row;
@@ -119,28 +120,28 @@ FLOWPM_INLINE Box touched(const Geometry& g, int margin, const Patch& patch, con
       most[a] = high;
     }
   });
-  if (least[0] == none) return Box{{0, 0, 0}, {0, 0, 0}};
-  return Box{{least[0], least[1], least[2]}, {most[0] + 2, most[1] + 2, most[2] + 2}};
+  if (least[0] == none) return CellRange{{0, 0, 0}, {0, 0, 0}};
+  return CellRange{{least[0], least[1], least[2]}, {most[0] + 2, most[1] + 2, most[2] + 2}};
 }
 
-// f(patch, box) for a patch, cut up until its particles lie close enough together for a window on
-// all they touch to be worth its while. What is outside has the empty box.
+// f(patch, range) for a patch, cut up until its particles lie close enough together for a window on
+// all they touch to be worth its while. What is outside has the empty range.
 template <typename T, typename F>
-FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole, const Box& box,
-                               const T* s, const F& f) {
+FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole,
+                               const CellRange& range, const T* s, const F& f) {
   struct Part {
     Patch patch;
-    Box box;
+    CellRange range;
   };
   Part stack[64];
   int depth = 0;
-  stack[depth++] = {whole, box};
+  stack[depth++] = {whole, range};
   const int64_t dense = 8 * g.mesh_factor * g.mesh_factor * g.mesh_factor;
   while (depth > 0) {
     const Part part = stack[--depth];
-    if (part.box.empty() || part.patch.count() == 1 ||
-        part.box.count() <= dense * part.patch.count()) {
-      f(part.patch, part.box);
+    if (part.range.empty() || part.patch.count() == 1 ||
+        part.range.count() <= dense * part.patch.count()) {
+      f(part.patch, part.range);
       continue;
     }
     int axis = 0;
@@ -154,22 +155,22 @@ FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole
   }
 }
 
-// f(row of the mesh, row of the window, values) for the contiguous pieces of a window on `box`.
+// f(row of the mesh, row of the window, values) for the contiguous pieces of a window on `range`.
 template <typename T, typename U, typename F>
-FLOWPM_INLINE void for_pieces(const Geometry& g, const Box& box, int64_t components, T* mesh,
-                              U* window, const F& f) {
+FLOWPM_INLINE void for_pieces(const Geometry& g, const CellRange& range, int64_t components,
+                              T* mesh, U* window, const F& f) {
   const auto wrapped = [&](int64_t cell, int axis) {
     const int64_t n = g.mesh[axis];
     if (cell >= 0 && cell < n) return cell;
     return (cell % n + n) % n;
   };
-  for (int64_t x = box.begin[0]; x < box.end[0]; ++x) {
+  for (int64_t x = range.begin[0]; x < range.end[0]; ++x) {
     T* plane = mesh + wrapped(x, 0) * g.mesh[1] * g.mesh[2] * components;
-    for (int64_t y = box.begin[1]; y < box.end[1]; ++y) {
+    for (int64_t y = range.begin[1]; y < range.end[1]; ++y) {
       T* line = plane + wrapped(y, 1) * g.mesh[2] * components;
-      for (int64_t z = box.begin[2]; z < box.end[2];) {
+      for (int64_t z = range.begin[2]; z < range.end[2];) {
         const int64_t from = wrapped(z, 2);
-        const int64_t cells = std::min(g.mesh[2] - from, box.end[2] - z);
+        const int64_t cells = std::min(g.mesh[2] - from, range.end[2] - z);
         f(line + from * components, window, cells * components);
         window += cells * components;
         z += cells;
@@ -179,19 +180,37 @@ FLOWPM_INLINE void for_pieces(const Geometry& g, const Box& box, int64_t compone
 }
 
 template <typename T>
-FLOWPM_INLINE void copy_in(const Geometry& g, const Box& box, int64_t components, const T* mesh,
-                           T* window) {
-  for_pieces(g, box, components, mesh, window, [](const T* from, T* to, int64_t n) {
+FLOWPM_INLINE void copy_in(const Geometry& g, const CellRange& range, int64_t components,
+                           const T* mesh, T* window) {
+  for_pieces(g, range, components, mesh, window, [](const T* from, T* to, int64_t n) {
     for (int64_t m = 0; m < n; ++m) to[m] = from[m];
   });
 }
 
 template <typename T>
-FLOWPM_INLINE void add_out(const Geometry& g, const Box& box, int64_t components, T* mesh,
+FLOWPM_INLINE void add_out(const Geometry& g, const CellRange& range, int64_t components, T* mesh,
                            const T* window) {
-  for_pieces(g, box, components, mesh, window, [](T* to, const T* from, int64_t n) {
+  for_pieces(g, range, components, mesh, window, [](T* to, const T* from, int64_t n) {
     for (int64_t m = 0; m < n; ++m) to[m] += from[m];
   });
+}
+
+// Shares of a value that a particle gives to its eight cells, z innermost.
+template <typename T>
+FLOWPM_INLINE void shares(const Row<T>& row, const T* value, int count, T (&share)[8][kRow]) {
+  for (int m = 0; m < count; ++m) {
+    const T wx = row.weight[0][m], wy = row.weight[1][m], wz = row.weight[2][m];
+    const T x1 = value[m] * wx, x0 = value[m] - x1;
+    const T x01 = x0 * wy, x00 = x0 - x01, x11 = x1 * wy, x10 = x1 - x11;
+    share[1][m] = x00 * wz;
+    share[3][m] = x01 * wz;
+    share[5][m] = x10 * wz;
+    share[7][m] = x11 * wz;
+    share[0][m] = x00 - share[1][m];
+    share[2][m] = x01 - share[3][m];
+    share[4][m] = x10 - share[5][m];
+    share[6][m] = x11 - share[7][m];
+  }
 }
 
 // This thread's scratch memory, `count` values aligned to a cache line; valid until the next call.
