@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_ranks import needs_horovod
+from rank_jobs import needs_horovod
 
 from meshimpl.launch import mpirun_command
 

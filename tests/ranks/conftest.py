@@ -1,8 +1,10 @@
 """Tests that every rank of a job runs together, in the same order.
 
-`python -m pytest tests/ranks` is one rank; tests/test_ranks.py starts more. All ranks agree after
-each test on whether it passed, so that a failure on one rank is a failure on all and none goes on
-to a collective that the others never reach.
+A test runs on 2 ranks, in slabs, unless its module or itself is marked otherwise:
+`ranks(1, 2, 4)` gives the numbers of ranks, and `every_split` the `mesh` fixture all ways of
+splitting a box over them. `python -m pytest tests/ranks` is one rank; tests/test_ranks.py starts
+more. All ranks agree after each test on whether it passed, so that a failure on one rank is a
+failure on all and none goes on to a collective that the others never reach.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ import pytest
 from meshimpl import ProcessMesh, initialise, launch
 
 TIME_LIMIT = 120  # [s] of one test; a rank that hangs ends the job
-SHAPES = {
-    1: ["row:1,col:1"],
-    2: ["row:2", "row:1,col:2"],
-    4: ["row:4", "row:2,col:2"],
-}
+DEFAULT_RANKS = (2,)
+SHAPES = {1: ["row:1,col:1"], 2: ["row:2"], 4: ["row:2,col:2"]}
+# Slabs along either axis, and slabs whose neighbours before and behind are not the same.
+OTHER_SPLITS = {2: ["row:1,col:2"], 4: ["row:4"]}
 # Of tests that are about the mesh itself, or for which three axes matter.
 OTHER_SHAPES = {
     1: ["row:1", "replica:1,row:1,col:1"],
@@ -46,30 +47,39 @@ _failures = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(n): needs at least this number of ranks")
-    initialise([*SHAPES.get(SIZE, [f"row:{SIZE}"]), *OTHER_SHAPES.get(SIZE, [])])
+    config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
+    config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
+    initialise([*shapes_of("any_mesh"), *shapes_of("network_mesh")])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the time of each test; leave those out that need more ranks than there are."""
+def shapes_of(fixture: str, every_split: bool = False) -> list[str]:
+    """The shapes, for this number of ranks, that a fixture goes through."""
+    if fixture == "network_mesh":
+        return NETWORK_SHAPES.get(SIZE, [f"row:{SIZE}"])
+    shapes = SHAPES.get(SIZE, [f"row:{SIZE}"])
+    if every_split or fixture == "any_mesh":
+        shapes = [*OTHER_SPLITS.get(SIZE, []), *shapes]
+    return [*shapes, *OTHER_SHAPES.get(SIZE, [])] if fixture == "any_mesh" else shapes
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Limit the time of each test; leave out those that run on other numbers of ranks."""
+    here, elsewhere = [], []
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMIT, method="thread"))
-    items[:] = [
-        item for item in items if all(mark.args[0] <= SIZE for mark in item.iter_markers("ranks"))
-    ]
+        mark = item.get_closest_marker("ranks")
+        (here if SIZE in (mark.args if mark else DEFAULT_RANKS) else elsewhere).append(item)
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = here
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise `mesh` and `any_mesh` over the shapes of this number of ranks."""
-    shapes = SHAPES.get(SIZE, [f"row:{SIZE}"])
-    if "mesh" in metafunc.fixturenames:
-        metafunc.parametrize("mesh", shapes, indirect=True)
-    if "network_mesh" in metafunc.fixturenames:
-        few = NETWORK_SHAPES.get(SIZE, [f"row:{SIZE}"])
-        metafunc.parametrize("network_mesh", few, indirect=True)
-    if "any_mesh" in metafunc.fixturenames:
-        metafunc.parametrize("any_mesh", shapes + OTHER_SHAPES.get(SIZE, []), indirect=True)
+    """Parametrise the mesh fixtures over the shapes of this number of ranks."""
+    every_split = metafunc.definition.get_closest_marker("every_split") is not None
+    for fixture in ("mesh", "any_mesh", "network_mesh"):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, shapes_of(fixture, every_split), indirect=True)
 
 
 @functools.cache
@@ -91,13 +101,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> ProcessMesh:
-    """A mesh of all ranks, as a line and as a grid."""
+    """A mesh of all ranks: slabs on 2, pencils on 4."""
     return process_mesh(request.param)
 
 
 @pytest.fixture
 def any_mesh(request: pytest.FixtureRequest) -> ProcessMesh:
-    """As `mesh`, and with a replica axis and axes of size 1."""
+    """Every split, and meshes with a replica axis and with axes of size 1."""
     return process_mesh(request.param)
 
 

@@ -13,6 +13,7 @@ from meshimpl import launch
 launch.configure_threads()
 
 import pytest  # noqa: E402
+from processor_time import processor_time  # noqa: E402
 
 
 class Results:
@@ -21,13 +22,16 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tests: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}  # of processor time
         self.running: str | None = None
+        self._began = 0.0
 
     def write(self) -> None:
-        self.path.write_text(json.dumps({"tests": self.tests, "running": self.running}))
+        facts = {"tests": self.tests, "seconds": self.seconds, "running": self.running}
+        self.path.write_text(json.dumps(facts))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.running = nodeid
+        self.running, self._began = nodeid, processor_time()
         self.write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -37,7 +41,8 @@ class Results:
             elsewhere = str(report.longrepr).startswith("failed on rank")
             self.tests[report.nodeid] = "failed elsewhere" if elsewhere else report.outcome
 
-    def pytest_runtest_logfinish(self) -> None:
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid] = processor_time() - self._began
         self.running = None
         self.write()
 

@@ -53,6 +53,7 @@ def check(batch, i, single):
     assert relative_rms(batch.density().numpy()[i], single.density().numpy()) < 1e-11
 
 
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("shape, integrator", CASES if SIZE < 4 else CASES[:1])
 def test_a_batch_is_its_universes(shape, integrator):
     """With a seed and a cosmology of its own for each."""

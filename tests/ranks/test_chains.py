@@ -37,9 +37,6 @@ from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.run import reconstruct
 
-KINDS = [Microcanonical] if SIZE > 2 else [HMC, Microcanonical]
-"""Of samplers, for tests that take long where ranks share cores."""
-
 
 def chains_on(mesh, chains):
     """A linear universe seen with Gaussian noise, of several chains; its posterior is known."""
@@ -54,6 +51,7 @@ def chain_mesh():
     return process_mesh({1: "row:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}[SIZE])
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -149,8 +147,9 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
     assert float(point.parameters[0]) == pytest.approx(of_sigma8()[1], abs=3e-3)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.timeout(300, method="thread")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [HMC, Microcanonical])
 def test_draws_of_a_parameter(kind):
     """Of a linear universe against its own posterior, of which mean and width are known."""
     posterior = of_sigma8_on(chain_mesh(), 2)
@@ -173,7 +172,7 @@ def test_draws_of_a_parameter(kind):
     np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("sampler", KINDS)
+@pytest.mark.parametrize("sampler", [HMC, Microcanonical])
 def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     folder = shared_folder(tmp_path_factory)
 
@@ -211,6 +210,7 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     np.testing.assert_allclose(again, known[8:], rtol=1e-9)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("kind", [HMC, Microcanonical])
 def test_chains_are_drawn_alike_on_any_mesh(kind):
     """And each for itself: a chain of a batch is not moved by the other."""
@@ -310,14 +310,15 @@ def sampled(path, config, progress=None, resume=False):
         return outcome, list(csv.DictReader(file))
 
 
-START = {1: "prior", 2: "found", 4: "prior"}
+START = {1: "prior", 2: "found"}
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.timeout(300, method="thread")
 def test_chains_after_the_search(tmp_path_factory):
-    """Interrupted and resumed they make the same moves; on 4 ranks with no parameters."""
+    """Interrupted and resumed they make the same moves; on one rank with no parameters."""
     folder = shared_folder(tmp_path_factory)
-    names = ["sigma8"] if SIZE < 4 else []
+    names = ["sigma8"] if SIZE > 1 else []
     priors = PRIORS if names else ""
     change = ("[search]", priors + CHAINS.format(start=START[SIZE]) + "[search]")
     config = config_of(folder, DENSITY, change)

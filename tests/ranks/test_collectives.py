@@ -13,6 +13,8 @@ import tensorflow as tf
 from meshimpl import Communicator, ProcessMesh
 from meshimpl.graph_guards import last_collective
 
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 ALL = [*FLOATS, *INTEGERS, "complex64", "complex128", "bool"]
@@ -183,7 +185,7 @@ def test_wrong_arguments(line: ProcessMesh) -> None:
         Communicator((1, 0), 0)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 4)
 def test_reductions_without_a_meaning(line: ProcessMesh) -> None:
     for dtype, reduction in (("complex64", "max"), ("int32", "mean"), ("bool", "mean")):
         with pytest.raises(TypeError, match=reduction):
@@ -196,7 +198,7 @@ def traced_operations(fn: Callable[..., Any], *specs: tf.TensorSpec) -> list[tf.
     return tf.compat.v1.wrap_function(fn, list(specs)).graph.get_operations()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 4)
 def test_shift_sends_to_one_neighbour_only(line: ProcessMesh) -> None:
     """One alltoall, of this rank's tensor once, all of it to the neighbour."""
     spec = tf.TensorSpec(SHAPE, tf.float32)

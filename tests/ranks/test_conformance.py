@@ -16,6 +16,8 @@ from conformance import Case, build_graph, differences
 from meshimpl import ProcessMesh
 from meshimpl.compat import mtf_ops
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 CASES: list[Case] = [
     case
     for module in (cases_elementwise, cases_linear, cases_layout, cases_control)

@@ -9,6 +9,8 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import irfft3d, rfft3d
 
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+
 LAYOUT = {"row": "x:row;ky:row", "col": "y:col;kz:col"}
 # Unequal sides, half axes that do not divide by 2 or 4, ky that does not divide by 4.
 GRIDS = [(8, 8, 8), (8, 12, 10), (4, 4, 6), (16, 8, 4)]

@@ -8,6 +8,8 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.halo import halo_exchange, halo_reduce
 
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+
 LAYOUT = {"row": "x:row;x_halo:row", "col": "y:col;y_halo:col"}
 GRID = (8, 12, 5)
 # One plane, wider than a block (several hops), wider than the box, one axis only, uneven.

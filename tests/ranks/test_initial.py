@@ -294,6 +294,7 @@ def expected_mode(seed, grid, n):
     return (real + np.sign(leading) * 1j * imaginary) / np.sqrt(2)
 
 
+@pytest.mark.ranks(2, 4)
 def test_nested_noise_has_the_modes_that_its_documentation_names(mesh):
     """On any layout; self-conjugate modes, the planes of conjugate pairs, and ordinary modes."""
     grid = (8, 4, 12)
@@ -332,6 +333,7 @@ def test_fixed_amplitude_of_nothing_is_nothing(mesh):
     assert not np.any(value) and np.isfinite(tape.gradient(value, nothing)).all()
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     "grid, size, table",
     [

@@ -82,6 +82,7 @@ def whole(nbody, block):
     return nbody.box.whole(block, nbody.box.vector_shape)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("integrator", ["bullfrog", "fastpm"] if SIZE < 4 else ["bullfrog"])
 def test_error_falls_with_the_square_of_the_step(integrator):
     """Of displacement and velocity, against 4 times as many steps as the most that are judged."""

@@ -9,6 +9,8 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import layers
 from meshimpl.operations.convolution import convolution, halo_widths
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 LAYOUT = {"replica": "batch:replica", "row": "x:row;x_halo:row", "col": "y:col;y_halo:col"}
 BATCH, GRID, CHANNELS = 2, (8, 16, 6), 3
 

@@ -120,6 +120,7 @@ def with_biases(network):
     return network
 
 
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize(
     ("edges", "loss", "centre"), [("periodic", "likelihood", True), ("zero", "l1", False)]
 )

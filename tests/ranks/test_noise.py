@@ -9,6 +9,8 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.noise import white_noise
 
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+
 LAYOUT = {"row": "x:row", "col": "y:col"}
 
 

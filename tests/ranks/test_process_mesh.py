@@ -13,6 +13,8 @@ from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.process_mesh import groups_of, parse_mesh_shape
 
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
 
 def test_places(any_mesh: ProcessMesh) -> None:
     mesh = any_mesh
@@ -112,7 +114,7 @@ def test_unknown_axes(line: ProcessMesh) -> None:
         line.rank_of([SIZE])
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 4)
 def test_a_dimension_that_does_not_divide(line: ProcessMesh) -> None:
     """As an input, and deep in a graph; on every rank, and nothing waits."""
     odd = [("x", 2 * SIZE + 1)]

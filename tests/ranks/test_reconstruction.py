@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SHAPES, SIZE, process_mesh, shared_folder
+from conftest import SIZE, process_mesh, shared_folder
 from scipy import stats
 
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
@@ -123,6 +123,7 @@ def evaluated_alone(case):
     return evaluated(solo(), case)[2]
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
     posterior, point, found = evaluated(mesh, case)
@@ -268,6 +269,7 @@ def iterates_alone(name):
     return iterates(solo(), name)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_the_same_iterates_on_any_mesh(mesh, name):
     (losses, point), (known, alone) = iterates(mesh, name), iterates_alone(name)
@@ -298,7 +300,7 @@ def test_a_search_that_was_killed_goes_on_exactly(line, name, tmp_path_factory):
     losses, point = path_of(again, resume=True)
     assert losses == known[3:]
     np.testing.assert_array_equal(point.field, end.field)
-    other = process_mesh(SHAPES[SIZE][-1])
+    other = process_mesh("row:1,col:2")
     losses, _ = path_of(search_on(other, OPTIMISERS[name](), folder), resume=True)
     np.testing.assert_allclose(losses, known[-len(losses) :], rtol=1e-9)
     wrong = search_on(line, OPTIMISERS[name](), folder, priors={"sigma8": (0.6, 1.0)})
@@ -346,6 +348,7 @@ def test_values_that_are_not_finite(mesh, name):
             optimiser.iterate()
 
 
+@pytest.mark.ranks(1)
 def test_stages_end_with_what_is():
     posterior = posterior_of(known_model(solo(), "linear"), sigma=0.1)
     stages = default_stages(posterior, 100)
@@ -399,6 +402,7 @@ def test_lpt_is_where_a_run_begins(mesh):
         sim.lpt(seed=1, a=0.0)
 
 
+@pytest.mark.ranks(1)
 def test_initial_conditions_of_a_particle_mesh_are_found(line):
     """On large scales; float32, as users have it."""
     sim = Simulation(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import RANK, process_mesh
+from conftest import OTHER_SPLITS, RANK, SHAPES, SIZE, process_mesh
 from reference import pmwd_parameters, reference, relative_rms
 
 import flowpm_dist as fpm
@@ -19,22 +19,17 @@ from flowpm_dist.initial.white_noise import white_noise_function
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.statistics import binned_power
-from meshimpl import launch
 
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 4)
 SMALL = {"grid": 16, "box_size": 48.0, "steps": STEPS, "precision": "float64"}
 
 
-MESHES = {
-    1: ["row:1,col:1"],
-    2: ["row:2,col:1", "row:1,col:2"],
-    4: ["row:4,col:1", "row:2,col:2"],
-}[launch.detect().size]
+MESHES = SHAPES[SIZE]
 
 
 @pytest.fixture(params=MESHES)
 def box_mesh(request):
-    """Slabs and pencils; a simulation is too long a test for every shape there is."""
+    """Slabs on two ranks, pencils on four."""
     return process_mesh(request.param)
 
 
@@ -58,23 +53,17 @@ def pmwd_simulation(data, box_mesh, precision, **options):
 
 
 @pytest.mark.timeout(180, method="thread")
-@pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_w0wa_32", "pmwd_lcdm_32_mesh2"])
-def test_pmwd(box_mesh, name):
-    check_pmwd(box_mesh, name, "float64", 1e-6)
-
-
-@pytest.mark.timeout(180, method="thread")
 @pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_w0wa_32"])
 def test_pmwd_in_single_precision(line, name):
-    check_pmwd(line, name, "float32", 1e-3)
-
-
-def check_pmwd(box_mesh, name, precision, tolerance):
+    """In double precision it is held to the same data in test_gradients.py."""
     data = reference(name)
-    state = pmwd_simulation(data, box_mesh, precision).run(white_noise=data["white_noise"])
+    state = pmwd_simulation(data, line, "float32").run(white_noise=data["white_noise"])
+    check_pmwd(state, state.density(int(data["mesh"][0]) // 32), data, 1e-3)
+
+
+def check_pmwd(state, density, data, tolerance):
     assert relative_rms(state.displacement.numpy(), data["final_disp"]) < tolerance
     assert relative_rms(state.velocity.numpy(), data["final_vel"]) < tolerance
-    density = state.density(int(data["mesh"][0]) // 32)
     assert relative_rms(density.numpy(), data["final_density"]) < tolerance
 
 
@@ -108,11 +97,17 @@ def one_rank(tmp_path_factory):
     return stem
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.timeout(180, method="thread")
-@pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
-def test_same_universe_as_on_one_rank(box_mesh, one_rank, gradient):
+@pytest.mark.parametrize(
+    "shape, gradient",
+    [(shape, "finite-difference") for shape in [*OTHER_SPLITS.get(SIZE, []), *MESHES]]
+    + [(MESHES[0], "spectral")],
+)
+def test_same_universe_as_on_one_rank(shape, one_rank, gradient):
     """White noise to the bit; density and velocity to float64 rounding, amplified by the run."""
-    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, force_gradient=gradient, **SMALL)
+    ranks = process_mesh(shape)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=ranks, force_gradient=gradient, **SMALL)
     state = sim.run(seed=3)
     with np.load(f"{one_rank}-{gradient}.npz") as expected:
         np.testing.assert_array_equal(state.white_noise.numpy(), expected["noise"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import process_mesh
+from conftest import SHAPES, process_mesh
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -27,7 +27,7 @@ EDGES = np.array([0.3, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0])
 
 
 RANKS = launch.detect().size
-MESHES = {1: ["row:1,col:1"], 2: ["row:2", "row:1,col:2"], 4: ["row:2,col:2"]}[RANKS]
+MESHES = SHAPES[RANKS]
 BATCH_MESHES = {
     1: ["replica:1,row:1,col:1"],
     2: ["replica:2,row:1,col:1", "replica:1,row:2,col:1"],
@@ -37,7 +37,7 @@ BATCH_MESHES = {
 
 @pytest.fixture(params=MESHES)
 def box_mesh(request):
-    """Slabs both ways on two ranks, pencils on four."""
+    """Slabs on two ranks, pencils on four."""
     return process_mesh(request.param)
 
 
@@ -106,6 +106,7 @@ class Modes:
         return scale * self.means((a * b.conj()).real * (2 * order + 1) * legendre)
 
 
+@pytest.mark.ranks(1, 2, 4)
 def test_two_fields_are_numpys(box_mesh):
     box, modes = box_on(box_mesh), Modes()
     a, b = random(1), random(2) + 0.4 * random(1)
@@ -325,6 +326,7 @@ def weighted(values, box, seed=9):
     return tf.reduce_sum(values * weights) / replicas(box)
 
 
+@pytest.mark.ranks(2, 4)
 def test_power_gradient(box_mesh):
     """Quadratic in the field: its central difference is exact but for rounding."""
     box = box_on(box_mesh)

@@ -3,12 +3,15 @@
 import time
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from conftest import RANK, SIZE
 
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.stopwatch import Stopwatch
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
 def test_waiting_for_a_late_rank_is_counted(line):

@@ -113,6 +113,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(w, e, atol=1e-5 * np.abs(e).max())
 
 
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("shape", MESHES)
 def test_twenty_steps_are_those_of_one_rank(shape, shared, alone):
     found = train(config_of(shared), process_mesh(shape), shared / "run")
@@ -163,6 +164,7 @@ def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
     assert np.isfinite(kernel).all()
 
 
+@pytest.mark.ranks(2, 4)
 def test_views_of_split_volumes(network_mesh):
     """All 48 orientations differ, keep the values, and do not depend on the split."""
     mesh = network_mesh.without("replica")
