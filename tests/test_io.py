@@ -18,6 +18,7 @@ import zarr
 
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io import pictures as plotting
+from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import SNAPSHOT, WriteError, write_text, written_whole
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.jobs import folder
@@ -388,10 +389,10 @@ def test_a_slab_is_the_mean_over_its_layers(rows, cols):
 
 def test_figures_are_drawn_even_of_a_uniform_universe(tmp_path):
     figure = plotting.density_figure(np.ones((8, 4)), (2.0, 1.0, 2.0), 0.25, 1.0)
-    plotting.save_figure(figure, tmp_path / "density.png")
+    save_figure(figure, tmp_path / "density.png")
     k, power = np.array([0.1, 0.2, 0.4]), np.array([3.0, 2.0, 1.0])
     figure = plotting.power_spectrum_figure(k, power, power, np.ones_like, nyquist=0.5, a=0.5)
-    plotting.save_figure(figure, tmp_path / "power.png")
+    save_figure(figure, tmp_path / "power.png")
     for name in ("density.png", "power.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 

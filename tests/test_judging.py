@@ -12,6 +12,7 @@ from rich.console import Console
 from flowpm_dist.cosmoflow import baselines, figures, judging
 from flowpm_dist.cosmoflow.baselines import Features, Mean, RidgeOnPower, SmallNetwork
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
+from flowpm_dist.io.figure_style import save_figure
 
 NAMES = ("Omega_m", "sigma8", "n_s")
 MEANS = np.array([0.30, 0.865, 0.95])
@@ -307,7 +308,7 @@ def test_learning_curve_fits_the_first_simulations_and_falls():
 
 def drawn(figure, path) -> list[str]:
     """The texts of a figure that could be written as a PNG."""
-    figures.save_figure(figure, path)
+    save_figure(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     axes = figure.get_axes()
     return [t.get_text() for a in axes for t in (*a.texts, a.xaxis.label, a.title)]

@@ -131,16 +131,17 @@ class Evaluation:
 
     def _draw_into(self, folder: Path) -> None:
         from flowpm_dist.cosmoflow import figures
+        from flowpm_dist.io.figure_style import save_figure
 
         main = self.predictions[self.main]
         networks = set(self.collapse) | {self.main}
         others = {name: p for name, p in self.predictions.items() if name not in networks}
         drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
-        figures.save_figure(drawn, folder / "predicted.png")
+        save_figure(drawn, folder / "predicted.png")
         if main.sigma is not None:
-            figures.save_figure(figures.calibration_figure(main), folder / "calibration.png")
+            save_figure(figures.calibration_figure(main), folder / "calibration.png")
         curves = figures.learning_curve_figure(self.curves)
-        figures.save_figure(curves, folder / "learning_curve.png")
+        save_figure(curves, folder / "learning_curve.png")
 
     def _numbers(self) -> dict[str, Any]:
         main = self.predictions[self.main]

@@ -1,7 +1,4 @@
-"""Figures of a regressor: how well it predicts, how it learnt, where its time went.
-
-Drawn without a display and without touching matplotlib's global state; `save_figure` writes them.
-"""
+"""Figures of a regressor: how well it predicts, how it learnt, where its time went."""
 
 from __future__ import annotations
 
@@ -9,31 +6,23 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    PercentFormatter,
-)
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import norm
 
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
-from flowpm_dist.io.pictures import MEASURED, MUTED, THEORY, save_figure
-
-__all__ = [
-    "calibration_figure",
-    "learning_curve_figure",
-    "phases_figure",
-    "predicted_figure",
-    "save_figure",
-    "training_figure",
-]
+from flowpm_dist.io.figure_style import (
+    COLOURS,
+    MEASURED,
+    MUTED,
+    PLAIN_LEGEND,
+    THEORY,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+)
 
 SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
-COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
 LIGHTER = "#e3a0a9"
 MOST_BARS = 60
 
@@ -44,33 +33,16 @@ def _symbol(name: str) -> str:
 
 def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
     """One panel for each parameter, beside each other."""
-    figure = Figure(figsize=(3.5 * count + 0.6, height), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(3.5 * count + 0.6, height)
     panels = list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
     for axes in panels:
-        _dress(axes)
+        style_axes(axes)
     return figure, panels
-
-
-def _dress(axes: Axes) -> None:
-    axes.grid(alpha=0.25, lw=0.6, which="major")
-    axes.tick_params(which="both", direction="in", top=True, right=True)
-    axes.set_axisbelow(True)
-
-
-def _plain_log(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as plain numbers, and more than one of them."""
-    low, high = sorted(axis.get_view_interval())
-    crowded = high > 80 * low
-    steps = LogLocator(subs=(1,) if crowded else (1, 2, 5), numticks=12)
-    axis.set_major_locator(MaxNLocator(5) if high < 4 * low else steps)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _legend_above(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, **PLAIN_LEGEND)
 
 
 def predicted_figure(
@@ -166,9 +138,9 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
                       label=method)  # fmt: skip
         axes.axhline(1, color=MUTED, lw=1, ls=":", label="mean predictor")
         axes.set(xscale="log", yscale="log", title=_symbol(name), xlabel="simulations")
-        _plain_log(axes.xaxis)
+        plain_log_ticks(axes.xaxis)
         axes.tick_params(axis="x", which="minor", bottom=False, top=False)
-    _plain_log(panels[0].yaxis)
+    plain_log_ticks(panels[0].yaxis)
     panels[0].set_ylabel("RMSE / that of the mean predictor")
     _legend_above(figure, panels[0])
     return figure
@@ -194,8 +166,7 @@ def training_figure(
     """
     if not len(steps):
         raise ValueError("training_figure needs at least one step")
-    figure = Figure(figsize=(6.8, 4.2 if learning_rate is None else 5.4), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(6.8, 4.2 if learning_rate is None else 5.4)
     heights = [1] if learning_rate is None else [3, 1]
     panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights,
                                   squeeze=False)[:, 0])  # fmt: skip
@@ -214,9 +185,9 @@ def training_figure(
     every = np.concatenate([values, np.asarray(validation_loss, dtype=float)])
     if np.nanmin(every) > 0:
         top.set_yscale("log")
-        _plain_log(top.yaxis)
+        plain_log_ticks(top.yaxis)
     top.set_ylabel("loss")
-    top.legend(frameon=False, fontsize=9)
+    top.legend(**PLAIN_LEGEND)
     if learning_rate is not None:
         panels[1].plot(steps, learning_rate, color=MUTED, lw=1.4)
         panels[1].set_ylabel("learning rate")
@@ -224,7 +195,7 @@ def training_figure(
         panels[1].set_ylim(bottom=0)
     panels[-1].set_xlabel("step")
     for axes in panels:
-        _dress(axes)
+        style_axes(axes)
     return figure
 
 
@@ -269,8 +240,7 @@ def phases_figure(phases: Mapping[str, float]) -> Figure:
     if not len(times) or times.min() < 0 or not times.sum() > 0:
         raise ValueError(f"phases {dict(phases)}; must be times, none negative, some above zero")
     shares = times / times.sum()
-    figure = Figure(figsize=(6.8, 0.8 + 0.36 * len(times)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(6.8, 0.8 + 0.36 * len(times))
     axes = figure.add_subplot()
     bars = axes.barh(list(phases), shares, color=MEASURED, height=0.65)
     axes.bar_label(bars, [f"{100 * share:.1f} %" for share in shares], padding=4, fontsize=9)

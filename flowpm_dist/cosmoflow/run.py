@@ -367,7 +367,8 @@ class TrainingRun:
             self.folder.write_mark(complete=complete, step=step, steps=self.config.total_steps)
 
     def _write_phases(self, outcome: Outcome) -> None:
-        from flowpm_dist.cosmoflow.figures import phases_figure, save_figure, training_figure
+        from flowpm_dist.cosmoflow.figures import phases_figure, training_figure
+        from flowpm_dist.io.figure_style import save_figure
 
         path = self.folder.path
         if not any(outcome.phases.values()):

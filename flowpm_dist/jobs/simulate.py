@@ -209,7 +209,8 @@ def _draw(
     slab: np.ndarray,
     cells: int,
 ) -> None:
-    from flowpm_dist.io.pictures import density_figure, power_spectrum_figure, save_figure
+    from flowpm_dist.io.figure_style import save_figure
+    from flowpm_dist.io.pictures import density_figure, power_spectrum_figure
 
     grid, size = config.box.grid, config.box.size
     thickness = cells * size[2] / grid[2]

@@ -1,7 +1,4 @@
-"""Figures of a reconstruction: slabs, how well it correlates with the truth, how it was found.
-
-Drawn without a display and without touching matplotlib's global state; `save_figure` writes them.
-"""
+"""Figures of a reconstruction: slabs, how well it correlates with the truth, how it was found."""
 
 from __future__ import annotations
 
@@ -11,29 +8,24 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from flowpm_dist.io.pictures import MEASURED, MUTED, THEORY, save_figure
-
-__all__ = [
-    "Slab",
-    "Trace",
-    "chains_figure",
-    "correlation_figure",
-    "loss_figure",
-    "save_figure",
-    "slabs_figure",
-]
+from flowpm_dist.io.figure_style import (
+    COLOURS,
+    MEASURED,
+    MUTED,
+    PLAIN_LEGEND,
+    SMALL_TITLE,
+    THEORY,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+)
 
 MOST_MARKED = 12
 """Stages of a search with a label each."""
-
-COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a23b", "#8e6c8a", "#5b8e3f")
-"""Of chains."""
 
 LEAST = 0.05
 """Density that is shown as empty [mean density]."""
@@ -63,8 +55,7 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
         slab: that they are of.
     """
     count = len(densities) + 1
-    figure = Figure(figsize=(3.3 * count + 1.6, 3.9), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(3.3 * count + 1.6, 3.9)
     panels = list(figure.subplots(1, count, sharey=True))
     norm = _norm(densities)
     for axes, (title, values) in zip(panels[:-1], densities.items(), strict=True):
@@ -73,7 +64,7 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
     bar = figure.colorbar(image, ax=panels[:-1], extend="both", fraction=0.05, pad=0.01)
     bar.set_label("density / mean density")
     if isinstance(norm, LogNorm):
-        _plain_log(bar.ax.yaxis)
+        plain_log_ticks(bar.ax.yaxis)
     most = float(np.nanpercentile(np.abs(residual), 99.5)) or 1.0
     around = Normalize(-most, most)
     title = "data - reconstruction"
@@ -82,7 +73,7 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
     bar.set_label("difference / mean density")
     panels[0].set_ylabel(r"$y$  [Mpc/$h$]")
     thick = f"mean over {slab.thickness:.3g} Mpc/$h$"
-    figure.suptitle(f"{thick} at $z = {1 / slab.a - 1:.3g}$", fontsize=11)
+    figure.suptitle(f"{thick} at $z = {1 / slab.a - 1:.3g}$", **SMALL_TITLE)
     return figure
 
 
@@ -115,8 +106,7 @@ def correlation_figure(
         fields: by name, r(k) and T(k) = sqrt(P / P of the truth).
         nyquist: of the grid [h/Mpc].
     """
-    figure = Figure(figsize=(6.4, 6.4), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(6.4, 6.4)
     top, below = figure.subplots(2, 1, sharex=True)
     for (name, (r, t)), colour in zip(fields.items(), (MEASURED, THEORY), strict=False):
         top.plot(k, r, "o-", ms=3, lw=1.2, color=colour, label=name)
@@ -131,9 +121,9 @@ def correlation_figure(
     for axes in (top, below):
         axes.axhline(1, color=MUTED, lw=1)
         axes.axvline(nyquist, color=MUTED, lw=1, ls=":", label="Nyquist of the grid")
-        _dress(axes)
-    _plain_log(below.xaxis)
-    top.legend(frameon=False, fontsize=9, loc="lower left")
+        style_axes(axes)
+    plain_log_ticks(below.xaxis)
+    top.legend(loc="lower left", **PLAIN_LEGEND)
     return figure
 
 
@@ -155,8 +145,7 @@ def loss_figure(
         prior: minus the log prior of each cell.
         stages: the evaluations each began after, its radius [Mpc/h] and inflation.
     """
-    figure = Figure(figsize=(7.0, 4.4), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(7.0, 4.4)
     axes = figure.add_subplot()
     axes.plot(evaluations, data, color=MEASURED, lw=1.4, label="data, each observed cell")
     axes.plot(evaluations, prior, color=THEORY, lw=1.4, label="prior, each cell")
@@ -179,8 +168,8 @@ def loss_figure(
     axes.set_xlim(0, None)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the labels
-    _dress(axes)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    style_axes(axes)
+    axes.legend(loc="lower right", **PLAIN_LEGEND)
     return figure
 
 
@@ -206,8 +195,7 @@ def chains_figure(traces: Sequence[Trace], warm_up: int) -> Figure:
         traces: a row of panels for each.
         warm_up: moves before the draws.
     """
-    figure = Figure(figsize=(9.0, 1.0 + 1.8 * len(traces)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(9.0, 1.0 + 1.8 * len(traces))
     panels = figure.subplots(
         len(traces), 2, sharey="row", squeeze=False, width_ratios=(4, 1), sharex="col"
     )
@@ -226,20 +214,8 @@ def chains_figure(traces: Sequence[Trace], warm_up: int) -> Figure:
                 axes.axhline(trace.truth, color=MUTED, lw=1, ls="--")
         left.set_ylabel(trace.name)
         left.set_xlim(0, len(trace.values) + 1)
-        _dress(left)
+        style_axes(left)
         right.set_xticks([])
     panels[-1][0].set_xlabel("move; grey: warm-up, dashed: the truth where it is known")
     panels[0][1].set_title("draws", fontsize=10)
     return figure
-
-
-def _plain_log(axis: Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _dress(axes: Axes) -> None:
-    axes.grid(alpha=0.25, lw=0.6, which="major")
-    axes.tick_params(which="both", direction="in", top=True, right=True)
-    axes.set_axisbelow(True)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.config.reconstruction import ReconstructionConfig
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import WriteError, write_text, written_whole
 from flowpm_dist.io.pictures import power_spectrum_figure, project
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
@@ -23,7 +24,6 @@ from flowpm_dist.reconstruction.figures import (
     Slab,
     correlation_figure,
     loss_figure,
-    save_figure,
     slabs_figure,
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder

@@ -13,6 +13,7 @@ import tensorflow as tf
 from scipy.stats import norm
 
 from flowpm_dist.config.reconstruction import ReconstructionConfig
+from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import write_text, written_whole
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
 from flowpm_dist.jobs.progress import WorkProgress
@@ -26,7 +27,7 @@ from flowpm_dist.reconstruction.diagnostics import (
     large_modes,
     wave_numbers,
 )
-from flowpm_dist.reconstruction.figures import Trace, chains_figure, save_figure
+from flowpm_dist.reconstruction.figures import Trace, chains_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.logs import MOVE_COLUMNS
 from flowpm_dist.reconstruction.observations import Observations
