@@ -32,11 +32,12 @@ def worker(method: str, grid: int, gradients: int) -> None:
 
     import flowpm_dist as fpm
     from flowpm_dist import reconstruction as rec
+    from flowpm_dist.observables import ForwardModel
     from flowpm_dist.reconstruction.mock import Mock
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 3)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges)
-    model = rec.ForwardModel(sim)
+    model = ForwardModel(sim)
     model.hold_halo()
     mock = Mock.of(model, 42)
     everywhere = np.ones(sim.box.block)

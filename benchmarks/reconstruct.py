@@ -32,11 +32,12 @@ def worker(grid: int, steps: int, repeats: int) -> None:
 
     import flowpm_dist as fpm
     from flowpm_dist import reconstruction as rec
+    from flowpm_dist.observables import ForwardModel
     from flowpm_dist.reconstruction.posterior import EvenPosterior
 
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 2.0 * grid, edges)
-    model = rec.ForwardModel(sim)
+    model = ForwardModel(sim)
     model.hold_halo()
     data = sim.run(seed=1).density().block
     posterior = rec.Posterior(model, rec.Gaussian(model.box, data, 1.0))

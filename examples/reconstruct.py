@@ -7,12 +7,13 @@ examples/reconstruct.toml is for the command `flowpm-dist reconstruct`.
 
 import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
+from flowpm_dist.observables import ForwardModel
 
 simulation = fpm.Simulation(
     fpm.Cosmology.planck18(), grid=32, box_size=64.0, steps=fpm.scale_factor_steps(0.1, 1.0, 3)
 )
 box = simulation.box
-model = rec.ForwardModel(simulation, "pm")
+model = ForwardModel(simulation, "pm")
 model.hold_halo()
 
 truth = simulation.run(seed=1)

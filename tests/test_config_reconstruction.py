@@ -12,9 +12,9 @@ import pytest
 from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
-    search_mesh,
 )
 from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.reconstruction.plan import search_mesh
 
 GOOD = """
 [box]
@@ -57,19 +57,19 @@ def problems(folder: Path, text: str) -> list[str]:
 
 def test_defaults(tmp_path):
     run = load_reconstruction(write(tmp_path, GOOD))
-    assert run.is_mock and run.data.add_noise and run.data.noise_seed == 0
+    assert run.plan.is_mock and run.data.add_noise and run.data.noise_seed == 0
     assert (run.model.redshift_space, run.model.bias, run.priors.ranges) == (None, None, {})
     search = run.search
     assert (search.optimiser, search.evaluations, search.history) == ("lbfgs", 200, 10)
     assert (search.checkpoint_every, search.keep, search.stages) == (10, 2, None)
-    assert (run.run.precision, run.run.halo, run.a, run.evaluations) == (
+    assert (run.run.precision, run.run.halo, run.plan.a, run.plan.evaluations) == (
         "float32", "auto", 1.0, 200,
     )  # fmt: skip
 
 
 def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
     listed = GOOD.replace("steps = 2", "edges = [0.1, 0.3, 0.6]")
-    assert load_reconstruction(write(tmp_path, listed)).a == 0.6
+    assert load_reconstruction(write(tmp_path, listed)).plan.a == 0.6
 
 
 def test_the_examples():
@@ -113,7 +113,7 @@ def test_resolved_holds_nothing_without_a_meaning(tmp_path):
 
 
 def test_stages_tell_the_evaluations(tmp_path):
-    assert load_reconstruction(write(tmp_path, VARIANTS[-1])).evaluations == 25
+    assert load_reconstruction(write(tmp_path, VARIANTS[-1])).plan.evaluations == 25
 
 
 def test_priors_keep_their_ranges(tmp_path):

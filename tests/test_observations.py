@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import zarr
 
-from flowpm_dist.config.reconstruction_sections import ObservedSection
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.reconstruction import observations
 from flowpm_dist.reconstruction.observations import Observations, file_misfits
+from flowpm_dist.reconstruction.options import ObservedOptions
 
 GRID = (4, 6, 8)
 
@@ -20,7 +20,7 @@ def a_density(seed: int = 0) -> np.ndarray:
     return density / density.mean()
 
 
-def section(folder: Path, **keys) -> ObservedSection:
+def section(folder: Path, **keys) -> ObservedOptions:
     """A data section; arrays become files of their key's name."""
     given = {"kind": "density", "sigma": 0.5} | keys
     if given["kind"] == "counts":
@@ -29,7 +29,7 @@ def section(folder: Path, **keys) -> ObservedSection:
         if isinstance(value, np.ndarray):
             np.save(folder / f"{key}.npy", value)
             given[key] = folder / f"{key}.npy"
-    return ObservedSection(**given)
+    return ObservedOptions(**given)
 
 
 def problems(folder: Path, **keys) -> dict[str, str]:

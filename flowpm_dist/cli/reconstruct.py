@@ -29,16 +29,16 @@ from flowpm_dist.config.reconstruction import (
     ReconstructionConfig,
     check_reconstruction_mesh,
     load_reconstruction,
-    search_mesh,
 )
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.observations import Observations
+from flowpm_dist.reconstruction.plan import search_mesh
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.reconstruction.run import Outcome
+    from flowpm_dist.reconstruction.search_session import Outcome
 
 MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
@@ -199,7 +199,14 @@ def _reconstruct(plan: Plan) -> Outcome:
         from meshimpl.process_mesh import ProcessMesh
 
         try:
-            outcome = whole(plan.config, plan.mesh, plan.folder, progress, resume=plan.resume)
+            outcome = whole(
+                plan.config.plan,
+                plan.mesh,
+                plan.folder,
+                progress,
+                run_text=plan.config.with_mesh(search_mesh(plan.mesh)).resolved(),
+                resume=plan.resume,
+            )
         except CheckpointError as error:
             raise StoppedError(str(error)) from error
     if rank == 0:
@@ -215,7 +222,7 @@ def describe(plan: Plan) -> str:
     unknowns = f"{math.prod(config.box.grid):,} cells"
     if names := ", ".join(config.priors.ranges):
         unknowns += f" and {names}"
-    data = "a mock" if config.is_mock else str(config.data.file)
+    data = "a mock" if config.plan.is_mock else str(config.data.file)
     asked = config.sampler
     chains = ""
     if asked.draws:
@@ -258,7 +265,7 @@ def tell(plan: Plan, outcome: Outcome) -> None:
 def report(plan: Plan, outcome: Outcome) -> str:
     """Where to look, and the figures that come first."""
     facts, path = outcome.facts, plan.folder.path
-    if plan.config.is_mock:
+    if plan.config.plan.is_mock:
         spectra = "correlation.png     with the truth, and T(k); numbers in metrics.csv"
     else:
         spectra = "power_spectrum.png  of what was found; numbers in metrics.csv"

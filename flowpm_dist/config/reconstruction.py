@@ -22,14 +22,7 @@ from flowpm_dist.config.checks import (
     read_table,
     to_toml,
 )
-from flowpm_dist.config.reconstruction_sections import (
-    BIASES,
-    FittedSection,
-    ModelSection,
-    ObservedSection,
-    SamplerSection,
-    SearchSection,
-)
+from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.simulation import check_mesh, evolution_rules, universe_rules
 from flowpm_dist.cosmology.options import CosmologyOptions
@@ -37,8 +30,18 @@ from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import misfits, parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.observables.options import BIASES
 from flowpm_dist.options import Options, three
 from flowpm_dist.reconstruction.observations import file_misfits
+from flowpm_dist.reconstruction.options import (
+    FittedOptions,
+    ModelOptions,
+    ObservedOptions,
+    SamplerOptions,
+    SearchOptions,
+)
+from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
 GOES_WITH: dict[str, tuple[str, str]] = {
     "data.sigma": ("data.kind", "density"),
@@ -66,29 +69,27 @@ class ReconstructionConfig(Options):
     box: BoxOptions
     cosmology: CosmologyOptions
     evolution: EvolutionSection
-    model: ModelSection
-    data: ObservedSection
-    priors: FittedSection
-    search: SearchSection
-    sampler: SamplerSection
+    model: ModelOptions
+    data: ObservedOptions
+    priors: FittedOptions
+    search: SearchOptions
+    sampler: SamplerOptions
     mesh: BatchedMeshOptions
     run: RunOptions
 
     @property
-    def is_mock(self) -> bool:
-        """Whether the truth is known."""
-        return self.data.mock_seed is not None
-
-    @property
-    def a(self) -> float:
-        """Scale factor of the data: the last of the evolution."""
-        return self.evolution.edges[-1] if self.evolution.edges else self.evolution.a_stop
-
-    @property
-    def evaluations(self) -> int:
-        """Of the gradient, in all, at most about."""
-        stages = self.search.stages
-        return sum(n for *_, n in stages) if stages else self.search.evaluations
+    def plan(self) -> ReconstructionPlan:
+        """What the run file asks for, without the ranks."""
+        initial = InitialOptions(lpt_order=self.model.lpt_order)
+        return ReconstructionPlan(
+            simulation=simulation_plan(self.box, initial, self.evolution, self.run),
+            cosmology=self.cosmology,
+            model=self.model,
+            data=self.data,
+            priors=self.priors,
+            search=self.search,
+            sampler=self.sampler,
+        )
 
     def resolved(self) -> str:
         """The run as TOML with all defaults and full paths; `load_reconstruction` reads it back.
@@ -101,14 +102,14 @@ class ReconstructionConfig(Options):
             beside, _, other_key = other.partition(".")
             if getattr(getattr(self, beside), other_key) != wanted:
                 idle.setdefault(section, []).append(key)
-        if not self.is_mock:
+        if self.data.mock_seed is None:
             idle.setdefault("data", []).extend(OF_A_MOCK)
         if self.data.kind == "density" and not self.data.add_noise:
             idle.setdefault("data", []).append("noise_seed")
         if self.search.stages is not None:
             idle.setdefault("search", []).append("evaluations")
         if not self.sampler.draws:
-            idle["sampler"] = list(SamplerSection.model_fields)
+            idle["sampler"] = list(SamplerOptions.model_fields)
         return to_toml(self, idle)
 
     def with_mesh(self, shape: str) -> ReconstructionConfig:
@@ -164,13 +165,6 @@ def check_reconstruction_mesh(
     return check_mesh(config, ranks, source=source)
 
 
-def search_mesh(shape: str) -> str:
-    """The mesh of the search: ranks of the replica axis work on x, too."""
-    axes = parse_mesh(shape, batched=True)
-    row = axes.pop("replica", 1) * axes.pop("row", 1)
-    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())
-
-
 def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
     return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
 
@@ -200,7 +194,7 @@ def _noise(file: ParsedRunFile) -> Iterator[Problem]:
     kind = file.value("data", "kind")
     for key, wanted in (("sigma", "density"), ("mean_count", "counts")):
         if kind == wanted and key not in file.given.get("data", {}):
-            allowed = ObservedSection.model_fields[key].description
+            allowed = ObservedOptions.model_fields[key].description
             yield Problem(f"data.{key}", f'is missing: with kind = "{kind}" it must be {allowed}')
 
 
@@ -238,7 +232,7 @@ def _stages(file: ParsedRunFile) -> Iterator[Problem]:
 def _fitted(file: ParsedRunFile) -> Iterator[Problem]:
     """What is fitted is a parameter of the model; a mock's own values are possible ones."""
     bias = file.value("model", "bias") or {}
-    for name in FittedSection.model_fields:
+    for name in FittedOptions.model_fields:
         limits = file.value("priors", name)
         if limits is None:
             continue
@@ -259,7 +253,7 @@ def _chains(file: ParsedRunFile) -> Iterator[Problem]:
     """Keys of [sampler] mean something where draws are asked for."""
     given = file.given.get("sampler", {})
     if file.value("sampler", "draws") == 0:
-        others = [key for key in given if key in SamplerSection.model_fields and key != "draws"]
+        others = [key for key in given if key in SamplerOptions.model_fields and key != "draws"]
         if others:
             what = "is missing, or 0: so many draws of each chain as are wanted, or leave out "
             yield Problem("sampler.draws", f"{what}{', '.join(others)}")

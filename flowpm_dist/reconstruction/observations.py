@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.config.reconstruction_sections import ObservedSection
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.reconstruction.options import ObservedOptions
 
 REASON = (0.5, 2.0)
 """The mean of a density over the observed cells, and that of counts over what is expected."""
@@ -70,19 +70,19 @@ class ObservedBlock:
 
 
 class Observations:
-    """The files of a data section, opened; or the numbers in their place.
+    """The opened files of what is observed, or the numbers in their place.
 
     Args:
-        section: whose files fit `grid`, see `file_misfits`.
+        options: whose files fit `grid`, see `file_misfits`.
         grid: cells along each side.
 
     Raises:
         VolumeError: a file that cannot be opened any more.
     """
 
-    def __init__(self, section: ObservedSection, grid: tuple[int, int, int]) -> None:
-        self._section, self._grid = section, grid
-        self._volumes = {key: open_volume(path) for key, path in section.files.items()}
+    def __init__(self, options: ObservedOptions, grid: tuple[int, int, int]) -> None:
+        self._options, self._grid = options, grid
+        self._volumes = {key: open_volume(path) for key, path in options.files.items()}
 
     def block(self, offset: tuple[int, int, int], shape: tuple[int, int, int]) -> ObservedBlock:
         """A part of the grid; only that is read.
@@ -98,12 +98,12 @@ class Observations:
         mask, sigma, data = (self._read(key, place) for key in ("mask", "sigma", "file"))
         mask = np.ones(shape) if mask is None else mask
         seen = mask > 0
-        if self._section.kind == "density":
-            given = self._section.sigma
+        if self._options.kind == "density":
+            given = self._options.sigma
             sigma = np.full(shape, given) if sigma is None else sigma
             sigma = np.where(seen, sigma, 1.0)
         if data is not None:
-            data = np.where(seen, data, 1.0 if self._section.kind == "density" else 0.0)
+            data = np.where(seen, data, 1.0 if self._options.kind == "density" else 0.0)
         return ObservedBlock(mask, sigma, data)
 
     def _read(self, key: str, place: tuple[slice, ...]) -> np.ndarray | None:
@@ -151,19 +151,19 @@ class Observations:
         if (data := values.get("file")) is not None:
             must = "must be finite wherever the mask is above 0"
             yield "file", seen & ~np.isfinite(data), must
-            if self._section.kind == "counts":
+            if self._options.kind == "counts":
                 yield "file", seen & (data < 0), "counts must be at least 0"
 
     def _unreasonable(self, total: float, cells: int, expected: float) -> dict[str, str]:
         where, (low, high) = self._volumes["file"].where, REASON
-        if self._section.kind == "density":
+        if self._options.kind == "density":
             mean = total / cells
             if low <= mean <= high:
                 return {}
             hint = "; of an overdensity: add 1" if abs(mean) < low else ""
             what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
             return {"file": f"= {where} {what}, from {low:g} to {high:g}{hint}"}
-        mean, given = total / expected, self._section.mean_count or 1.0
+        mean, given = total / expected, self._options.mean_count or 1.0
         if low <= mean / given <= high:
             return {}
         what = f"{where} has {mean:.4g} in a cell that is observed, on average"

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config.reconstruction import ReconstructionConfig
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import WriteError, write_text, written_whole
-from flowpm_dist.io.pictures import power_spectrum_figure, project
+from flowpm_dist.io.pictures import power_spectrum_figure
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.simulate import versions
 from flowpm_dist.jobs.tables import read_rows
-from flowpm_dist.observables.forward_model import ForwardModel, Parameters
 from flowpm_dist.reconstruction.figures import (
     Slab,
     correlation_figure,
@@ -27,12 +24,13 @@ from flowpm_dist.reconstruction.figures import (
     slabs_figure,
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.logs import LARGE, SMALL
 from flowpm_dist.reconstruction.parts import Observed
+from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
+from flowpm_dist.reconstruction.slabs import slab_maps
+from flowpm_dist.reconstruction.spectra import Spectra
+from flowpm_dist.reconstruction.universe import Universe
 from flowpm_dist.reconstruction.unknowns import Unknowns
-from flowpm_dist.simulation.state import State
-from flowpm_dist.statistics import Comparison, compare, power_spectrum
 
 MEANINGS = {
     **FIELDS,
@@ -47,71 +45,32 @@ MEANINGS = {
 COUNTS = ("1", "what was counted in each cell; 0 where nothing is observed")
 
 
-@dataclass(frozen=True)
-class Universe:
-    """A universe, found or true.
-
-    Attributes:
-        state: its particles and initial conditions.
-        matter: density [mean density].
-        expected: density that would be observed of it.
-    """
-
-    state: State
-    matter: Field
-    expected: Field
-
-    @classmethod
-    def of(cls, model: ForwardModel, state: State, parameters: Parameters) -> Universe:
-        """What a model's run gave."""
-        of_matter = ForwardModel(model.simulation, model.structure)
-        return cls(
-            state,
-            Field(of_matter.observe(state, {}), state.box),
-            Field(model.observe(state, parameters), state.box),
-        )
-
-
-@dataclass(frozen=True)
-class Spectra:
-    """Two-point statistics of what was found.
-
-    Attributes:
-        k, modes: of the bins [h/Mpc].
-        columns: further ones by name, with units.
-        compared: initial and final field against the truth, where there is one.
-    """
-
-    k: np.ndarray
-    modes: np.ndarray
-    columns: dict[str, np.ndarray]
-    compared: dict[str, Comparison]
-
-
 class Results:
     """Writes what was found. On all ranks together.
 
     Args:
-        config: with the mesh that was used.
+        plan: of the reconstruction.
         folder: begun on rank 0.
         posterior: that was searched.
         observed: the data.
+        run_text: the run file with all defaults, which the fields keep.
     """
 
     def __init__(
         self,
-        config: ReconstructionConfig,
+        plan: ReconstructionPlan,
         folder: ReconstructionFolder,
         posterior: Posterior,
         observed: Observed,
+        run_text: str,
     ) -> None:
-        self._config, self._folder = config, folder
+        self._plan, self._folder, self._run_text = plan, folder, run_text
         self._posterior, self._observed = posterior, observed
         self._model = posterior.model
         self._box = self._model.simulation.box
 
     def write(self, point: Unknowns, facts: dict[str, Any]) -> dict[str, Any]:
-        """Write everything; the fields are moved into place last.
+        """Writes everything; the fields are moved into place last.
 
         Args:
             point: that was found.
@@ -129,14 +88,14 @@ class Results:
         found = Universe.of(model, state, parameters)
         truth = None if mock is None else Universe.of(model, mock.state, {})
         values = {name: float(value) for name, value in parameters.items()}
-        spectra = self._spectra(found, truth)
-        slabs = self._slabs(found, truth)
-        facts = {**self._facts(point, values), **_correlations(spectra), **facts}
+        spectra = Spectra.of(model, found, truth, self._plan.a)
+        slabs = slab_maps(self._observed, found, truth, self._layers)
+        facts = {**self._facts(point, values), **spectra.correlations(), **facts}
         facts["versions"] = versions()
         aside = self._folder.fields.with_name(f".{self._folder.fields.name}.partial")
         if self._box.mesh.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
-        meanings = MEANINGS | ({"data": COUNTS} if self._config.data.kind == "counts" else {})
+        meanings = MEANINGS | ({"data": COUNTS} if self._plan.data.kind == "counts" else {})
         write_snapshot(aside, self._fields(found, truth), self._header(values), meanings)
         if self._box.mesh.rank == 0:
             self._write_tables(spectra, facts)
@@ -154,9 +113,9 @@ class Results:
             "density": found.matter,
             "data": Field(tf.constant(observed.data, box.dtype), box),
         }
-        if self._config.model.bias or self._config.model.redshift_space:
+        if self._plan.model.bias or self._plan.model.redshift_space:
             fields["expected"] = found.expected
-        if self._config.data.mask is not None:
+        if self._plan.data.mask is not None:
             fields["mask"] = Field(tf.constant(observed.mask, box.dtype), box)
         if truth is not None:
             fields["truth_white_noise"] = truth.state.white_noise
@@ -165,23 +124,23 @@ class Results:
         return fields
 
     def _header(self, values: dict[str, float]) -> dict[str, Any]:
-        config = self._config
-        cosmology = config.cosmology.model_dump(exclude_none=True)
+        box = self._plan.simulation.box
+        cosmology = self._plan.cosmology.model_dump(exclude_none=True)
         fitted = {name: value for name, value in values.items() if name in cosmology}
         return {
-            "a": config.a,
-            "box_size": list(config.box.size),
+            "a": self._plan.a,
+            "box_size": list(box.size),
             "box_size_units": "Mpc/h",
-            "grid": list(config.box.grid),
+            "grid": list(box.grid),
             "cosmology": {**cosmology, **fitted},
-            "config": config.resolved(),
+            "config": self._run_text,
             "versions": versions(),
         }
 
     def _facts(self, point: Unknowns, values: dict[str, float]) -> dict[str, Any]:
-        """What is known of the point itself."""
+        """Returns what is known of the point itself."""
         posterior, at = self._posterior, self._posterior.evaluate(point)
-        own = {**self._config.cosmology.model_dump(), **self._model.bias}
+        own = {**self._plan.cosmology.model_dump(), **self._model.bias}
         parameters: dict[str, Any] = {}
         for name, value in values.items():
             parameters[name] = {"value": value, "prior": list(posterior.priors[name])}
@@ -199,57 +158,10 @@ class Results:
             "cells": self._box.cells,
         }
 
-    def _spectra(self, found: Universe, truth: Universe | None) -> Spectra:
-        # Linear theory on the grid paints no particles.
-        window = None if self._config.model.structure == "linear" else "cic"
-        if truth is not None:
-            initial = compare(found.state.linear_delta, truth.state.linear_delta)
-            final = compare(found.matter, truth.matter, window=window)  # type: ignore[arg-type]
-            columns = {
-                "r initial": initial.correlation,
-                "T initial": initial.transfer,
-                "r final": final.correlation,
-                "T final": final.transfer,
-            }
-            return Spectra(
-                initial.k, initial.modes, columns, {"initial field": initial, "final field": final}
-            )
-        initial_power = power_spectrum(found.state.linear_delta)
-        final_power = power_spectrum(found.matter, window=window)  # type: ignore[arg-type]
-        k = initial_power.k
-        theory = self._model.simulation.power
-        columns = {
-            "P initial at a = 1 [(Mpc/h)^3]": initial_power.power,
-            "linear at a = 1 [(Mpc/h)^3]": np.asarray(theory(k, 1.0)),
-            "P final [(Mpc/h)^3]": final_power.power,
-            "linear [(Mpc/h)^3]": np.asarray(theory(k, self._config.a)),
-        }
-        return Spectra(k, initial_power.modes, columns, {})
-
     @property
     def _layers(self) -> int:
+        """The cells along z that a slab is a mean over."""
         return max(1, self._box.grid[2] // 8)
-
-    def _slabs(self, found: Universe, truth: Universe | None) -> dict[str, np.ndarray] | None:
-        """Maps by title, the residual last, on rank 0: means over what is observed."""
-        seen = tf.constant(self._observed.mask > 0)
-        share = self._projected(tf.cast(seen, self._box.dtype))
-        data = tf.constant(self._observed.map_of(), self._box.dtype)
-        blocks = {"data": data, "reconstruction": found.expected.block}
-        blocks = ({} if truth is None else {"truth": truth.expected.block}) | blocks
-        blocks["residual"] = data - found.expected.block
-        maps = {}
-        for title, block in blocks.items():
-            of_data = title in ("data", "residual")
-            whole = self._projected(tf.where(seen, block, 0) if of_data else block)
-            if whole is None or share is None:
-                continue
-            some = np.where(share > 0, share, np.nan)
-            maps[title] = whole / some if of_data else whole
-        return maps or None
-
-    def _projected(self, block: tf.Tensor) -> np.ndarray | None:
-        return project(Field(block, self._box), self._layers)
 
     def _write_tables(self, spectra: Spectra, facts: dict[str, Any]) -> None:
         table = np.column_stack([spectra.k, spectra.modes, *spectra.columns.values()])
@@ -266,13 +178,13 @@ class Results:
         figures = {}
         if slabs is not None:
             residual = slabs.pop("residual")
-            slab = Slab(self._layers * box.cell[2], box.size[:2], self._config.a)
+            slab = Slab(self._layers * box.cell[2], box.size[:2], self._plan.a)
             figures["slabs.png"] = slabs_figure(slabs, residual, slab)
         if spectra.compared:
             fields = {n: (c.correlation, c.transfer) for n, c in spectra.compared.items()}
             figures["correlation.png"] = correlation_figure(spectra.k, fields, nyquist)
         else:
-            power, a = self._model.simulation.power, self._config.a
+            power, a = self._model.simulation.power, self._plan.a
             figures["power_spectrum.png"] = power_spectrum_figure(
                 spectra.k,
                 spectra.columns["P final [(Mpc/h)^3]"],
@@ -309,13 +221,3 @@ class Results:
             aside.rename(final)
         except OSError as error:
             raise WriteError.of(final, error) from error
-
-
-def _correlations(spectra: Spectra) -> dict[str, Any]:
-    """With the truth, at a few wavenumbers."""
-    rows = {}
-    for wanted in (LARGE, SMALL) if spectra.compared else ():
-        i = int(np.argmin(np.abs(np.log(spectra.k / wanted))))
-        of_fields = {f"r {n}": float(c.correlation[i]) for n, c in spectra.compared.items()}
-        rows[i] = {"k [h/Mpc]": float(spectra.k[i]), **of_fields}
-    return {"correlations": list(rows.values())} if rows else {}

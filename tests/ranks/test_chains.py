@@ -18,12 +18,12 @@ from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
 from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.observables import ForwardModel
 from flowpm_dist.reconstruction import (
     HMC,
     LBFGS,
     Annealing,
     Checkpoints,
-    ForwardModel,
     Gaussian,
     Microcanonical,
     Posterior,
@@ -304,7 +304,14 @@ def sampled(path, config, progress=None, resume=False):
         folder.begin(resume=resume)
     ranks.barrier()
     progress = progress or WorkProgress(rank=1)
-    outcome = reconstruct(config, CHAIN_MESH[SIZE], folder, progress, resume=resume)
+    outcome = reconstruct(
+        config.plan,
+        CHAIN_MESH[SIZE],
+        folder,
+        progress,
+        run_text=config.resolved(),
+        resume=resume,
+    )
     folder.release()
     with folder.draws.open() as file:
         return outcome, list(csv.DictReader(file))

@@ -9,14 +9,14 @@ from conftest import SIZE, process_mesh, shared_folder
 from scipy import stats
 
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
-from flowpm_dist.observables.forward_model import bias_expansion
+from flowpm_dist.observables import ForwardModel
+from flowpm_dist.observables.bias.lagrangian import bias_expansion
 from flowpm_dist.reconstruction import (
     LBFGS,
     Adam,
     Annealing,
     CheckpointError,
     Checkpoints,
-    ForwardModel,
     Gaussian,
     NoProgressError,
     Poisson,

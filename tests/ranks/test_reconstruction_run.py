@@ -12,7 +12,7 @@ from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import model_of, observed_of
-from flowpm_dist.reconstruction.run import Reconstruction
+from flowpm_dist.reconstruction.search_session import SearchSession
 
 RUN = """
 [box]
@@ -54,7 +54,8 @@ def found_in(path, config, mesh, resume=False):
     if mesh.rank == 0:
         folder.begin(resume=resume)
     mesh.barrier()
-    outcome = Reconstruction(config, mesh, folder, WorkProgress(rank=1)).run(resume=resume)
+    progress, text = WorkProgress(rank=1), config.resolved()
+    outcome = SearchSession(config.plan, mesh, folder, progress, text).run(resume=resume)
     mesh.barrier()
     with (path / "iterations.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -63,12 +64,12 @@ def found_in(path, config, mesh, resume=False):
 
 @pytest.mark.parametrize("data", [DENSITY, COUNTS], ids=["density", "counts"])
 def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, data):
-    config = config_of(tmp_path, data)
+    plan = config_of(tmp_path, data).plan
     solo = process_mesh(f"row:{SIZE}").without("row")
     blocks = []
     for ranks in (mesh, solo):
-        model = model_of(config, ranks)
-        blocks.append((model.box, observed_of(config, model).data))
+        model = model_of(plan, ranks)
+        blocks.append((model.box, observed_of(plan, model).data))
     (box, block), (_, whole) = blocks
     place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
     np.testing.assert_allclose(block, whole[place], atol=1e-10)

@@ -1,35 +1,19 @@
-"""The sections that only the run file of a reconstruction has."""
+"""The options of a reconstruction. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import ParameterRanges, PrimordialAmplitude
 from flowpm_dist.cosmology.ranges import RANGES
-from flowpm_dist.options import AnyPath, Length, Options, Pair, Seed, count, nearest, rows
+from flowpm_dist.observables.options import A_BIAS, BiasValue, ForwardModelOptions
+from flowpm_dist.options import AnyPath, Length, Options, Pair, Seed, count, rows
 
-BIASES = ("b", "b1", "b2", "bs2")
-"""Of the density that has formed; and of second order in the initial one."""
+A_SEED = "a whole number of at least 0"
 
-
-def _known_biases(bias: Mapping[str, float]) -> Mapping[str, float]:
-    for name in bias:
-        if name not in BIASES:
-            raise ValueError(f"there is no bias {name!r}{nearest(name, BIASES)}")
-    if not bias or ("b" in bias and len(bias) > 1):
-        raise ValueError("either b alone, or some of b1, b2, bs2")
-    return bias
-
-
-def _prior(what: str) -> Any:
-    return Field(default=None, description=f"[low, high] with low below high, each {what}")
-
-
-BiasValue = Annotated[float, Field(ge=-20, le=20)]
 Stages = Annotated[
     tuple[
         tuple[
@@ -43,29 +27,33 @@ Stages = Annotated[
     BeforeValidator(rows),
 ]
 
-A_SEED = "a whole number of at least 0"
-A_BIAS = "a number from -20 to 20"
+
+def _prior(what: str) -> Any:
+    return Field(default=None, description=f"[low, high] with low below high, each {what}")
 
 
-class ModelSection(Options):
-    """From white noise to what is observed, see `reconstruction.forward.ForwardModel`."""
+class ModelOptions(ForwardModelOptions):
+    """From white noise to what is observed, and how far that is trusted.
 
-    structure: Literal["linear", "1lpt", "2lpt", "pm"] = Field(
-        default="pm", description='"linear", "1lpt", "2lpt" or "pm"'
-    )
-    redshift_space: Literal["x", "y", "z"] | None = Field(
-        default=None, description='the line of sight of redshift space: "x", "y" or "z"'
-    )
-    bias: Annotated[dict[str, BiasValue], AfterValidator(_known_biases)] | None = Field(
-        default=None,
-        description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
-        f"{A_BIAS}",
-    )
+    Attributes:
+        error: standard deviation of the model, as a share of a cell's density.
+    """
+
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
 
-class ObservedSection(Options):
-    """What is observed: a file, or a mock universe."""
+class ObservedOptions(Options):
+    """What is observed: a file, or a mock universe.
+
+    Attributes:
+        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed.
+        file: of the data.
+        mock_seed: of the white noise of a mock universe, instead of a file.
+        noise_seed, add_noise: of the noise of a mock.
+        sigma: standard deviation of a cell's noise [mean density].
+        mean_count: of a cell of mean density.
+        mask: the share of each cell that is observed.
+    """
 
     kind: Literal["density", "counts"] = Field(description='"density" or "counts"')
     file: AnyPath | None = Field(
@@ -90,13 +78,13 @@ class ObservedSection(Options):
 
     @property
     def files(self) -> dict[str, Path]:
-        """Those that are named, by key."""
+        """The files that are named, by key."""
         named = {key: getattr(self, key) for key in ("file", "sigma", "mask")}
         return {key: path for key, path in named.items() if isinstance(path, Path)}
 
 
-class FittedSection(ParameterRanges):
-    """Parameters that are found along, each uniform between two values."""
+class FittedOptions(ParameterRanges):
+    """The parameters that are found along, each uniform between two values."""
 
     A_s: Pair[PrimordialAmplitude] | None = _prior(RANGES["A_s"].what)
     b: Pair[BiasValue] | None = _prior(A_BIAS)
@@ -106,12 +94,24 @@ class FittedSection(ParameterRanges):
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest value of each parameter that is fitted."""
+        """The lowest and the highest value of each parameter that is fitted."""
         return self.model_dump(exclude_none=True)
 
 
-class SearchSection(Options):
-    """How the most probable initial conditions are sought, see `reconstruction.search.Search`."""
+class SearchOptions(Options):
+    """How the most probable initial conditions are sought, see `reconstruction.search.Search`.
+
+    Attributes:
+        optimiser: "lbfgs" or "adam".
+        evaluations: of the gradient in all, of the default stages.
+        stages: radius [Mpc/h], inflation of the noise, and evaluations of each stage.
+        history: steps that L-BFGS remembers.
+        rate: the learning rate of Adam.
+        seed: of the small white noise that the search begins with.
+        tolerance: see `Search`.
+        checkpoint_every: iterations between checkpoints.
+        keep: how many checkpoints are kept.
+    """
 
     optimiser: Literal["lbfgs", "adam"] = Field(default="lbfgs", description='"lbfgs" or "adam"')
     evaluations: int = count(200)
@@ -128,8 +128,23 @@ class SearchSection(Options):
     keep: int = count(2)
 
 
-class SamplerSection(Options):
-    """Draws from the posterior after the search, see `reconstruction.chains.Chains`."""
+class SamplerOptions(Options):
+    """Draws from the posterior after the search, see `reconstruction.chains.Chains`.
+
+    Attributes:
+        draws: of each chain after the warm-up; 0: no chains are drawn.
+        chains: how many.
+        warm_up: moves before the draws.
+        start: where the chains begin: at draws of the "prior", or about the point that was "found".
+        method: "microcanonical" or "hmc".
+        leaps: steps of a move.
+        length: over which a microcanonical momentum is forgotten.
+        energy_error: that the step size of microcanonical chains aims at.
+        target: the acceptance that the step size of HMC aims at.
+        seed: of all that is drawn.
+        keep_every: draws from one kept field to the next.
+        checkpoint_every: moves between checkpoints.
+    """
 
     draws: int = Field(default=0, ge=0, description="a whole number; 0: no chains are drawn")
     chains: int = count(2)

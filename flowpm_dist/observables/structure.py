@@ -1,0 +1,62 @@
+"""What forms structure: linear theory on the grid, LPT, or the particle mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.grid.field import Field
+from flowpm_dist.observables.options import LineOfSight, Structure
+from flowpm_dist.observables.per_chain import as_factor
+from flowpm_dist.simulation.simulation import Simulation
+from flowpm_dist.simulation.state import State
+
+
+@dataclass(frozen=True)
+class StructureFormation:
+    """A way from white noise to a density contrast.
+
+    Attributes:
+        makes_steps: whether the particles are evolved; they stand where LPT puts them otherwise.
+        has_particles: whether the density is that of particles; that of linear theory otherwise.
+        lpt_order: the order of LPT that the simulation must have; None if any will do.
+    """
+
+    makes_steps: bool = False
+    has_particles: bool = True
+    lpt_order: int | None = None
+
+    def state(
+        self,
+        simulation: Simulation,
+        white_noise: Field,
+        cosmology: Cosmology | Sequence[Cosmology] | None,
+    ) -> State:
+        """Returns the universe of white noise at the last of the simulation's steps."""
+        make = simulation.run if self.makes_steps else simulation.lpt
+        return make(white_noise=white_noise, cosmology=cosmology)
+
+    def contrast(
+        self, state: State, axis: LineOfSight | None = None, weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns this rank's block of the density contrast [..., x, y, z].
+
+        Args:
+            state: the universe.
+            axis: the line of sight of redshift space.
+            weights: of the particles [..., x, y, z].
+        """
+        if not self.has_particles:
+            return state.linear_delta.block * as_factor(state.linear_growth, state.box)
+        return state.density(redshift_space=axis, weights=weights).block - 1
+
+
+STRUCTURES: dict[Structure, StructureFormation] = {
+    "linear": StructureFormation(has_particles=False),
+    "1lpt": StructureFormation(lpt_order=1),
+    "2lpt": StructureFormation(lpt_order=2),
+    "pm": StructureFormation(makes_steps=True),
+}

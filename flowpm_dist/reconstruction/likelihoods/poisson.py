@@ -1,0 +1,65 @@
+"""Counts of tracers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.reconstruction.likelihoods.base import (
+    EXACT,
+    Annealing,
+    Likelihood,
+    in_dtype_of,
+    sum_over_cells,
+)
+
+LEAST_DENSITY = 0.02
+"""A density below about this [mean density] counts as this: rates of counts are positive."""
+
+
+class Poisson(Likelihood):
+    """Counts of tracers, drawn in each cell from a Poisson distribution of mean_count x density.
+
+    Annealing takes them as Gaussian, with variance mean_count.
+
+    Args:
+        box: of the model's densities.
+        counts: block [x, y, z].
+        mean_count: of a cell of mean density that is observed; a number, or a block [x, y, z].
+        observed: see `Likelihood`; the share of a cell that is observed lowers its rate.
+    """
+
+    def __init__(
+        self, box: Box, counts: tf.Tensor, mean_count: Any, observed: tf.Tensor | None = None
+    ) -> None:
+        super().__init__(box, observed)
+        self._counts = tf.where(self.observed > 0, tf.cast(counts, box.dtype), 0)
+        self._rate = self.observed * in_dtype_of(box, mean_count)
+
+    def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
+        """See `Likelihood`."""
+        return self._rate
+
+    def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
+        """See `Likelihood`."""
+        positive = tf.where(self._rate > 0, self._rate, tf.ones_like(self._rate))
+        return (density * self._rate - self._counts) / tf.sqrt(positive)
+
+    def parts(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
+        """Returns half the deviance: the log likelihood less that of rates equal to the counts."""
+        if annealing != EXACT:
+            return super().parts(density, annealing)
+        rate = self._rate * positive_density(density)
+        counts = self._counts
+        some = counts > 0
+        safe_rate = tf.where(rate > 0, rate, tf.ones_like(rate))
+        ratio = tf.where(some, counts, tf.ones_like(counts)) / safe_rate
+        surprise = tf.where(some, counts * tf.math.log(ratio), tf.zeros_like(rate))
+        return sum_over_cells(rate - counts + surprise)
+
+
+def positive_density(density: tf.Tensor) -> tf.Tensor:
+    """Returns the density bent smoothly to stay above 0: softplus of scale `LEAST_DENSITY`."""
+    return LEAST_DENSITY * tf.math.softplus(density / LEAST_DENSITY)

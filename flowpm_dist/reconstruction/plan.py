@@ -1,0 +1,71 @@
+"""What a reconstruction does, as one object without TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flowpm_dist.cosmology.options import CosmologyOptions
+from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.reconstruction.options import (
+    FittedOptions,
+    ModelOptions,
+    ObservedOptions,
+    SamplerOptions,
+    SearchOptions,
+)
+from flowpm_dist.simulation.plan import SimulationPlan
+
+
+@dataclass(frozen=True)
+class ReconstructionPlan:
+    """Everything that defines a reconstruction, except the ranks.
+
+    Attributes:
+        simulation: box, steps, LPT order, integrator, precision.
+        cosmology: of the model, and of a mock universe.
+        model: from white noise to what is observed.
+        data: what is observed.
+        priors: the parameters that are fitted along.
+        search: for the most probable initial conditions.
+        sampler: chains after the search.
+    """
+
+    simulation: SimulationPlan
+    cosmology: CosmologyOptions
+    model: ModelOptions
+    data: ObservedOptions
+    priors: FittedOptions = field(default_factory=FittedOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    sampler: SamplerOptions = field(default_factory=SamplerOptions)
+
+    @property
+    def is_mock(self) -> bool:
+        """Whether the truth is known."""
+        return self.data.mock_seed is not None
+
+    @property
+    def a(self) -> float:
+        """The scale factor of the data: the last of the evolution."""
+        return self.simulation.a_stop
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The cells along each side."""
+        return self.simulation.box.grid
+
+    @property
+    def evaluations(self) -> int:
+        """How many gradients the search takes, at most about."""
+        stages = self.search.stages
+        return sum(n for *_, n in stages) if stages else self.search.evaluations
+
+
+def search_mesh(shape: str) -> str:
+    """Returns the mesh of the search: ranks of the replica axis work on x, too.
+
+    Args:
+        shape: of the whole job, such as "replica:2,row:2".
+    """
+    axes = parse_mesh(shape, batched=True)
+    row = axes.pop("replica", 1) * axes.pop("row", 1)
+    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())
