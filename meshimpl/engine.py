@@ -79,7 +79,7 @@ class Engine(abc.ABC):
 
 
 class HorovodEngine(Engine):
-    """Horovod's process sets: NCCL on GPUs, MPI or Gloo on CPUs."""
+    """Horovod's process sets: NCCL on GPUs, MPI on CPUs."""
 
     def __init__(self) -> None:
         self.process_sets: dict[Ranks, Any] = {}

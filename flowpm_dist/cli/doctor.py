@@ -63,7 +63,7 @@ import json
 import horovod.tensorflow as hvd
 maps = open("/proc/self/maps").read().splitlines()
 files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
-built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built()}
+built = {"MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
 print(json.dumps({"built": {k: int(v) for k, v in built.items()}, "files": files}))
 """
 _TWO_RANKS = """
@@ -242,7 +242,7 @@ def _horovod(found: Any, mpi: Any) -> list[Check]:
         remedy = f"{found}; it was built for another TensorFlow or MPI: {REBUILD}"
         return [Check("horovod", f"{version.value} does not load", False, remedy)]
     checks = [Check("horovod", version.value)]
-    uses = {"MPI": "ranks on CPUs", "Gloo": "ranks without MPI", "NCCL": "ranks on GPUs"}
+    uses = {"MPI": "ranks on CPUs", "NCCL": "ranks on GPUs"}
     for operation, built in found["built"].items():
         number = f" {built}" if built > 1 else ""
         value = f"built{number}" if built else f"not built ({uses[operation]})"
