@@ -34,10 +34,11 @@ demo: setup ## Simulate universes, train a network on them and judge it, into de
 test: lint ## Lint and type checks, then every test
 	$(BIN)/python -m pytest
 
-lint: setup ## Lint and type checks alone
+lint: setup ## Lint, type checks and the order of rooms alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: setup ## Measure FFT, kernels, simulation, gradient, memory, network, reconstruction, draws
 	$(BIN)/python benchmarks/fft.py

@@ -71,7 +71,11 @@ def run(
                 now = time.monotonic()
                 if now - told >= SECONDS_BETWEEN_LINES:
                     told = now
-                    say(f"  {now - started:4.0f} s  {step.split()[0]} {newest}".rstrip())
+                    say(
+                        f"  {now - started:4.0f} s  {step.split(' (')[0]}: {newest}".removesuffix(
+                            ": "
+                        )
+                    )
         except BaseException:
             process.kill()
             raise
