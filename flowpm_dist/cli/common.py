@@ -17,12 +17,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.cosmoflow.record_files import RecordError
-from flowpm_dist.cosmoflow.trained import TrainedError
+from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.io.volume import VolumeError
-from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import WorkProgress, terminal_environment
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
@@ -44,15 +40,8 @@ def mesh_option(example: str) -> typer.models.OptionInfo:
 Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
 
 
-class StoppedError(RuntimeError):
-    """The work itself could not go on; a damaged file may be known to one rank alone."""
-
-
-MISTAKES = (ConfigError, OutputError, TrainedError, VolumeError)
-"""What a user can mend, as it is found before the work begins."""
-
-ENDS = (*MISTAKES, launch.LaunchError, StoppedError, WriteError)
-"""What may end the work without a traceback."""
+ENDS = (UserError, WorkError, launch.LaunchError)
+"""Errors that end a job without a traceback."""
 
 
 def job_size(ranks: int | None) -> int:
@@ -101,7 +90,7 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
         error: one of `ENDS`; the status is 1 unless it is a user's mistake.
         kept: says what there is in spite of it.
     """
-    if not isinstance(error, StoppedError | WriteError):
+    if not isinstance(error, WorkError):
         refuse(str(error))
     # A file that cannot be written is found by one rank alone.
     patience = 0 if isinstance(error, WriteError) else PATIENCE
@@ -125,8 +114,8 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[WorkProgress
 
             try:
                 yield progress
-            except (HaloError, FloatingPointError, RecordError) as error:
-                raise StoppedError(str(error)) from error
+            except (HaloError, FloatingPointError) as error:
+                raise WorkError(str(error)) from error
     except ENDS as error:
         refuse_after(error, kept)
 

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flowpm_dist.cli.common import MISTAKES, Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.prediction import Found, predict_volume, prediction_mesh
 from flowpm_dist.cosmoflow.trained import asking_mesh, read_training
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.volume import open_volume
 from meshimpl import launch
 
@@ -47,7 +48,7 @@ def evaluate(
             samples = config.data.test if training.simulated else config.training.batch
             asking_mesh(training, job_size(ranks), samples, mesh)
         check_evaluation_folder(output or TrainingFolder(trainings[0]).evaluation)
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     begin_job(ranks)
     with job() as progress:
@@ -92,7 +93,7 @@ def predict(
     try:
         shape = prediction_mesh(read_training(training), job_size(ranks), mesh)
         open_volume(volume)
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     begin_job(ranks)
     with job() as progress:

@@ -22,10 +22,8 @@ from flowpm_dist.cli import reconstruct as cli_reconstruction
 from flowpm_dist.cli import train as cli_training
 from flowpm_dist.cli.common import (
     ENDS,
-    MISTAKES,
     PATIENCE,
     Ranks,
-    StoppedError,
     begin_job,
     default_output,
     job_size,
@@ -36,6 +34,7 @@ from flowpm_dist.cli.common import (
     stop_on,
 )
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
+from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import WriteError, human_size
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.folder import OutputFolder
@@ -102,7 +101,7 @@ def simulate(
     output = output or default_output(run_file, "output")
     try:
         plan = make_plan(run_file, job_size(ranks), output, overwrite=overwrite, mesh=mesh)
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     begin_job(ranks)
     run(plan)
@@ -199,7 +198,7 @@ def evolve_and_write(plan: Plan, progress: Progress, threads: int) -> Summary | 
             seed=initial.seed, white_noise=noise, paired=initial.paired, progress=progress
         )
     except (HaloError, FloatingPointError) as error:
-        raise StoppedError(str(error)) from error
+        raise WorkError(str(error)) from error
     progress.note("writing")
     return write_results(plan.folder, config, state, simulation.power, threads=threads)
 

@@ -13,9 +13,7 @@ import numpy as np
 import typer
 
 from flowpm_dist.cli.common import (
-    MISTAKES,
     Ranks,
-    StoppedError,
     begin_job,
     default_output,
     job,
@@ -30,6 +28,7 @@ from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
 )
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
@@ -97,7 +96,7 @@ def reconstruct(
         plan = make_plan(
             run_file, job_size(ranks), output, resume=resume, overwrite=overwrite, mesh=mesh
         )
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     if plan.is_complete:
         if launch.detect().rank == 0:
@@ -194,21 +193,17 @@ def _reconstruct(plan: Plan) -> Outcome:
     with job(describe(plan), lambda: kept(plan.folder)) as progress:
         if rank == 0:
             plan.folder.begin(resume=plan.resume, overwrite=plan.overwrite)
-        from flowpm_dist.reconstruction.checkpoints import CheckpointError
         from flowpm_dist.reconstruction.run import reconstruct as whole
         from meshimpl.process_mesh import ProcessMesh
 
-        try:
-            outcome = whole(
-                plan.config.plan,
-                plan.mesh,
-                plan.folder,
-                progress,
-                run_text=plan.config.with_mesh(search_mesh(plan.mesh)).resolved(),
-                resume=plan.resume,
-            )
-        except CheckpointError as error:
-            raise StoppedError(str(error)) from error
+        outcome = whole(
+            plan.config.plan,
+            plan.mesh,
+            plan.folder,
+            progress,
+            run_text=plan.config.with_mesh(search_mesh(plan.mesh)).resolved(),
+            resume=plan.resume,
+        )
     if rank == 0:
         tell(plan, outcome)
     # A rank that leaves with a status ends the others: not before all is told.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flowpm_dist.cli.common import (
-    MISTAKES,
     Mesh,
     Ranks,
     begin_job,
@@ -34,6 +33,7 @@ from flowpm_dist.config.training import (
 from flowpm_dist.cosmoflow.dataset import check_dataset, write_dataset
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.record_files import read_header
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.folder import OutputError
 from meshimpl import launch
@@ -107,7 +107,7 @@ def train(
         plan = make_plan(
             run_file, job_size(ranks), output, resume=resume, overwrite=overwrite, mesh=mesh
         )
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     if plan.is_complete:
         if launch.detect().rank == 0:
@@ -145,7 +145,7 @@ def dataset(
         # Rank 0 alone looks: soon the ranks write there.
         if launch.detect().rank == 0:
             check_dataset(config, output, splits, **options)
-    except MISTAKES as error:
+    except UserError as error:
         refuse(str(error))
     begin_job(ranks)
     with job() as progress:

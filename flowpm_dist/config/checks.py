@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import Options, nearest
 
 
@@ -30,7 +31,7 @@ class Problem:
         return f"{self.where}{' ' if self.where else ''}{self.what}"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A run file that cannot be run.
 
     Attributes:

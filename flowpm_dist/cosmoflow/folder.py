@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.work_folder import WorkFolder
 
 MARK = "training.json"
@@ -13,7 +14,7 @@ CONTENTS = (
 )  # fmt: skip
 
 
-class TrainedError(ValueError):
+class TrainedError(UserError):
     """A folder without a network that can be asked, or trainings that cannot be compared."""
 
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import write_text
 
 DATASET = "dataset.json"
@@ -47,7 +48,7 @@ _NAME = re.compile(
 )
 
 
-class RecordError(ValueError):
+class RecordError(WorkError):
     """A dataset that cannot be written or read as asked: the message names the file."""
 
 
@@ -232,8 +233,6 @@ def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, RecordError):
-            raise
         raise RecordError(f"{path} is damaged: {error!r}") from error
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flowpm_dist.io.errors import WorkError
+
 GENERATOR = "flowpm-dist"
 SNAPSHOT = "snapshot.zarr"
 
 
-class WriteError(RuntimeError):
+class WriteError(WorkError):
     """Results could not be written: the message names the file and the cause."""
 
     @classmethod

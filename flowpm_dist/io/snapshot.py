@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ FIELDS = {
 }
 
 
-class SnapshotError(ValueError):
+class SnapshotError(UserError):
     """No snapshot, or none that is whole."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import SNAPSHOT, snapshot_attributes
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 
@@ -16,7 +17,7 @@ FORMATS = "a .npy file, a zarr array or group, or an HDF5 file"
 SPATIAL = (3, 4)
 
 
-class VolumeError(ValueError):
+class VolumeError(UserError):
     """A volume that cannot be used."""
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from flowpm_dist.io.errors import UserError
 
-class WhiteNoiseError(ValueError):
+
+class WhiteNoiseError(UserError):
     """A white-noise file that cannot be used."""
 
 

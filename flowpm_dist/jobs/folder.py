@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, human_size, snapshot_attributes
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 PARTIAL = ".partial-flowpm-dist"
 
 
-class OutputError(ValueError):
+class OutputError(UserError):
     """A folder that results cannot go to; found before any work."""
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import WriteError, snapshot_attributes
 from flowpm_dist.io.snapshot import mark_complete, write_snapshot
 from flowpm_dist.reconstruction.optimisers import Memory
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
 
-class CheckpointError(ValueError):
+class CheckpointError(WorkError):
     """A checkpoint that is missing, damaged, or of another search."""
 
 
