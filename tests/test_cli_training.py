@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from commands import COMMAND, flowpm, folder_with, plain
 
-from flowpm_dist.cli.train import check_memory, check_same, training_bytes
+from flowpm_dist.cli.train import check_same
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder
+from flowpm_dist.config.training_mesh import check_memory
+from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder, training_bytes
 
 RUN = """
 [box]

@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from flowpm_dist.config.simulation import ConfigError
-from flowpm_dist.config.training import (
-    MODELS,
-    TrainingConfig,
-    buffer_bytes,
-    check_training_mesh,
-    load_training,
-)
+from flowpm_dist.config.training import MODELS, load_training
+from flowpm_dist.config.training_mesh import buffer_bytes, check_training_mesh
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
 
@@ -61,7 +57,7 @@ def changed(*changes: tuple[str, str]) -> str:
     return text
 
 
-def read(folder: Path, *changes: tuple[str, str]) -> TrainingConfig:
+def read(folder: Path, *changes: tuple[str, str]) -> TrainingPlan:
     return load_training(write(folder, changed(*changes)))
 
 
@@ -387,7 +383,7 @@ def test_a_mesh_of_the_file_and_one_of_the_command_line(tmp_path):
     assert mesh_of(tmp_path, 4, None, given) == "replica:2,row:2"
     assert mesh_of(tmp_path, 4, "col:4", given) == "col:4"
     run = read(tmp_path, given).with_mesh("row:8")
-    assert check_training_mesh(run, 8, source=tmp_path) == run.mesh.shape == "row:8"
+    assert check_training_mesh(run, 8, source=tmp_path) == run.mesh == "row:8"
 
 
 SC18 = ("[network]", '[network]\nname = "sc18"'), ("grid = 32", "grid = 128")
@@ -422,6 +418,7 @@ def test_nothing_heavy_is_imported(tmp_path):
     path = write(tmp_path, GOOD)
     script = (
         "import sys; from flowpm_dist.config.training import *\n"
+        "from flowpm_dist.config.training_mesh import *\n"
         f"check_training_mesh(load_training({str(path)!r}), 2, source={str(path)!r})\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )

@@ -1,4 +1,4 @@
-"""The commands that ask trained networks: `evaluate` and `predict`."""
+"""The command `flowpm-dist evaluate`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import typer
 from rich.console import Console
 
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.config.trained import asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.prediction import Found, predict_volume, prediction_mesh
-from flowpm_dist.cosmoflow.trained import asking_mesh, read_training
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.volume import open_volume
 from meshimpl import launch
 
 COLUMNS = 112
@@ -23,11 +21,10 @@ COLUMNS = 112
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program these commands."""
+    """Give a program this command."""
     app.command(
         epilog="Example: [bold]flowpm-dist evaluate run-training another-seed --ranks 2[/bold]"
     )(evaluate)
-    app.command(epilog="Example: [bold]flowpm-dist predict run-training volume.npy[/bold]")(predict)
 
 
 def evaluate(
@@ -43,18 +40,23 @@ def evaluate(
 ) -> None:
     """Judge trained networks on simulations they never saw, beside other methods."""
     try:
-        for training in map(read_training, trainings):
-            config = training.config
-            samples = config.data.test if training.simulated else config.training.batch
+        read = [read_training(folder) for folder in trainings]
+        for training in read:
+            plan = training.plan
+            samples = plan.data.test if plan.simulates else plan.training.batch
             asking_mesh(training, job_size(ranks), samples, mesh)
         check_evaluation_folder(output or TrainingFolder(trainings[0]).evaluation)
     except UserError as error:
         refuse(str(error))
     begin_job(ranks)
     with job() as progress:
+        from flowpm_dist.cosmoflow.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation import evaluate as judge
+        from meshimpl.process_mesh import ProcessMesh
 
-        evaluation = judge(trainings, mesh, progress)
+        check_comparable(read)
+        shape = common_mesh(read, launch.detect().size, mesh)
+        evaluation = judge(read, ProcessMesh(shape), progress)
         if evaluation is not None:
             show(evaluation, evaluation.write(output))
 
@@ -75,38 +77,3 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     if (folder / "calibration.png").exists():
         lines.append("  calibration.png     whether the error bars are right")
     print("\n".join(lines), flush=True)
-
-
-def predict(
-    training: Annotated[Path, typer.Argument(metavar="DIR", help="A training.")],
-    volume: Annotated[
-        str,
-        typer.Argument(metavar="VOLUME", help="A density: .npy, zarr such as a run's, or HDF5."),
-    ],
-    ranks: Ranks = None,
-    mesh: Mesh = None,
-    box_size: Annotated[
-        float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
-    ] = None,
-) -> None:
-    """Find the parameters of a volume with a trained network."""
-    try:
-        shape = prediction_mesh(read_training(training), job_size(ranks), mesh)
-        open_volume(volume)
-    except UserError as error:
-        refuse(str(error))
-    begin_job(ranks)
-    with job() as progress:
-        found = predict_volume(training, volume, shape, progress, box_size)
-    if launch.detect().rank == 0:
-        print(answer(found))
-
-
-def answer(found: Found) -> str:
-    """The parameters of a volume, a line each, and what one should know about them."""
-    width = max(len(name) for name, _, _ in found.parameters)
-    lines = []
-    for name, value, sigma in found.parameters:
-        bar = "" if sigma is None else f" ± {sigma:.2g}"
-        lines.append(f"{name:{width}} = {value:.4g}{bar}")
-    return "\n".join([*lines, *found.notes])

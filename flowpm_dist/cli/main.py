@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowpm_dist.cli import evaluate as cli_trained
+from flowpm_dist.cli import dataset as cli_dataset
+from flowpm_dist.cli import evaluate as cli_evaluate
+from flowpm_dist.cli import predict as cli_predict
 from flowpm_dist.cli import reconstruct as cli_reconstruction
-from flowpm_dist.cli import train as cli_training
+from flowpm_dist.cli import train as cli_train
 from flowpm_dist.cli.common import (
     ENDS,
     PATIENCE,
@@ -108,8 +110,8 @@ def simulate(
 
 
 cli_reconstruction.add_to(app)
-cli_training.add_to(app)
-cli_trained.add_to(app)
+for command in (cli_train, cli_dataset, cli_evaluate, cli_predict):
+    command.add_to(app)
 
 
 @app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")

@@ -1,15 +1,12 @@
-"""The commands that make something to learn from, and learn: `dataset` and `train`."""
+"""The command `flowpm-dist train`."""
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,16 +20,11 @@ from flowpm_dist.cli.common import (
     refuse,
     stoppable,
 )
-from flowpm_dist.config.checks import ConfigError, Problem, check_resumed
-from flowpm_dist.config.training import (
-    TrainingConfig,
-    buffer_bytes,
-    check_training_mesh,
-    load_training,
-)
-from flowpm_dist.cosmoflow.dataset import check_dataset, write_dataset
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.record_files import read_header
+from flowpm_dist.config.checks import check_resumed
+from flowpm_dist.config.training import load_training
+from flowpm_dist.config.training_mesh import buffer_bytes, check_memory, check_training_mesh
+from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.folder import OutputError
@@ -44,25 +36,15 @@ if TYPE_CHECKING:
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
 MAY_GROW = ("training.steps", "training.epochs")
-LOGS_AND_FIGURES = 16 * 2**20  # [bytes], generous
-LOGS_OF_A_STEP = 2048  # [bytes]
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate and learn.")]
-
-
-class Split(StrEnum):
-    """Splits of a dataset."""
-
-    train = "train"
-    validation = "validation"
-    test = "test"
 
 
 @dataclass(frozen=True)
 class Plan:
     """A training that was checked: what, on which mesh, where, and whether it goes on."""
 
-    config: TrainingConfig
+    training: TrainingPlan
     mesh: str
     folder: TrainingFolder
     resume: bool
@@ -73,15 +55,12 @@ class Plan:
         """Whether there is nothing left to do."""
         mark = self.folder.mark()
         done = mark.get("step") if self.resume and mark.get("complete") else None
-        return isinstance(done, int) and done >= self.config.total_steps
+        return isinstance(done, int) and done >= self.training.total_steps
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program these commands."""
+    """Give a program this command."""
     app.command(epilog="Example: [bold]flowpm-dist train run.toml --ranks 4[/bold]")(train)
-    app.command(
-        epilog="Example: [bold]flowpm-dist dataset run.toml --output volumes --split train[/bold]"
-    )(dataset)
 
 
 def train(
@@ -111,55 +90,10 @@ def train(
         refuse(str(error))
     if plan.is_complete:
         if launch.detect().rank == 0:
-            print(f"The training in {output} is complete: {plan.config.total_steps} steps.")
+            print(f"The training in {output} is complete: {plan.training.total_steps} steps.")
         return
     begin_job(ranks, stop_as=signal.SIGUSR1)
     run(plan)
-
-
-def dataset(
-    run_file: RunFile,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")],
-    ranks: Ranks = None,
-    mesh: Mesh = None,
-    split: Annotated[
-        list[Split] | None, typer.Option(help="Of these alone; may be given again.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "int16"], typer.Option(help="Of the stored densities.")
-    ] = "float32",
-    compressed: Annotated[
-        bool, typer.Option("--compressed", help="Smaller files, slower to read.")
-    ] = False,
-    samples_per_file: Annotated[int, typer.Option(min=1)] = 64,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace these splits in DIR.")
-    ] = False,
-) -> None:
-    """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
-    splits = [chosen.value for chosen in split or Split]
-    options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
-    try:
-        config = load_training(run_file)
-        shape = check_training_mesh(config, job_size(ranks), source=run_file, shape=mesh)
-        # Rank 0 alone looks: soon the ranks write there.
-        if launch.detect().rank == 0:
-            check_dataset(config, output, splits, **options)
-    except UserError as error:
-        refuse(str(error))
-    begin_job(ranks)
-    with job() as progress:
-        write_dataset(
-            config.with_mesh(shape), shape, output, splits,
-            samples_per_file=samples_per_file, progress=progress, **options,
-        )  # fmt: skip
-    if launch.detect().rank == 0:
-        told = ", ".join(
-            f"{count['samples']} of {name}" for name, count in read_header(output)[1].items()
-        )
-        print(f"""
-Dataset in {output}: {told}.
-To train on it, in the run file: [data] source = "files", folder = "{output}".""")
 
 
 def make_plan(
@@ -179,52 +113,19 @@ def make_plan(
         ConfigError: what is wrong in the run file.
         OutputError: why the training cannot be there.
     """
-    config = load_training(run_file)
-    shape = check_training_mesh(config, ranks, source=run_file, shape=mesh)
-    check_memory(config, shape, ranks, run_file)
+    training = load_training(run_file)
+    shape = check_training_mesh(training, ranks, source=run_file, shape=mesh)
+    check_memory(training, shape, ranks, run_file)
     folder = TrainingFolder(output)
     # Rank 0 alone looks: soon it writes there.
     if launch.detect().rank == 0:
-        folder.check(resume=resume, overwrite=overwrite, needed=training_bytes(config, folder))
+        folder.check(resume=resume, overwrite=overwrite, needed=training_bytes(training, folder))
         if resume and folder.run_file.exists():
-            check_same(load_training(folder.run_file), config, run_file, output)
-    return Plan(config, shape, folder, resume, overwrite)
+            check_same(load_training(folder.run_file), training, run_file, output)
+    return Plan(training, shape, folder, resume, overwrite)
 
 
-def training_bytes(config: TrainingConfig, folder: TrainingFolder) -> int:
-    """Size of what a training will write, about and at most [bytes]."""
-    itemsize = 8 if config.network.precision == "float64" else 4
-    weights = config.declaration.parameters(config.width, outputs=config.outputs)
-    # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
-    needed = (config.training.keep + 1) * 3 * weights * itemsize
-    if config.data.source == "simulate" and not folder.held_out.exists():
-        volumes = config.data.validation + config.data.test
-        needed += volumes * config.width**3 * itemsize
-    return needed + LOGS_AND_FIGURES + LOGS_OF_A_STEP * config.total_steps
-
-
-def check_memory(config: TrainingConfig, shape: str, ranks: int, source: Path) -> None:
-    """See that the volumes kept to draw from fit into this machine.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    here = launch.detect()
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-    together = here.local_size if here.size > 1 else math.ceil(ranks / nodes)
-    needed = together * buffer_bytes(config, shape)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory:
-        fits = config.data.buffer * memory // (2 * needed)
-        fits -= fits % config.training.batch
-        what = (
-            f"= {config.data.buffer}: these volumes take {human_size(needed)}, and this machine "
-            f"has {human_size(memory)} of memory; {fits} would leave half of it free"
-        )
-        raise ConfigError(source, [Problem("data.buffer", what)])
-
-
-def check_same(then: TrainingConfig, now: TrainingConfig, source: Path, output: Path) -> None:
+def check_same(then: TrainingPlan, now: TrainingPlan, source: Path, output: Path) -> None:
     """See that a run file asks for the training that is to go on, see `check_resumed`.
 
     Args:
@@ -259,9 +160,9 @@ def _train(plan: Plan) -> Outcome:
         from flowpm_dist.cosmoflow.run import TrainingRun, stage_files
         from meshimpl.process_mesh import ProcessMesh
 
-        stage_files(plan.config, progress)
+        stage_files(plan.training, progress)
         mesh = ProcessMesh(plan.mesh)
-        session = TrainingRun(plan.config, mesh, plan.folder, progress)
+        session = TrainingRun(plan.training, mesh, plan.folder, progress)
         outcome = session.run(resume=plan.resume)
     if rank == 0:
         tell(plan, outcome)
@@ -272,11 +173,13 @@ def _train(plan: Plan) -> Outcome:
 
 def describe(plan: Plan) -> str:
     """What will be trained, in a line."""
-    config = plan.config
-    weights = config.declaration.parameters(config.width, outputs=config.outputs)
-    kept = buffer_bytes(config, plan.mesh)
-    memory = f"; {config.data.buffer} volumes kept: {human_size(kept)} on each rank" if kept else ""
-    return f"{config.network.name}, {weights:,} weights, mesh {plan.mesh}{memory}"
+    training = plan.training
+    weights = training.declaration.parameters(training.width, outputs=training.outputs)
+    kept = buffer_bytes(training, plan.mesh)
+    memory = (
+        f"; {training.data.buffer} volumes kept: {human_size(kept)} on each rank" if kept else ""
+    )
+    return f"{training.network.name}, {weights:,} weights, mesh {plan.mesh}{memory}"
 
 
 def last_checkpoint(folder: TrainingFolder) -> str:
@@ -312,7 +215,7 @@ def report(plan: Plan, outcome: Outcome) -> str:
     losses = [] if outcome.loss is None else [f"loss {outcome.loss:.4f}"]
     if outcome.validation_loss is not None:
         losses.append(f"of validation {outcome.validation_loss:.4f}")
-    rate = f"; {plan.config.training.batch / seconds:.1f} samples/s" if seconds else ""
+    rate = f"; {plan.training.training.batch / seconds:.1f} samples/s" if seconds else ""
     return f"""
 Training in {path}:
   training.png  losses and learning rate; numbers, a row for each step, in metrics.csv

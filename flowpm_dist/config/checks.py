@@ -133,7 +133,12 @@ def check_sections(
 
 
 def to_toml(config: Options, idle: Mapping[str, Iterable[str]]) -> str:
-    """A run file with all defaults and full paths.
+    """Returns a run file with all defaults and full paths as text, see `to_table`."""
+    return tomli_w.dumps(to_table(config, idle))
+
+
+def to_table(config: Options, idle: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
+    """Returns the sections and keys of a run file with all defaults and full paths.
 
     Args:
         config: a whole run file.
@@ -145,7 +150,7 @@ def to_toml(config: Options, idle: Mapping[str, Iterable[str]]) -> str:
             table.get(section, {}).pop(key, None)
     for keys in table.values():
         keys |= {key: str(value) for key, value in keys.items() if isinstance(value, Path)}
-    return tomli_w.dumps({name: keys for name, keys in table.items() if keys})
+    return {name: keys for name, keys in table.items() if keys}
 
 
 def _homes(key: str, models: Models) -> str:

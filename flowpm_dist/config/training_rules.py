@@ -8,8 +8,8 @@ from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, as_written, exactly_one
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
-from flowpm_dist.config.training_sections import DERIVED, TrainingSection
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.options import DERIVED, TrainingOptions
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, RecordError, read_header
 from flowpm_dist.cosmoflow.schedules import scaled_rate
 from flowpm_dist.cosmology.ranges import RANGES, VARIABLE
@@ -106,7 +106,7 @@ def _schedule(file: ParsedRunFile) -> Iterator[Problem]:
         return file.value("training", key)
 
     if value("decay") == "steps" and "milestones" not in file.given.get("training", {}):
-        allowed = TrainingSection.model_fields["milestones"].description
+        allowed = TrainingOptions.model_fields["milestones"].description
         what = f'is missing: with decay = "steps" it must be {allowed}'
         yield Problem("training.milestones", what)
     total = total_steps(file)

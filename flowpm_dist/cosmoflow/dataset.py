@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.config.training import TrainingConfig
+from flowpm_dist.cosmoflow.plan import OF_UNIVERSES, TrainingPlan, differences
 from flowpm_dist.cosmoflow.record_files import (
     DATASET,
     DTYPES,
@@ -19,10 +19,12 @@ from flowpm_dist.cosmoflow.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.cosmoflow.trained import OF_UNIVERSES, differences
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import OutputError, check_ground, check_room
 from flowpm_dist.jobs.progress import WorkProgress
+
+if TYPE_CHECKING:
+    from meshimpl.process_mesh import ProcessMesh
 
 SPLITS = ("train", "validation", "test")
 FREE = {"attributes", "samples_per_file"}
@@ -34,15 +36,15 @@ def statistics_path(folder: Path, split: str) -> Path:
     return folder / "statistics" / f"{split}.npz"
 
 
-def simulations(config: TrainingConfig, split: str) -> int:
+def simulations(plan: TrainingPlan, split: str) -> int:
     """How many a run file asks for in a split, in whole batches."""
-    data, batch = config.data, config.training.batch
+    data, batch = plan.data, plan.training.batch
     count = data.simulations if split == "train" else getattr(data, split)
     return -(-count // batch) * batch
 
 
 def check_dataset(
-    config: TrainingConfig,
+    plan: TrainingPlan,
     folder: Path,
     splits: Sequence[str],
     *,
@@ -55,9 +57,9 @@ def check_dataset(
     Raises:
         OutputError: why not, and what to do about it.
     """
-    if config.data.source != "simulate":
+    if plan.data.source != "simulate":
         raise OutputError(
-            f'data.source = "{config.data.source}" simulates nothing: give a run file with '
+            f'data.source = "{plan.data.source}" simulates nothing: give a run file with '
             'data.source = "simulate"'
         )
     unknown = [split for split in splits if split not in SPLITS]
@@ -71,14 +73,14 @@ def check_dataset(
             f"{folder} holds the splits {', '.join(again)}{state}: add --overwrite to replace "
             "them, or give another --output"
         )
-    count = sum(simulations(config, split) for split in splits)
-    needed = 0 if compressed else count * config.width**3 * DTYPES[dtype].itemsize
+    count = sum(simulations(plan, split) for split in splits)
+    needed = 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
     check_room(folder, needed, "the dataset needs")
 
 
 def write_dataset(
-    config: TrainingConfig,
-    shape: str,
+    plan: TrainingPlan,
+    mesh: ProcessMesh,
     folder: Path,
     splits: Sequence[str] = SPLITS,
     *,
@@ -96,8 +98,8 @@ def write_dataset(
     `flowpm-dist evaluate` needs for its baselines.
 
     Args:
-        config: with data.source = "simulate".
-        shape: of the mesh.
+        plan: of a training with data.source = "simulate".
+        mesh: the ranks, of axes replica, row and col.
         folder: of the dataset; on a file system that all ranks see.
         splits: of `SPLITS`.
         dtype, compressed, samples_per_file, scale: see `DatasetHeader`.
@@ -113,25 +115,23 @@ def write_dataset(
     from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
     from flowpm_dist.cosmoflow.in_situ import Lanes
     from flowpm_dist.cosmoflow.parts import header_of, maker_of
-    from meshimpl.process_mesh import ProcessMesh
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
-    check_dataset(config, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
-    mesh = ProcessMesh(shape)
+    check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
     options = {"dtype": dtype, "compressed": compressed, "scale": scale}
-    header = header_of(config, mesh, samples_per_file=samples_per_file, **options)
+    header = header_of(plan, mesh, samples_per_file=samples_per_file, **options)
     kept = sorted(set(split_files(folder)) - set(splits))
     _check_kept(folder, header, kept)
     mesh.barrier()
     if mesh.rank == 0:
         _clear(folder, splits, header if kept else None)
     mesh.barrier()
-    maker = maker_of(config, mesh, Lanes.of(mesh, config.training.batch))
+    maker = maker_of(plan, mesh, Lanes.of(mesh, plan.training.batch))
     for split in splits:
         make_volumes(
             maker,
             split,
-            simulations(config, split),
+            simulations(plan, split),
             folder,
             header,
             mesh,

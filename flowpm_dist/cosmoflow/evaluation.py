@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.baselines import BASELINES, Features, learning_curve
 from flowpm_dist.cosmoflow.dataset import SPLITS, statistics_path
 from flowpm_dist.cosmoflow.evaluation_groups import (
@@ -27,19 +26,15 @@ from flowpm_dist.cosmoflow.held_out import Statistics, features, measure_volumes
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.parts import block_of_volumes
+from flowpm_dist.cosmoflow.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.record_files import dataset_files
 from flowpm_dist.cosmoflow.trained import (
     TrainedError,
     Training,
-    asking_mesh,
-    differences,
-    read_training,
     trained_network,
-    universes,
 )
 from flowpm_dist.cosmoflow.training import predict
 from flowpm_dist.jobs.progress import WorkProgress
-from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 MOST_MEASURED = 4096
@@ -50,7 +45,7 @@ SMALLEST = 125
 
 
 def evaluate(
-    folders: Sequence[Path], shape: str | None, progress: WorkProgress
+    trainings: Sequence[Training], mesh: ProcessMesh, progress: WorkProgress
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
@@ -58,34 +53,26 @@ def evaluate(
     predictions; those that differ in data.simulations make a learning curve.
 
     Args:
-        folders: of trainings.
-        shape: of the mesh; by default see `asking_mesh`.
+        trainings: that have a checkpoint.
+        mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
 
     Returns:
         On rank 0; None on the others.
 
     Raises:
-        TrainedError: a folder without a trained network, test sets that are not the same, or one
-            training twice.
+        TrainedError: test sets are not the same, one training is given twice, or a checkpoint is
+            damaged.
         RecordError: the files of the test set cannot serve.
-        ConfigError: a mesh that does not fit.
     """
-    trainings = [read_training(folder) for folder in folders]
     check_comparable(trainings)
-    samples = len(trainings[0].files("test"))
-    ranks = launch.detect().size
-    chosen = asking_mesh(trainings[0], ranks, samples, shape)
-    for training in trainings[1:]:
-        asking_mesh(training, ranks, samples, chosen)
-    mesh = ProcessMesh(chosen)
     asked = [ask(training, mesh, progress) for training in trainings]
     _check_truths(asked)
     same_method = [found for found in asked if found.method == asked[0].method]
     largest = max(same_method, key=lambda found: found.samples)
     notes = [
         f"{found.training.folder.path} is not complete: step {found.step} of "
-        f"{found.training.config.total_steps}."
+        f"{found.training.plan.total_steps}."
         for found in asked
         if not found.training.complete
     ]
@@ -107,35 +94,35 @@ def check_comparable(trainings: Sequence[Training]) -> None:
     first = trainings[0]
     known: dict[tuple[Any, ...], Training] = {}
     for training in trainings:
-        other = differences(_test_set(first.config), _test_set(training.config))
+        other = differences(_test_set(first.plan), _test_set(training.plan))
         if other:
             raise TrainedError(
                 f"{first.folder.path} and {training.folder.path} have different test sets: "
                 f"{', '.join(other)} differ"
             )
-        config = training.config
-        key = json.dumps(method_of(config)), config.training.seed, config.data.simulations
+        plan = training.plan
+        key = json.dumps(method_of(plan)), plan.training.seed, plan.data.simulations
         if key in known:
             raise TrainedError(
                 f"{known[key].folder.path} and {training.folder.path} are the same training, with "
-                f"seed {config.training.seed}: leave one out"
+                f"seed {plan.training.seed}: leave one out"
             )
         known[key] = training
 
 
-def _test_set(config: TrainingConfig) -> dict[str, Any]:
-    data = config.data
+def _test_set(plan: TrainingPlan) -> dict[str, Any]:
+    data = plan.data
     if data.source != "simulate":
         folder = None if data.folder is None else str(data.folder.resolve())
         return {"data.source": data.source, "data.folder": folder}
-    return {"data.source": data.source, "data.test": data.test, **universes(config)}
+    return {"data.source": data.source, "data.test": data.test, **plan.universes()}
 
 
 def ask(training: Training, mesh: ProcessMesh, progress: WorkProgress) -> Asked:
     """Let the network of a training predict its test set. On all ranks together."""
     dataset = training.files("test", block_of_volumes(mesh))
     replicas = mesh.axis_size("replica")
-    most = min(training.config.training.batch, len(dataset))
+    most = min(training.plan.training.batch, len(dataset))
     lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
     files = None if training.simulated else dataset
     progress.note(f"asking the network of {training.folder.path}; compiling")
@@ -164,7 +151,7 @@ def _samples(training: Training) -> int:
     """Volumes that it was trained on so far."""
     if not training.simulated:
         return len(training.files("train"))
-    asked = training.config.data.simulations
+    asked = training.plan.data.simulations
     path = training.folder.statistics("train")
     if training.complete or not path.exists():
         return asked
@@ -185,10 +172,10 @@ def _check_truths(asked: Sequence[Asked]) -> None:
 
 def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkProgress) -> Path:
     """Where the statistics of a split are, measured now where they are not there yet."""
-    config, own = training.config, training.folder.statistics(split)
+    plan, own = training.plan, training.folder.statistics(split)
     if training.simulated:
         return own
-    folder = config.data.folder
+    folder = plan.data.folder
     assert folder is not None
     beside = statistics_path(folder, split)
     dataset = training.files(split, block_of_volumes(mesh))
@@ -206,7 +193,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkP
     statistics = Statistics(own, mesh, dataset.parameters)
     told = _told(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
-    measure_volumes(told, config.box.size, mesh, statistics)
+    measure_volumes(told, plan.box_size, mesh, statistics)
     mesh.barrier()
     return own
 
@@ -280,7 +267,7 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
 
         training = largest.training
         return standardiser_of(
-            training.config, None if training.simulated else training.files("test")
+            training.plan, None if training.simulated else training.files("test")
         ).centre
 
 
@@ -289,7 +276,7 @@ def _told_of(found: Asked) -> dict[str, Any]:
     return {
         "folder": str(training.folder.path),
         "step": found.step,
-        "steps": training.config.total_steps,
+        "steps": training.plan.total_steps,
         "complete": training.complete,
         "seed": found.seed,
         "samples": found.samples,

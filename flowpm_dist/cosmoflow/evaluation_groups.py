@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from flowpm_dist.config.training import WARMUP, TrainingConfig
 from flowpm_dist.cosmoflow.evaluation_results import OF_SEEDS
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, Scores
+from flowpm_dist.cosmoflow.plan import WARMUP, TrainingPlan
 from flowpm_dist.cosmoflow.trained import Training
 
 NOT_THE_METHOD = ("seed", "steps", "warmup", "validate_every", "checkpoint_every", "keep")
@@ -38,17 +37,18 @@ class Asked:
     @property
     def seed(self) -> int:
         """Of the weights."""
-        return self.training.config.training.seed
+        return self.training.plan.training.seed
 
     @property
     def method(self) -> str:
         """The same of trainings that differ in seed and number of simulations alone."""
-        return json.dumps(method_of(self.training.config), sort_keys=True)
+        return json.dumps(method_of(self.training.plan), sort_keys=True)
 
 
-def method_of(config: TrainingConfig) -> dict[str, Any]:
-    """All that may make trainings differ beside the seed and the number of simulations."""
-    table, asked, data = tomllib.loads(config.resolved()), config.training, config.data
+def method_of(plan: TrainingPlan) -> dict[str, Any]:
+    """Returns the settings of a training without its seed and its number of simulations."""
+    table = {section: dict(keys) for section, keys in plan.settings.items()}
+    asked, data = plan.training, plan.data
     for section in ("mesh", "run"):
         table.pop(section, None)
     for key in NOT_THE_METHOD:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.work_folder import WorkFolder
 
+LOGS_AND_FIGURES = 16 * 2**20  # [bytes], generous
+LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
 CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
@@ -43,3 +46,14 @@ class TrainingFolder(WorkFolder):
     def statistics(self, stream: str) -> Path:
         """What baselines see of the simulations of a stream."""
         return self.path / "statistics" / f"{stream}.npz"
+
+
+def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
+    """Returns the size of what a training will write, about and at most [bytes]."""
+    itemsize = 8 if plan.network.precision == "float64" else 4
+    weights = plan.declaration.parameters(plan.width, outputs=plan.outputs)
+    # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
+    needed = (plan.training.keep + 1) * 3 * weights * itemsize
+    if plan.simulates and not folder.held_out.exists():
+        needed += (plan.data.validation + plan.data.test) * plan.width**3 * itemsize
+    return needed + LOGS_AND_FIGURES + LOGS_OF_A_STEP * plan.total_steps

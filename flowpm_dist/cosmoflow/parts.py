@@ -1,15 +1,14 @@
-"""The parts of a training that its run file asks for."""
+"""The parts of a training, made from its plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flowpm_dist.config.objects import simulation_of
-from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.losses import Standardiser
 from flowpm_dist.cosmoflow.network import Network
 from flowpm_dist.cosmoflow.optimisers import SC18_TRUST, Adam, Momentum, Optimiser
+from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.priors import Priors
 from flowpm_dist.cosmoflow.records import DatasetHeader, RecordDataset
 from flowpm_dist.cosmoflow.schedules import (
@@ -21,35 +20,47 @@ from flowpm_dist.cosmoflow.schedules import (
     scaled_rate,
 )
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.options import RunOptions
 from meshimpl.process_mesh import ProcessMesh
 
 
-def standardiser_of(config: TrainingConfig, dataset: RecordDataset | None = None) -> Standardiser:
-    """The scale that parameters are learned in.
+def standardiser_of(plan: TrainingPlan, dataset: RecordDataset | None = None) -> Standardiser:
+    """Returns the scale that parameters are learned in.
 
     Args:
-        config: whose priors count for simulations, and for files that name none.
+        plan: whose priors count for simulations, and for files that name none.
         dataset: of the files, if any. Public files hold parameters scaled to -1 and 1.
     """
-    ranges = dict(config.priors.ranges)
+    ranges = dict(plan.priors.ranges)
     if dataset is not None:
         ranges = dict(dataset.header.priors or ranges)
         ranges = {name: ranges.get(name, (-1.0, 1.0)) for name in dataset.header.parameters}
     low, high = (tuple(float(ends[i]) for ends in ranges.values()) for i in (0, 1))
-    return Standardiser(tuple(ranges), low, high, bounded=config.declaration.bounded)
+    return Standardiser(tuple(ranges), low, high, bounded=plan.declaration.bounded)
 
 
 def network_of(
-    config: TrainingConfig, mesh: ProcessMesh, *, parameters: int, channels: int = 1
+    plan: TrainingPlan,
+    mesh: ProcessMesh,
+    *,
+    parameters: int,
+    channels: int = 1,
+    batch: int | None = None,
 ) -> Network:
-    """The network that a run file asks for, of so many parameters to find."""
-    chosen = config.network
+    """Returns the network of a training, untrained.
+
+    Args:
+        plan: the training.
+        mesh: the ranks.
+        parameters: number of parameters to find.
+        channels: of the volumes.
+        batch: volumes at once, over all replicas; by default those of a step of the training.
+    """
+    chosen = plan.network
     return Network(
         chosen.name,
         mesh,
-        width=config.width,
-        batch=config.training.batch,
+        width=plan.width,
+        batch=batch or plan.training.batch,
         parameters=parameters,
         channels=channels,
         loss=chosen.loss,
@@ -57,32 +68,32 @@ def network_of(
         precision=chosen.precision,
         gather_below=chosen.gather_below,
         dropout=chosen.dropout,
-        centre=config.training.centres,
-        seed=config.training.seed,
+        centre=plan.training.centres,
+        seed=plan.training.seed,
     )
 
 
-def optimiser_of(config: TrainingConfig) -> Optimiser:
-    """The optimiser that a run file asks for."""
-    asked = config.training
+def optimiser_of(plan: TrainingPlan) -> Optimiser:
+    """Returns the optimiser of a training, not yet built."""
+    asked = plan.training
     trust = SC18_TRUST if asked.larc is True else asked.larc or None
     options: dict[str, Any] = {
         "larc": trust,
         "weight_decay": asked.weight_decay,
         "clip_norm": asked.clip_norm,
     }
-    schedule = schedule_of(config)
+    schedule = schedule_of(plan)
     if asked.optimiser == "sgd":
         return Momentum(schedule, momentum=asked.momentum, **options)
     return Adam(schedule, **options)
 
 
-def schedule_of(config: TrainingConfig) -> Schedule:
-    """The learning rate of each step."""
-    asked = config.training
+def schedule_of(plan: TrainingPlan) -> Schedule:
+    """Returns the learning rate of each step."""
+    asked = plan.training
     base = scaled_rate(asked.learning_rate, asked.batch, rule=asked.rate_rule)
     warm = {"warmup_steps": asked.warmup}
-    decay_steps = max(1, config.total_steps - asked.warmup)
+    decay_steps = max(1, plan.total_steps - asked.warmup)
     if asked.decay == "polynomial":
         return Polynomial(base, asked.end_rate, decay_steps, power=asked.power, **warm)
     if asked.decay == "cosine":
@@ -92,36 +103,32 @@ def schedule_of(config: TrainingConfig) -> Schedule:
     return Constant(base, **warm)
 
 
-def maker_of(config: TrainingConfig, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
-    """The simulations that a run file asks for."""
-    middle = {name: sum(ends) / 2 for name, ends in config.priors.ranges.items()}
-    precision: Any = "float64" if config.network.precision == "float64" else "float32"
-    simulation = simulation_of(
-        Cosmology(**{**config.fixed_parameters, **middle}),
-        config.box,
-        config.initial,
-        config.evolution,
-        RunOptions(halo=config.run.halo, precision=precision),
-        mesh=mesh.without("replica"),
-    )
-    priors = Priors(config.priors.ranges, config.priors.sampling, config.data.seed)
+def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
+    """Returns what simulates the universes of a training.
+
+    Its simulation has the cosmology in the middle of the priors.
+    """
+    middle = {name: sum(ends) / 2 for name, ends in plan.priors.ranges.items()}
+    cosmology = Cosmology(**{**plan.fixed_parameters, **middle})
+    simulation = plan.simulation.simulation(cosmology, mesh=mesh.without("replica"))
+    priors = Priors(plan.priors.ranges, plan.priors.sampling, plan.data.seed)
     return UniverseMaker(simulation, priors, lanes)
 
 
-def header_of(config: TrainingConfig, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
-    """Of a dataset of the simulations of a run file."""
+def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
+    """Returns the header of a dataset of the simulations of a training."""
     return DatasetHeader(
-        grid=config.box.grid,
-        parameters=tuple(config.priors.ranges),
+        grid=plan.grid,
+        parameters=tuple(plan.priors.ranges),
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
-        box_size=config.box.size,
-        priors=config.priors.ranges,
-        attributes={"run": config.resolved()},
+        box_size=plan.box_size,
+        priors=plan.priors.ranges,
+        attributes={"run": plan.resolved()},
         **options,
     )
 
 
 def block_of_volumes(mesh: ProcessMesh) -> tuple[int, int, int, int]:
-    """Which block of every volume is this rank's: row, rows, col, cols."""
+    """Returns which block of every volume is this rank's: row, rows, col, cols."""
     row, col = mesh.coordinate("row"), mesh.coordinate("col")
     return row, mesh.axis_size("row"), col, mesh.axis_size("col")

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.config.training import check_training_mesh
-from flowpm_dist.cosmoflow.trained import Training, read_training, trained_network, with_batch
+from flowpm_dist.cosmoflow.trained import Training, trained_network
 from flowpm_dist.cosmoflow.volume import check_volume
-from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import WorkProgress
 
@@ -36,36 +34,20 @@ class Found:
     notes: tuple[str, ...]
 
 
-def prediction_mesh(training: Training, ranks: int, shape: str | None) -> str:
-    """The mesh to ask about one volume on: split over all ranks, unless the network forbids it.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
-    config = training.config
-    if shape is None and config.declaration.edges == "valid":
-        shape = f"replica:{ranks}"
-    elif shape is None:
-        shape = default_mesh(ranks, config.box.grid)
-    one_each = with_batch(config, ranks)
-    return check_training_mesh(one_each, ranks, source=training.folder.run_file, shape=shape)
-
-
 def predict_volume(
-    folder: Path,
+    training: Training,
     volume_path: str | Path,
-    shape: str | None,
+    mesh: ProcessMesh,
     progress: WorkProgress,
     box_size: float | None = None,
 ) -> Found:
     """Find the parameters of a volume. On all ranks together, each of which reads its block.
 
     Args:
-        folder: of a training.
+        training: whose network is asked.
         volume_path: see `open_volume`. A density or counts: it is divided by its mean, unless the
             network was trained on other units.
-        shape: of the mesh; by default see `prediction_mesh`. More than one replica does the same
-            work several times.
+        mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
 
@@ -73,22 +55,17 @@ def predict_volume(
         The same on every rank.
 
     Raises:
-        TrainedError: no trained network.
+        TrainedError: the checkpoint is damaged.
         VolumeError: a volume that is not such as it was trained on, with values that are negative
             or not finite, or empty.
-        ConfigError: a mesh that does not fit.
     """
     from flowpm_dist.cosmoflow.training import in_physical_units
-    from meshimpl import launch
-    from meshimpl.process_mesh import ProcessMesh
 
-    training = read_training(folder)
-    config, volume = training.config, open_volume(volume_path)
+    plan, volume = training.plan, open_volume(volume_path)
     files = None if training.simulated else training.files("test")
-    a = config.evolution.a_stop if training.simulated else None
+    a = plan.simulation.a_stop if training.simulated else None
     channels = 1 if files is None else files.block_shape[-1]
-    notes = check_volume(volume, config.width, channels, config.box.size[0], box_size, a)
-    mesh = ProcessMesh(prediction_mesh(training, launch.detect().size, shape))
+    notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     progress.note(f"reading {volume.where}")
     block = _read_block(volume, mesh)
     mean = _checked_mean(volume, block, mesh)
@@ -103,7 +80,7 @@ def predict_volume(
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
-        notes.append(f"The training is not complete: step {asked.step} of {config.total_steps}.")
+        notes.append(f"The training is not complete: step {asked.step} of {plan.total_steps}.")
     return Found(parameters, (*notes, *_beyond(parameters, standardiser)))
 
 

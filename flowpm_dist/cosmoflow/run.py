@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.config.training import TrainingConfig
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.file_source import FileSource, in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
@@ -28,6 +27,7 @@ from flowpm_dist.cosmoflow.parts import (
     standardiser_of,
 )
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
+from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_batches import check_lane
 from flowpm_dist.cosmoflow.records import (
     DummyDataset,
@@ -71,12 +71,12 @@ class Outcome:
     stopped_by: str | None
 
 
-def stage_files(config: TrainingConfig, progress: WorkProgress) -> None:
+def stage_files(plan: TrainingPlan, progress: WorkProgress) -> None:
     """Copy the files of a run to the fast folder that it names, if any, once on each node.
 
     Before the ranks form a mesh: those that wait for others there do so for minutes at most.
     """
-    data = config.data
+    data = plan.data
     if data.staging is None or data.folder is None or launch.detect().local_rank:
         return
     for split in ("train", "validation"):
@@ -94,7 +94,7 @@ class TrainingRun:
     Files that are to be staged have been, see `stage_files`.
 
     Args:
-        config: checked.
+        plan: of the training.
         mesh: the ranks, of axes replica, row and col.
         folder: begun on rank 0.
         progress: of this rank.
@@ -105,20 +105,20 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        plan: TrainingPlan,
         mesh: ProcessMesh,
         folder: TrainingFolder,
         progress: WorkProgress,
     ) -> None:
-        self.config = config.with_mesh(str(mesh) or "replica:1")
+        self.plan = plan.with_mesh(str(mesh) or "replica:1")
         self.mesh, self.folder, self.progress = mesh, folder, progress
-        self.lanes = Lanes.of(self.mesh, config.training.batch)
+        self.lanes = Lanes.of(self.mesh, plan.training.batch)
         self.clock = PhaseClock()
         self.maker: UniverseMaker | None = None
         self.statistics: Statistics | None = None
         dataset, channels = None, 1
         source: Source
-        if config.data.source == "simulate":
+        if plan.simulates:
             source = self._in_situ()
         else:
             files = self._dataset("train")
@@ -128,52 +128,50 @@ class TrainingRun:
                 files,
                 self.mesh,
                 self.lanes,
-                seed=config.training.seed,
-                augment=config.data.augment,
+                seed=plan.training.seed,
+                augment=plan.data.augment,
                 clock=self.clock,
             )
-        standardiser = standardiser_of(config, dataset)
+        standardiser = standardiser_of(plan, dataset)
         count = len(standardiser.names)
-        network = network_of(config, self.mesh, parameters=count, channels=channels)
+        network = network_of(plan, self.mesh, parameters=count, channels=channels)
         network.broadcast_weights()
-        optimiser = optimiser_of(config)
+        optimiser = optimiser_of(plan)
         optimiser.build(network.weights)
         self.trainer = Trainer(
-            network, optimiser, standardiser, source, self.clock, config.training.seed
+            network, optimiser, standardiser, source, self.clock, plan.training.seed
         )
         self.checkpoints = Checkpoints(
-            folder.checkpoints, self.mesh, network.state, optimiser, config.training.keep
+            folder.checkpoints, self.mesh, network.state, optimiser, plan.training.keep
         )
 
     def _in_situ(self) -> InSituSource:
-        config, data = self.config, self.config.data
-        self.maker = maker_of(config, self.mesh, self.lanes)
+        plan, data = self.plan, self.plan.data
+        self.maker = maker_of(plan, self.mesh, self.lanes)
         names = self.maker.priors.names
         self.statistics = Statistics(self.folder.statistics("train"), self.mesh, names)
         return InSituSource(
             self.maker,
             self.mesh,
             ReplayPlan(data.simulations, data.reuse, data.buffer, data.fill),
-            seed=config.training.seed,
+            seed=plan.training.seed,
             augment=data.augment,
             clock=self.clock,
             made=self.statistics.add,
         )
 
     def _dataset(self, split: str) -> RecordDataset | DummyDataset:
-        config, data = self.config, self.config.data
+        plan, data = self.plan, self.plan.data
         block = block_of_volumes(self.mesh)
         if data.source == "dummy":
-            samples = max(64, config.training.batch)
-            return DummyDataset(config.box.grid, config.parameters, block=block, samples=samples)
-        folder = self.folder.held_out if data.source == "simulate" else data.folder
+            samples = max(64, plan.training.batch)
+            return DummyDataset(plan.grid, plan.parameters, block=block, samples=samples)
+        folder = self.folder.held_out if plan.simulates else data.folder
         assert folder is not None
         if data.staging is not None:
             folder = data.staging
         parameters = data.parameters if data.source == "files" else None
-        return RecordDataset(
-            folder, split, grid=config.box.grid, block=block, parameters=parameters
-        )
+        return RecordDataset(folder, split, grid=plan.grid, block=block, parameters=parameters)
 
     def run(self, *, resume: bool) -> Outcome:
         """Train to the end, or until a signal comes. On all ranks together.
@@ -186,11 +184,11 @@ class TrainingRun:
         """
         first = self._resumed() if resume else 0
         if self.mesh.rank == 0:
-            text = f"# As run by flowpm-dist.\n{self.config.resolved()}"
+            text = f"# As run by flowpm-dist.\n{self.plan.resolved()}"
             write_text(self.folder.run_file, text)
         if self.maker is not None:
             self._make_held_out(self.maker)
-        if self.config.data.source != "dummy":
+        if self.plan.data.source != "dummy":
             check_lane(len(self._validation_set), self.lanes.batch, None)
         with ExitStack() as opened:
             opened.callback(self.trainer.source.close)
@@ -220,7 +218,7 @@ class TrainingRun:
 
     def _make_held_out(self, maker: UniverseMaker) -> None:
         """Simulations of validation and test, unless they are there from an earlier session."""
-        folder, header = self.folder.held_out, header_of(self.config, self.mesh)
+        folder, header = self.folder.held_out, header_of(self.plan, self.mesh)
         try:
             there = set(read_header(folder)[1]) >= set(HELD_OUT)
         except (RecordError, OSError):
@@ -229,7 +227,7 @@ class TrainingRun:
         there = bool(self.mesh.world.broadcast(tf.constant(int(there))))
         missing = [] if there else list(HELD_OUT)
         for split in missing:
-            count = getattr(self.config.data, split)
+            count = getattr(self.plan.data, split)
             make_volumes(
                 maker,
                 split,
@@ -247,7 +245,7 @@ class TrainingRun:
 
     def _calibrate(self) -> None:
         """See `Network.calibrate`."""
-        if self.config.training.calibrate:
+        if self.plan.training.calibrate:
             self.trainer.network.calibrate(self._some_volumes())
         self.clock.lap()
 
@@ -258,7 +256,7 @@ class TrainingRun:
 
     def _some_volumes(self) -> Iterator[np.ndarray]:
         """Batches of about `training.calibrate` volumes of those there are to train on."""
-        batches = -(-self.config.training.calibrate // self.lanes.batch)
+        batches = -(-self.plan.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.trainer.source.preview(batches))
 
     def _logs(self, first: int, open_files: ExitStack) -> tuple[Table, TensorBoard] | None:
@@ -273,7 +271,7 @@ class TrainingRun:
     def _steps(
         self, first: int, stop: StopRequest, logs: tuple[Table, TensorBoard] | None
     ) -> Outcome:
-        asked, steps = self.config.training, self.config.total_steps
+        asked, steps = self.plan.training, self.plan.total_steps
         if first >= steps and self.mesh.rank == 0:
             self.folder.write_mark(complete=True, step=first, steps=steps)
         self.progress.note(f"training from step {first} of {steps}; compiling")
@@ -323,7 +321,7 @@ class TrainingRun:
         validation: float | None,
         logs: tuple[Table, TensorBoard] | None,
     ) -> None:
-        done, steps = report.step + 1, self.config.total_steps
+        done, steps = report.step + 1, self.plan.total_steps
         held = "" if validation is None else f"  validation {validation:.4f}"
         state = f"loss {report.loss:.4f}{held}  {rate:.2f} samples/s"
         self.progress("training", done, steps, state)
@@ -338,14 +336,14 @@ class TrainingRun:
             **({} if fresh is None else {"validation_loss": fresh}),
             **{f"{phase}_seconds": value for phase, value in seconds.items()},
         }
-        batch = self.config.training.batch
+        batch = self.plan.training.batch
         made = self.trainer.source.simulations(report.step)
         counts = {"step": report.step, "samples": done * batch, "simulations": made}
         table.add({**counts, **values})
         board.add(report.step, **values)
 
     def _validation_loss(self) -> float | None:
-        if self.config.data.source == "dummy":
+        if self.plan.data.source == "dummy":
             return None
         trainer, dataset = self.trainer, self._validation_set
         batches = in_order(dataset, self.lanes)
@@ -363,8 +361,8 @@ class TrainingRun:
             self.statistics.write()
         self.checkpoints.save(step)
         if self.mesh.rank == 0:
-            complete = step == self.config.total_steps
-            self.folder.write_mark(complete=complete, step=step, steps=self.config.total_steps)
+            complete = step == self.plan.total_steps
+            self.folder.write_mark(complete=complete, step=step, steps=self.plan.total_steps)
 
     def _write_phases(self, outcome: Outcome) -> None:
         from flowpm_dist.cosmoflow.figures import phases_figure, training_figure

@@ -3,6 +3,7 @@ rank; tables and figures; volumes that users bring; and datasets of simulations.
 
 import json
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
 from tiny_network import TINY
 
 from flowpm_dist.config.checks import ConfigError
+from flowpm_dist.config.trained import asking_mesh, common_mesh, prediction_mesh, read_training
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow import evaluation, held_out
 from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
@@ -25,7 +27,7 @@ from flowpm_dist.cosmoflow.judging import score
 from flowpm_dist.cosmoflow.parts import maker_of, network_of, optimiser_of, standardiser_of
 from flowpm_dist.cosmoflow.prediction import predict_volume
 from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.trained import TrainedError, asking_mesh, read_training, trained_network
+from flowpm_dist.cosmoflow.trained import TrainedError, trained_network
 from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import VolumeError
@@ -75,6 +77,20 @@ def world():
 def solo():
     """A mesh of this rank alone."""
     return world().without("row")
+
+
+def judged(folders, shape):
+    """Trainings, judged on a mesh."""
+    read = [read_training(folder) for folder in folders]
+    mesh = process_mesh(common_mesh(read, SIZE, shape))
+    return evaluation.evaluate(read, mesh, SILENT)
+
+
+def found_in(folder, volume, shape, **options):
+    """What the network of a training finds in a volume."""
+    read = read_training(folder)
+    mesh = process_mesh(prediction_mesh(read, SIZE, shape))
+    return predict_volume(read, volume, mesh, SILENT, **options)
 
 
 def on_first_rank(function):
@@ -130,7 +146,7 @@ def alike(config, original, path):
 @pytest.fixture(scope="module")
 def dataset(shared):
     folder, config = shared / "dataset", config_of(shared)
-    write_dataset(config, MESHES[-1], folder, samples_per_file=3, progress=SILENT)
+    write_dataset(config, process_mesh(MESHES[-1]), folder, samples_per_file=3, progress=SILENT)
     return config, folder
 
 
@@ -162,20 +178,20 @@ def known(training):
     """Volumes of the test set, their truth, and what one rank finds in them, sorted by truth."""
     read = read_training(training)
     volumes, truth, _ = next(iter(read.files("test").batches(4, shuffle=False)))
-    network = network_of(read.config, solo(), parameters=2)
-    optimiser = optimiser_of(read.config)
+    network = network_of(read.plan, solo(), parameters=2)
+    optimiser = optimiser_of(read.plan)
     optimiser.build(network.weights)
     saved = Checkpoints(training / "checkpoints", solo(), network.state, optimiser, 1)
-    assert saved.restore() == read.config.total_steps
+    assert saved.restore() == read.plan.total_steps
     outputs = [network.predict(volumes[i : i + 2, ..., 0]).numpy() for i in (0, 2)]
-    mean, sigma = in_physical_units(network, standardiser_of(read.config), np.concatenate(outputs))
+    mean, sigma = in_physical_units(network, standardiser_of(read.plan), np.concatenate(outputs))
     order = np.argsort(truth.numpy()[:, 0])
     return tuple(np.asarray(part)[order] for part in (volumes[..., 0], truth, mean, sigma))
 
 
 @pytest.mark.parametrize("shape", MESHES)
 def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
-    found = evaluation.evaluate([training], shape, SILENT)
+    found = judged([training], shape)
     assert (found is None) == (world().rank > 0)
     if found is None:
         return
@@ -206,7 +222,7 @@ def test_mean_loss_is_that_of_the_error_bars(training, known):
 
 
 def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
-    found = evaluation.evaluate([training, another_seed, fewer], None, SILENT)
+    found = judged([training, another_seed, fewer], None)
     if found is None:
         return
     base = "network, 8 simulations"
@@ -250,7 +266,7 @@ def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
 def test_trainings_that_cannot_be_judged(shared, training, fewer):
     def refused(folders, text, kind=TrainedError, shape=None):
         with pytest.raises(kind, match=text):
-            evaluation.evaluate(folders, shape, SILENT)
+            judged(folders, shape)
 
     refused([shared / "nowhere"], "holds no training")
     refused([training, training], "same training, with seed 0")
@@ -272,14 +288,14 @@ def test_an_incomplete_training_is_judged_and_said_so(shared, training):
     unfinished = shared / "unfinished"
     on_first_rank(lambda: shutil.copytree(training, unfinished))
     on_first_rank(lambda: TrainingFolder(unfinished).write_mark(complete=False))
-    found = evaluation.evaluate([unfinished], None, SILENT)
+    found = judged([unfinished], None)
     if found is not None:
         assert found.notes[0].endswith("is not complete: step 8 of 8.")
 
 
 def test_mesh_that_is_chosen(training):
     read = read_training(training)
-    split = read.config.with_mesh("row:4")
+    split = read.plan.with_mesh("row:4")
     read = type(read)(read.folder, split, read.complete)
     assert asking_mesh(read, 4, 100, None) == "row:4"
     assert asking_mesh(read, 8, 100, None) == "replica:8"
@@ -312,7 +328,7 @@ def test_volumes_of_users(shape, shared, training, known):
         ("volume.zarr", []),
         ("volume.h5:a/density", []),
     ):
-        found = predict_volume(training, shared / name, shape, SILENT)
+        found = found_in(training, shared / name, shape)
         names, values, bars = zip(*found.parameters, strict=True)
         assert names == ("Omega_m", "sigma8")
         np.testing.assert_allclose(values, mean[1], atol=ROUNDING, rtol=0)
@@ -321,7 +337,7 @@ def test_volumes_of_users(shape, shared, training, known):
         assert [n[: len(w)] for n, w in zip(found.notes, notes, strict=False)] == notes
         assert len(found.notes) == len(notes) + len(beyond)
     with pytest.raises(VolumeError, match="box of 200 Mpc/h: the network was trained on 24"):
-        predict_volume(training, shared / "volume.npy", shape, SILENT, box_size=200.0)
+        found_in(training, shared / "volume.npy", shape, box_size=200.0)
 
 
 def with_value(value):
@@ -347,7 +363,7 @@ def test_volumes_that_are_refused(volume, text, shared, training):
     if volume is not None:
         on_first_rank(lambda: np.save(path, volume))
     with pytest.raises(VolumeError, match=text):
-        predict_volume(training, path, None, SILENT)
+        found_in(training, path, None)
     world().barrier()
 
 
@@ -387,9 +403,9 @@ def test_files_are_measured_as_simulations_are(shared, dataset):
     on_first_rank(lambda: training.begin(resume=False))
     on_first_rank(lambda: write_text(training.run_file, of_files.resolved()))
     write_checkpoint(of_files, world(), training)
-    beside = evaluation.evaluate([training.path], MESHES[-1], SILENT)
+    beside = judged([training.path], MESHES[-1])
     on_first_rank(lambda: (folder / "statistics").rename(shared / "hidden"))
-    measured = evaluation.evaluate([training.path], MESHES[0], SILENT)
+    measured = judged([training.path], MESHES[0])
     on_first_rank(lambda: (shared / "hidden").rename(folder / "statistics"))
     if beside is None:
         return
@@ -411,10 +427,10 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
     on_first_rank(lambda: shutil.copytree(original, folder))
     options = {"progress": SILENT, "samples_per_file": 3}
     with pytest.raises(OutputError, match="holds the splits test: add --overwrite"):
-        write_dataset(config, MESHES[-1], folder, ["test"], **options)
+        write_dataset(config, process_mesh(MESHES[-1]), folder, ["test"], **options)
     other = config_of(shared, change=("steps = 2", "steps = 3"))
     with pytest.raises(OutputError, match="train, validation, which differ in evolution.steps"):
-        write_dataset(other, MESHES[-1], folder, ["test"], overwrite=True, **options)
+        write_dataset(other, process_mesh(MESHES[-1]), folder, ["test"], overwrite=True, **options)
     assert len(RecordDataset(folder, "test")) == 4
     world().barrier()
 
@@ -423,13 +439,13 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
 
     monkeypatch.setattr(held_out, "make_volumes", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_dataset(config, MESHES[-1], folder, ["test"], overwrite=True, **options)
+        write_dataset(config, process_mesh(MESHES[-1]), folder, ["test"], overwrite=True, **options)
     assert len(RecordDataset(folder, "train")) == 8
     with pytest.raises(RecordError, match="has no split 'test'"):
         RecordDataset(folder, "test")
     world().barrier()
     with pytest.raises(KeyboardInterrupt):
-        write_dataset(config, MESHES[-1], folder, overwrite=True, **options)
+        write_dataset(config, process_mesh(MESHES[-1]), folder, overwrite=True, **options)
     assert not list(folder.glob("*.tfrecord")) and not (folder / "dataset.json").exists()
     world().barrier()
 
@@ -440,9 +456,9 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
 
     monkeypatch.setattr(held_out, "make_volumes", copy)
     for split in ("train", "test"):
-        write_dataset(config, MESHES[-1], folder, [split], **options)
+        write_dataset(config, process_mesh(MESHES[-1]), folder, [split], **options)
         assert len(RecordDataset(folder, split)) == {"train": 8, "test": 4}[split]
     assert len(RecordDataset(folder, "train")) == 8
-    files = config.model_copy(update={"data": config.data.model_copy(update={"source": "dummy"})})
+    files = replace(config, data=config.data.model_copy(update={"source": "dummy"}))
     with pytest.raises(OutputError, match="simulates nothing"):
-        write_dataset(files, MESHES[-1], folder, **options)
+        write_dataset(files, process_mesh(MESHES[-1]), folder, **options)

@@ -1,4 +1,4 @@
-"""The sections that only the run file of a training has."""
+"""The options of a network and of its training; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.options import AnyPath, Names, Options, Seed, count, nearest, rows
 
 DERIVED = -1
-"""Default of a key that follows from others: `load_training` puts a number in its place."""
+"""Default of an option that follows from others: the run file puts a number in its place."""
 
 
 def _known_network(name: str) -> str:
@@ -51,8 +51,8 @@ Milestones = Annotated[
 ]
 
 
-class PriorsSection(ParameterRanges):
-    """The parameters that vary from universe to universe, and are to be found."""
+class PriorOptions(ParameterRanges):
+    """The parameters that vary from universe to universe, which the network is to find."""
 
     sampling: Literal["sobol", "uniform"] = Field(
         default="sobol", description='"sobol" (even) or "uniform" (independent)'
@@ -62,10 +62,10 @@ class PriorsSection(ParameterRanges):
     @model_validator(mode="wrap")
     @classmethod
     def _keep_order(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        section = handler(keys)
+        options = handler(keys)
         if isinstance(keys, Mapping):
-            section._order = tuple(key for key in keys if key in VARIABLE)
-        return section
+            options._order = tuple(key for key in keys if key in VARIABLE)
+        return options
 
     @model_serializer(mode="wrap")
     def _dump_in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class PriorsSection(ParameterRanges):
         return {name: getattr(self, name) for name in self._order}
 
 
-class NetworkSection(Options):
+class NetworkOptions(Options):
     """The network, see `flowpm_dist.cosmoflow.network.Network`."""
 
     name: Annotated[str, AfterValidator(_known_network)] = Field(
@@ -101,7 +101,7 @@ SMALLEST_CENTRED = 4
 """Volumes of a batch from which on the mean of their features is taken off."""
 
 
-class TrainingSection(Options):
+class TrainingOptions(Options):
     """How the network learns."""
 
     batch: int = count(4)
@@ -142,7 +142,7 @@ class TrainingSection(Options):
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
-class DataSection(Options):
+class DataOptions(Options):
     """Where volumes come from, and how many."""
 
     source: Literal["simulate", "files", "dummy"] = Field(

@@ -1,0 +1,81 @@
+"""The command `flowpm-dist dataset`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.config.training import load_training
+from flowpm_dist.config.training_mesh import check_training_mesh
+from flowpm_dist.cosmoflow.dataset import check_dataset, write_dataset
+from flowpm_dist.cosmoflow.record_files import read_header
+from flowpm_dist.io.errors import UserError
+from meshimpl import launch
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")]
+
+
+class Split(StrEnum):
+    """Splits of a dataset."""
+
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give a program this command."""
+    app.command(
+        epilog="Example: [bold]flowpm-dist dataset run.toml --output volumes --split train[/bold]"
+    )(dataset)
+
+
+def dataset(
+    run_file: RunFile,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")],
+    ranks: Ranks = None,
+    mesh: Mesh = None,
+    split: Annotated[
+        list[Split] | None, typer.Option(help="Of these alone; may be given again.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "int16"], typer.Option(help="Of the stored densities.")
+    ] = "float32",
+    compressed: Annotated[
+        bool, typer.Option("--compressed", help="Smaller files, slower to read.")
+    ] = False,
+    samples_per_file: Annotated[int, typer.Option(min=1)] = 64,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace these splits in DIR.")
+    ] = False,
+) -> None:
+    """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
+    splits = [chosen.value for chosen in split or Split]
+    options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
+    try:
+        plan = load_training(run_file)
+        shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
+        # Rank 0 alone looks: soon the ranks write there.
+        if launch.detect().rank == 0:
+            check_dataset(plan, output, splits, **options)
+    except UserError as error:
+        refuse(str(error))
+    begin_job(ranks)
+    with job() as progress:
+        from meshimpl.process_mesh import ProcessMesh
+
+        write_dataset(
+            plan.with_mesh(shape), ProcessMesh(shape), output, splits,
+            samples_per_file=samples_per_file, progress=progress, **options,
+        )  # fmt: skip
+    if launch.detect().rank == 0:
+        told = ", ".join(
+            f"{count['samples']} of {name}" for name, count in read_header(output)[1].items()
+        )
+        print(f"""
+Dataset in {output}: {told}.
+To train on it, in the run file: [data] source = "files", folder = "{output}".""")

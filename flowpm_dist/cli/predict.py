@@ -1,0 +1,58 @@
+"""The command `flowpm-dist predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.config.trained import prediction_mesh, read_training
+from flowpm_dist.cosmoflow.prediction import Found, predict_volume
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.volume import open_volume
+from meshimpl import launch
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give a program this command."""
+    app.command(epilog="Example: [bold]flowpm-dist predict run-training volume.npy[/bold]")(predict)
+
+
+def predict(
+    training: Annotated[Path, typer.Argument(metavar="DIR", help="A training.")],
+    volume: Annotated[
+        str,
+        typer.Argument(metavar="VOLUME", help="A density: .npy, zarr such as a run's, or HDF5."),
+    ],
+    ranks: Ranks = None,
+    mesh: Mesh = None,
+    box_size: Annotated[
+        float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
+    ] = None,
+) -> None:
+    """Find the parameters of a volume with a trained network."""
+    try:
+        trained = read_training(training)
+        shape = prediction_mesh(trained, job_size(ranks), mesh)
+        open_volume(volume)
+    except UserError as error:
+        refuse(str(error))
+    begin_job(ranks)
+    with job() as progress:
+        from meshimpl.process_mesh import ProcessMesh
+
+        found = predict_volume(trained, volume, ProcessMesh(shape), progress, box_size)
+    if launch.detect().rank == 0:
+        print(answer(found))
+
+
+def answer(found: Found) -> str:
+    """The parameters of a volume, a line each, and what one should know about them."""
+    width = max(len(name) for name, _, _ in found.parameters)
+    lines = []
+    for name, value, sigma in found.parameters:
+        bar = "" if sigma is None else f" ± {sigma:.2g}"
+        lines.append(f"{name:{width}} = {value:.4g}{bar}")
+    return "\n".join([*lines, *found.notes])

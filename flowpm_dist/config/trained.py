@@ -1,0 +1,113 @@
+"""The folder of a training read back, and the meshes on which its network can be asked.
+
+Nothing here imports TensorFlow, Horovod or MPI: a command can say what is wrong before its work
+begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flowpm_dist.config.training import load_training
+from flowpm_dist.config.training_mesh import batched_mesh
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.trained import Training
+from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
+
+
+def read_training(path: Path) -> Training:
+    """Returns what is in the folder of a training. Nothing is loaded yet.
+
+    Raises:
+        TrainedError: no training is there, or none that has saved a checkpoint.
+        ConfigError: its run file is not what it was.
+    """
+    folder = TrainingFolder(Path(path))
+    mark = folder.mark()
+    if not mark:
+        raise TrainedError(
+            f"{path} holds no training: give the folder that flowpm-dist train wrote"
+        )
+    if not (folder.checkpoints / "checkpoint").exists() or not folder.run_file.exists():
+        raise TrainedError(
+            f"the training in {path} has not saved a checkpoint yet: go on with it (flowpm-dist "
+            "train --resume), or save earlier (training.checkpoint_every)"
+        )
+    return Training(folder, load_training(folder.run_file), bool(mark.get("complete")))
+
+
+def asking_mesh(training: Training, ranks: int, samples: int, shape: str | None) -> str:
+    """Returns the mesh on which to ask a network about a number of volumes.
+
+    It is the one that was asked for. Otherwise it is the mesh of the training, where there are as
+    many ranks and volumes were split. Otherwise each rank is a replica, as far as there are
+    volumes, and the ranks that remain split them.
+
+    Args:
+        training: whose network is asked.
+        ranks: of the job.
+        samples: number of volumes.
+        shape: that was asked for.
+
+    Raises:
+        ConfigError: it does not fit.
+        TrainedError: there are fewer volumes than replicas.
+    """
+    plan = training.plan
+    before = parse_mesh(plan.mesh, batched=True) if plan.mesh else {}
+    if shape is None and math.prod(before.values()) == ranks > before.get("replica", 1):
+        shape = plan.mesh
+    if shape is None:
+        batch = max(n for n in range(1, ranks + 1) if ranks % n == 0 and n <= samples)
+    else:
+        batch = _replicas(shape)
+        if batch > samples:
+            raise TrainedError(f"mesh {shape}: {batch} replicas are more than {samples} volumes")
+    plan = replace(plan, mesh=None)
+    return batched_mesh(plan, batch, ranks, source=training.folder.run_file, shape=shape)
+
+
+def common_mesh(trainings: Sequence[Training], ranks: int, shape: str | None) -> str:
+    """Returns the mesh on which to ask the networks of several trainings about one test set.
+
+    Args:
+        trainings: with one test set, that of the first.
+        ranks: of the job.
+        shape: that was asked for.
+
+    Raises:
+        ConfigError, TrainedError: see `asking_mesh`.
+        RecordError: the files of the test set cannot serve.
+    """
+    samples = len(trainings[0].files("test"))
+    chosen = asking_mesh(trainings[0], ranks, samples, shape)
+    for training in trainings[1:]:
+        asking_mesh(training, ranks, samples, chosen)
+    return chosen
+
+
+def _replicas(shape: str) -> int:
+    try:
+        return parse_mesh(shape, batched=True).get("replica", 1)
+    except ValueError:
+        return 1  # `batched_mesh` says what is wrong
+
+
+def prediction_mesh(training: Training, ranks: int, shape: str | None) -> str:
+    """Returns the mesh on which to ask a network about one volume.
+
+    Unless it is given, the volume is split over all ranks, or each rank has the whole volume where
+    the network cannot be split.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    plan = training.plan
+    if shape is None and plan.declaration.edges == "valid":
+        shape = f"replica:{ranks}"
+    elif shape is None:
+        shape = default_mesh(ranks, plan.grid)
+    return batched_mesh(plan, ranks, ranks, source=training.folder.run_file, shape=shape)
