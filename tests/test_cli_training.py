@@ -84,10 +84,10 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
         ["predict", "none", "volume.npy"],
     ]
     script = (
-        "import sys; from flowpm_dist import cli\n"
+        "import sys; from flowpm_dist.cli.main import main\n"
         f"for words in {commands}:\n"
         "    sys.argv[1:] = words\n"
-        "    try: cli.main()\n"
+        "    try: main()\n"
         "    except SystemExit as left: print(left.code)\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )
