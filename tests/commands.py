@@ -1,7 +1,10 @@
-"""The commands as subprocesses, and a folder to give them in."""
+"""The commands, as processes of their own or in this one, and a folder to give them in."""
 
+import contextlib
+import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from meshimpl import launch
+
 COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 ROOT = str(Path(__file__).parents[1])
 
 
@@ -43,3 +49,29 @@ def flowpm(
 def plain(text: str) -> str:
     """Without the boxes and line ends of the help pages."""
     return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+
+
+def flowpm_here(*words: str) -> subprocess.CompletedProcess[str]:
+    """What a command does in this process, which has TensorFlow loaded already.
+
+    For tests of a command's results. Those of its signals, ranks, imports and its end are of a
+    process of its own, see `flowpm`.
+    """
+    from flowpm_dist.cli.main import app
+
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "configure_threads", lambda: 1)
+        patch.setattr(sys, "argv", ["flowpm-dist", *words])
+        patch.setattr(os, "environ", os.environ.copy())
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                app(list(words))
+                status = 0
+            except SystemExit as end:
+                status = int(end.code or 0)
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())

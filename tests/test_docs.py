@@ -1,0 +1,161 @@
+"""The blocks of code in the documentation run as they stand, in the order in which they stand.
+
+Python blocks of a file share their names. Comments in the text, which no reader sees, help:
+
+    <!-- test: skip because ... -->              the next block does not run
+    <!-- test: with grid=128 as grid=16 -->      words of the next block that are replaced, in order
+    <!-- test: before
+    x = 1
+    -->                                          Python that runs before the next block
+
+A shell block's commands must be known with all their options, and the files they name must exist;
+tests/test_examples.py runs them. A TOML block must fit into the run file that its comment names,
+as in `<!-- test: within examples/train.toml -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.main import get_command
+
+from flowpm_dist.cli.main import app
+from flowpm_dist.config.reconstruction import load_reconstruction
+from flowpm_dist.config.simulation import load
+from flowpm_dist.config.training import load_training
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# By a section that only it has among those not looked for before.
+LOADERS = {"network": load_training, "data": load_reconstruction, "box": load}
+PIECE = re.compile(
+    r"^<!-- test: (?P<kind>\w+)(?P<words>.*?)-->$|^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass
+class Block:
+    """Code of a document, with what the comments before it say."""
+
+    language: str
+    code: str
+    line: int
+    before: str = ""
+    within: str = ""
+    skipped: bool = False
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The code as it is tested."""
+        code = self.code
+        for old, new in self.replaced:
+            assert old in code, f"line {self.line}: nothing to replace: {old}"
+            code = code.replace(old, new)
+        return code
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The blocks of a document, of every language.
+
+    Raises:
+        ValueError: a comment that is not understood, or has no block behind it.
+    """
+    found: list[Block] = []
+    following = Block("", "", 0)
+    for piece in PIECE.finditer(text):
+        line = text.count("\n", 0, piece.start()) + 1
+        kind, words = piece["kind"], (piece["words"] or "").strip()
+        if kind is None:
+            following.language, following.code = piece["language"], piece["code"]
+            following.line = line + 1
+            found.append(following)
+            following = Block("", "", 0)
+        elif kind == "skip" and words.startswith("because "):
+            following.skipped = True
+        elif kind == "before":
+            following.before = words
+        elif kind == "within":
+            following.within = words
+        elif kind == "with" and " as " in words:
+            old, new = words.split(" as ")
+            following.replaced.append((old, new))
+        else:
+            raise ValueError(f"line {line}: not understood: test: {kind} {words}")
+    if following != Block("", "", 0):
+        raise ValueError("the last comment has no block behind it")
+    return found
+
+
+def marked(documents: list[Path], languages: tuple[str, ...]) -> list[object]:
+    """The documents that have blocks in these languages."""
+    return [
+        pytest.param(path, id=path.stem)
+        for path in documents
+        if any(block.language in languages for block in blocks_of(path.read_text()))
+    ]
+
+
+@pytest.mark.parametrize("path", marked(DOCUMENTS, ("python",)))
+def test_python(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": path.stem}
+    for block in blocks_of(path.read_text()):
+        if block.language == "python" and not block.skipped:
+            for code, line in ((block.before, 1), (block.text(), block.line)):
+                # Line numbers of a failure are those of the document.
+                exec(compile("\n" * (line - 1) + code, str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("path", marked(DOCUMENTS, ("sh", "bash")))
+def test_shell(path):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    command = get_command(app)
+    for block in blocks_of(path.read_text()):
+        if block.language not in ("sh", "bash") or block.skipped:
+            continue
+        for line in re.split(r"[\n;]+", block.text()):
+            words = shlex.split(line, comments=True)
+            if not words or words[0] in ("for", "done"):
+                continue
+            words = words[1:] if words[0] == "do" else words
+            if words[0] == "make":
+                assert words[1] in targets, line
+                continue
+            assert Path(words[0]).name == "flowpm-dist", f"not known how to test: {line}"
+            name, *options = words[1:]
+            with command.commands[name].make_context(name, list(options)):
+                pass
+            for word in words:
+                assert not word.startswith("examples/") or (ROOT / word).is_file(), line
+
+
+@pytest.mark.parametrize("path", marked(DOCUMENTS, ("toml",)))
+def test_run_files(path, tmp_path, monkeypatch):
+    for block in blocks_of(path.read_text()):
+        if block.language != "toml" or block.skipped:
+            continue
+        run_file = tomllib.loads((ROOT / block.within).read_text())
+        for section, keys in tomllib.loads(block.text()).items():
+            run_file[section] = keys
+        kind = next(name for name in LOADERS if name in run_file)
+        monkeypatch.chdir(tmp_path)
+        if block.before:
+            exec(block.before, {})
+        (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
+        LOADERS[kind](tmp_path / "run.toml")
+
+
+def test_comments_are_understood():
+    text = "<!-- test: with n=8 as n=4 -->\n<!-- test: before\nx = 1\n-->\n```python\nn=8\n```\n"
+    (block,) = blocks_of(text)
+    assert (block.text(), block.before, block.line) == ("n=4\n", "x = 1", 6)
+    for wrong in ("skip", "wth a as b", "within examples/train.toml"):
+        with pytest.raises(ValueError, match="not understood|no block"):
+            blocks_of(f"<!-- test: {wrong} -->\n")

@@ -1,0 +1,157 @@
+"""The examples run, smaller than they are: scripts in process, run files by the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from commands import flowpm_here
+from test_docs import LOADERS
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.timeout(300)
+
+# Words of a script that are replaced, so that it is soon done.
+SMALLER = {
+    "simulate": {"grid=64": "grid=16"},
+    "gradients": {"grid=32": "grid=8", "1.0, 5)": "1.0, 2)"},
+    "reconstruct": {"grid=32": "grid=8", "box_size=64.0": "box_size=32.0", "evaluations=60": "8"},
+    "accuracy": {"(5, 10, 20, 40)": "(5,)", ", 100, 3": ", 4, 3"},
+}
+
+
+def run_script(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a script as `python NAME.py ARGUMENTS` does; its names."""
+    path = EXAMPLES / f"{name}.py"
+    code = path.read_text()
+    for old, new in SMALLER.get(name, {}).items():
+        assert old in code, f"{path.name}: nothing to replace: {old}"
+        code = code.replace(old, new)
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
+    exec(compile(code, str(path), "exec"), names)
+    return names
+
+
+def flowpm(*words: object) -> None:
+    """Run the command; it must succeed."""
+    done = flowpm_here(*map(str, words))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(name: str, changes: dict[str, dict[str, Any]]) -> Path:
+    """The run file of an example with other values."""
+    run_file = tomllib.loads((EXAMPLES / f"{name}.toml").read_text())
+    for section, keys in changes.items():
+        for key in keys:
+            assert key in run_file[section], f"{section}.{key}"
+        run_file[section] |= keys
+    path = Path(f"{name}.toml")
+    path.write_text(tomli_w.dumps(run_file))
+    return path
+
+
+def test_every_example_is_tested():
+    text = Path(__file__).read_text()
+    assert not [p.name for p in EXAMPLES.glob("*.*") if f'"{p.stem}"' not in text]
+
+
+def test_simulate(monkeypatch, capsys):
+    names = run_script("simulate", [], monkeypatch)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(names["k"])
+    # A universe of few modes follows linear theory on the largest scales to their scatter.
+    assert 0.3 < names["power"][0] / names["linear"][0] < 3
+
+
+def test_gradients(monkeypatch, capsys):
+    names = run_script("gradients", [], monkeypatch)
+    for name, slope in names["found"].items():
+        assert slope == pytest.approx(names["differences"][name], rel=1e-4), name
+
+
+def test_reconstruct(monkeypatch, capsys):
+    names = run_script("reconstruct", [], monkeypatch)
+    assert names["r_final"][0] > 0.9
+
+
+def test_accuracy(monkeypatch, folder):
+    run_script("accuracy", ["--grid", "8"], monkeypatch)
+    for ending in ("csv", "md", "png"):
+        assert (folder / f"accuracy.{ending}").stat().st_size > 200
+
+
+def test_simulate_run_file(folder):
+    flowpm("simulate", small("demo", {"box": {"grid": 16, "size": 32.0}}), "--output", "universe")
+    assert (folder / "universe" / "power_spectrum.png").stat().st_size > 500
+
+
+@pytest.mark.parametrize("name", ["reconstruct", "sample", "sigma8"])
+def test_reconstruct_run_files(name, folder):
+    changes: dict[str, dict[str, Any]] = {
+        "box": {"grid": 16, "size": 64.0},
+        "search": {"evaluations": 5},
+    }
+    if name != "reconstruct":
+        changes["sampler"] = {"draws": 4, "warm_up": 4, "leaps": 2}
+    flowpm("reconstruct", small(name, changes), "--output", "found")
+    assert (folder / "found" / "slabs.png").stat().st_size > 500
+    assert (folder / "found" / "chains.png").exists() == (name != "reconstruct")
+
+
+def test_train_run_files(folder):
+    """The demo's, and what is asked of a network afterwards."""
+    short = {"validate_every": 1, "checkpoint_every": 2, "warmup": 1}
+    data = {"simulations": 8, "reuse": 2, "fill": 4, "validation": 8, "test": 8}
+    changes = {"evolution": {"steps": 2}, "training": {**short, "batch": 4}, "data": data}
+    run_file = small("demo_training", changes)
+    flowpm("train", run_file, "--output", "trained")
+    flowpm("dataset", run_file, "--output", "volumes")
+    flowpm("evaluate", "trained")
+    assert (folder / "trained" / "evaluation").is_dir()
+    assert (folder / "volumes" / "dataset.json").is_file()
+
+
+def test_cosmoflow(monkeypatch, folder):
+    """The commands are run in this process."""
+    told = []
+
+    def run(words, check):
+        told.append(words[3])
+        options = words[4:]
+        if "--ranks" in options:
+            at = options.index("--ranks")
+            options = [*options[:at], *options[at + 2 :]]
+        flowpm(words[3], *options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    data = {"simulations": 8, "reuse": 2, "fill": 4, "validation": 8, "test": 8}
+    changes = {
+        "box": {"grid": 32},
+        "evolution": {"steps": 1},
+        "training": {"batch": 4, "validate_every": 1, "checkpoint_every": 2},
+        "data": data,
+    }
+    run_file = small("cosmoflow", changes)
+    arguments = ["--run-file", run_file, "--ranks", "1", "--seeds", "0", "--simulations", "8"]
+    run_script("cosmoflow", [str(a) for a in [*arguments, "--fewer"]], monkeypatch)
+    assert told == ["train", "evaluate"]
+    assert (folder / "cosmoflow-output" / "evaluation").is_dir()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_run_files_are_right(path):
+    """With all their keys; "train" is the one that has every key of a training."""
+    sections = tomllib.loads(path.read_text())
+    kind = next(name for name in LOADERS if name in sections)
+    LOADERS[kind](path)
