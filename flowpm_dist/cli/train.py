@@ -31,7 +31,7 @@ from flowpm_dist.jobs.folder import OutputError
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.run import Outcome
+    from flowpm_dist.cosmoflow.outcome import Outcome
 
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
@@ -157,7 +157,8 @@ def _train(plan: Plan) -> Outcome:
     with job(describe(plan), lambda: last_checkpoint(plan.folder)) as progress:
         if rank == 0:
             plan.folder.begin(resume=plan.resume, overwrite=plan.overwrite)
-        from flowpm_dist.cosmoflow.run import TrainingRun, stage_files
+        from flowpm_dist.cosmoflow.run import TrainingRun
+        from flowpm_dist.cosmoflow.sources import stage_files
         from meshimpl.process_mesh import ProcessMesh
 
         stage_files(plan.training, progress)

@@ -1,22 +1,39 @@
-"""Cosmological parameters from density volumes, by a network trained where they are simulated."""
+"""Cosmological parameters from density volumes, by a network trained where they are simulated.
+
+A network of your own is a `Declaration` of layers, such as `Convolution` and `Dense`, that is added
+to `DECLARATIONS` under its name before a run file that names it is read.
+"""
 
 from meshimpl.lazy import lazy_names
 
 _HOMES = {
     "Adam": "optimisers",
     "Constant": "schedules",
+    "Convolution": "declarations",
     "Cosine": "schedules",
+    "DataOptions": "options",
     "Declaration": "declarations",
+    "DECLARATIONS": "declarations",
+    "Dense": "declarations",
+    "Dropout": "declarations",
     "InSituSource": "in_situ",
     "Momentum": "optimisers",
     "Network": "network",
+    "NetworkOptions": "options",
+    "Outcome": "outcome",
     "Polynomial": "schedules",
+    "Pool": "declarations",
     "Predictions": "judging",
+    "PriorOptions": "options",
     "Priors": "priors",
     "RecordDataset": "records",
     "RecordWriter": "records",
+    "Shrink": "declarations",
     "StepDecay": "schedules",
     "Trainer": "training",
+    "TrainingFolder": "folder",
+    "TrainingOptions": "options",
+    "TrainingPlan": "plan",
     "TrainingRun": "run",
     "UniverseMaker": "in_situ",
 }

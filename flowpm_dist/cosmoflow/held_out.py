@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,27 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.baselines import Features
+from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import Batch, Generation, Lanes, UniverseMaker, measured
-from flowpm_dist.cosmoflow.parts import block_of_volumes
-from flowpm_dist.cosmoflow.records import DatasetHeader, RecordWriter
+from flowpm_dist.cosmoflow.parts import block_of_volumes, header_of
+from flowpm_dist.cosmoflow.plan import TrainingPlan
+from flowpm_dist.cosmoflow.records import (
+    DatasetHeader,
+    RecordError,
+    RecordWriter,
+    finish_dataset,
+    read_header,
+)
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import written_whole
+from flowpm_dist.jobs.progress import WorkProgress
 from meshimpl.process_mesh import ProcessMesh
 
 Progress = Callable[[int, int], None]
+
+HELD_OUT = ("validation", "test")
+"""Splits that are never trained on."""
 
 
 class Statistics:
@@ -145,6 +158,48 @@ def make_volumes(
                 done = number - first_generation + 1
                 progress(min(count, done * lanes.batch), count)
     statistics.write()
+    mesh.barrier()
+
+
+def hold_out(
+    plan: TrainingPlan,
+    maker: UniverseMaker,
+    mesh: ProcessMesh,
+    folder: TrainingFolder,
+    progress: WorkProgress,
+) -> None:
+    """Simulate validation and test sets, unless they are there from an earlier session.
+
+    On all ranks together.
+
+    Args:
+        plan: of the training.
+        maker: of its universes.
+        mesh: all ranks.
+        folder: of the training.
+        progress: of this rank.
+    """
+    path, header = folder.held_out, header_of(plan, mesh)
+    try:
+        there = set(read_header(path)[1]) >= set(HELD_OUT)
+    except (RecordError, OSError):
+        there = False
+    # As rank 0 sees it: file systems may show it to others later.
+    there = bool(mesh.world.broadcast(tf.constant(int(there))))
+    for split in () if there else HELD_OUT:
+        make_volumes(
+            maker,
+            split,
+            getattr(plan.data, split),
+            path,
+            header,
+            mesh,
+            Statistics(folder.statistics(split), mesh, maker.priors.names),
+            overwrite=True,
+            progress=functools.partial(progress, f"simulating for {split}"),
+        )
+    if not there and mesh.rank == 0:
+        finish_dataset(path, header)
     mesh.barrier()
 
 

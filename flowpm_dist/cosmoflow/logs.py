@@ -1,10 +1,17 @@
-"""The columns of metrics.csv, and events for TensorBoard."""
+"""What a training writes down of each step: a row of metrics.csv, and events for TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.phases import PHASES
+from flowpm_dist.cosmoflow.training import StepReport
+from flowpm_dist.jobs.tables import Table
 
 COLUMNS = (
     "step", "samples", "simulations", "loss", "validation_loss", "rate", "gradient_norm",
@@ -21,19 +28,77 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, first: int) -> None:
-        import tensorflow as tf
-
-        self._scalar, self._writer = (
-            tf.summary.scalar,
-            tf.summary.create_file_writer(str(folder / f"from-{first}")),
-        )
+        self._writer = tf.summary.create_file_writer(str(folder / f"from-{first}"))
 
     def add(self, step: int, **values: float) -> None:
-        """The values of a step, by name."""
+        """Add the values of a step, by name."""
         with self._writer.as_default():
             for name, value in values.items():
-                self._scalar(name, value, step=step)
+                tf.summary.scalar(name, value, step=step)
 
     def close(self) -> None:
         """Write what is still in memory."""
         self._writer.close()
+
+
+class TrainingLogs:
+    """The table and TensorBoard's events of a session; a context that closes both. On rank 0.
+
+    Args:
+        folder: of the training.
+        first: step that this session begins with.
+
+    Raises:
+        WriteError: the table cannot be written.
+    """
+
+    def __init__(self, folder: TrainingFolder, first: int) -> None:
+        self._table = Table(folder.metrics, COLUMNS, first)
+        self._board = TensorBoard(folder.path / "tensorboard", first)
+
+    def add(
+        self,
+        report: StepReport,
+        seconds: dict[str, float],
+        rate: float,
+        validation: float | None,
+        *,
+        samples: int,
+        simulations: int,
+    ) -> None:
+        """Add a step.
+
+        Args:
+            report: of the step.
+            seconds: of each phase.
+            rate: samples per second.
+            validation: the validation loss, where it was found after this step.
+            samples: seen so far.
+            simulations: made when the step began.
+
+        Raises:
+            WriteError: the row cannot be written.
+        """
+        values = {
+            "loss": report.loss,
+            "rate": report.rate,
+            "gradient_norm": report.gradient_norm,
+            "samples_per_second": rate,
+            **({} if validation is None else {"validation_loss": validation}),
+            **{f"{phase}_seconds": value for phase, value in seconds.items()},
+        }
+        counts = {"step": report.step, "samples": samples, "simulations": simulations}
+        self._table.add(counts | values)
+        self._board.add(report.step, **values)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._board.close()
+        self._table.close()

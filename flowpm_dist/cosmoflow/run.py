@@ -1,97 +1,39 @@
-"""A training from its run file to its last checkpoint: everything that `flowpm-dist train` does."""
+"""A session of a training, from its plan to its last checkpoint."""
 
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
-from flowpm_dist.cosmoflow.file_source import FileSource, in_order
+from flowpm_dist.cosmoflow.file_source import in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.held_out import Statistics, make_volumes
-from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
-from flowpm_dist.cosmoflow.logs import COLUMNS, TensorBoard
-from flowpm_dist.cosmoflow.parts import (
-    block_of_volumes,
-    header_of,
-    maker_of,
-    network_of,
-    optimiser_of,
-    standardiser_of,
-)
+from flowpm_dist.cosmoflow.held_out import hold_out
+from flowpm_dist.cosmoflow.in_situ import Lanes
+from flowpm_dist.cosmoflow.logs import TrainingLogs
+from flowpm_dist.cosmoflow.outcome import Outcome, write_phases
+from flowpm_dist.cosmoflow.parts import network_of, optimiser_of, standardiser_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_batches import check_lane
-from flowpm_dist.cosmoflow.records import (
-    DummyDataset,
-    RecordDataset,
-    RecordError,
-    finish_dataset,
-    read_header,
-    stage,
-)
-from flowpm_dist.cosmoflow.training import Source, StepReport, Trainer, mean_loss
+from flowpm_dist.cosmoflow.records import RecordDataset
+from flowpm_dist.cosmoflow.sources import files_of, volumes_of
+from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_loss
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.jobs.stop import StopRequest
-from flowpm_dist.jobs.tables import Table, read_rows
-from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
-
-HELD_OUT = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a training ended.
-
-    Attributes:
-        step: updates made so far.
-        steps: of the whole training.
-        loss: of the last step.
-        validation_loss: the latest, where there was one.
-        seconds: of this session's steps.
-        phases: seconds per step of each phase, in this session.
-        stopped_by: name of the signal that ended it early.
-    """
-
-    step: int
-    steps: int
-    loss: float | None
-    validation_loss: float | None
-    seconds: float
-    phases: dict[str, float]
-    stopped_by: str | None
-
-
-def stage_files(plan: TrainingPlan, progress: WorkProgress) -> None:
-    """Copy the files of a run to the fast folder that it names, if any, once on each node.
-
-    Before the ranks form a mesh: those that wait for others there do so for minutes at most.
-    """
-    data = plan.data
-    if data.staging is None or data.folder is None or launch.detect().local_rank:
-        return
-    for split in ("train", "validation"):
-        stage(
-            data.folder,
-            data.staging,
-            split,
-            progress=functools.partial(progress, f"staging {split}"),
-        )
 
 
 class TrainingRun:
     """One session of a training: its beginning, or where it goes on.
 
-    Files that are to be staged have been, see `stage_files`.
+    Files that are to be staged have been, see `flowpm_dist.cosmoflow.sources.stage_files`.
 
     Args:
         plan: of the training.
@@ -114,64 +56,18 @@ class TrainingRun:
         self.mesh, self.folder, self.progress = mesh, folder, progress
         self.lanes = Lanes.of(self.mesh, plan.training.batch)
         self.clock = PhaseClock()
-        self.maker: UniverseMaker | None = None
-        self.statistics: Statistics | None = None
-        dataset, channels = None, 1
-        source: Source
-        if plan.simulates:
-            source = self._in_situ()
-        else:
-            files = self._dataset("train")
-            dataset = files if isinstance(files, RecordDataset) else None
-            channels = files.block_shape[-1]
-            source = FileSource(
-                files,
-                self.mesh,
-                self.lanes,
-                seed=plan.training.seed,
-                augment=plan.data.augment,
-                clock=self.clock,
-            )
-        standardiser = standardiser_of(plan, dataset)
+        self.volumes = volumes_of(self.plan, mesh, folder, self.lanes, self.clock)
+        standardiser = standardiser_of(plan, self.volumes.dataset)
         count = len(standardiser.names)
-        network = network_of(plan, self.mesh, parameters=count, channels=channels)
+        network = network_of(plan, self.mesh, parameters=count, channels=self.volumes.channels)
         network.broadcast_weights()
         optimiser = optimiser_of(plan)
         optimiser.build(network.weights)
-        self.trainer = Trainer(
-            network, optimiser, standardiser, source, self.clock, plan.training.seed
-        )
+        source, seed = self.volumes.source, plan.training.seed
+        self.trainer = Trainer(network, optimiser, standardiser, source, self.clock, seed)
         self.checkpoints = Checkpoints(
             folder.checkpoints, self.mesh, network.state, optimiser, plan.training.keep
         )
-
-    def _in_situ(self) -> InSituSource:
-        plan, data = self.plan, self.plan.data
-        self.maker = maker_of(plan, self.mesh, self.lanes)
-        names = self.maker.priors.names
-        self.statistics = Statistics(self.folder.statistics("train"), self.mesh, names)
-        return InSituSource(
-            self.maker,
-            self.mesh,
-            ReplayPlan(data.simulations, data.reuse, data.buffer, data.fill),
-            seed=plan.training.seed,
-            augment=data.augment,
-            clock=self.clock,
-            made=self.statistics.add,
-        )
-
-    def _dataset(self, split: str) -> RecordDataset | DummyDataset:
-        plan, data = self.plan, self.plan.data
-        block = block_of_volumes(self.mesh)
-        if data.source == "dummy":
-            samples = max(64, plan.training.batch)
-            return DummyDataset(plan.grid, plan.parameters, block=block, samples=samples)
-        folder = self.folder.held_out if plan.simulates else data.folder
-        assert folder is not None
-        if data.staging is not None:
-            folder = data.staging
-        parameters = data.parameters if data.source == "files" else None
-        return RecordDataset(folder, split, grid=plan.grid, block=block, parameters=parameters)
 
     def run(self, *, resume: bool) -> Outcome:
         """Train to the end, or until a signal comes. On all ranks together.
@@ -186,8 +82,8 @@ class TrainingRun:
         if self.mesh.rank == 0:
             text = f"# As run by flowpm-dist.\n{self.plan.resolved()}"
             write_text(self.folder.run_file, text)
-        if self.maker is not None:
-            self._make_held_out(self.maker)
+        if self.volumes.maker is not None:
+            hold_out(self.plan, self.volumes.maker, self.mesh, self.folder, self.progress)
         if self.plan.data.source != "dummy":
             check_lane(len(self._validation_set), self.lanes.batch, None)
         with ExitStack() as opened:
@@ -197,12 +93,14 @@ class TrainingRun:
             self.clock.lap()
             if first == 0:
                 self._calibrate()
-            logs = self._logs(first, opened)
+            logs = None
+            if self.mesh.rank == 0:
+                logs = opened.enter_context(TrainingLogs(self.folder, first))
             # Until here nothing is lost by ending at once.
             stop = opened.enter_context(StopRequest(self.mesh).heard())
             outcome = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
-            self._write_phases(outcome)
+            write_phases(outcome, self.folder, self.mesh)
         return outcome
 
     def _resumed(self) -> int:
@@ -215,33 +113,6 @@ class TrainingRun:
                 "checkpoint: put it back, or begin anew with --overwrite"
             )
         return found or 0
-
-    def _make_held_out(self, maker: UniverseMaker) -> None:
-        """Simulations of validation and test, unless they are there from an earlier session."""
-        folder, header = self.folder.held_out, header_of(self.plan, self.mesh)
-        try:
-            there = set(read_header(folder)[1]) >= set(HELD_OUT)
-        except (RecordError, OSError):
-            there = False
-        # As rank 0 sees it: file systems may show it to others later.
-        there = bool(self.mesh.world.broadcast(tf.constant(int(there))))
-        missing = [] if there else list(HELD_OUT)
-        for split in missing:
-            count = getattr(self.plan.data, split)
-            make_volumes(
-                maker,
-                split,
-                count,
-                folder,
-                header,
-                self.mesh,
-                Statistics(self.folder.statistics(split), self.mesh, maker.priors.names),
-                overwrite=True,
-                progress=functools.partial(self.progress, f"simulating for {split}"),
-            )
-        if missing and self.mesh.rank == 0:
-            finish_dataset(folder, header)
-        self.mesh.barrier()
 
     def _calibrate(self) -> None:
         """See `Network.calibrate`."""
@@ -259,19 +130,8 @@ class TrainingRun:
         batches = -(-self.plan.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.trainer.source.preview(batches))
 
-    def _logs(self, first: int, open_files: ExitStack) -> tuple[Table, TensorBoard] | None:
-        if self.mesh.rank != 0:
-            return None
-        table = Table(self.folder.metrics, COLUMNS, first)
-        open_files.callback(table.close)
-        board = TensorBoard(self.folder.path / "tensorboard", first)
-        open_files.callback(board.close)
-        return table, board
-
-    def _steps(
-        self, first: int, stop: StopRequest, logs: tuple[Table, TensorBoard] | None
-    ) -> Outcome:
-        asked, steps = self.plan.training, self.plan.total_steps
+    def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> Outcome:
+        steps = self.plan.total_steps
         if first >= steps and self.mesh.rank == 0:
             self.folder.write_mark(complete=True, step=first, steps=steps)
         self.progress.note(f"training from step {first} of {steps}; compiling")
@@ -283,17 +143,18 @@ class TrainingRun:
             number += 1
             with self.clock("other"):
                 stopped = stop.name()
-                last = number == steps or stopped is not None
-                saves = last or (number % asked.checkpoint_every == 0 and report.finite)
-                validates, fresh = number % asked.validate_every == 0 or number == steps, None
+                saves, validates = self._due(report, stopped)
                 if saves or validates:
                     self._recentre()
-                if validates:
-                    fresh = self._validation_loss()
-                    validation = fresh if fresh is not None else validation
+                fresh = self._validation_loss() if validates else None
+                validation = validation if fresh is None else fresh
             seconds = {**report.seconds, "other": self.clock.lap()["other"]}
-            rate = asked.batch / (time.perf_counter() - started)
-            self._tell(report, seconds, rate, fresh, validation, logs)
+            rate = self.plan.training.batch / (time.perf_counter() - started)
+            self._tell(report, rate, validation)
+            if logs is not None:
+                made = self.trainer.source.simulations(report.step)
+                samples = number * self.plan.training.batch
+                logs.add(report, seconds, rate, fresh, samples=samples, simulations=made)
             # Only now: a row of every step that the checkpoint stands for is written.
             with self.clock("other"):
                 if saves:
@@ -312,35 +173,18 @@ class TrainingRun:
             stopped,
         )
 
-    def _tell(
-        self,
-        report: StepReport,
-        seconds: dict[str, float],
-        rate: float,
-        fresh: float | None,
-        validation: float | None,
-        logs: tuple[Table, TensorBoard] | None,
-    ) -> None:
-        done, steps = report.step + 1, self.plan.total_steps
+    def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
+        """Whether a checkpoint is due after a step, and a validation."""
+        asked, number = self.plan.training, report.step + 1
+        end = number == self.plan.total_steps
+        saves = end or stopped is not None
+        saves = saves or (number % asked.checkpoint_every == 0 and report.finite)
+        return saves, end or number % asked.validate_every == 0
+
+    def _tell(self, report: StepReport, rate: float, validation: float | None) -> None:
         held = "" if validation is None else f"  validation {validation:.4f}"
         state = f"loss {report.loss:.4f}{held}  {rate:.2f} samples/s"
-        self.progress("training", done, steps, state)
-        if logs is None:
-            return
-        table, board = logs
-        values = {
-            "loss": report.loss,
-            "rate": report.rate,
-            "gradient_norm": report.gradient_norm,
-            "samples_per_second": rate,
-            **({} if fresh is None else {"validation_loss": fresh}),
-            **{f"{phase}_seconds": value for phase, value in seconds.items()},
-        }
-        batch = self.plan.training.batch
-        made = self.trainer.source.simulations(report.step)
-        counts = {"step": report.step, "samples": done * batch, "simulations": made}
-        table.add({**counts, **values})
-        board.add(report.step, **values)
+        self.progress("training", report.step + 1, self.plan.total_steps, state)
 
     def _validation_loss(self) -> float | None:
         if self.plan.data.source == "dummy":
@@ -351,45 +195,15 @@ class TrainingRun:
 
     @functools.cached_property
     def _validation_set(self) -> RecordDataset:
-        dataset = self._dataset("validation")
+        dataset = files_of(self.plan, self.mesh, self.folder, "validation")
         assert isinstance(dataset, RecordDataset)
         return dataset
 
     def _save(self, step: int) -> None:
         # Statistics first: what the buffer no longer holds is not simulated again on resuming.
-        if self.statistics is not None:
-            self.statistics.write()
+        if self.volumes.statistics is not None:
+            self.volumes.statistics.write()
         self.checkpoints.save(step)
         if self.mesh.rank == 0:
             complete = step == self.plan.total_steps
             self.folder.write_mark(complete=complete, step=step, steps=self.plan.total_steps)
-
-    def _write_phases(self, outcome: Outcome) -> None:
-        from flowpm_dist.cosmoflow.figures import phases_figure, training_figure
-        from flowpm_dist.io.figure_style import save_figure
-
-        path = self.folder.path
-        if not any(outcome.phases.values()):
-            return  # no step was left to do
-        facts = {
-            "seconds_per_step": outcome.phases,
-            "mesh": str(self.mesh),
-            "ranks": self.mesh.size,
-            "threads_per_rank": launch.threads_per_rank(),
-            "seconds": outcome.seconds,
-        }
-        write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
-        save_figure(phases_figure(outcome.phases), path / "phases.png")
-        rows = read_rows(self.folder.metrics)
-        if rows:
-            held = [row for row in rows if row["validation_loss"]]
-            save_figure(
-                training_figure(
-                    [int(row["step"]) for row in rows],
-                    [float(row["loss"]) for row in rows],
-                    [int(row["step"]) for row in held],
-                    [float(row["validation_loss"]) for row in held],
-                    [float(row["rate"]) for row in rows],
-                ),
-                path / "training.png",
-            )

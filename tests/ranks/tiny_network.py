@@ -1,6 +1,6 @@
 """A network of every kind of layer that is quick to train; importing this makes it known."""
 
-from flowpm_dist.cosmoflow.declarations import (
+from flowpm_dist.cosmoflow import (
     DECLARATIONS,
     Convolution,
     Declaration,
