@@ -4,31 +4,33 @@ A network of your own is a `Declaration` of layers, such as `Convolution` and `D
 to `DECLARATIONS` under its name before a run file that names it is read.
 """
 
+from flowpm_dist.cosmoflow.declarations import (
+    DECLARATIONS,
+    Convolution,
+    Declaration,
+    Dense,
+    Dropout,
+    Pool,
+    Shrink,
+)
 from meshimpl.lazy import lazy_names
 
 _HOMES = {
     "Adam": "optimisers",
     "Constant": "schedules",
-    "Convolution": "declarations",
     "Cosine": "schedules",
     "DataOptions": "options",
-    "Declaration": "declarations",
-    "DECLARATIONS": "declarations",
-    "Dense": "declarations",
-    "Dropout": "declarations",
     "InSituSource": "in_situ",
     "Momentum": "optimisers",
     "Network": "network",
     "NetworkOptions": "options",
     "Outcome": "outcome",
     "Polynomial": "schedules",
-    "Pool": "declarations",
     "Predictions": "judging",
     "PriorOptions": "options",
     "Priors": "priors",
     "RecordDataset": "records",
     "RecordWriter": "records",
-    "Shrink": "declarations",
     "StepDecay": "schedules",
     "Trainer": "training",
     "TrainingFolder": "folder",
@@ -38,5 +40,14 @@ _HOMES = {
     "UniverseMaker": "in_situ",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "DECLARATIONS",
+    "Convolution",
+    "Declaration",
+    "Dense",
+    "Dropout",
+    "Pool",
+    "Shrink",
+    *_HOMES,
+]
 __getattr__ = lazy_names(__name__, _HOMES)

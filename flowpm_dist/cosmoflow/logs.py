@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import tensorflow as tf
 
@@ -42,7 +40,7 @@ class TensorBoard:
 
 
 class TrainingLogs:
-    """The table and TensorBoard's events of a session; a context that closes both. On rank 0.
+    """The table and TensorBoard's events of a session. On rank 0.
 
     Args:
         folder: of the training.
@@ -91,14 +89,7 @@ class TrainingLogs:
         self._table.add(counts | values)
         self._board.add(report.step, **values)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close both."""
         self._board.close()
         self._table.close()

@@ -95,7 +95,8 @@ class TrainingRun:
                 self._calibrate()
             logs = None
             if self.mesh.rank == 0:
-                logs = opened.enter_context(TrainingLogs(self.folder, first))
+                logs = TrainingLogs(self.folder, first)
+                opened.callback(logs.close)
             # Until here nothing is lost by ending at once.
             stop = opened.enter_context(StopRequest(self.mesh).heard())
             outcome = self._steps(first, stop, logs)
