@@ -342,7 +342,7 @@ def test_losses_of_wrong_shapes_or_names():
         losses.outputs_of("l3", 3)
 
 
-PRIORS = Standardiser(("Omega_m", "sigma8", "n_s"), (0.25, 0.78, 0.9), (0.35, 0.95, 1.0))
+PRIORS = Standardiser({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})
 
 
 @pytest.mark.parametrize("of", [np.array, tf.constant], ids=["array", "tensor"])
@@ -366,6 +366,4 @@ def test_standardised_uniform_priors_have_mean_0_and_deviation_1(of, dtype):
 
 def test_priors_that_make_no_sense():
     with pytest.raises(ValueError, match="the prior of n_s from 1.0 to 0.9"):
-        Standardiser(("n_s",), (1.0,), (0.9,))
-    with pytest.raises(ValueError, match="2 names, 1 low"):
-        Standardiser(("n_s", "h"), (0.9,), (1.0,))
+        Standardiser({"n_s": (1.0, 0.9)})

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
+
 LOG_VARIANCE_LIMIT = 10.0
 """The log variance is kept within +- this: sigma from 0.0067 to 148 standard deviations."""
 
@@ -113,42 +115,19 @@ def _check_outputs(targets: tf.Tensor, outputs: tf.Tensor, per_parameter: int) -
 
 
 @dataclass(frozen=True)
-class Standardiser:
+class Standardiser(UniformPriors):
     """Parameters with uniform priors, and their scale of mean 0 and standard deviation 1.
 
     Attributes:
-        names: of the parameters.
-        low, high: ends of each prior.
         bounded: the scale of -1 to 1 instead, from one end of each prior to the other.
-
-    Raises:
-        ValueError: not one low and one high for each name, or a prior with no width.
     """
 
-    names: tuple[str, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
     bounded: bool = False
-
-    def __post_init__(self) -> None:
-        if not len(self.names) == len(self.low) == len(self.high):
-            raise ValueError(
-                f"{len(self.names)} names, {len(self.low)} low and {len(self.high)} high ends of "
-                "priors: give one of each for each parameter"
-            )
-        for name, low, high in zip(self.names, self.low, self.high, strict=True):
-            if not low < high:
-                raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
-
-    @property
-    def centre(self) -> np.ndarray:
-        """Means of the priors, [parameter]."""
-        return 0.5 * (np.array(self.low) + np.array(self.high))
 
     @property
     def std(self) -> np.ndarray:
         """Unit of the scale: the priors' standard deviations, or half their width, [parameter]."""
-        width = np.array(self.high) - np.array(self.low)
+        width = self.high - self.low
         return width / (2 if self.bounded else np.sqrt(12))
 
     def standardise(self, parameters: Any) -> Any:

@@ -34,8 +34,7 @@ def standardiser_of(plan: TrainingPlan, dataset: RecordDataset | None = None) ->
     if dataset is not None:
         ranges = dict(dataset.header.priors or ranges)
         ranges = {name: ranges.get(name, (-1.0, 1.0)) for name in dataset.header.parameters}
-    low, high = (tuple(float(ends[i]) for ends in ranges.values()) for i in (0, 1))
-    return Standardiser(tuple(ranges), low, high, bounded=plan.declaration.bounded)
+    return Standardiser(ranges, bounded=plan.declaration.bounded)
 
 
 def network_of(

@@ -8,22 +8,22 @@ test universe is never one that was trained on.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from scipy.stats import qmc
 
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
+
 SAMPLINGS = ("sobol", "uniform")
 
 
 @dataclass(frozen=True)
-class Priors:
-    """Uniform priors of some parameters, and how they are drawn from.
+class Priors(UniformPriors):
+    """Uniform priors of parameters of `Cosmology`, and how universes are drawn from them.
 
     Attributes:
-        ranges: name of a parameter of `Cosmology` -> (low, high), in the order of the targets.
         sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998), or
             "uniform", independent draws.
         seed: of the data.
@@ -32,35 +32,17 @@ class Priors:
         ValueError: another sampling, or a range whose ends are not in order.
     """
 
-    ranges: Mapping[str, tuple[float, float]]
     sampling: Literal["sobol", "uniform"] = "sobol"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.sampling not in SAMPLINGS:
             known = ", ".join(map(repr, SAMPLINGS))
             raise ValueError(f"sampling {self.sampling!r} is not one of {known}")
-        for name, (low, high) in self.ranges.items():
-            if not low < high:
-                raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
-        return tuple(self.ranges)
-
-    @property
-    def low(self) -> np.ndarray:
-        """Lower ends, float64 [parameter]."""
-        return np.array([low for low, _ in self.ranges.values()])
-
-    @property
-    def high(self) -> np.ndarray:
-        """Upper ends, float64 [parameter]."""
-        return np.array([high for _, high in self.ranges.values()])
 
     def draw(self, stream: str, first: int, count: int) -> np.ndarray:
-        """Parameters of the simulations from `first` on of a stream, [count, parameter]."""
+        """Returns parameters of the simulations from `first` on of a stream, [count, parameter]."""
         key = [self.seed, _number(stream)]
         if self.sampling == "sobol":
             scramble = np.random.default_rng(key)
@@ -74,7 +56,7 @@ class Priors:
         return self.low + (self.high - self.low) * points
 
     def noise_seeds(self, stream: str, first: int, count: int) -> np.ndarray:
-        """Seeds of the white noise of the same simulations, int64 [count]."""
+        """Returns seeds of the white noise of the same simulations, int64 [count]."""
         numbers = range(first, first + count)
         return np.array([hashed([self.seed, _number(stream), i]) for i in numbers])
 
@@ -89,5 +71,5 @@ def _number(stream: str) -> int:
 
 
 def hashed(key: list[int]) -> int:
-    """A seed, from 0 to below 2^63, of several numbers."""
+    """Returns a seed, from 0 to below 2^63, that follows from several numbers."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.curvature import Curvature, Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
@@ -55,12 +56,10 @@ class Posterior:
         priors: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.model, self.likelihood = model, likelihood
-        self.priors = dict(priors or {})
-        for name, (low, high) in self.priors.items():
+        self.priors = dict(UniformPriors(priors or {}).ranges)
+        for name in self.priors:
             if not model.fitted(name):
                 raise ValueError(f"the model does not depend on {name}")
-            if not low < high:
-                raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
         self.space = Space(likelihood.box, tuple(self.priors))
 
     def parameters(self, x: Unknowns) -> dict[str, tf.Tensor]:
