@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commands import flowpm, folder_with, plain
 
-from flowpm_dist.cli.reconstruct import Plan, kept, make_plan, needed_bytes
+from flowpm_dist.cli.reconstruct import Reconstruction, needed_bytes
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.jobs.folder import OutputError
@@ -39,10 +39,10 @@ checkpoint_every = 2
 here = folder_with(RUN)
 
 
-def plan(folder: Path, ranks: int = 1, **options) -> Plan:
+def plan(folder: Path, ranks: int = 1, **options) -> Reconstruction:
     asked = {"resume": False, "overwrite": False, "mesh": None} | options
     output = asked.pop("output", folder / "found")
-    return make_plan(folder / "run.toml", ranks, output, **asked)
+    return Reconstruction.plan(folder / "run.toml", ranks, output, **asked)
 
 
 def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
@@ -145,13 +145,14 @@ def test_a_resumed_run_must_ask_for_the_same(here):
 
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
-    assert kept(folder) == "there is no checkpoint yet"
+    job = Reconstruction(None, "row:1,col:1", folder, resume=True, overwrite=False)
+    assert job.kept() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)
     for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
         (folder.checkpoints / name).mkdir(parents=True)
     assert folder.last_iteration() == 2
-    assert "the last after iteration 2: go on with --resume" in kept(folder)
+    assert "the last after iteration 2: go on with --resume" in job.kept()
     plan(here, resume=True)
 
 

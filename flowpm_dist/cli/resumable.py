@@ -1,0 +1,236 @@
+"""Commands whose work can be stopped and resumed: how all of them plan, begin, work and end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
+
+import typer
+
+from flowpm_dist.cli.common import begin_job, default_output, job, job_size, refuse, stoppable
+from flowpm_dist.config.checks import check_resumed
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.work_folder import WorkFolder
+from meshimpl import launch
+
+
+class Outcome(Protocol):
+    """How a session of the work ended."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Name of the signal that ended the session before the work was complete."""
+
+    @property
+    def stopped_at(self) -> str:
+        """Where the session was stopped, such as "after step 3 of 10"."""
+
+
+ConfigT = TypeVar("ConfigT")
+FolderT = TypeVar("FolderT", bound=WorkFolder)
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+
+
+class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
+    """Work that was checked and can begin.
+
+    Args:
+        config: the run file.
+        mesh: shape of the mesh of ranks.
+        folder: of the work.
+        resume: whether the work in the folder goes on.
+        overwrite: whether other work in the folder may be replaced.
+    """
+
+    kind: ClassVar[str]
+    """What the work is called."""
+
+    def __init__(
+        self, config: ConfigT, mesh: str, folder: FolderT, *, resume: bool, overwrite: bool
+    ) -> None:
+        self.config, self.mesh, self.folder = config, mesh, folder
+        self.resume, self.overwrite = resume, overwrite
+
+    @classmethod
+    @abstractmethod
+    def plan(
+        cls,
+        run_file: Path,
+        ranks: int,
+        output: Path,
+        *,
+        resume: bool,
+        overwrite: bool,
+        mesh: str | None,
+    ) -> Self:
+        """Check everything that can be checked before the work begins.
+
+        Args:
+            run_file: TOML.
+            ranks: number of ranks of the job.
+            output: folder of the work.
+            resume: whether the work there goes on.
+            overwrite: whether other work there may be replaced.
+            mesh: shape of the mesh, which goes before the run file's.
+
+        Raises:
+            UserError: what is wrong, and what to do about it.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Returns a line that says what the work is."""
+
+    @abstractmethod
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        """Returns the folder of the latest checkpoint and where it stands, such as "step 3"."""
+
+    @abstractmethod
+    def work(self, progress: WorkProgress) -> OutcomeT:
+        """Do the work as one of the ranks; the folder has begun, and TensorFlow is loaded."""
+
+    @abstractmethod
+    def report(self, outcome: OutcomeT) -> str:
+        """Returns what a user reads when the work is complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.resume and bool(self.folder.mark().get("complete"))
+
+    def complete_message(self) -> str:
+        """Returns what a user reads when nothing is left to do."""
+        return f"The {self.kind} in {self.folder.path} is complete."
+
+    def check_folder(
+        self,
+        run_file: Path,
+        resolved: str,
+        needed: int,
+        *,
+        may_differ: Iterable[str],
+        may_grow: Iterable[str] = (),
+    ) -> None:
+        """See that the work can begin or go on in its folder, without changing anything.
+
+        Args:
+            run_file: of the work.
+            resolved: the run file with all defaults.
+            needed: estimated size of what will be written [bytes].
+            may_differ: keys of the run file that may differ from the work that goes on.
+            may_grow: keys that may be greater.
+
+        Raises:
+            OutputError: the folder cannot take the work.
+            ConfigError: the run file asks for other work than that in the folder.
+        """
+        folder = self.folder
+        folder.check(resume=self.resume, overwrite=self.overwrite, needed=needed)
+        if self.resume and folder.run_file.exists():
+            check_resumed(
+                folder.run_file.read_text(encoding="utf-8"),
+                resolved,
+                run_file,
+                f"the {self.kind} in {folder.path}",
+                may_differ=may_differ,
+                may_grow=may_grow,
+            )
+
+    def kept(self) -> str:
+        """Returns a sentence on the checkpoints there are, for a user whose work was stopped."""
+        last = self.last_checkpoint()
+        if last is None:
+            return "there is no checkpoint yet"
+        folder, place = last
+        return (
+            f"the checkpoints in {folder} are intact, the last after {place}: go on with --resume"
+        )
+
+    def run(self) -> None:
+        """Work as one of the ranks of the job, and leave with a status if a signal came."""
+        with stoppable(self.kept):
+            outcome = self._run()
+        if outcome.stopped_by is not None:
+            sys.exit(128 + signal.Signals[outcome.stopped_by])
+
+    def _run(self) -> OutcomeT:
+        rank = launch.detect().rank
+        with job(self.describe(), self.kept) as progress:
+            if rank == 0:
+                self.folder.begin(resume=self.resume, overwrite=self.overwrite)
+            outcome = self.work(progress)
+        if rank == 0:
+            self._tell(outcome)
+        from meshimpl.process_mesh import ProcessMesh
+
+        # A rank that leaves with a status ends the others: not before everything is printed.
+        ProcessMesh(self.mesh).barrier()
+        return outcome
+
+    def _tell(self, outcome: OutcomeT) -> None:
+        if outcome.stopped_by is None:
+            print(self.report(outcome), flush=True)
+            return
+        name = launch.stop_name(outcome.stopped_by)
+        message = f"stopped by {name} {outcome.stopped_at}; go on with --resume"
+        print(message, file=sys.stderr, flush=True)
+
+
+def start(
+    kind: type[ResumableJob[ConfigT, FolderT, OutcomeT]],
+    run_file: Path,
+    ranks: int | None,
+    mesh: str | None,
+    output: Path | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    """Plan work, begin it on the ranks, and see it to its end. Mistakes end the process.
+
+    Args:
+        kind: of the work.
+        run_file: TOML.
+        ranks: as the user asked for.
+        mesh: likewise.
+        output: folder; by default one that is named after the run file.
+        resume, overwrite: as the user asked for.
+    """
+    output = output or default_output(run_file, kind.kind)
+    try:
+        if resume and overwrite:
+            raise OutputError(
+                f"--resume goes on with a {kind.kind}, --overwrite drops it: give one"
+            )
+        planned = kind.plan(
+            run_file, job_size(ranks), output, resume=resume, overwrite=overwrite, mesh=mesh
+        )
+    except UserError as error:
+        refuse(str(error))
+    if planned.is_complete:
+        if launch.detect().rank == 0:
+            print(planned.complete_message())
+        return
+    begin_job(ranks, stop_as=signal.SIGUSR1)
+    planned.run()
+
+
+def output_option(kind: str) -> typer.models.OptionInfo:
+    """Returns the option --output of a kind of work."""
+    return typer.Option(metavar="DIR", help=f"Where all goes; by default RUN-{kind}.")
+
+
+def resume_option(kind: str) -> typer.models.OptionInfo:
+    """Returns the option --resume of a kind of work."""
+    return typer.Option("--resume", help=f"Go on with the {kind} in DIR.")
+
+
+def overwrite_option(kind: str) -> typer.models.OptionInfo:
+    """Returns the option --overwrite of a kind of work."""
+    return typer.Option("--overwrite", help=f"Replace the {kind} in DIR.")
