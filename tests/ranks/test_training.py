@@ -4,12 +4,11 @@ gone on with; and what batches hold."""
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh
+from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh, shared_folder
 from tiny_network import TINY
 
 from flowpm_dist.config.training import load_training
@@ -61,11 +60,7 @@ pytestmark = pytest.mark.timeout(300, method="thread")
 
 @pytest.fixture
 def shared(tmp_path_factory):
-    """A folder that all ranks see: rank 0's."""
-    mine = str(tmp_path_factory.mktemp("training")).encode().ljust(512)
-    name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
-    chosen = process_mesh(f"row:{SIZE}").world.broadcast(name).numpy()
-    return Path(bytes(chosen.astype(np.uint8)).decode().strip())
+    return shared_folder(tmp_path_factory)
 
 
 def config_of(shared, steps=20, checkpoint_every=10):
@@ -92,10 +87,19 @@ def train(config, mesh, path, resume=False):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The training by one rank that shares nothing; each does it for itself."""
-    folder = tmp_path_factory.mktemp("alone")
-    mesh = process_mesh(f"row:{SIZE}").without("row")
-    return train(config_of(folder), mesh, folder / "run")
+    """The training by one rank that shares nothing: rank 0's, which tells the others."""
+    folder = shared_folder(tmp_path_factory)
+    everyone = process_mesh(f"row:{SIZE}")
+    mesh = everyone.without("row")
+    try:
+        if RANK == 0:
+            weights = train(config_of(folder), mesh, folder / "run")[2]
+            np.savez(folder / "weights.npz", *weights)
+    finally:
+        everyone.barrier()
+    with np.load(folder / "weights.npz") as held:
+        weights = [held[name] for name in held.files]
+    return None, read_rows(folder / "run" / "metrics.csv"), weights
 
 
 MESHES = NETWORK_SHAPES[SIZE]
