@@ -36,7 +36,7 @@ class View:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, width: int, augment: Augment = True) -> View:
-        """One of all that may be, equally likely.
+        """Returns one of all possible views, each equally likely.
 
         Args:
             rng: drawn from.
@@ -51,14 +51,14 @@ class View:
         return cls(axes, _FLIPS[rng.integers(len(_FLIPS))], (x, y, z))  # type: ignore[arg-type]
 
     def of(self, volume: np.ndarray) -> np.ndarray:
-        """The volume [x, y, z, ...] so seen; a view of a shifted copy."""
+        """Returns the volume [x, y, z, ...] under this view."""
         shifted = np.roll(volume, self.shift, axis=(0, 1, 2))
         turned = shifted.transpose(*self.axes, *range(3, volume.ndim))
         return turned[tuple(slice(None, None, flip) for flip in self.flips)]
 
 
 def seen(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
-    """This rank's blocks of several volumes, each under its view.
+    """Returns this rank's blocks of several volumes, each under its view.
 
     Where volumes are split, each is gathered for it: one channel, where the network's first layer
     makes many more.
@@ -77,7 +77,7 @@ def seen(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarra
 
 
 def whole_volumes(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
-    """The ranks' blocks [n, x/row, y/col, ...] as whole volumes [n, x, y, ...], on every rank."""
+    """Returns whole volumes [n, x, y, ...] on every rank, from blocks [n, x/row, y/col, ...]."""
     gathered: Any = volumes
     for axis, name in ((1, "row"), (2, "col")):
         if mesh.axis_size(name) > 1:
@@ -86,7 +86,7 @@ def whole_volumes(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
 
 
 def block_of(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
-    """This rank's blocks of whole volumes [n, x, y, ...]."""
+    """Returns this rank's blocks of whole volumes [n, x, y, ...]."""
     for axis, name in ((1, "row"), (2, "col")):
         parts = mesh.axis_size(name)
         volumes = np.split(volumes, parts, axis)[mesh.coordinate(name)] if parts > 1 else volumes

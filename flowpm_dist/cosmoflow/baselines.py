@@ -53,7 +53,7 @@ class Features:
             raise ValueError(f"truth has shape {self.truth.shape} for {len(self.names)} parameters")
 
     def first(self, count: int) -> Features:
-        """The first `count` samples."""
+        """Returns the first `count` samples."""
         return replace(
             self,
             log_power=self.log_power[:count],
@@ -66,7 +66,7 @@ Predictor = Callable[[Features], Predictions]
 
 
 class Baseline(Protocol):
-    """A way from summary statistics to parameters."""
+    """A method that predicts parameters from summary statistics."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Baseline(Protocol):
 
 
 def _predictor(say: Callable[[Features], np.ndarray], validation: Features) -> Predictor:
-    """With the error bars the residuals on the validation set give."""
+    """Adds error bars from the residuals on the validation set."""
     sigma = np.sqrt(np.mean((say(validation) - validation.truth) ** 2, axis=0))
     sigma = np.maximum(sigma, np.finfo(np.float64).tiny)
 
@@ -208,7 +208,7 @@ class SmallNetwork:
         train: tuple[np.ndarray, np.ndarray],
         validation: tuple[np.ndarray, np.ndarray],
     ) -> tuple[MLPRegressor, float]:
-        """The network at its best epoch, and its mean squared error on the validation set."""
+        """Returns the network of the best epoch, and its mean squared validation error."""
         network = MLPRegressor(
             hidden_layer_sizes=hidden,
             alpha=alpha,
@@ -250,7 +250,7 @@ def learning_curve(
     test: Features,
     sizes: Sequence[int],
 ) -> dict[str, LearningCurve]:
-    """The error on the test set of each baseline, fitted to the first simulations only.
+    """Returns the error of each baseline on the test set, fitted to the first simulations only.
 
     Args:
         baselines: to be fitted anew at each size.

@@ -48,7 +48,7 @@ class Checkpoints:
         )
 
     def save(self, step: int) -> None:
-        """Write one, after `step` steps. On all ranks together.
+        """Write a checkpoint after `step` steps. On all ranks together.
 
         All ranks go on with rank 0's values: should processors of different kinds round otherwise,
         the ranks stay equal, and equal to what is resumed.
@@ -67,7 +67,7 @@ class Checkpoints:
         self._mesh.barrier()
 
     def restore(self) -> int | None:
-        """Take up the latest, on all ranks; the number of steps it was written after, or None.
+        """Restore the latest checkpoint on all ranks; returns its number of steps, or None.
 
         Raises:
             TrainedError: on all ranks; it is damaged, or of another network or optimiser.

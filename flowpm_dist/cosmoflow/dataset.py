@@ -1,4 +1,4 @@
-"""The simulations of a training run file written into files, to train on again and again."""
+"""The simulations of a training, written into files that can be trained on again and again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FREE = {"attributes", "samples_per_file"}
 
 
 def statistics_path(folder: Path, split: str) -> Path:
-    """Where a dataset has what baselines see of the simulations of a split."""
+    """Returns the file of the summary statistics of a split, which baselines are fitted to."""
     return folder / "statistics" / f"{split}.npz"
 
 
 def simulations(plan: TrainingPlan, split: str) -> int:
-    """How many a run file asks for in a split, in whole batches."""
+    """Returns the number of simulations in a split, in whole batches."""
     data, batch = plan.data, plan.training.batch
     count = data.simulations if split == "train" else getattr(data, split)
     return -(-count // batch) * batch
@@ -52,7 +52,7 @@ def check_dataset(
     compressed: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """See, changing nothing, that splits can be written. Needs no TensorFlow.
+    """Check that splits can be written, without changing anything. Needs no TensorFlow.
 
     Raises:
         OutputError: why not, and what to do about it.
@@ -91,7 +91,7 @@ def write_dataset(
     overwrite: bool = False,
     scale: float = 256.0,
 ) -> None:
-    """Simulate splits of a run file into a dataset. On all ranks together, each writes its blocks.
+    """Simulate splits of a dataset. On all ranks together, each of which writes its blocks.
 
     dataset.json tells of a split only when it is whole, and is written last. Splits of the same
     simulations that are in the folder already stay; beside each are its statistics, which
@@ -144,7 +144,7 @@ def write_dataset(
 
 
 def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
-    """Splits that stay are of the same simulations and the same format."""
+    """Check that splits which stay have the same simulations and the same format."""
     if not kept:
         return
     try:
@@ -166,7 +166,7 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
 
 
 def _universes(header: DatasetHeader) -> dict[str, Any]:
-    """Settings of the simulations, from the run file that a dataset keeps."""
+    """Returns the settings of the simulations, from the run file that a dataset keeps."""
     table = tomllib.loads(header.attributes.get("run", ""))
     found = {section: table.get(section) for section in OF_UNIVERSES}
     return {**found, "data.seed": table.get("data", {}).get("seed")}

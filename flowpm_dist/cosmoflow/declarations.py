@@ -76,7 +76,7 @@ class Stage:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases."""
+        """Number of weights and biases."""
         if self.weights is None:
             return 0
         return math.prod(self.weights) + self.channels_after
@@ -101,7 +101,7 @@ class Declaration:
     bounded: bool = False
 
     def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
-        """Every layer with the shapes it works on.
+        """Returns every layer with the shapes it works on.
 
         Args:
             width: cells along a side of the volume.
@@ -150,7 +150,7 @@ class Declaration:
         return sum(stage.parameters for stage in self.stages(width, channels, outputs))
 
     def flops(self, width: int, channels: int = 1, outputs: int = 3) -> float:
-        """Operations of one training step on one sample, as the SC18 paper counts them.
+        """Returns the operations of one training step on one sample, as the SC18 paper counts them.
 
         Two for each multiply-add: forward, and the gradient to the kernel, at each output cell; the
         gradient to the input at each input cell, also of the first layer; dense layers three times
@@ -180,7 +180,7 @@ _SC18_VOLUMES = (
 )
 _SC18_DENSE = (Dense(2048), Dropout(), Dense(256), Dropout())
 
-DECLARATIONS = {
+DECLARATIONS: dict[str, Declaration] = {
     declaration.name: declaration
     for declaration in (
         Declaration("sc18", (*_SC18_VOLUMES, *_SC18_DENSE), "valid", 0.01),
@@ -207,7 +207,7 @@ DECLARATIONS = {
 
 
 def declaration(name: str) -> Declaration:
-    """The network of a name.
+    """Returns the network of a name.
 
     Raises:
         ValueError: there is none.

@@ -1,4 +1,4 @@
-"""Trained networks on the untouched test set, beside the mean and what statistics tell."""
+"""Trained networks judged on the untouched test set, beside baselines from summary statistics."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def evaluate(
 
 
 def check_comparable(trainings: Sequence[Training]) -> None:
-    """See that trainings have one test set, and are different ones.
+    """Check that trainings share one test set, and that none is given twice.
 
     Raises:
-        TrainedError: they do not, or are not.
+        TrainedError: otherwise.
     """
     first = trainings[0]
     known: dict[tuple[Any, ...], Training] = {}
@@ -119,7 +119,7 @@ def _test_set(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def ask(training: Training, mesh: ProcessMesh, progress: WorkProgress) -> Asked:
-    """Let the network of a training predict its test set. On all ranks together."""
+    """Returns the predictions of a training's network on its test set. On all ranks together."""
     dataset = training.files("test", block_of_volumes(mesh))
     replicas = mesh.axis_size("replica")
     most = min(training.plan.training.batch, len(dataset))
@@ -141,14 +141,14 @@ def _told(
 
 
 def in_order_of_truth(found: Predictions) -> Predictions:
-    """The same, sorted by what is true: files of the same volumes may have another order."""
+    """Returns predictions sorted by the truth: files of the same volumes may differ in order."""
     order = np.lexsort(found.truth.T[::-1])
     sigma = None if found.sigma is None else found.sigma[order]
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
 
 def _samples(training: Training) -> int:
-    """Volumes that it was trained on so far."""
+    """Returns the number of volumes that a network was trained on so far."""
     if not training.simulated:
         return len(training.files("train"))
     asked = training.plan.data.simulations
@@ -171,7 +171,7 @@ def _check_truths(asked: Sequence[Asked]) -> None:
 
 
 def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkProgress) -> Path:
-    """Where the statistics of a split are, measured now where they are not there yet."""
+    """Returns the file of the statistics of a split, which are measured if there are none."""
     plan, own = training.plan, training.folder.statistics(split)
     if training.simulated:
         return own
@@ -199,7 +199,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkP
 
 
 def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
-    """Whether statistics are of these files as they are now."""
+    """Returns whether statistics are of these files as they are now."""
     if not path.exists():
         return False
     with np.load(path) as held:
@@ -210,7 +210,7 @@ def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
 def judge(
     asked: Sequence[Asked], largest: Asked, paths: dict[str, Path], notes: Sequence[str]
 ) -> Evaluation:
-    """Scores of networks and baselines, from what was found and measured. On rank 0.
+    """Returns the scores of networks and baselines. On rank 0.
 
     Args:
         asked: of each training.
@@ -258,7 +258,7 @@ def judge(
 
 
 def _train_mean(path: Path, largest: Asked) -> np.ndarray:
-    """Of the training targets; of their priors where those are not known."""
+    """Returns the mean of the training targets, or of their priors where those are not known."""
     try:
         with np.load(path) as held:
             return held["parameters"].mean(axis=0)
@@ -284,7 +284,7 @@ def _told_of(found: Asked) -> dict[str, Any]:
 
 
 def curve_sizes(count: int) -> list[int]:
-    """Numbers of simulations of the baselines' learning curve: 125, 250, ... up to all."""
+    """Returns the sizes of the baselines' learning curve [simulations]: 125, 250, ... up to all."""
     sizes = itertools.takewhile(
         lambda size: size < count, (SMALLEST * 2**n for n in itertools.count())
     )

@@ -15,12 +15,12 @@ from flowpm_dist.cosmoflow.plan import WARMUP, TrainingPlan
 from flowpm_dist.cosmoflow.trained import Training
 
 NOT_THE_METHOD = ("seed", "steps", "warmup", "validate_every", "checkpoint_every", "keep")
-"""Keys of [training] that change nothing about how is trained, or that follow from others."""
+"""Keys of [training] that do not change the method, or that follow from others."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the network of one training said of the test set.
+    """The predictions of one training's network on the test set.
 
     Attributes:
         training: the training.
@@ -84,12 +84,12 @@ class Group:
         return len(self.members) > 1
 
     def member(self, found: Asked) -> str:
-        """What tables call one of them."""
+        """Returns the name of a member in tables."""
         return f"{self.name}, seed {found.seed}" if self.several else self.name
 
 
 def grouped(asked: Sequence[Asked]) -> list[Group]:
-    """The first training's method first, the largest number of simulations first."""
+    """Returns groups of trainings, the first training's method and the largest sizes first."""
     methods = list(dict.fromkeys(found.method for found in asked))
     groups = []
     for method in methods:
@@ -104,7 +104,7 @@ def grouped(asked: Sequence[Asked]) -> list[Group]:
 
 
 def networks_of(asked: Sequence[Asked]) -> tuple[dict[str, Predictions], list[Group]]:
-    """What each network says, and the mean of each group before its members."""
+    """Returns the predictions of each network, with the mean of each group before its members."""
     groups, networks = grouped(asked), {}
     for group in groups:
         if group.several:
@@ -115,7 +115,7 @@ def networks_of(asked: Sequence[Asked]) -> tuple[dict[str, Predictions], list[Gr
 
 
 def ensemble(members: Sequence[Predictions]) -> Predictions:
-    """The mean of predictions of the same samples in the same order.
+    """Returns the mean of predictions of the same samples in the same order.
 
     The error bar is that of the mixture of the members' Gaussians: the mean of their variances and
     the variance of their means (Lakshminarayanan and others, arXiv:1612.01474).
@@ -132,7 +132,7 @@ def ensemble(members: Sequence[Predictions]) -> Predictions:
 def over_seeds(
     group: Group, scores: dict[str, Scores]
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Mean and standard deviation of the members' scores."""
+    """Returns mean and standard deviation of the members' scores."""
     members = [scores[group.member(found)] for found in group.members]
     return {
         name: {
@@ -145,7 +145,7 @@ def over_seeds(
 
 
 def network_curves(groups: list[Group], scores: dict[str, Scores]) -> dict[str, LearningCurve]:
-    """Error against number of simulations, of each method, [size, seed]."""
+    """Returns the error of each method against the number of simulations, [size, seed]."""
     curves = {}
     for base in dict.fromkeys(group.base for group in groups):
         rows = [group for group in reversed(groups) if group.base == base]

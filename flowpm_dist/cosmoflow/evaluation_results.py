@@ -65,11 +65,11 @@ class Evaluation:
     folder: Path
 
     def table(self) -> Table:
-        """For a terminal."""
+        """Returns the table for a terminal."""
         return rich_table(self.scores)
 
     def sentences(self) -> list[str]:
-        """What the table does not say."""
+        """Returns sentences on what the table does not show."""
         many = len(self.collapse) > 1
         said = [f"{name}: {text}" if many else text for name, text in self.collapse.items()]
         over = [
@@ -81,7 +81,7 @@ class Evaluation:
         return [*said, *over, *self.notes]
 
     def markdown(self) -> str:
-        """The table and the sentences."""
+        """Returns the table and the sentences in Markdown."""
         count = len(self.predictions[self.main].truth)
         said = "".join(f"- {sentence}\n" for sentence in self.sentences())
         return f"On {count} test volumes:\n\n{markdown(self.scores)}\n{said}"
@@ -164,7 +164,7 @@ class Evaluation:
 
 
 def check_evaluation_folder(folder: Path) -> None:
-    """See, changing nothing, that an evaluation can go to a folder.
+    """Check that an evaluation can be written to a folder, without changing anything.
 
     Raises:
         OutputError: it is no folder, cannot be written to, or has files of these names from
@@ -184,7 +184,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON takes it; numbers that are not finite are null."""
+    """Returns values as JSON takes them; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

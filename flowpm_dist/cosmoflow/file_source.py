@@ -1,4 +1,4 @@
-"""Batches of volumes that were kept in files, and of one batch again and again."""
+"""Batches of volumes that are read from files, or of one made-up batch."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class FileSource:
         self._batches: Iterator[tuple[Any, Any, Any]] = iter(())
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read ahead from a step on; nothing is simulated, so that there is no progress to tell."""
+        """Read ahead from a step on; there is no progress to report."""
         lane = self.lanes.first, self.lanes.count
         batches = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, start_step=step)
         self._batches = iter(batches)
 
     def batch(self, step: int) -> Batch:
-        """What a step trains on; RecordError for a file that is damaged."""
+        """Returns the batch of a step. Raises RecordError for a damaged file."""
         with self.clock("read"):
             found = _as_batch(next(self._batches))
         volumes = found.volumes
@@ -63,22 +63,22 @@ class FileSource:
         return Batch(volumes, found.parameters, samples)
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """The first batches, not turned or shifted."""
+        """Returns the first batches, not turned or shifted."""
         lane = self.lanes.first, self.lanes.count
         found = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, steps=batches)
         return itertools.islice(map(_as_batch, found), batches)
 
     def simulations(self, step: int) -> int:
-        """None are made."""
+        """Returns 0: nothing is simulated."""
         return 0
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Stop reading."""
         self._batches = iter(())
 
 
 def in_order(dataset: RecordDataset, lanes: Lanes) -> Iterator[Batch]:
-    """Every sample of a dataset once, in batches; the last is filled from the beginning."""
+    """Yields every sample of a dataset once, in batches; the last is filled from the beginning."""
     steps = -(-len(dataset) // lanes.batch)
     lane = lanes.first, lanes.count
     batches = dataset.batches(lanes.batch, lane, steps=steps, shuffle=False)
@@ -91,5 +91,5 @@ def _as_batch(parts: Sequence[Any]) -> Batch:
 
 
 def one_channel(volumes: np.ndarray) -> np.ndarray:
-    """Volumes [n, x, y, z, channel] without the last dimension where it is 1."""
+    """Returns volumes [n, x, y, z, channel] without the last dimension where it is 1."""
     return volumes[..., 0] if volumes.shape[-1] == 1 else volumes

@@ -18,7 +18,7 @@ CONTENTS = (
 
 
 class TrainedError(UserError):
-    """A folder without a network that can be asked, or trainings that cannot be compared."""
+    """A folder holds no usable network, or trainings cannot be compared."""
 
 
 class TrainingFolder(WorkFolder):
@@ -30,7 +30,7 @@ class TrainingFolder(WorkFolder):
 
     @property
     def metrics(self) -> Path:
-        """A row for each step."""
+        """The table with a row for each step."""
         return self.path / "metrics.csv"
 
     @property
@@ -40,11 +40,11 @@ class TrainingFolder(WorkFolder):
 
     @property
     def evaluation(self) -> Path:
-        """What `flowpm-dist evaluate` leaves."""
+        """The folder that `flowpm-dist evaluate` writes."""
         return self.path / "evaluation"
 
     def statistics(self, stream: str) -> Path:
-        """What baselines see of the simulations of a stream."""
+        """Returns the file of the summary statistics of a stream, which baselines are fitted to."""
         return self.path / "statistics" / f"{stream}.npz"
 
 

@@ -1,4 +1,4 @@
-"""Simulations that are never trained on, made once; and what baselines see of all of them."""
+"""Simulations that are never trained on, and the summary statistics of all simulations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Statistics:
         self._k = np.empty(0)
 
     def add(self, generation: Generation) -> None:
-        """Those of one more generation."""
+        """Add the simulations of a generation."""
         self._k = generation.k
         parts = generation.parameters, generation.power, generation.histogram
         self._sizes = tuple(part.shape[1] for part in parts)
@@ -61,7 +61,7 @@ class Statistics:
             self._rows[int(index)] = np.concatenate([part[place] for part in parts])
 
     def write(self) -> None:
-        """Write all, with those that the file holds already. On all ranks together.
+        """Write all statistics, with those that the file holds already. On all ranks together.
 
         While none have been added the file, if there is one, stays as it is.
 
@@ -99,7 +99,7 @@ class Statistics:
 
 
 def features(path: Path, count: int | None = None) -> Features:
-    """What `Statistics` wrote, as baselines take it.
+    """Returns what `Statistics` wrote, as baselines take it.
 
     Args:
         path: of the .npz file.
@@ -209,7 +209,7 @@ def measure_volumes(
     mesh: ProcessMesh,
     statistics: Statistics,
 ) -> None:
-    """Statistics of volumes that are in files already, numbered in their order. On all ranks.
+    """Measure the statistics of volumes that are in files, numbered in their order. On all ranks.
 
     Args:
         batches: this rank's blocks of them, of lanes that follow each other over the replicas.

@@ -1,4 +1,4 @@
-"""LocalCosmologies made where they are learned from, and the buffer they are drawn from."""
+"""Universes simulated by the ranks that train on them, and the buffer they are drawn from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
 
 @dataclass(frozen=True)
 class Lanes:
-    """Which places of every batch are this replica's.
+    """The places of every batch that are this replica's.
 
     A batch has as many lanes as volumes. Universe number i is of lane i modulo the batch, and is
     trained on in that lane alone: so what is trained on in a step does not depend on the number of
@@ -39,7 +39,11 @@ class Lanes:
 
     @classmethod
     def of(cls, mesh: ProcessMesh, batch: int) -> Lanes:
-        """Of this rank's replica; ValueError where the replicas do not divide the batch."""
+        """Returns the lanes of this rank's replica.
+
+        Raises:
+            ValueError: the replicas do not divide the batch.
+        """
         replicas = mesh.axis_size("replica")
         if batch % replicas:
             raise ValueError(f"a batch of {batch} volumes does not divide over {replicas} replicas")
@@ -52,7 +56,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on, this replica's lanes of it.
+    """The batch of a step: this replica's lanes of it.
 
     Attributes:
         volumes: density, mean 1, blocks [lane, x/row, y/col, z] or with channels.
@@ -89,7 +93,7 @@ class Generation:
 
 
 def measured(density: Field) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Statistics as of a `Generation`: k, power and histogram. On all ranks of the density."""
+    """Returns k, power and histogram of a density, see `Generation`. On all its ranks."""
     k, power = power_spectrum(density, window="cic")
     histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
     return k, power, histogram.counts / histogram.cells
@@ -109,7 +113,7 @@ class UniverseMaker:
         self.simulation, self.priors, self.lanes = simulation, priors, lanes
 
     def make(self, stream: str, generation: int) -> Generation:
-        """Simulate one; on all ranks of the replica together.
+        """Simulate a generation. On all ranks of the replica together.
 
         Raises:
             HaloError: a particle left the halo.
@@ -143,11 +147,11 @@ class ReplayBuffer:
         self._parameters: np.ndarray | None = None
 
     def skip_to(self, generation: int) -> None:
-        """The next generation that is added has this number; nothing is kept of those before."""
+        """Empty the buffer; the next generation that is added has this number."""
         self.made = generation
 
     def add(self, generation: Generation) -> None:
-        """Keep one, in place of the oldest where there is no room."""
+        """Add a generation, in place of the oldest where there is no room."""
         if self._volumes is None or self._parameters is None:
             shape = self.capacity, *generation.volumes.shape
             self._volumes = np.empty(shape, generation.volumes.dtype)
@@ -158,11 +162,11 @@ class ReplayBuffer:
         self.made += 1
 
     def kept(self) -> int:
-        """How many generations can be drawn."""
+        """Number of generations that can be drawn."""
         return min(self.made, self.capacity)
 
     def get(self, place: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-        """Volume and parameters of the `place`-th oldest generation that is kept."""
+        """Returns volume and parameters of the `place`-th oldest generation that is kept."""
         assert self._volumes is not None and self._parameters is not None
         at = (self.made - self.kept() + place) % self.capacity
         return self._volumes[at, lane], self._parameters[at, lane]
@@ -170,7 +174,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """How many simulations, and how often each is trained on.
+    """The number of simulations, and how often each is trained on.
 
     Attributes:
         simulations: in all, a multiple of the batch.
@@ -189,7 +193,7 @@ class ReplayPlan:
         return self.simulations * self.reuse // batch
 
     def generations(self, step: int, batch: int) -> int:
-        """How many must have been made when a step begins: one more every `reuse` steps."""
+        """Returns how many generations a step needs: one more every `reuse` steps."""
         return min(self.simulations // batch, self.fill // batch + step // self.reuse)
 
 
@@ -233,7 +237,7 @@ class InSituSource:
         self._next: tuple[int, Future[Generation]] | None = None
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Make what the buffer holds when a step begins.
+        """Simulate what the buffer holds when a step begins.
 
         Args:
             step: the first that will be asked for.
@@ -251,7 +255,7 @@ class InSituSource:
         self._look_ahead()
 
     def batch(self, step: int) -> Batch:
-        """What a step trains on; steps are asked for in order."""
+        """Returns the batch of a step; steps are asked for in order."""
         wanted = self.plan.generations(step, self.lanes.batch)
         with self.clock("simulate"):
             while self.buffer.made < wanted:
@@ -260,11 +264,11 @@ class InSituSource:
         return self._drawn(step)
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Some batches of what the buffer holds now."""
+        """Returns some batches of what the buffer holds now."""
         return map(self._drawn, range(batches))
 
     def simulations(self, step: int) -> int:
-        """How many have been made when a step begins, over all replicas."""
+        """Returns the number of simulations made when a step begins, over all replicas."""
         return self.plan.generations(step, self.lanes.batch) * self.lanes.batch
 
     def _add(self, generation: Generation) -> None:
@@ -300,6 +304,6 @@ class InSituSource:
         return Batch(blocks, np.stack(parameters), samples)
 
     def close(self) -> None:
-        """Stop what works in the background."""
+        """Stop the work in the background."""
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Losses of standardised targets, one number for each sample, and what the outputs mean."""
+"""Losses of standardised targets, one number for each sample, and the meaning of the outputs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 
 
 def loss_function(loss: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """The loss of a name, a function (targets, outputs) -> [batch].
+    """Returns the loss of a name, a function (targets, outputs) -> [batch].
 
     Raises:
         ValueError: no such loss.
@@ -72,7 +72,7 @@ def loss_function(loss: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
 
 def outputs_of(loss: str, parameters: int) -> int:
-    """How many numbers the network must put out for each sample; ValueError for no such loss."""
+    """Returns the number of outputs of a network. Raises ValueError for an unknown loss."""
     return parameters * _outputs_per_parameter(loss)
 
 
@@ -131,15 +131,15 @@ class Standardiser(UniformPriors):
         return width / (2 if self.bounded else np.sqrt(12))
 
     def standardise(self, parameters: Any) -> Any:
-        """(y - centre) / std of a float array or tensor [..., parameter], in its dtype."""
+        """Returns (y - centre) / std of a float array or tensor [..., parameter], in its dtype."""
         return (parameters - _like(self.centre, parameters)) / _like(self.std, parameters)
 
     def restore(self, means: Any) -> Any:
-        """Parameters from standardised ones, [..., parameter]; undoes `standardise`."""
+        """Returns parameters [..., parameter] from standardised ones; inverts `standardise`."""
         return means * _like(self.std, means) + _like(self.centre, means)
 
     def restore_sigma(self, sigmas: Any) -> Any:
-        """Standard deviations of parameters from standardised ones, [..., parameter]."""
+        """Returns standard deviations of parameters from standardised ones, [..., parameter]."""
         return sigmas * _like(self.std, sigmas)
 
 

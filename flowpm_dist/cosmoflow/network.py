@@ -86,7 +86,7 @@ class Network(tf.Module):
         self.mesh, self.width, self.batch, self.channels = mesh, width, batch, channels
         self.loss, self.precision = loss, tf.as_dtype(precision)
         self.parameters, self.outputs = parameters, losses.outputs_of(loss, parameters)
-        self.split_channels, self.centre = split_channels, centre
+        self.split_channels, self.centre, self.dropout = split_channels, centre, dropout
         self.stopwatch = Stopwatch()
         self.stages = self.declaration.stages(width, channels, self.outputs)
         self._check_mesh()

@@ -19,7 +19,7 @@ class PhaseClock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add what is done inside to a phase."""
+        """Count the time spent inside in a phase."""
         begin = time.perf_counter()
         try:
             yield
@@ -27,11 +27,11 @@ class PhaseClock:
             self.seconds[phase] += time.perf_counter() - begin
 
     def move(self, phase: str, source: str, seconds: float) -> None:
-        """Seconds that were counted in `source` belong to `phase`."""
+        """Count seconds in `phase` that were counted in `source`."""
         self.seconds[phase] += seconds
         self.seconds[source] -= seconds
 
     def lap(self) -> dict[str, float]:
-        """The seconds so far; all start again from zero."""
+        """Returns the seconds so far, and starts again from zero."""
         seconds, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
         return seconds

@@ -1,4 +1,4 @@
-"""What a trained network finds in a volume that a user brings."""
+"""Parameters of a user's own volume, from a trained network."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 MEAN_TOLERANCE = 1e-3
-"""How far the mean of a density may be from 1 without a word about it."""
+"""How far the mean of a density may be from 1 without a note."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in a volume.
+    """The parameters of a volume.
 
     Attributes:
         parameters: name, value, and error bar where the network gives one, of each parameter.
@@ -41,7 +41,7 @@ def predict_volume(
     progress: WorkProgress,
     box_size: float | None = None,
 ) -> Found:
-    """Find the parameters of a volume. On all ranks together, each of which reads its block.
+    """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
     Args:
         training: whose network is asked.
@@ -85,7 +85,7 @@ def predict_volume(
 
 
 def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
-    """This rank's block [x, y, z, channel], float64."""
+    """Returns this rank's block [x, y, z, channel], float64."""
     from flowpm_dist.cosmoflow.parts import block_of_volumes
     from flowpm_dist.cosmoflow.records import Block
 
@@ -98,7 +98,7 @@ def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
 
 
 def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
-    """Mean over all cells of each channel; what is wrong with the values is found by all ranks."""
+    """Returns the mean of each channel over all cells; all ranks raise alike for wrong values."""
     import tensorflow as tf
 
     group = mesh.without("replica")
@@ -119,7 +119,7 @@ def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.nd
 
 
 def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
-    """Divide by the mean of each channel, in place; a note where that changes something."""
+    """Divides by the mean of each channel, in place; returns a note if that changes something."""
     block /= mean
     if np.all(np.abs(mean - 1) <= MEAN_TOLERANCE):
         return []
@@ -130,7 +130,7 @@ def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
 def _beyond(
     parameters: tuple[tuple[str, float, float | None], ...], standardiser: Standardiser
 ) -> list[str]:
-    """Warnings of values outside the priors, or within an error bar of their edge."""
+    """Returns warnings of values outside the priors, or within an error bar of their edge."""
     notes = []
     ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
     for (name, value, sigma), low, high in ends:

@@ -47,7 +47,7 @@ class Training:
         return self.plan.simulates
 
     def files(self, split: str, block: Sequence[int] = (0, 1, 0, 1)) -> RecordDataset:
-        """A split that is in files: of simulated data the test and validation sets.
+        """Returns a split that is in files: of simulated data the test or the validation set.
 
         Raises:
             TrainedError: it was trained on one random batch.
@@ -86,7 +86,7 @@ class TrainedNetwork:
 def trained_network(
     training: Training, mesh: ProcessMesh, batch: int, files: RecordDataset | None
 ) -> TrainedNetwork:
-    """Rebuild the network of a training on any mesh that fits. On all ranks together.
+    """Returns the network of a training, rebuilt on any mesh that fits. On all ranks together.
 
     Args:
         training: that was read.
@@ -113,7 +113,7 @@ def trained_network(
 
 
 def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variable]) -> int:
-    """Take up the weights of the latest checkpoint alone, on all ranks.
+    """Restore the weights alone from the latest checkpoint, on all ranks.
 
     Returns:
         The number of steps it was written after.

@@ -1,4 +1,4 @@
-"""One step of training after the other, and what the network says of volumes it never saw."""
+"""The steps of a training, and the outputs of a network for volumes it was not trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 3
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Make ready for a first step.
@@ -34,16 +34,16 @@ class Source(Protocol):
         """
 
     def simulations(self, step: int) -> int:
-        """How many have been made when a step begins, over all replicas."""
+        """Returns the number of simulations made when a step begins, over all replicas."""
 
     def batch(self, step: int) -> Batch:
-        """What a step trains on; steps are asked for in order."""
+        """Returns the batch of a step; steps are asked for in order."""
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Some batches, once it was started, that change nothing of what steps train on."""
+        """Returns some batches after `start`, without changing what steps train on."""
 
     def close(self) -> None:
-        """No more steps will be asked for."""
+        """End the work; no more steps will be asked for."""
 
 
 class DivergedError(FloatingPointError):
@@ -52,7 +52,7 @@ class DivergedError(FloatingPointError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What is known of a step.
+    """The result of a step.
 
     Attributes:
         step: number from 0.
@@ -130,7 +130,7 @@ class Trainer:
 def outputs_and_truth(
     network: Network, batches: Iterable[Batch], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the network puts out for volumes, and what is true. On all ranks together.
+    """Returns the outputs of a network for volumes, and the truth. On all ranks together.
 
     Args:
         network: on the mesh of these ranks.
@@ -155,7 +155,7 @@ def outputs_and_truth(
 def predict(
     network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> Predictions:
-    """What the network finds in volumes, see `outputs_and_truth`; the same on every rank."""
+    """Returns predictions for volumes, see `outputs_and_truth`; the same on every rank."""
     outputs, truth = outputs_and_truth(network, batches, count)
     mean, sigma = in_physical_units(network, standardiser, outputs)
     return Predictions(standardiser.names, truth, mean, sigma)
@@ -164,7 +164,7 @@ def predict(
 def mean_loss(
     network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> float:
-    """The mean loss of volumes, see `outputs_and_truth`: as in training, without dropout."""
+    """Returns the mean loss of volumes without dropout, see `outputs_and_truth`."""
     outputs, truth = outputs_and_truth(network, batches, count)
     targets = tf.constant(standardiser.standardise(truth))
     each = losses.loss_function(network.loss)(targets, tf.constant(outputs.astype(np.float64)))
@@ -174,7 +174,7 @@ def mean_loss(
 def in_physical_units(
     network: Network, standardiser: Standardiser, outputs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Means and error bars, float64 [n, parameter], of whole outputs [n, outputs].
+    """Returns means and error bars, float64 [n, parameter], of whole outputs [n, outputs].
 
     The error bars are None where the loss trains none.
     """
