@@ -27,6 +27,7 @@ from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.transfer import Transfer
 
 PAIR = mtf.Dimension("pair", 2)
 
@@ -66,69 +67,64 @@ class Pencils:
         kz, ky, kx = self.modes
         return kz // self.col.size, ky // self.row.size, kx
 
-    def forward(self, x: tf.Tensor) -> tf.Tensor:
-        """Real [batch, x, y, z] to complex [batch, kz, ky, kx]."""
-        nx, ny, _ = self.real_block
-        kz, ky, kx = self.spectral_block
-        rows, cols, batch = self.row.size, self.col.size, x.shape[0]
-        if cols == 1 and rows > 1:
-            # [batch, x/row, ky, kz]
-            modes = _pad(tf.signal.rfft2d(x), 2, ky * rows)
-            pieces = _transpose(tf.reshape(modes, [batch, nx, rows, ky, kz]), [2, 0, 4, 3, 1])
-            return self._last(pieces)
-        modes = tf.reshape(_pad(tf.signal.rfft(x), 3, kz * cols), [batch, nx, ny, cols, kz])
-        if rows == 1:
-            # [batch, x, y/col, kz] -> [batch, kz/col, y, x]
-            pieces = self.col.alltoall(_transpose(modes, [3, 0, 4, 2, 1]))
-            planes = tf.reshape(_transpose(pieces, [1, 2, 0, 3, 4]), [batch, kz, ny * cols, kx])
-            return tf.signal.fft2d(planes)
-        # [batch, x/row, y/col, kz] -> [batch, x/row, kz/col, y]
-        pieces = self.col.alltoall(_transpose(modes, [3, 0, 1, 4, 2]))
-        lines = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, kz, ny * cols])
-        modes = _pad(tf.signal.fft(lines), 3, ky * rows)
-        pieces = _transpose(tf.reshape(modes, [batch, nx, kz, rows, ky]), [3, 0, 2, 4, 1])
-        return self._last(pieces)
+    @property
+    def _z_to_y(self) -> Transfer:
+        return Transfer("b x y [kz] -> b x kz [y]", self.col)
 
-    def _last(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Exchange rows of [row, batch, kz, ky/row, x/row], and transform along x."""
-        # [batch, x/row, ky, kz/col] -> [batch, kz/col, ky/row, x]
-        lines = _transpose(self.row.alltoall(pieces), [1, 2, 3, 0, 4])
-        return tf.signal.fft(tf.reshape(lines, [-1, *self.spectral_block]))
+    @property
+    def _y_to_x(self) -> Transfer:
+        return Transfer("b x kz [ky] -> b kz ky [x]", self.row)
+
+    @property
+    def _z_to_yx(self) -> Transfer:
+        """Of one row, where y and x are transformed at once."""
+        return Transfer("b x y [kz] -> b kz [y] x", self.col)
+
+    @property
+    def _zy_to_x(self) -> Transfer:
+        """Of one column, where z and y are transformed at once."""
+        return Transfer("b x [ky] kz -> b kz ky [x]", self.row)
+
+    def forward(self, x: tf.Tensor) -> tf.Tensor:
+        """Return the complex spectrum [b, kz/col, ky/row, kx] of a real [b, x/row, y/col, z]."""
+        kz, ky, _ = self.modes
+        if self.row.size == 1:
+            # [b, x, y/col, kz] -> [b, kz/col, y, x]
+            return tf.signal.fft2d(self._z_to_yx(_pad(tf.signal.rfft(x), 3, kz)))
+        if self.col.size == 1:
+            # [b, x/row, ky, kz] -> [b, kz, ky/row, x]
+            return tf.signal.fft(self._zy_to_x(_pad(tf.signal.rfft2d(x), 2, ky)))
+        # [b, x/row, y/col, kz] -> [b, x/row, kz/col, y]
+        lines = self._z_to_y(_pad(tf.signal.rfft(x), 3, kz))
+        # [b, x/row, kz/col, ky] -> [b, kz/col, ky/row, x]
+        return tf.signal.fft(self._y_to_x(_pad(tf.signal.fft(lines), 3, ky)))
 
     def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
-        """Complex [batch, kz, ky, kx] to real [batch, x, y, z], divided by the number of cells."""
-        nx, ny, nz = self.real_block
-        kz, ky, _ = self.spectral_block
-        rows, cols, batch = self.row.size, self.col.size, spectrum.shape[0]
-        half = nz // 2 + 1
-        if rows == 1:
-            # [batch, kz/col, y, x] -> [batch, x, y/col, kz]
-            planes = tf.reshape(tf.signal.ifft2d(spectrum), [batch, kz, cols, ny, nx])
-            pieces = self.col.alltoall(_transpose(planes, [2, 0, 1, 3, 4]))
-            modes = tf.reshape(_transpose(pieces, [1, 4, 3, 0, 2]), [batch, nx, ny, cols * kz])
-            return tf.signal.irfft(_crop(modes, half), fft_length=[nz])
-        lines = tf.reshape(tf.signal.ifft(spectrum), [batch, kz, ky, rows, nx])
-        # [batch, kz/col, ky/row, x] -> [batch, x/row, kz/col, ky]
-        pieces = self.row.alltoall(_transpose(lines, [3, 0, 4, 1, 2]))
-        modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, kz, rows * ky])
-        lines = tf.signal.ifft(_crop(modes, ny * cols))
-        if cols == 1:
-            # faster than irfft2d, whose transform along y is strided
-            return tf.signal.irfft(_crop(_transpose(lines, [0, 1, 3, 2]), half), fft_length=[nz])
-        lines = tf.reshape(lines, [batch, nx, kz, cols, ny])
-        # [batch, x/row, kz/col, y] -> [batch, x/row, y/col, kz]
-        pieces = self.col.alltoall(_transpose(lines, [3, 0, 1, 4, 2]))
-        modes = tf.reshape(_transpose(pieces, [1, 2, 3, 0, 4]), [batch, nx, ny, cols * kz])
-        return tf.signal.irfft(_crop(modes, half), fft_length=[nz])
+        """Return the real block [b, x/row, y/col, z] of a spectrum, divided by the cells' number.
+
+        Args:
+            spectrum: complex [b, kz/col, ky/row, kx].
+        """
+        _, ny, nz = self.grid
+        if self.row.size == 1:
+            # [b, kz/col, y, x] -> [b, x, y/col, kz]
+            modes = self._z_to_yx.reverse(tf.signal.ifft2d(spectrum))
+        else:
+            # [b, kz/col, ky/row, x] -> [b, x/row, kz/col, ky]
+            lines = _crop(self._y_to_x.reverse(tf.signal.ifft(spectrum)), ny)
+            # [b, x/row, kz/col, y] -> [b, x/row, y/col, kz]; with one column this is faster than
+            # irfft2d, whose transform along y is strided
+            modes = self._z_to_y.reverse(tf.signal.ifft(lines))
+        return tf.signal.irfft(_crop(modes, nz // 2 + 1), fft_length=[nz])
 
     def multiplicity(self) -> np.ndarray:
-        """For this rank's kz: 2 where a mode stands for its conjugate too, 1 elsewhere."""
+        """Return, for this rank's kz, 2 if a mode stands for its conjugate too, else 1."""
         nz, kz = self.grid[2], self.spectral_block[0]
         index = self.col.index * kz + np.arange(kz)
         return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
 
     def mode_numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Signed integer wavenumbers (along x, y, z) of this rank's spectrum.
+        """Return the signed integer wavenumbers (along x, y, z) of this rank's spectrum.
 
         Returns:
             int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1]: they broadcast to a spectral
@@ -159,17 +155,8 @@ def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
     return tf.pad(x, [[0, missing if i == axis else 0] for i in range(x.shape.rank)])
 
 
-def _transpose(x: tf.Tensor, order: list[int]) -> tf.Tensor:
-    """`tf.transpose`, without touching the data when only axes of size 1 move."""
-    sizes = x.shape.as_list()
-    moved = [axis for axis in order if sizes[axis] != 1]
-    if moved == sorted(moved):
-        return tf.reshape(x, [sizes[axis] for axis in order])
-    return tf.transpose(x, order)
-
-
 def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
-    """The transform of a shape that ends in x, y, z, under a layout.
+    """Return the transform of a shape that ends in x, y, z, under a layout.
 
     Raises:
         ValueError: z is split, the spectral dimensions are not split as the transform leaves them,
@@ -205,7 +192,7 @@ def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
 
 
 def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
-    """Shape of the spectrum of a real field of `shape` [..., x, y, z]: [..., kz, ky, kx, pair]."""
+    """Return the shape [..., kz, ky, kx, pair] of the spectrum of a field [..., x, y, z]."""
     plan = pencils(shape, impl)
     return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
 
@@ -261,7 +248,7 @@ def _check_dtype(x: Any) -> None:
 
 
 def rfft3d(x: Any, name: str | None = None) -> Any:
-    """Spectrum of a real field; not normalised.
+    """Return the spectrum of a real field; not normalised.
 
     Args:
         x: mtf tensor [..., x, y, z] of a mesh function, float32 or float64; z whole on each rank.
@@ -279,7 +266,7 @@ def rfft3d(x: Any, name: str | None = None) -> Any:
 
 
 def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
-    """Real field of a spectrum; divides by the number of cells.
+    """Return the real field of a spectrum, divided by the number of cells.
 
     Args:
         spectrum: mtf tensor as `rfft3d` gives it. Where kz = 0 (and nz / 2) only its Hermitian part
