@@ -6,7 +6,7 @@ _HOMES = {
     "CollectiveError": "engine",
     "Communicator": "collectives",
     "HvdSimdMeshImpl": "hvd_simd_mesh_impl",
-    "MeshError": "process_mesh",
+    "MeshError": "mesh_shape",
     "MeshFunction": "mesh_function",
     "ProcessMesh": "process_mesh",
     "initialise": "process_mesh",

@@ -46,8 +46,8 @@ def _as_carried(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tenso
 class Communicator:
     """An ordered group of ranks; `index` is this rank's place in it.
 
-    The group's order must be that of increasing rank, which is Horovod's order within a process
-    set; lines and planes of a row-major mesh have it.
+    Ranks must increase, as they do along the lines and planes of a row-major mesh: an engine may
+    know no other order within a group.
     """
 
     ranks: tuple[int, ...]
@@ -67,9 +67,16 @@ class Communicator:
         return len(self.ranks)
 
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
-        """Element-wise `sum`, `max`, `min` or `mean` over the group; the result is on every rank.
+        """Return the element-wise reduction over the group, on every rank of it.
 
-        bool: sum and max are "any", min is "all". complex: sum and mean only.
+        Args:
+            x: any dtype of the table above.
+            reduction: "sum", "max", "min" or "mean". For bool, sum and max mean "any" and min means
+                "all"; complex tensors have sum and mean only.
+
+        Raises:
+            ValueError: there is no such reduction.
+            TypeError: the reduction has no meaning for the dtype.
         """
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
@@ -106,11 +113,11 @@ class Communicator:
         return result / self.size if reduction == "mean" else result
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
-        """The group's tensors joined along `axis` (or along a new one, `stack`), in group order.
+        """Return the group's tensors, joined in group order.
 
         Args:
             x: the same static shape on each rank.
-            axis: of the input, or where the new axis stands.
+            axis: of the input along which to join, or the position of the new axis.
             stack: join along a new axis of length `size`.
         """
         x = tf.convert_to_tensor(x)
@@ -132,13 +139,16 @@ class Communicator:
         return guarded(gather, x, "allgather", self.ranks)
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
-        """Transpose of blocks: piece j of dim 0 goes to rank j; what arrives is in group order.
+        """Send piece j of dim 0 to rank j of the group; return the pieces that arrive, in order.
 
         Args:
             x: shape [size * m, ...].
 
         Returns:
             The same shape, rows i*m..(i+1)*m from the group's rank i.
+
+        Raises:
+            ValueError: dim 0 does not divide by the number of ranks.
         """
         x = tf.convert_to_tensor(x)
         if x.shape[0] % self.size:
@@ -150,10 +160,14 @@ class Communicator:
         return back(tf.ensure_shape(moved, carried.shape))
 
     def alltoallv(self, x: tf.Tensor, counts: Any) -> tf.Tensor:
-        """Alltoall with `counts[j]` rows of dim 0 for rank j; counts may differ between ranks.
+        """Send `counts[j]` rows of dim 0 to rank j of the group; return the rows that arrive.
+
+        Args:
+            x: the rows for each rank, one after the other.
+            counts: number of rows for each rank; it may differ between ranks.
 
         Returns:
-            What arrives, in group order; dim 0 is not known statically.
+            The rows that arrive, in group order; dim 0 is not known statically.
         """
         if self.size == 1:
             return tf.convert_to_tensor(x)
@@ -176,9 +190,15 @@ class Communicator:
         return guarded(exchange, x, "alltoall", self.ranks)
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
-        """Rank k of the group receives the tensor of rank `sources[k]`, zeros where that is None.
+        """Return the tensor of rank `sources[index]` of the group, or zeros if that is None.
 
-        Only what is named moves. A source may serve several ranks.
+        Args:
+            x: the same static shape on each rank.
+            sources: for each rank of the group, the place in the group of the one it receives from.
+                A source may serve several ranks; only the tensors of sources move.
+
+        Raises:
+            ValueError: `sources` has another length, or a place that is not in the group.
         """
         if len(sources) != self.size:
             raise ValueError(f"{self.size} sources are needed, got {len(sources)}")
@@ -202,7 +222,10 @@ class Communicator:
         return back(tf.reshape(whole, carried.shape))
 
     def shift(self, x: tf.Tensor, offset: int, *, wrap: bool = True) -> tf.Tensor:
-        """Receive from the rank `offset` places before; beyond an edge zeros unless `wrap`."""
+        """Return the tensor of the rank `offset` places before; `wrap` makes the line periodic.
+
+        Beyond an edge that is not periodic there are zeros.
+        """
         if self.size == 1 and (wrap or offset == 0):
             return tf.convert_to_tensor(x)
         sources = [k - offset for k in range(self.size)]
@@ -213,13 +236,14 @@ class Communicator:
     def exchange_neighbours(
         self, to_previous: tf.Tensor, to_next: tf.Tensor, distance: int = 1
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Periodic exchange with the ranks `distance` before and after, both in one message.
+        """Exchange tensors with the ranks `distance` before and after, in one periodic message.
 
         Args:
             to_previous, to_next: two tensors of one shape and dtype.
+            distance: in places of the group.
 
         Returns:
-            What the previous and what the next rank sent here.
+            The tensors that the previous and the next rank sent here.
         """
         n, d = self.size, distance % self.size
         if d == 0:
@@ -245,7 +269,7 @@ class Communicator:
         return both[0], both[1]
 
     def broadcast(self, x: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """The tensor of the group's rank number `root`, on every rank."""
+        """Return the tensor of the group's rank number `root` on every rank of the group."""
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not in the group of {self.size} ranks")
         x = tf.convert_to_tensor(x)
@@ -259,6 +283,6 @@ class Communicator:
         return back(guarded(broadcast, carried, "broadcast", self.ranks))
 
     def per_rank(self, values: Any) -> tf.Tensor:
-        """`values[index]` as a tensor that enters the same graph on every rank."""
+        """Return `values[index]` as a tensor that enters the same graph on every rank."""
         mine = tf.constant(np.asarray(values)[self.index])
         return mine if tf.executing_eagerly() else fence(mine)

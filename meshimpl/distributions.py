@@ -20,7 +20,7 @@ def draw(
     name: str | None = None,
     **kwargs: Any,
 ) -> tf.Tensor:
-    """What `tf_fn(shape, dtype=..., **kwargs)` means, with values fixed by their place.
+    """Draw what `tf_fn(shape, dtype=..., **kwargs)` draws, with values fixed by their place.
 
     Args:
         tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
@@ -31,7 +31,7 @@ def draw(
         **kwargs: minval and maxval, or mean and stddev.
 
     Raises:
-        NotImplementedError: another function.
+        NotImplementedError: `tf_fn` is another function.
     """
     del name
     kind = getattr(tf_fn, "__name__", str(tf_fn))

@@ -136,17 +136,17 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         self.begin_build()
 
     def begin_build(self, *, replay: bool = False) -> None:
-        """A new graph is about to be lowered.
+        """Prepare for lowering a new graph.
 
         Args:
-            replay: its random operations repeat the values that the same operations of the graph
-                before it drew last (to differentiate what has been evaluated).
+            replay: let its random operations repeat the values that the same operations of the
+                graph before it drew last, to differentiate what was evaluated.
         """
         self._random_operations = 0
         self._replay = replay
 
     def _random_stream(self) -> tuple[int, tf.Tensor]:
-        """The number of a random operation, and which evaluation of it this is."""
+        """Return the number of a random operation and the number of its evaluation."""
         number = self._random_operations
         self._random_operations += 1
         if number == len(self._random_calls):
@@ -171,7 +171,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([tf.convert_to_tensor(result)])
 
     def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
-        """`"SUM"`, `"MAX"` or `"MIN"` over mesh axes; one message, whatever their number."""
+        """Reduce by `"SUM"`, `"MAX"` or `"MIN"` over any number of mesh axes, in one message."""
         if reduction_fn_string not in _REDUCTIONS:
             raise ValueError(
                 f"reduction {reduction_fn_string!r} is not one of {', '.join(_REDUCTIONS)}"
@@ -204,27 +204,27 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([self._axes([mesh_axis]).permute(value, source_pcoord)])
 
     def laid_out_pnum(self) -> Slice:
-        """The rank, an int32 scalar."""
+        """Return the rank, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.rank, tf.int32))])
 
     def laid_out_pcoord(self, mesh_axis: int) -> Slice:
-        """The coordinate along a mesh axis, an int32 scalar."""
+        """Return the coordinate along a mesh axis, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.coordinates[mesh_axis], tf.int32))])
 
     def slice_begin_tensor(self, tensor_shape: Any) -> tf.Tensor:
-        """Where this rank's slice starts, int32 of shape [ndims], behind a fence."""
+        """Return the begin of this rank's slice, int32 of shape [ndims], behind a fence."""
         begin = np.array(self.slice_begin(tensor_shape, self.mesh.rank), np.int32)
         return fence(tf.constant(begin, tf.int32, shape=[tensor_shape.ndims]))
 
     def slice(self, tf_tensor: tf.Tensor, tensor_shape: Any) -> Slice:
-        """This rank's slice of a whole tensor."""
+        """Return this rank's slice of a whole tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return LaidOutTensor([tf_tensor])
         size = self.slice_shape(tensor_shape)
         return LaidOutTensor([tf.slice(tf_tensor, self.slice_begin_tensor(tensor_shape), size)])
 
     def gather(self, tf_slice: tf.Tensor, tensor_shape: Any) -> tf.Tensor:
-        """The whole tensor, on every rank, from the ranks' slices."""
+        """Return the whole tensor, on every rank, from the ranks' slices."""
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
             if mesh_axis is not None:
                 tf_slice = self._axes([mesh_axis]).allgather(tf_slice, axis=tensor_axis)
@@ -235,16 +235,16 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return self.slice(tf_x, x.shape)
 
     def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
-        """The whole tensor, on every rank; split dimensions are gathered."""
+        """Return the whole tensor, on every rank; split dimensions are gathered."""
         return self.gather(laid_out_x.to_laid_out_tensor().one_slice, x.shape)
 
     def ranks_over(self, tensor_dimension: Any) -> Communicator:
-        """The line of ranks over which a dimension is split; this rank alone where it is whole."""
+        """Return the ranks over which a dimension is split; this rank alone if it is whole."""
         axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
         return self._axes([] if axis is None else [axis])
 
     def replicated_axes(self, tensor_shape: Any) -> list[int]:
-        """The mesh axes along which all slices of such a tensor are equal."""
+        """Return the mesh axes along which all slices of a tensor of this shape are equal."""
         split = set(self.tensor_layout(tensor_shape))
         return [axis for axis in range(self.ndims) if axis not in split]
 
@@ -261,7 +261,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         )
 
     def random(self, shape: Any, tf_fn: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Random values that depend on the place in the tensor, the same on any mesh and layout.
+        """Draw random values that depend on the place in the tensor, not on mesh or layout.
 
         Each evaluation draws anew. The key is this mesh's seed, the number of the operation among
         this mesh's, the number of the evaluation, and the element's place.
@@ -269,7 +269,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         Args:
             shape: of the whole tensor.
             tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
-            kwargs: theirs, without a seed.
+            kwargs: arguments of that function, without a seed.
 
         Raises:
             NotImplementedError: another distribution.

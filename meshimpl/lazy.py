@@ -1,7 +1,7 @@
 """Public names of a package that are imported when they are first used.
 
-So a command line can look at its arguments, and at its place among the ranks, before the seconds
-that TensorFlow takes to load; and TensorFlow finds its number of threads set.
+A command line can then read its arguments and its place among the ranks before TensorFlow, which
+takes seconds to load; and TensorFlow finds its number of threads set.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from meshimpl import launch, quiet
 
 
 def prepare_tensorflow() -> None:
-    """Import TensorFlow with this rank's share of the cores; nothing if it is there already."""
+    """Import TensorFlow with this rank's share of the cores, unless it is imported already."""
     if "tensorflow" not in sys.modules:
         launch.configure_threads()
         quiet.import_tensorflow()
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The module-level `__getattr__` of a package.
+    """Return the module-level `__getattr__` of a package.
 
     Args:
-        package: its name.
+        package: name of the package.
         homes: public name -> the submodule that defines it.
     """
 

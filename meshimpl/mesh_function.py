@@ -48,14 +48,14 @@ class LaidOutMesh(mtf.Mesh):
 def mesh_function(
     mesh: ProcessMesh, layout: Any, *, seed: int = 0, **inputs: Spec
 ) -> Callable[[Callable[..., Any]], MeshFunction]:
-    """Decorator that makes a `MeshFunction`; see there for the arguments."""
+    """Return a decorator that makes a `MeshFunction` with these arguments."""
     return lambda build: MeshFunction(build, mesh, layout, inputs, seed=seed)
 
 
 def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
-    """A tensor that is the same on every rank, such as a cosmological parameter.
+    """Return a tensor that is the same on every rank, such as a cosmological parameter.
 
-    The identity; its gradient is added over all ranks and so arrives complete on each.
+    This is the identity; its gradient is added over all ranks, so each receives the whole.
     """
 
     @tf.custom_gradient
@@ -218,7 +218,7 @@ class MeshFunction:
         return outputs, gradient
 
     def block_of(self, name: str, value: Any) -> tf.Tensor:
-        """This rank's block of an input given as the block or as the whole array.
+        """Return this rank's block of an input, given as the block or as the whole array.
 
         Raises:
             ValueError: it has neither shape, or another dtype.
@@ -267,12 +267,12 @@ class MeshFunction:
         return outputs[0] if self._single else tuple(outputs)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:
-        """The whole array of output number `output`, on every rank, from the ranks' blocks."""
+        """Return the whole array of output number `output`, on every rank, from all blocks."""
         self._forward  # noqa: B018  (the output shapes are known once it is lowered)
         return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
 
     def copy_slices_to_masters(self) -> dict[str, tf.Variable]:
-        """Gather every `mtf` variable into its master, on every rank; what a checkpoint saves."""
+        """Gather every `mtf` variable into its master, which checkpoints save, on every rank."""
         self._forward  # noqa: B018
         if self.masters:
             self._copy_slices_to_masters()
@@ -286,11 +286,12 @@ class MeshFunction:
 
 
 def once_differentiable(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function of tensors that makes gradients, itself hidden from tapes.
+    """Return a function that computes gradients, itself hidden from tapes.
 
     Args:
-        function: to call.
-        name: of what it is the gradient of, for the LookupError that asks for its derivative get.
+        function: of tensors.
+        name: of the function that it differentiates, for the LookupError that a second derivative
+            raises.
     """
 
     def refuse(*_: tf.Tensor) -> Any:
@@ -310,7 +311,7 @@ def _shape(shape: Any) -> Any:
 
 
 def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> None:
-    """Raise a `ValueError` that names a dimension its mesh axis does not divide."""
+    """Raise a `ValueError` that names a dimension which its mesh axis does not divide."""
     for dimension, axis in zip(shape, impl.tensor_layout(shape), strict=True):
         if axis is not None and dimension.size % impl.shape[axis].size:
             raise ValueError(
@@ -320,7 +321,7 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
 
 
 def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Whether some `tf.GradientTape` would have to know what is made of these tensors."""
+    """Return whether a `tf.GradientTape` records what is computed from these tensors."""
     from tensorflow.python.eager import record
 
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))

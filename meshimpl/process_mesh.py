@@ -9,57 +9,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from meshimpl import engine, launch
 from meshimpl.collectives import Communicator
-
-MeshShape = str | Mapping[str, int] | Iterable[tuple[str, int]]
-
-
-class MeshError(ValueError):
-    """A mesh that cannot be: an axis named twice, a size that is not the number of ranks."""
-
-
-def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:
-    """`"row:2,col:2"` (or a mapping, or pairs) as a tuple of (axis, size).
-
-    Raises:
-        MeshError: it is not such a text, an axis is named twice, or a size is below 1.
-    """
-    if isinstance(shape, str):
-        pieces = [p.strip() for p in re.split("[,;]", shape) if p.strip()]
-        matches = [re.fullmatch(r"([A-Za-z_]\w*)\s*:\s*(\d+)", p) for p in pieces]
-        for piece, match in zip(pieces, matches, strict=True):
-            if match is None:
-                raise MeshError(
-                    f"mesh shape {shape!r}: {piece!r} is not of the form axis:size, as in row:2"
-                )
-        axes = tuple((m.group(1), int(m.group(2))) for m in matches if m is not None)
-    else:
-        items = shape.items() if isinstance(shape, Mapping) else shape
-        axes = tuple((str(name), int(size)) for name, size in items)
-    names = [name for name, _ in axes]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise MeshError(f"mesh shape {format_mesh_shape(axes)}: axis {twice[0]!r} is named twice")
-    for name, size in axes:
-        if size < 1:
-            raise MeshError(f"mesh axis {name!r} has size {size}; it must be at least 1")
-    return axes
-
-
-def format_mesh_shape(axes: Iterable[tuple[str, int]]) -> str:
-    """The text that `parse_mesh_shape` reads."""
-    return ",".join(f"{name}:{size}" for name, size in axes)
+from meshimpl.mesh_shape import MeshError, MeshShape, format_mesh_shape, parse_mesh_shape
 
 
 def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
-    """For each non-empty set of axes, the groups of ranks that differ only in those axes."""
+    """Return the groups of ranks that differ only in some axes, for each non-empty set of axes."""
     numbers = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
     groups = {}
     for count in range(1, len(axes) + 1):
@@ -134,13 +95,13 @@ class ProcessMesh:
         return self.coordinates_of(self.rank)
 
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
-        """A rank's place along each axis."""
+        """Return a rank's place along each axis."""
         if not 0 <= rank < self.size:
             raise MeshError(f"rank {rank} is not on the mesh {self} of {self.size} ranks")
         return tuple(int(c) for c in np.unravel_index(rank, self.shape)) if self.axes else ()
 
     def rank_of(self, coordinates: Sequence[int]) -> int:
-        """The rank at a place."""
+        """Return the rank at a place."""
         if len(coordinates) != len(self.axes) or any(
             not 0 <= c < n for c, n in zip(coordinates, self.shape, strict=True)
         ):
@@ -148,11 +109,11 @@ class ProcessMesh:
         return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.axes else 0
 
     def axis_size(self, name: str) -> int:
-        """Size of an axis; 1 for an axis the mesh does not have."""
+        """Return the size of an axis; 1 for an axis that the mesh does not have."""
         return dict(self.axes).get(name, 1)
 
     def coordinate(self, name: str) -> int:
-        """This rank's place along an axis; 0 for an axis the mesh does not have."""
+        """Return this rank's place along an axis; 0 for an axis that the mesh does not have."""
         return dict(zip(self.names, self.coordinates, strict=True)).get(name, 0)
 
     @functools.cached_property
@@ -163,7 +124,7 @@ class ProcessMesh:
         }
 
     def communicator(self, *names: str) -> Communicator:
-        """The ranks that differ from this one only in the named axes (in any order)."""
+        """Return the ranks that differ from this one only in the named axes (in any order)."""
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise MeshError(f"the mesh {self} has no axis {unknown[0]!r}")
@@ -176,23 +137,24 @@ class ProcessMesh:
         return self.communicator(*self.names)
 
     def without(self, axis: str) -> ProcessMesh:
-        """The ranks that share this one's place along an axis, as a mesh of the other axes.
+        """Return the ranks that share this one's place along an axis, as a mesh of the other axes.
 
-        What is done on it, each such group does for itself. Without that axis, or with one of a
-        single place, it is this mesh.
+        Each such group works on its own. If the mesh has no such axis, or one of a single place,
+        the result is this mesh.
         """
         return self if self.axis_size(axis) == 1 else _Section(self, axis)
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Not for use inside a graph."""
+        """Wait until every rank has called this. Not for use inside a graph."""
         if self.size > 1:
             self.world.allreduce(tf.constant(0, tf.int32)).numpy()
 
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
-        """Every rank's array, in rank order, on rank 0; None on the others. Eager.
+        """Return every rank's array, in rank order, on rank 0, and None on the others. Eager.
 
         Args:
-            array: any dtype that numpy can view as bytes; shapes may differ, dtype and ndim not.
+            array: any dtype that numpy can view as bytes. Shapes may differ between ranks; dtype
+                and number of dimensions may not.
         """
         array = np.ascontiguousarray(array)
         if self.size == 1:

@@ -1,4 +1,4 @@
-"""How long the collectives of a graph take, waiting for other ranks included."""
+"""The time that the collectives of a graph take, including the wait for other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ("allreduce", "allgather", "alltoall", "broadcast")
 
 
 class Stopwatch:
-    """Seconds of each kind of collective, added up by the graphs that were built with it."""
+    """Adds up the seconds of each kind of collective in the graphs that are built with it."""
 
     def __init__(self) -> None:
         self._seconds = {
@@ -20,16 +20,16 @@ class Stopwatch:
         }
 
     def now(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """In a graph: the time [s] once some tensors are there."""
+        """Return the time [s], in a graph, once some tensors have been computed."""
         with tf.control_dependencies(after):
             return tf.timestamp()
 
     def add(self, kind: str, begin: tf.Tensor, end: tf.Tensor) -> Any:
-        """In a graph: the operation that adds a time to those of a kind."""
+        """Return the operation, in a graph, that adds a time to those of a kind."""
         return self._seconds[kind].assign_add(end - begin, read_value=False)
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each kind since the last time this was asked."""
+        """Return the seconds of each kind since the last lap."""
         seconds = {kind: float(total) for kind, total in self._seconds.items()}
         for total in self._seconds.values():
             total.assign(0.0)

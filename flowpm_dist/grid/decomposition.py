@@ -8,9 +8,9 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 from __future__ import annotations
 
 import math
-import re
 
 from flowpm_dist.options import nearest
+from meshimpl.mesh_shape import parse_mesh_shape
 
 MESH_AXES = ("replica", "row", "col")
 THICK = 8
@@ -30,19 +30,12 @@ def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:
         ValueError: not such a text, an unknown axis or one named twice, a size below 1, or a
             replica axis with more than one place, which a single simulation cannot use.
     """
-    axes: dict[str, int] = {}
-    for piece in shape.split(","):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*:\s*(\d+)\s*", piece)
-        if match is None:
-            raise ValueError(f"{piece.strip()!r} is not of the form axis:size")
-        name, size = match[1], int(match[2])
+    axes = dict(parse_mesh_shape(shape))
+    if not axes:
+        raise ValueError(f"{shape!r} names no axis; a mesh is of the form row:2,col:2")
+    for name in axes:
         if name not in MESH_AXES:
             raise ValueError(f"there is no axis {name!r}{nearest(name, MESH_AXES)}")
-        if name in axes:
-            raise ValueError(f"the axis {name!r} is named twice")
-        if size < 1:
-            raise ValueError(f"the axis {name!r} has size {size}")
-        axes[name] = size
     if axes.get("replica", 1) != 1 and not batched:
         raise ValueError(f"replica:{axes['replica']} runs a batch, and this is one simulation")
     return axes

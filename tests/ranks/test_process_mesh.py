@@ -11,7 +11,8 @@ from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.process_mesh import groups_of, parse_mesh_shape
+from meshimpl.mesh_shape import parse_mesh_shape
+from meshimpl.process_mesh import groups_of
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
