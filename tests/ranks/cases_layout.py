@@ -7,7 +7,7 @@ from conformance import Cases, Input, dim, shape
 
 from meshimpl.compat import mtf
 
-cases = Cases()
+cases = Cases(between_neighbours=True, ordered=True)
 FIELD = Input(shape(x=8, y=8, z=3))
 
 

@@ -6,7 +6,7 @@ from conformance import Cases, Input, dim, shape
 
 from meshimpl.compat import mtf
 
-cases = Cases()
+cases = Cases(between_neighbours=True)
 IMAGE = Input(shape(b=4, h=4, w=6, i=4))
 VOLUME = Input(shape(b=4, d=4, h=4, w=2, i=4))
 STRIDE_2D, STRIDE_3D = [1, 2, 2, 1], [1, 2, 2, 2, 1]

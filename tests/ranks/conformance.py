@@ -6,7 +6,6 @@ itself held against a finite difference, since an error upstream would be in bot
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from meshimpl import ProcessMesh
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import last_collective
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 
 Arrays = dict[str, np.ndarray]
@@ -66,6 +66,8 @@ class Case:
     splits: tuple[str, ...]
     gradient: bool = True
     smooth: bool = True  # a finite difference makes sense
+    between_neighbours: bool = False  # a ring of four ranks is another thing than one of two
+    ordered: bool = False  # which of two dimensions is split over which axis makes a difference
     arrays: list[np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,27 +75,38 @@ class Case:
         object.__setattr__(self, "arrays", arrays)
 
     def layouts(self, mesh: ProcessMesh) -> list[str]:
-        """Each dimension over each axis longer than 1, each ordered pair over two, and none."""
+        """The layouts that show something on a mesh, each once.
+
+        On a line of two ranks each dimension is split in turn, and none. On a plane the first is
+        split and replicated over the other axis, and each pair is split over both axes. A longer
+        line differs from these for operations between neighbours alone.
+        """
         axes = [name for name, size in mesh.axes if size > 1]
-        found = [f"{d}:{axis}" for axis in axes for d in self.splits]
+        if not axes:
+            return [""]
         if len(axes) > 1:
-            found = [f"{d}:{axes[0]}" for d in self.splits[:1]]
-            found += [f"{d}:{axes[1]}" for d in self.splits[-1:]]
-            found += [
-                f"{a}:{axes[0]};{b}:{axes[1]}" for a, b in itertools.permutations(self.splits, 2)
+            choose = itertools.permutations if self.ordered else itertools.combinations
+            pairs = choose(self.splits, 2)
+            return [
+                f"{self.splits[0]}:{axes[0]}",
+                *(f"{a}:{axes[0]};{b}:{axes[1]}" for a, b in pairs),
             ]
-        return ["", *found]
+        if mesh.size > 2:
+            return [f"{self.splits[0]}:{axes[0]}"] * self.between_neighbours
+        return ["", *(f"{dimension}:{axes[0]}" for dimension in self.splits)]
 
 
 class Cases:
-    """The cases of a module; `@cases(...)` above a function adds one."""
+    """The cases of a module, with options common to all; `@cases(...)` on a function adds one."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.all: list[Case] = []
+        self.options = options
 
     def __call__(self, *inputs: Input, splits: str = "x y", **kwargs: Any) -> Callable[..., Any]:
         def add(build: Callable[..., Any]) -> Callable[..., Any]:
-            self.all.append(Case(build.__name__, build, inputs, tuple(splits.split()), **kwargs))
+            options = self.options | kwargs
+            self.all.append(Case(build.__name__, build, inputs, tuple(splits.split()), **options))
             return build
 
         return add
@@ -143,48 +156,81 @@ def evaluate(
     return [(all_[: len(outputs)], all_[len(outputs) :]) for all_ in found]
 
 
-@functools.cache
-def reference(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """On one device; the gradient is checked against a central difference along one direction."""
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl([("all", 1)], "", ["cpu:0"])
+def differences(case: Case, meshes: Sequence[ProcessMesh]) -> list[str]:
+    """What differs from one device beyond rounding, on every mesh and layout of a case.
+
+    They are lowered into one TensorFlow graph, from one mtf graph, and run together. Each rank
+    compares its own blocks. On one rank the gradient of the one device is compared with a central
+    difference.
+    """
+    impls = [HvdSimdMeshImpl(mesh, layout) for mesh in meshes for layout in case.layouts(mesh)]
+    with tf.Graph().as_default():
+        fed = [tf.compat.v1.placeholder(a.dtype, a.shape) for a in case.arrays]
+        graph_mesh, outputs, gradients = build_graph(case, fed)
+        missing = [i for i, g in enumerate(gradients) if g is None]
+        assert not missing, f"no gradient for the floating inputs {missing}"
+        tensors = [*outputs, *gradients]
+        one_device = mtf.placement_mesh_impl.PlacementMeshImpl([("all", 1)], "", ["cpu:0"])
+        lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: one_device}, autostack=False)
+        expected = [lowering.export_to_tf_tensor(t) for t in tensors]
+        found = []
+        for impl in impls:
+            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: impl}, autostack=False)
+            found.append([lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors])
+        last = last_collective()
+        with tf.control_dependencies([] if last is None else [last]):
+            found = tf.nest.map_structure(tf.identity, found)
+        with tf.compat.v1.Session() as session:
+            whole, blocks = session.run([expected, found], dict(zip(fed, case.arrays, strict=True)))
+            if all(mesh.size == 1 for mesh in meshes):
+                check_gradient(
+                    case,
+                    whole[len(outputs) :],
+                    lambda arrays: session.run(
+                        expected[: len(outputs)], dict(zip(fed, arrays, strict=True))
+                    ),
+                )
+    kinds = [("output", i) for i in range(len(outputs))]
+    kinds += [("gradient", i) for i in range(len(gradients))]
+    troubles = []
+    for impl, values in zip(impls, blocks, strict=True):
+        for (kind, i), tensor, value, array in zip(kinds, tensors, values, whole, strict=True):
+            begin = impl.slice_begin(tensor.shape, impl.mesh.rank)
+            size = impl.slice_shape(tensor.shape)
+            mine = array[tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))]
+            if trouble := difference(value, mine):
+                where = f"{impl.mesh}: {impl.layout_rules}"
+                troubles.append(f"{case.name} [{where}] {kind} {i}: {trouble}")
+    return troubles
+
+
+def check_gradient(
+    case: Case, gradients: list[np.ndarray], run: Callable[[list[np.ndarray]], list[np.ndarray]]
+) -> None:
+    """Compare gradients with a central difference of the outputs `run` along one direction."""
+    if not gradients or not case.smooth or any(a.dtype == np.float32 for a in case.arrays):
+        return
     floating = [np.issubdtype(a.dtype, np.floating) for a in case.arrays]
     along = [
         np.random.default_rng(200 + i).normal(size=a.shape) * is_floating
         for i, (a, is_floating) in enumerate(zip(case.arrays, floating, strict=True))
     ]
-    moved = [
-        [(a + sign * STEP * v).astype(a.dtype) for a, v in zip(case.arrays, along, strict=True)]
-        for sign in (1, -1)
-    ]
-    (outputs, gradients), (up, _), (down, _) = evaluate(case, impl, [case.arrays, *moved])
-    double = all(a.dtype != np.float32 for a in case.arrays) and gradients
-    if double and case.smooth:
-        ys = [(u, d) for u, d in zip(up, down, strict=True) if np.issubdtype(u.dtype, np.floating)]
-        weights = weights_of([u.shape for u, _ in ys])
-        slopes = [((u - d) * w).sum() for (u, d), w in zip(ys, weights, strict=True)]
-        difference = sum(slopes) / (2 * STEP)
-        kept = [v for v, is_floating in zip(along, floating, strict=True) if is_floating]
-        projected = sum((g * v).sum() for g, v in zip(gradients, kept, strict=True))
-        scale = sum(np.abs(g * v).sum() for g, v in zip(gradients, kept, strict=True)) + 1e-12
-        assert abs(difference - projected) < 1e-7 * scale, (
-            f"{case.name}: one device's gradient is {projected}, a difference says {difference}"
+    up, down = (
+        run(
+            [(a + sign * STEP * v).astype(a.dtype) for a, v in zip(case.arrays, along, strict=True)]
         )
-    return outputs, gradients
-
-
-def differences(case: Case, mesh: ProcessMesh, layout: str) -> list[str]:
-    """What differs from one device beyond rounding."""
-    impl = HvdSimdMeshImpl(mesh, layout)
-    [(outputs, gradients)] = evaluate(case, impl)
-    found = []
-    for kind, here, there in zip(
-        ("output", "gradient"), (outputs, gradients), reference(case), strict=True
-    ):
-        for i, (value, expected) in enumerate(zip(here, there, strict=True)):
-            trouble = difference(value, expected)
-            if trouble:
-                found.append(f"{case.name} [{layout or 'replicated'}] {kind} {i}: {trouble}")
-    return found
+        for sign in (1, -1)
+    )
+    ys = [(u, d) for u, d in zip(up, down, strict=True) if np.issubdtype(u.dtype, np.floating)]
+    weights = weights_of([u.shape for u, _ in ys])
+    slopes = [((u - d) * w).sum() for (u, d), w in zip(ys, weights, strict=True)]
+    found = sum(slopes) / (2 * STEP)
+    kept = [v for v, is_floating in zip(along, floating, strict=True) if is_floating]
+    projected = sum((g * v).sum() for g, v in zip(gradients, kept, strict=True))
+    scale = sum(np.abs(g * v).sum() for g, v in zip(gradients, kept, strict=True)) + 1e-12
+    assert abs(found - projected) < 1e-7 * scale, (
+        f"{case.name}: one device's gradient is {projected}, a difference says {found}"
+    )
 
 
 def difference(value: np.ndarray, expected: np.ndarray) -> str | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import process_mesh, shapes_of
 
 from meshimpl import Communicator, ProcessMesh
 from meshimpl.graph_guards import last_collective
 
-pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+# Among four ranks there are groups of one, two and four.
+pytestmark = pytest.mark.ranks(1, 4)
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
@@ -34,35 +39,63 @@ def parts(group: Communicator, dtype: str, shape: Sequence[int] = SHAPE) -> list
     return found
 
 
-def both_ways(fn: Callable[..., Any], *arrays: np.ndarray) -> list[Any]:
-    """`fn` of tensors, eagerly, and in a graph whose results wait for its last collective."""
-    eager = fn(*[tf.constant(a) for a in arrays])
+@dataclass
+class Check:
+    """A collective, what this rank puts in, and what it must get."""
 
-    def build(*tensors: tf.Tensor) -> Any:
-        result = fn(*tensors)
+    what: str
+    collective: Callable[..., Any]
+    arrays: Sequence[np.ndarray]
+    expected: np.ndarray | Sequence[np.ndarray]
+
+
+def verify(checks: Sequence[Check]) -> None:
+    """Eagerly one by one, and all in one graph whose results wait for its last collective."""
+    inputs = [tf.constant(a) for check in checks for a in check.arrays]
+
+    def results(*tensors: tf.Tensor) -> list[Any]:
+        following = iter(tensors)
+        return [c.collective(*itertools.islice(following, len(c.arrays))) for c in checks]
+
+    def build(*tensors: tf.Tensor) -> list[Any]:
+        found = results(*tensors)
         last = last_collective()
         with tf.control_dependencies([] if last is None else [last]):
-            return tf.nest.map_structure(tf.identity, result)
+            return tf.nest.map_structure(tf.identity, found)
 
-    specs = [tf.TensorSpec(a.shape, tf.constant(a).dtype) for a in arrays]
-    graph = tf.compat.v1.wrap_function(build, specs)(*[tf.constant(a) for a in arrays])
-    return [tf.nest.map_structure(lambda t: t.numpy(), found) for found in (eager, graph)]
-
-
-def check(fn: Callable[..., Any], mine: np.ndarray, expected: np.ndarray) -> None:
-    for found in both_ways(fn, mine):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-
-
-def groups(mesh: ProcessMesh) -> list[Communicator]:
-    """The lines of each axis, the planes, and this rank alone."""
-    return [*(mesh.communicator(name) for name in mesh.names), mesh.world, mesh.communicator()]
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
+    graph = tf.compat.v1.wrap_function(build, specs)(*inputs)
+    for how, found in (("eagerly", results(*inputs)), ("in a graph", graph)):
+        for check, values in zip(checks, found, strict=True):
+            for value, expected in zip(
+                tf.nest.flatten(values), tf.nest.flatten(check.expected), strict=True
+            ):
+                value = value.numpy()
+                assert value.dtype == expected.dtype, f"{check.what} {how}"
+                np.testing.assert_array_equal(value, expected, f"{check.what} {how}")
 
 
-@pytest.mark.parametrize("dtype", ALL)
-def test_allreduce(mesh: ProcessMesh, dtype: str) -> None:
-    for group in groups(mesh):
+@functools.cache
+def groups() -> list[Communicator]:
+    """The lines and planes of every mesh, each once, and this rank alone."""
+    found = {}
+    for shape in shapes_of("mesh", every_split=True):
+        mesh = process_mesh(shape)
+        lines = [mesh.communicator(name) for name in mesh.names]
+        found |= {group.ranks: group for group in [*lines, mesh.world, mesh.communicator()]}
+    return list(found.values())
+
+
+def dtypes_and_groups() -> list[tuple[str, Communicator]]:
+    """Every dtype among all ranks, and every group with one that travels as it is and one not."""
+    *others, largest = sorted(groups(), key=lambda group: group.size)
+    few = itertools.product(("float32", "complex64"), others)
+    return [*few, *((dtype, largest) for dtype in ALL)]
+
+
+def test_allreduce() -> None:
+    checks = []
+    for dtype, group in dtypes_and_groups():
         every = parts(group, dtype)
         total = {"bool": np.logical_or}.get(dtype, np.add)
         reductions = {"sum": total.reduce(every).astype(every[0].dtype)}
@@ -71,53 +104,62 @@ def test_allreduce(mesh: ProcessMesh, dtype: str) -> None:
         if dtype not in [*INTEGERS, "bool"]:
             reductions["mean"] = total.reduce(every) / np.array(group.size, every[0].dtype)
         for name, expected in reductions.items():
-            check(lambda x, n=name, g=group: g.allreduce(x, n), every[group.index], expected)
+            reduce = functools.partial(group.allreduce, reduction=name)
+            what = f"{name} of {dtype} over {group.ranks}"
+            checks.append(Check(what, reduce, [every[group.index]], expected))
+    verify(checks)
 
 
-@pytest.mark.parametrize("dtype", ALL)
-def test_moves(mesh: ProcessMesh, dtype: str) -> None:
+def test_moves() -> None:
     """Allgather, alltoall, broadcast, permute and shift."""
-    for group in groups(mesh):
+    checks = []
+    for dtype, group in dtypes_and_groups():
         n, k = group.size, group.index
-        every = parts(group, dtype)
-        check(lambda x, g=group: g.allgather(x), every[k], np.concatenate(every))
-        check(lambda x, g=group: g.allgather(x, axis=1, stack=True), every[k], np.stack(every, 1))
-        check(lambda x, g=group: g.broadcast(x, g.size - 1), every[k], every[-1])
+        every, long = parts(group, dtype), parts(group, dtype, (2 * n, 3))
         # The first and the last place swap what they have, and nobody sends to the others.
         sources = [{0: n - 1, n - 1: 0}.get(place) for place in range(n)]
         permuted = np.zeros_like(every[0]) if sources[k] is None else every[sources[k]]
-        check(lambda x, g=group, s=sources: g.permute(x, s), every[k], permuted)
-        check(lambda x, g=group: g.shift(x, 1), every[k], every[(k - 1) % n])
-        long = parts(group, dtype, (2 * n, 3))
-        moved = np.concatenate([p[2 * k : 2 * k + 2] for p in long])
-        check(lambda x, g=group: g.alltoall(x), long[k], moved)
+        stacked = functools.partial(group.allgather, axis=1, stack=True)
+        for name, move, mine, expected in (
+            ("allgather", group.allgather, every, np.concatenate(every)),
+            ("stack", stacked, every, np.stack(every, 1)),
+            ("broadcast", functools.partial(group.broadcast, root=n - 1), every, every[-1]),
+            ("permute", functools.partial(group.permute, sources=sources), every, permuted),
+            ("shift", functools.partial(group.shift, offset=1), every, every[(k - 1) % n]),
+            ("alltoall", group.alltoall, long, np.concatenate([p[2 * k :][:2] for p in long])),
+        ):
+            checks.append(Check(f"{name} of {dtype} over {group.ranks}", move, [mine[k]], expected))
+    verify(checks)
 
 
-def test_allgather_joins_along_any_axis(mesh: ProcessMesh) -> None:
-    for group in groups(mesh):
+def test_allgather_joins_along_any_axis() -> None:
+    checks = []
+    for group in groups():
         every = parts(group, "float32", (2, 3, 4))
-        for axis in (0, 1, 2):
-            for stack, join in ((False, np.concatenate), (True, np.stack)):
-                check(
-                    lambda x, g=group, a=axis, s=stack: g.allgather(x, a, stack=s),
-                    every[group.index],
-                    join(every, axis),
-                )
+        for axis, stack in itertools.product((0, 1, 2), (False, True)):
+            gather = functools.partial(group.allgather, axis=axis, stack=stack)
+            expected = (np.stack if stack else np.concatenate)(every, axis)
+            what = f"allgather along {axis}, stack {stack}, over {group.ranks}"
+            checks.append(Check(what, gather, [every[group.index]], expected))
+    verify(checks)
 
 
-@pytest.mark.parametrize("wrap", [True, False])
-def test_shift_by_any_distance(mesh: ProcessMesh, wrap: bool) -> None:
-    for group in groups(mesh):
+def test_shift_by_any_distance() -> None:
+    checks = []
+    for group, wrap in itertools.product(groups(), (True, False)):
         n, k, every = group.size, group.index, parts(group, "int32")
         for offset in range(-n - 1, n + 2):
             source = (k - offset) % n if wrap else k - offset
-            inside = 0 <= source < n
-            expected = every[source] if inside else np.zeros_like(every[0])
-            check(lambda x, g=group, o=offset: g.shift(x, o, wrap=wrap), every[k], expected)
+            expected = every[source] if 0 <= source < n else np.zeros_like(every[0])
+            shift = functools.partial(group.shift, offset=offset, wrap=wrap)
+            what = f"shift by {offset}, wrap {wrap}, over {group.ranks}"
+            checks.append(Check(what, shift, [every[k]], expected))
+    verify(checks)
 
 
-def test_permute_from_one_to_all_and_from_none(mesh: ProcessMesh) -> None:
-    for group in groups(mesh):
+def test_permute_from_one_to_all_and_from_none() -> None:
+    checks = []
+    for group in groups():
         n, k, every = group.size, group.index, parts(group, "complex64")
         zeros = np.zeros_like(every[0])
         plans = [
@@ -129,28 +171,30 @@ def test_permute_from_one_to_all_and_from_none(mesh: ProcessMesh) -> None:
         ]
         for plan in plans:
             expected = zeros if plan[k] is None else every[plan[k]]
-            check(lambda x, g=group, p=plan: g.permute(x, p), every[k], expected)
+            permute = functools.partial(group.permute, sources=plan)
+            what = f"permute from {plan} over {group.ranks}"
+            checks.append(Check(what, permute, [every[k]], expected))
+    verify(checks)
 
 
-def test_exchange_with_both_neighbours(mesh: ProcessMesh) -> None:
+def test_exchange_with_both_neighbours() -> None:
     """Also where both neighbours are one rank, or this rank itself."""
-    for group in groups(mesh):
+    checks = []
+    for group, dtype in itertools.product(groups(), ("float32", "complex128")):
         n, k = group.size, group.index
-        for dtype in ("float32", "complex128"):
-            back = parts(group, dtype)
-            forth = [x + np.array(10, x.dtype) for x in back]
-            for distance in range(1, n + 2):
-                for found in both_ways(
-                    lambda a, b, g=group, d=distance: g.exchange_neighbours(a, b, d),
-                    back[k],
-                    forth[k],
-                ):
-                    np.testing.assert_array_equal(found[0], forth[(k - distance) % n])
-                    np.testing.assert_array_equal(found[1], back[(k + distance) % n])
+        back = parts(group, dtype)
+        forth = [x + np.array(10, x.dtype) for x in back]
+        for distance in range(1, n + 2):
+            exchange = functools.partial(group.exchange_neighbours, distance=distance)
+            expected = [forth[(k - distance) % n], back[(k + distance) % n]]
+            what = f"exchange of {dtype} at {distance} over {group.ranks}"
+            checks.append(Check(what, exchange, [back[k], forth[k]], expected))
+    verify(checks)
 
 
-def test_alltoall_of_unequal_pieces(mesh: ProcessMesh) -> None:
-    for group in groups(mesh):
+def test_alltoall_of_unequal_pieces() -> None:
+    checks = []
+    for group in groups():
         n, k = group.size, group.index
         counts = np.array([[(i + 2 * j) % 3 for j in range(n)] for i in range(n)], np.int32)
         if n == 1:
@@ -158,7 +202,9 @@ def test_alltoall_of_unequal_pieces(mesh: ProcessMesh) -> None:
         sent = [np.arange(row.sum(), dtype=np.float64) + 100 * i for i, row in enumerate(counts)]
         pieces = [np.split(s, np.cumsum(row)[:-1]) for s, row in zip(sent, counts, strict=True)]
         expected = np.concatenate([p[k] for p in pieces])
-        check(lambda x, g=group, c=counts[k]: g.alltoallv(x, tf.constant(c)), sent[k], expected)
+        move = functools.partial(group.alltoallv, counts=counts[k])
+        checks.append(Check(f"alltoallv over {group.ranks}", move, [sent[k]], expected))
+    verify(checks)
 
 
 def test_empty_tensors_and_scalars(line: ProcessMesh) -> None:
@@ -185,7 +231,7 @@ def test_wrong_arguments(line: ProcessMesh) -> None:
         Communicator((1, 0), 0)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_reductions_without_a_meaning(line: ProcessMesh) -> None:
     for dtype, reduction in (("complex64", "max"), ("int32", "mean"), ("bool", "mean")):
         with pytest.raises(TypeError, match=reduction):
@@ -198,7 +244,7 @@ def traced_operations(fn: Callable[..., Any], *specs: tf.TensorSpec) -> list[tf.
     return tf.compat.v1.wrap_function(fn, list(specs)).graph.get_operations()
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 def test_shift_sends_to_one_neighbour_only(line: ProcessMesh) -> None:
     """One alltoall, of this rank's tensor once, all of it to the neighbour."""
     spec = tf.TensorSpec(SHAPE, tf.float32)

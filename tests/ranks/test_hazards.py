@@ -19,7 +19,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
 
-pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(60, method="thread")]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60, method="thread")]
 ONES = np.ones([8, 4], np.float32)
 
 
@@ -107,6 +107,7 @@ def test_ranks_that_take_different_branches(line: ProcessMesh) -> None:
     np.testing.assert_array_equal(in_a_graph(fn), ONES * (10 + SIZE - 1))
 
 
+@pytest.mark.ranks(4)
 def test_many_in_flight(mesh: ProcessMesh) -> None:
     """Independent collectives of one shape, on lines and planes: each has a name of its own."""
 
@@ -148,7 +149,6 @@ def test_an_output_of_a_mesh_function_that_nobody_reads(line: ProcessMesh) -> No
     line.barrier()
 
 
-@pytest.mark.ranks(2, 4)
 def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
     """What Horovod registers is partly wrong: an error on every rank, eagerly and in a graph."""
     world = line.world

@@ -3,20 +3,31 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import SIZE, process_mesh
 
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import layers
 from meshimpl.operations.convolution import convolution, halo_widths
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 4)
 
+# One side, both, and a batch with a side.
+MESHES = {
+    1: ["row:1,col:1", "replica:1,row:1,col:1"],
+    4: ["row:4", "row:2,col:2", "replica:2,row:2"],
+}
 LAYOUT = {"replica": "batch:replica", "row": "x:row;x_halo:row", "col": "y:col;y_halo:col"}
 BATCH, GRID, CHANNELS = 2, (8, 16, 6), 3
 
 
-def layout_of(mesh, extra=""):
-    return ";".join([*(LAYOUT[name] for name in mesh.names), *([extra] if extra else [])])
+@pytest.fixture(params=MESHES.get(SIZE, [f"row:{SIZE}"]))
+def layer_mesh(request):
+    return process_mesh(request.param)
+
+
+def layout_of(mesh):
+    return ";".join(LAYOUT[name] for name in mesh.names)
 
 
 def shape_of(*pairs):
@@ -45,84 +56,97 @@ def random(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def compare(mesh, function, reference, arrays, cotangent_seed=9, atol=1e-12):
-    """Values and every gradient of sum(result * cotangent), block by block."""
+def replicas(function, shape):
+    """How many ranks hold each block of a tensor."""
+    return np.prod([function.impl.shape[a].size for a in function.impl.replicated_axes(shape)])
+
+
+def compare(function, reference, arrays, atol=1e-12):
+    """Values and every gradient of sum(result * cotangent), block by block.
+
+    `function` and `reference` return as many results; each result has inputs of its own.
+    """
     blocks = [function.block_of(n, a) for n, a in zip(function.inputs, arrays, strict=True)]
     wholes = [tf.constant(a) for a in arrays]
     with tf.GradientTape() as tape:
-        tape.watch(blocks)
-        result = function(*blocks)
-        shape = function.output_shapes[0]
-        weights = random(cotangent_seed, *shape.to_integer_list)
-        weights = weights.astype(result.dtype.as_numpy_dtype)
-        mine = function.impl.slice(tf.constant(weights), shape).one_slice
-        replicas = np.prod(
-            [function.impl.shape[a].size for a in function.impl.replicated_axes(shape)]
-        )
-        loss = tf.reduce_sum(result * mine) / replicas
-    gradients = tape.gradient(loss, blocks)
-    with tf.GradientTape() as tape:
         tape.watch(wholes)
         expected = reference(*wholes)
-        whole_loss = tf.reduce_sum(expected * weights)
-    np.testing.assert_allclose(function.gather(result), expected, atol=atol)
-    for (shape, _), g, e in zip(
-        function.inputs.values(), gradients, tape.gradient(whole_loss, wholes), strict=True
+    weights = [random(9, *y.shape).astype(y.dtype.as_numpy_dtype) for y in expected]
+    whole_gradients = tape.gradient(expected, wholes, [tf.constant(w) for w in weights])
+    with tf.GradientTape() as tape:
+        tape.watch(blocks)
+        results = function(*blocks)
+    cotangents = [
+        tf.constant(my_block(function, shape, w) / replicas(function, shape), w.dtype)
+        for w, shape in zip(weights, function.output_shapes, strict=True)
+    ]
+    gradients = tape.gradient(results, blocks, cotangents)
+    for y, e, shape in zip(results, expected, function.output_shapes, strict=True):
+        np.testing.assert_allclose(y, my_block(function, shape, e), atol=atol)
+    for (name, (shape, _)), g, e in zip(
+        function.inputs.items(), gradients, whole_gradients, strict=True
     ):
-        share = np.prod([function.impl.shape[a].size for a in function.impl.replicated_axes(shape)])
-        g = function.impl.gather(g * share, shape)
-        np.testing.assert_allclose(g, e, atol=100 * atol)
+        g = g * replicas(function, shape)
+        np.testing.assert_allclose(
+            g, my_block(function, shape, e), atol=100 * atol, err_msg=f"gradient of {name}"
+        )
 
 
-@pytest.mark.parametrize("edges", ["periodic", "zero"])
-@pytest.mark.parametrize(
-    ("kernel", "stride"), [(3, 1), (4, 1), (2, 1), (3, 2), (2, 2), (5, 1), (1, 2)]
-)
-def test_convolution(any_mesh, kernel, stride, edges):
-    filters = shape_of(
-        ("i", kernel), ("j", kernel), ("k", kernel), ("channel", CHANNELS), ("out", 4)
-    )
-    function = MeshFunction(
-        lambda _, x, w: convolution(x, w, stride=stride, edges=edges),
-        any_mesh,
-        layout_of(any_mesh),
-        {"x": (VOLUME, tf.float64), "w": (filters, tf.float64)},
-    )
-    arrays = [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
-    compare(any_mesh, function, lambda x, w: whole_convolution(x, w, stride, edges), arrays)
+def my_block(function, shape, whole):
+    """This rank's block of a whole array."""
+    begin = function.impl.slice_begin(shape, function.mesh.rank)
+    size = function.impl.slice_shape(shape)
+    return np.asarray(whole)[tuple(slice(b, b + n) for b, n in zip(begin, size, strict=True))]
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 1), (3, 2)])
-def test_convolution_without_what_lies_beyond_the_edges(any_mesh, kernel, stride):
+def filters_of(kernel, number=""):
+    names = (f"{axis}{number}" for axis in "ijk")
+    return shape_of(*((name, kernel) for name in names), ("channel", CHANNELS), ("out", 4))
+
+
+def check_convolutions(mesh, cases, layout):
+    """Convolutions of (kernel, stride, edges), each with inputs of its own, in one function."""
+    inputs, arrays = {}, []
+    for n, (kernel, _, _) in enumerate(cases):
+        filters = filters_of(kernel, n)
+        inputs |= {f"x{n}": (VOLUME, tf.float64), f"w{n}": (filters, tf.float64)}
+        arrays += [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
+
+    def pairs(tensors):
+        return zip(tensors[::2], tensors[1::2], cases, strict=True)
+
+    def build(_, *tensors):
+        return [convolution(x, w, stride=s, edges=e) for x, w, (_, s, e) in pairs(tensors)]
+
+    def reference(*tensors):
+        return [whole_convolution(x, w, s, e) for x, w, (_, s, e) in pairs(tensors)]
+
+    compare(MeshFunction(build, mesh, layout, inputs), reference, arrays)
+
+
+KERNELS_AND_STRIDES = [(3, 1), (4, 1), (2, 1), (3, 2), (2, 2), (5, 1), (1, 2)]
+EDGES = ["periodic", "zero"]
+
+
+def test_convolution(layer_mesh):
+    cases = [(*case, edges) for case in KERNELS_AND_STRIDES for edges in EDGES]
+    check_convolutions(layer_mesh, cases, layout_of(layer_mesh))
+
+
+def test_convolution_without_what_lies_beyond_the_edges(layer_mesh):
     """Of whole volumes, whose batch may be split; split volumes are refused."""
-    dims = ("i", kernel), ("j", kernel), ("k", kernel), ("channel", CHANNELS), ("out", 4)
-    filters = shape_of(*dims)
-    function = MeshFunction(
-        lambda _, x, w: convolution(x, w, stride=stride, edges="valid"),
-        any_mesh,
-        layout_of(any_mesh),
-        {"x": (VOLUME, tf.float64), "w": (filters, tf.float64)},
-    )
-    arrays = [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
-    if any_mesh.size > any_mesh.axis_size("replica"):
+    cases = [(3, 1, "valid"), (4, 1, "valid"), (3, 2, "valid")]
+    if layer_mesh.size > layer_mesh.axis_size("replica"):
         with pytest.raises(ValueError, match="valid edges need all"):
-            function(*arrays)
+            check_convolutions(layer_mesh, cases[:1], layout_of(layer_mesh))
         return
-    compare(any_mesh, function, lambda x, w: whole_convolution(x, w, stride, "valid"), arrays)
+    check_convolutions(layer_mesh, cases, layout_of(layer_mesh))
 
 
-def test_convolution_with_split_channels(any_mesh):
+def test_convolution_with_split_channels(layer_mesh):
     """Output channels over the ranks instead of the volume."""
-    axis = max(any_mesh.names, key=any_mesh.axis_size)
-    filters = shape_of(("i", 3), ("j", 3), ("k", 3), ("channel", CHANNELS), ("out", 4))
-    function = MeshFunction(
-        lambda _, x, w: convolution(x, w),
-        any_mesh,
-        f"out:{axis}",
-        {"x": (VOLUME, tf.float64), "w": (filters, tf.float64)},
-    )
-    arrays = [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
-    compare(any_mesh, function, lambda x, w: whole_convolution(x, w, 1, "periodic"), arrays)
+    axis = max(layer_mesh.names, key=layer_mesh.axis_size)
+    check_convolutions(layer_mesh, [(3, 1, "periodic")], f"out:{axis}")
 
 
 def pooled(x, kind, dtype):
@@ -131,89 +155,97 @@ def pooled(x, kind, dtype):
     return tf.cast(function(tf.cast(x, tf.float32), 2, 2, "VALID"), dtype)
 
 
-@pytest.mark.parametrize("dtype", [tf.float64, tf.float32])
-@pytest.mark.parametrize("kind", ["average", "max"])
-def test_pool_bias_and_activation(any_mesh, kind, dtype):
+POOLS = [("average", tf.float64), ("average", tf.float32), ("max", tf.float64), ("max", tf.float32)]
+
+
+def test_pool_bias_and_activation(layer_mesh):
     bias = shape_of(("channel", CHANNELS))
-    function = MeshFunction(
-        lambda _, x, b: layers.leaky_relu(layers.add_bias(layers.pool(x, kind, 2), b), 0.1),
-        any_mesh,
-        layout_of(any_mesh),
-        {"x": (VOLUME, dtype), "b": (bias, dtype)},
-    )
-    arrays = [random(3, *VOLUME.to_integer_list), random(4, CHANNELS)]
-    compare(
-        any_mesh,
-        function,
-        lambda x, b: tf.nn.leaky_relu(pooled(x, kind, dtype) + b, 0.1),
-        [a.astype(dtype.as_numpy_dtype) for a in arrays],
-        atol=1e-6,
-    )
+    inputs, arrays = {}, []
+    for n, (_, dtype) in enumerate(POOLS):
+        inputs |= {f"x{n}": (VOLUME, dtype), f"b{n}": (bias, dtype)}
+        numbers = random(3, *VOLUME.to_integer_list), random(4, CHANNELS)
+        arrays += [a.astype(dtype.as_numpy_dtype) for a in numbers]
+
+    def pairs(tensors):
+        return zip(tensors[::2], tensors[1::2], POOLS, strict=True)
+
+    def build(_, *tensors):
+        return [
+            layers.leaky_relu(layers.add_bias(layers.pool(x, kind, 2), b), 0.1)
+            for x, b, (kind, _) in pairs(tensors)
+        ]
+
+    def reference(*tensors):
+        return [
+            tf.nn.leaky_relu(pooled(x, kind, dtype) + b, 0.1)
+            for x, b, (kind, dtype) in pairs(tensors)
+        ]
+
+    function = MeshFunction(build, layer_mesh, layout_of(layer_mesh), inputs)
+    compare(function, reference, arrays, atol=1e-6)
 
 
-def test_whole_volumes_and_dense(any_mesh):
+def test_whole_volumes_and_dense(layer_mesh):
     features = int(np.prod([*GRID, CHANNELS]))
     weights = shape_of(("features", features), ("units", 5))
 
     def build(_, x, w):
         gathered = layers.whole(x, ["x", "y"])
         flat = mtf.reshape(gathered, mtf.Shape([x.shape[0], mtf.Dimension("features", features)]))
-        return layers.dense(flat, w)
+        return [layers.dense(flat, w)]
 
     function = MeshFunction(
         build,
-        any_mesh,
-        layout_of(any_mesh),
+        layer_mesh,
+        layout_of(layer_mesh),
         {"x": (VOLUME, tf.float64), "w": (weights, tf.float64)},
     )
     compare(
-        any_mesh,
         function,
-        lambda x, w: tf.reshape(x, [BATCH, -1]) @ w,
+        lambda x, w: [tf.reshape(x, [BATCH, -1]) @ w],
         [random(5, *VOLUME.to_integer_list), random(6, features, 5)],
         atol=1e-11,
     )
 
 
-def dropped(mesh, samples, seed=3, number=0):
-    shape = shape_of(("batch", len(samples)), ("features", 64))
-    function = MeshFunction(
-        lambda _, x, s, i: layers.dropout(x, 0.25, s, i, number),
-        mesh,
-        layout_of(mesh),
-        {
-            "x": (shape, tf.float64),
-            "s": (mtf.Shape([]), tf.int64),
-            "i": (mtf.Shape([shape[0]]), tf.int64),
-        },
-    )
-    x = np.ones([len(samples), 64])
-    return function.gather(function(x, np.int64(seed), np.array(samples, np.int64)))
-
-
-def test_dropout_belongs_to_the_sample(any_mesh):
+def test_dropout_belongs_to_the_sample(layer_mesh):
     samples = [7, 11, 12, 10]
-    found = dropped(any_mesh, samples)
+    cases = [(samples, 3, 0), (samples[::-1], 3, 0), (samples, 4, 0), (samples, 3, 1)]
+    shape = shape_of(("batch", len(samples)), ("features", 64))
+    inputs, arrays = {"x": (shape, tf.float64)}, [np.ones([len(samples), 64])]
+    for n, (ids, seed, _) in enumerate(cases):
+        inputs |= {f"s{n}": (mtf.Shape([]), tf.int64), f"i{n}": (shape[:1], tf.int64)}
+        arrays += [np.int64(seed), np.array(ids, np.int64)]
+
+    def build(_, x, *tensors):
+        return [
+            layers.dropout(x, 0.25, seed, ids, number)
+            for seed, ids, (_, _, number) in zip(tensors[::2], tensors[1::2], cases, strict=True)
+        ]
+
+    function = MeshFunction(build, layer_mesh, layout_of(layer_mesh), inputs)
+    blocks = function(*arrays)
+    found, backwards, other_seed, other_layer = map(function.gather, blocks, range(len(cases)))
     assert set(np.unique(found)) == {0.0, 1 / 0.75}
     assert 0.6 < np.mean(found > 0) < 0.9
     assert len({row.tobytes() for row in found}) == 4
-    np.testing.assert_array_equal(dropped(any_mesh, samples[::-1]), found[::-1])
-    assert not np.array_equal(dropped(any_mesh, samples, seed=4), found)
-    assert not np.array_equal(dropped(any_mesh, samples, number=1), found)
+    np.testing.assert_array_equal(backwards, found[::-1])
+    assert not np.array_equal(other_seed, found)
+    assert not np.array_equal(other_layer, found)
 
 
-def test_refusals(any_mesh):
-    filters = shape_of(("i", 3), ("j", 3), ("k", 3), ("channel", CHANNELS), ("out", 4))
+def test_refusals(layer_mesh):
+    filters = filters_of(3)
     inputs = {"x": (VOLUME, tf.float64), "w": (filters, tf.float64)}
     arrays = [random(1, *VOLUME.to_integer_list), random(2, *filters.to_integer_list)]
 
     def call(**options):
         build = lambda _, x, w: convolution(x, w, **options)  # noqa: E731
-        return MeshFunction(build, any_mesh, layout_of(any_mesh), inputs)(*arrays)
+        return MeshFunction(build, layer_mesh, layout_of(layer_mesh), inputs)(*arrays)
 
     with pytest.raises(ValueError, match="'mirror' is not one of"):
         call(edges="mirror")
-    if any_mesh.axis_size("row") > 1:
+    if layer_mesh.axis_size("row") > 1:
         with pytest.raises(ValueError, match="valid edges need all"):
             call(edges="valid")
         with pytest.raises(ValueError, match="do not divide by the stride 16"):

@@ -14,7 +14,7 @@ from meshimpl import ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(2)
 
 FIELD = Input(shape(x=8, h=4, w=4, i=4))
 KERNEL = Input(shape(fh=1, fw=1, i=4, o=4))

@@ -11,7 +11,7 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.stopwatch import Stopwatch
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def test_waiting_for_a_late_rank_is_counted(line):
