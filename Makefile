@@ -6,9 +6,11 @@ MPI ?= openmpi
 HOROVOD ?= yes
 RANKS ?=
 BIN := .venv/bin
+# Two workers; one of them has the jobs on several ranks. A file stays with a worker.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench doctor pins horovod-nccl clean distclean
+.PHONY: help setup demo test test-budget test-long lint bench doctor pins horovod-nccl clean distclean
 
 help: ## List these targets
 	@echo "Targets:"
@@ -31,8 +33,14 @@ demo: setup ## Simulate universes, train a network on them and judge it, into de
 	  --ranks $$ranks --output demo-output --overwrite && \
 	exec $(BIN)/flowpm-dist evaluate demo-output
 
-test: lint ## Lint and type checks, then every test
-	$(BIN)/python -m pytest
+test: lint ## Lint and type checks, then every test but the long ones
+	$(PYTEST)
+
+test-budget: setup ## The tests; fail where one takes more processor time than its budget
+	$(PYTEST) --budget
+
+test-long: setup ## The long tests: statistics of many draws, whole trainings
+	$(BIN)/python -m pytest -m long
 
 lint: setup ## Lint, type checks and the order of rooms alone
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ HOROVOD = "0.28.1"
 
 # What Horovod imports; its own metadata asks for the same.
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
-TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3"]
+TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 LINT = ["import-linter>=2.3", "mypy>=1.10", "ruff>=0.6"]
 
 

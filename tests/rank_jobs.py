@@ -47,7 +47,7 @@ def run_job(
         together [s].
     """
     command = [sys.executable, str(HERE / "ranks" / "run_rank.py"), str(folder), *arguments]
-    environment = dict(os.environ)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment.setdefault("HOROVOD_CYCLE_TIME", CYCLE_TIME)
     if ranks > 1:
         command, launching = mpirun_command(ranks, command)

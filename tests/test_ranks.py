@@ -25,7 +25,19 @@ def test_on_ranks(
     record_property: Callable[[str, object], None],
 ) -> None:
     needs_horovod(ranks)
-    trouble, seconds = run_job(ranks, [*files_of(subject), "--tb=short"], tmp_path, TIME_LIMIT)
+    arguments = [*files_of(subject), "--tb=short"]
+    trouble, seconds = run_job(ranks, arguments, tmp_path, TIME_LIMIT)
+    record_property("on ranks", seconds)
+    assert trouble is None, trouble
+
+
+@pytest.mark.long
+@pytest.mark.timeout(TIME_LIMIT + 60)
+def test_long_ones_on_one_rank(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    arguments = [*files_of("jobs"), "--tb=short", "-m", "long"]
+    trouble, seconds = run_job(1, arguments, tmp_path, TIME_LIMIT)
     record_property("on ranks", seconds)
     assert trouble is None, trouble
 
