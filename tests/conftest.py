@@ -1,9 +1,9 @@
 """The report of where the processor's time went, and budgets.
 
-A test's budget is of processor time, its own and that of the processes it starts, since the clock
-depends on what else the machine does; `@pytest.mark.budget(seconds)` gives it one of its own. A test
-over its budget is named at the end; `--budget` (`make test-budget`) makes that a failure.
-Ranks that mpirun has started count where tests/test_ranks.py runs them, test by test.
+A test's budget is of processor time, its own and that of the processes it starts: the clock depends
+on what else the machine does. `@pytest.mark.budget(seconds)` gives it one of its own. A test over
+its budget is named at the end; `--budget` (`make test-budget`) makes that a failure. Ranks that
+mpirun has started count where tests/test_ranks.py runs them, test by test.
 """
 
 from __future__ import annotations

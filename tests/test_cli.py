@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import COMMAND, flowpm, folder_with, plain
+from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
@@ -86,7 +86,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
 )
 def test_mistakes_have_status_2_and_leave_nothing(here, change, words, told):
     (here / "run.toml").write_text(RUN.replace(*change))
-    done = flowpm("simulate", "run.toml", *words)
+    done = flowpm_here("simulate", "run.toml", *words)
     assert done.returncode == 2, done
     assert told in plain(done.stderr)
     assert "Traceback" not in done.stderr
@@ -94,7 +94,7 @@ def test_mistakes_have_status_2_and_leave_nothing(here, change, words, told):
 
 
 def test_a_missing_run_file(here):
-    done = flowpm("simulate", "none.toml", "--ranks", "2")
+    done = flowpm_here("simulate", "none.toml", "--ranks", "2")
     assert done.returncode == 2
     assert "none.toml: 1 problem cannot be read: No such file" in plain(done.stderr)
 
@@ -174,7 +174,7 @@ def test_a_run_by_another_scheme_is_what_python_gives(here, integrator):
     text = RUN.replace("seed = 1", f"seed = 1\n{initial}").replace("steps = 2", evolution)
     text = text.replace("[evolution]", f'[evolution]\nintegrator = "{integrator}"')
     (here / "run.toml").write_text(text)
-    done = flowpm("simulate", "run.toml")
+    done = flowpm_here("simulate", "run.toml")
     assert done.returncode == 0, done.stderr
     resolved = tomllib.loads((here / "run-output" / "run.toml").read_text())
     for section, keys in tomllib.loads(text).items():
@@ -219,7 +219,7 @@ def test_the_resolved_run_file_with_given_white_noise_gives_the_same_again(two_r
     again = text.replace("seed = 1", f'white_noise = "{folder / "noise.npy"}"')
     (folder / "again.toml").write_text(again)
     out = folder / "again"
-    done = flowpm("simulate", str(folder / "again.toml"), "--output", str(out))
+    done = flowpm_here("simulate", str(folder / "again.toml"), "--output", str(out))
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(load_snapshot(out)["displacement"], first["displacement"])
 

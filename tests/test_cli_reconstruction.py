@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import flowpm, folder_with, plain
+from commands import flowpm_here, folder_with, plain
 
 from flowpm_dist.cli.reconstruct import Reconstruction, needed_bytes
 from flowpm_dist.config.reconstruction import load_reconstruction
@@ -59,7 +59,7 @@ def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
 
 
 def test_help_names_each_option_and_an_example():
-    page = plain(flowpm("reconstruct", "--help").stdout)
+    page = plain(flowpm_here("reconstruct", "--help").stdout)
     options = ["--ranks", "--mesh", "--output", "--resume", "--overwrite"]
     for word in (*options, "Example: flowpm-dist reconstruct"):
         assert word in page
@@ -75,7 +75,7 @@ def test_help_names_each_option_and_an_example():
 )
 def test_mistakes_have_status_2_and_leave_nothing(here, change, words, said):
     (here / "run.toml").write_text(RUN.replace(*change))
-    done = flowpm("reconstruct", "run.toml", *words)
+    done = flowpm_here("reconstruct", "run.toml", *words)
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
     assert said in plain(done.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import COMMAND, flowpm, folder_with, plain
+from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 
 from flowpm_dist.cli.train import check_same
 from flowpm_dist.config.simulation import ConfigError
@@ -70,7 +70,7 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
     ],
 )
 def test_help_names_each_option_and_an_example(command, options):
-    page = plain(flowpm(command, "--help").stdout)
+    page = plain(flowpm_here(command, "--help").stdout)
     for word in (*options, f"Example: flowpm-dist {command}"):
         assert word in page
 
@@ -109,7 +109,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
 )
 def test_mistakes_of_train_have_status_2_and_leave_nothing(here, change, words, said):
     (here / "run.toml").write_text(RUN.replace(*change))
-    assert said in told(flowpm("train", "run.toml", *words))
+    assert said in told(flowpm_here("train", "run.toml", *words))
     assert [path.name for path in here.iterdir()] == ["run.toml"]
 
 
