@@ -15,10 +15,13 @@ import sys
 import types
 from typing import Any
 
+from meshimpl.quiet import without_keras
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 try:
-    import tensorflow as tf
+    with without_keras():
+        import tensorflow as tf
 except ImportError as error:  # the CPU and CUDA distributions exclude each other: a user chooses
     raise ImportError(
         "TensorFlow is not installed; install this project with `pip install .[cpu]` "

@@ -150,7 +150,7 @@ class MeshFunction:
             return self._fetch(lowering, outputs, list(lowering.operations.values()))
 
         self.impl.begin_build()
-        function = tf.compat.v1.wrap_function(trace, self._signature(list(self.inputs.values())))
+        function = _wrap(trace, self._signature(list(self.inputs.values())))
         if self.masters:
             self._copy_masters_to_slices = function.prune([], copies[0])
             self._copy_slices_to_masters = function.prune([], copies[1])
@@ -185,7 +185,7 @@ class MeshFunction:
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         )
         function = once_differentiable(
-            tf.compat.v1.wrap_function(trace, signature), f"the mesh function {self.__name__}"
+            _wrap(trace, signature), f"the mesh function {self.__name__}"
         )
 
         def vjp(slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]) -> list[Any]:
@@ -325,3 +325,11 @@ def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     from tensorflow.python.eager import record
 
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
+
+
+def _wrap(function: Callable[..., Any], signature: Any) -> Any:
+    """`function` as a graph of these inputs.
+
+    Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
+    """
+    return tf.compat.v1.wrap_function(tf.autograph.experimental.do_not_convert(function), signature)

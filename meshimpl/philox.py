@@ -73,7 +73,7 @@ def _unit(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(bits, tf.int64), tf.float64) * 2.0**-53
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def _uniform_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     bits = _bits(index, stream, seed)
     return _unit(bits[0], bits[1])
@@ -92,7 +92,7 @@ def normal_pair(
     return radius * tf.cos(angle), radius * tf.sin(angle)
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def _normal_rows(index: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return normal_pair(index, stream, seed)[0]
 
@@ -159,7 +159,7 @@ def normal_block(
 def _normal_block_rows(
     shape: tuple[int, ...], size: tuple[int, ...], dtype: tf.DType
 ) -> Callable[..., tf.Tensor]:
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def rows(begin: tf.Tensor, stream: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         index = tf.constant(0, tf.int64)
         for axis, along in enumerate(coordinates(size)):

@@ -52,3 +52,15 @@ def test_a_failed_import_is_still_told(errors_of_import) -> None:
     errors = errors_of_import("raise ImportError('no libfoo')").splitlines()
     assert errors[0] == NEWS
     assert errors[-1] == "ImportError: no libfoo"
+
+
+def test_keras_is_loaded_when_it_is_used() -> None:
+    code = (
+        "import sys\n"
+        "from meshimpl import compat, quiet\n"
+        "quiet.import_tensorflow()\n"
+        "assert not {'keras', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+        "import tensorflow as tf\n"
+        "assert tf.keras.optimizers.Adam.__module__.startswith('keras')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -150,7 +150,7 @@ def _undone(factors: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.ones_like(factors[..., :1]), -factors], axis=-1)
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Sum of products over this rank's block of each universe, float64 [...]."""
     axes = list(range(x.shape.rank - 4, x.shape.rank))

@@ -320,7 +320,7 @@ def _lpt_only(c: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
     """Sum of factor times field, in one pass.
 

@@ -145,7 +145,7 @@ class ConvolveOperation(mtf.Operation):
 def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
     """Compiled `f(pairs [..., kz, ky, kx, 2], kx, ky, kz)`: each mode times the filter."""
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
         factor = sign * filter_.kernel(kx, ky, kz)
         real, imaginary = value[..., 0], value[..., 1]

@@ -72,7 +72,7 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
     return local(apply, [spectrum], outputs, adjoint=adjoint, name="derivative")[0]
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def _first(
     pairs: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, along: tf.Tensor
 ) -> tf.Tensor:
@@ -80,7 +80,7 @@ def _first(
     return tf.stack([-factor * pairs[..., 1], factor * pairs[..., 0]], axis=-1)
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def _second(
     pairs: tf.Tensor,
     kx: tf.Tensor,

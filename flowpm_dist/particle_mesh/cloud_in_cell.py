@@ -200,7 +200,7 @@ def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -
 def _reach_function(box: Box) -> MeshFunction:
     """`f(displacement)`: as `paint`'s reach, [3] [particle spacings]."""
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def largest(s: tf.Tensor) -> tf.Tensor:
         cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
         infinite = tf.constant(math.inf, s.dtype)

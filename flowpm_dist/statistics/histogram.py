@@ -133,7 +133,7 @@ def _soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: 
     dtype, count = density.dtype, centres.size
     universes = math.prod(density.shape[:batch_rank])
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def shares(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """For each cell the lower of its two bins, and the share of the upper one."""
         # Clipped before the logarithm, whose slope at an empty cell would be infinite.

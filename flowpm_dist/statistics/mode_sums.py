@@ -113,7 +113,7 @@ class ModeSums(mtf.Operation):
         """Each bin's cotangent goes to its modes."""
         box, weights = self._box, self._weights
 
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def spread(*args: Any) -> list[tf.Tensor]:
             return _mode_cotangents(weights, bin_count(box), *args)
 
@@ -153,7 +153,7 @@ class ModeSums(mtf.Operation):
         weights, count = self._weights, bin_count(self._box)
         batch = values[0].shape[0]
 
-        @tf.function(jit_compile=True)
+        @tf.function(jit_compile=True, autograph=False)
         def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
             return _plane_summands(weights, count, *args)
 

@@ -84,7 +84,7 @@ def _mode_rows(
 ) -> Callable[..., tf.Tensor]:
     """Compiled `f(begin [kz, ky, kx, pair], seed)`: the modes of a block, [rows, 64, pair]."""
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def rows(begin: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         places = [along + begin[i] for i, along in enumerate(philox.coordinates(size))]
         zyx = list(zip(places, reversed(grid), strict=True))

@@ -61,7 +61,8 @@ def _compiled(function: Function, count: int) -> tuple[Function, Function]:
         zero = tf.UnconnectedGradients.ZERO
         return tape.gradient(results, inputs, cotangents, unconnected_gradients=zero)
 
-    return tf.function(function, jit_compile=True), tf.function(backward, jit_compile=True)
+    compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+    return compiled(function), compiled(backward)
 
 
 def after(x: Any, other: Any) -> Any:
@@ -97,7 +98,7 @@ def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
     return local(sum_of_products, inputs, [(shape, dtype)], adjoint=adjoint, name="combine")[0]
 
 
-@tf.function(jit_compile=True)
+@tf.function(jit_compile=True, autograph=False)
 def sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
     """What `combine` does on each rank: the factors' blocks first, then as many of the terms."""
     count = len(blocks) // 2
