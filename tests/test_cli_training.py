@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 
-from flowpm_dist.cli.train import check_same
-from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.cli.train import MAY_DIFFER, MAY_GROW
+from flowpm_dist.config.checks import ConfigError, check_resumed
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_memory
 from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder, training_bytes
@@ -121,6 +121,13 @@ def changed(folder: Path, *changes: tuple[str, str]) -> Path:
     path = folder / "changed.toml"
     path.write_text(text)
     return path
+
+
+def check_same(then, now, source: Path, output: Path) -> None:
+    """As the command compares the training in `output` with a run file."""
+    begun = f"the training in {output}"
+    texts = then.resolved(), now.resolved()
+    check_resumed(*texts, source, begun, may_differ=MAY_DIFFER, may_grow=MAY_GROW)
 
 
 def test_a_training_is_resumed_only_as_the_same(here):

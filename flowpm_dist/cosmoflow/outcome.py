@@ -23,7 +23,7 @@ class Outcome:
         validation_loss: the latest, where there was one.
         seconds: of this session's steps.
         phases: seconds per step of each phase, in this session.
-        stopped_by: name of the signal that ended it early.
+        stopped_by: name of the signal that ended it before its last step.
     """
 
     step: int
@@ -33,6 +33,11 @@ class Outcome:
     seconds: float
     phases: dict[str, float]
     stopped_by: str | None
+
+    @property
+    def stopped_at(self) -> str:
+        """Where the training was stopped, in words."""
+        return f"after step {self.step} of {self.steps}"
 
 
 def write_phases(outcome: Outcome, folder: TrainingFolder, mesh: ProcessMesh) -> None:

@@ -171,7 +171,7 @@ class TrainingRun:
             validation,
             time.perf_counter() - begin,
             {phase: total / count for phase, total in totals.items()},
-            stopped,
+            stopped if number < steps else None,
         )
 
     def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
