@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -273,3 +274,17 @@ def _compilers() -> list[Check]:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
     return [*checks, Check("nvcc", nvcc or "none (only make horovod-nccl wants it)")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give a program this command."""
+    app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")(doctor)
+
+
+def doctor(
+    launch_test: Annotated[
+        bool, typer.Option("--launch-test", help="Also start two ranks and let them talk.")
+    ] = False,
+) -> None:
+    """Show what is installed, what is missing, and how to mend it."""
+    sys.exit(run(launch_test))

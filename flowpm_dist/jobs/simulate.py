@@ -1,4 +1,4 @@
-"""All that a run leaves: the snapshot, the power spectrum, the figures, the timings."""
+"""A simulation and all that it leaves: snapshot, power spectrum, figures, timings."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import json
 import platform
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flowpm_dist.config.simulation import RunConfig
+from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import SNAPSHOT, WriteError
 from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapshot
+from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.folder import OutputFolder
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.simulation.plan import SimulationPlan
+from meshimpl.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.power import LinearPower
-    from flowpm_dist.simulation.simulation import State
+    from flowpm_dist.simulation.state import State
     from flowpm_dist.statistics import Multipoles, PowerSpectrum
 
 PACKAGES = (
@@ -51,14 +56,35 @@ class Summary:
     ratio: float
 
 
-def results_bytes(config: RunConfig) -> int:
-    """Size of all results of a run, about and at most [bytes]."""
-    return snapshot_bytes(config.box.grid, itemsize(config)) + FIGURES_AND_TABLES
+@dataclass(frozen=True)
+class SimulationWork:
+    """A universe to simulate, and what is written of it.
+
+    Attributes:
+        plan: how it is simulated.
+        cosmology: parameters by name, as `Cosmology` takes them.
+        steps: number of time steps.
+        seed: of the white noise; None if that is given.
+        white_noise: .npy file with the white noise.
+        paired: whether the paired universe of the seed is simulated.
+        multipoles: line of sight of the redshift-space multipoles; None for none.
+        run_text: the resolved run file, kept with the results.
+    """
+
+    plan: SimulationPlan
+    cosmology: Mapping[str, Any]
+    steps: int
+    seed: int | None
+    white_noise: Path | None
+    paired: bool
+    multipoles: Literal["x", "y", "z"] | None
+    run_text: str
 
 
-def itemsize(config: RunConfig) -> int:
-    """Of one value in the run's precision [bytes]."""
-    return np.dtype(config.run.precision).itemsize
+def results_bytes(plan: SimulationPlan) -> int:
+    """Returns the size of all results of a run, about and at most [bytes]."""
+    itemsize = np.dtype(plan.run.precision).itemsize
+    return snapshot_bytes(plan.box.grid, itemsize) + FIGURES_AND_TABLES
 
 
 def versions() -> dict[str, str]:
@@ -78,14 +104,57 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def simulate_and_write(
+    work: SimulationWork, mesh: str, folder: OutputFolder, progress: Progress, *, threads: int
+) -> Summary | None:
+    """Simulate a universe and write its results. On all ranks.
+
+    Args:
+        work: what to simulate.
+        mesh: shape of the mesh of this job's ranks.
+        folder: begun on rank 0.
+        progress: of this rank.
+        threads: of this rank.
+
+    Returns:
+        A summary on rank 0; None on the others.
+
+    Raises:
+        WorkError: the simulation failed, or its results cannot be written.
+    """
+    progress.note("loading TensorFlow")
+    import_tensorflow()
+    from flowpm_dist.cosmology.parameters import Cosmology
+    from flowpm_dist.evolution.nbody import HaloError
+
+    simulation = work.plan.simulation(Cosmology(**work.cosmology), mesh=mesh)
+    progress.note("initial conditions")
+    noise = None if work.white_noise is None else open_white_noise(work.white_noise)
+    try:
+        state = simulation.run(
+            seed=work.seed, white_noise=noise, paired=work.paired, progress=progress
+        )
+    except (HaloError, FloatingPointError) as error:
+        raise WorkError(str(error)) from error
+    progress.note("writing")
+    return write_results(folder, work, mesh, state, simulation.power, threads=threads)
+
+
 def write_results(
-    folder: OutputFolder, config: RunConfig, state: State, linear: LinearPower, *, threads: int
+    folder: OutputFolder,
+    work: SimulationWork,
+    mesh_shape: str,
+    state: State,
+    linear: LinearPower,
+    *,
+    threads: int,
 ) -> Summary | None:
     """Write everything and move it into place. On all ranks.
 
     Args:
         folder: begun on rank 0.
-        config: with the mesh that was used.
+        work: that led to the state.
+        mesh_shape: of the mesh that was used.
         state: the end of the run.
         linear: linear theory.
         threads: of this rank.
@@ -109,12 +178,12 @@ def write_results(
         "velocity": state.velocity,
         "density": density,
     }
-    write_snapshot(snapshot, fields, snapshot_header(config, state.a))
+    write_snapshot(snapshot, fields, snapshot_header(work, state.a))
     spectrum = power_spectrum(density, window="cic")
-    axis, poles = config.results.multipoles, None
+    axis, poles = work.multipoles, None
     if axis is not None:
         poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
-    cells = max(1, config.box.grid[2] // 8)
+    cells = max(1, work.plan.box.grid[2] // 8)
     slab = project(density, cells)
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
@@ -123,8 +192,10 @@ def write_results(
         try:
             theory = np.asarray(linear(spectrum.k, state.a))
             write_power_spectrum(folder.partial / "power_spectrum.csv", spectrum, theory, poles)
-            summary = _write_texts(folder.partial, config, state, spectrum, theory, peaks, threads)
-            _draw(folder.partial, config, state.a, spectrum, linear, slab, cells)
+            summary = _write_texts(
+                folder.partial, work, mesh_shape, state, spectrum, theory, peaks, threads
+            )
+            _draw(folder.partial, work.plan, state.a, spectrum, linear, slab, cells)
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
         mark_complete(snapshot)
@@ -133,16 +204,16 @@ def write_results(
     return summary
 
 
-def snapshot_header(config: RunConfig, a: float) -> dict[str, Any]:
+def snapshot_header(work: SimulationWork, a: float) -> dict[str, Any]:
     """Attributes of a snapshot: what was computed, in which units."""
     return {
         "a": a,
-        "box_size": list(config.box.size),
+        "box_size": list(work.plan.box.size),
         "box_size_units": "Mpc/h",
-        "grid": list(config.box.grid),
-        "cosmology": config.cosmology.model_dump(exclude_none=True),
-        "seed": config.initial.seed,
-        "config": config.resolved(),
+        "grid": list(work.plan.box.grid),
+        "cosmology": dict(work.cosmology),
+        "seed": work.seed,
+        "config": work.run_text,
         "versions": versions(),
     }
 
@@ -170,19 +241,20 @@ def write_power_spectrum(
 
 def _write_texts(
     folder: Path,
-    config: RunConfig,
+    work: SimulationWork,
+    mesh_shape: str,
     state: State,
     spectrum: PowerSpectrum,
     theory: np.ndarray,
     peaks: list[int],
     threads: int,
 ) -> Summary:
-    (folder / "run.toml").write_text(f"# As run by flowpm-dist.\n{config.resolved()}")
+    (folder / "run.toml").write_text(f"# As run by flowpm-dist.\n{work.run_text}")
     timings = {
         **state.timings,
-        "particles": int(np.prod(config.box.grid)),
+        "particles": int(np.prod(work.plan.box.grid)),
         "ranks": len(peaks),
-        "mesh": config.mesh.shape,
+        "mesh": mesh_shape,
         "threads_per_rank": threads,
         "peak_memory_bytes": peaks,
         "units": {"phases": "s, for each step", "steps": "s", "compile": "s", "initial": "s"},
@@ -202,7 +274,7 @@ def _write_texts(
 
 def _draw(
     folder: Path,
-    config: RunConfig,
+    plan: SimulationPlan,
     a: float,
     spectrum: PowerSpectrum,
     linear: LinearPower,
@@ -212,7 +284,7 @@ def _draw(
     from flowpm_dist.io.figure_style import save_figure
     from flowpm_dist.io.pictures import density_figure, power_spectrum_figure
 
-    grid, size = config.box.grid, config.box.size
+    grid, size = plan.box.grid, plan.box.size
     thickness = cells * size[2] / grid[2]
     save_figure(density_figure(slab, size, thickness, a), folder / "density.png")
     nyquist = min(np.pi * n / length for n, length in zip(grid, size, strict=True))

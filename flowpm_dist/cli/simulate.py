@@ -1,0 +1,165 @@
+"""The command `flowpm-dist simulate`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flowpm_dist.cli.common import (
+    ENDS,
+    Ranks,
+    begin_job,
+    default_output,
+    job_size,
+    leave,
+    mesh_option,
+    refuse,
+    refuse_after,
+    stop_on,
+)
+from flowpm_dist.config.objects import simulation_plan
+from flowpm_dist.config.simulation import RunConfig, check_mesh, load
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.jobs.folder import OutputFolder
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.simulate import SimulationWork, Summary, results_bytes, simulate_and_write
+from meshimpl import launch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was checked: what, on which mesh, and where its results go."""
+
+    work: SimulationWork
+    mesh: str
+    folder: OutputFolder
+    overwrite: bool
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give a program this command."""
+    app.command(
+        epilog="Example: [bold]flowpm-dist simulate run.toml --ranks 4 --output universe[/bold]"
+    )(simulate)
+
+
+def simulate(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
+    ranks: Ranks = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results go; by default RUN-output."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
+    ] = False,
+    mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
+) -> None:
+    """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
+    output = output or default_output(run_file, "output")
+    try:
+        plan = make_plan(run_file, job_size(ranks), output, overwrite=overwrite, mesh=mesh)
+    except UserError as error:
+        refuse(str(error))
+    begin_job(ranks)
+    run(plan)
+
+
+def make_plan(
+    run_file: Path, ranks: int, output: Path, *, overwrite: bool, mesh: str | None
+) -> Plan:
+    """Check everything that can be checked before work begins.
+
+    Args:
+        run_file: TOML.
+        ranks: of the job.
+        output: folder for the results.
+        overwrite: whether a finished run there may be replaced.
+        mesh: shape that goes before the run file's.
+
+    Raises:
+        ConfigError: what is wrong in the run file.
+        OutputError: why results cannot go there.
+    """
+    config = load(run_file)
+    shape = check_mesh(config, ranks, source=run_file, shape=mesh)
+    config = config.with_mesh(shape)
+    folder = OutputFolder(output)
+    work = work_of(config)
+    folder.check(overwrite=overwrite, needed=results_bytes(work.plan))
+    return Plan(work, shape, folder, overwrite)
+
+
+def run(plan: Plan) -> None:
+    """Simulate and write, as one of the ranks of the job."""
+    rank, steps = launch.detect().rank, plan.work.steps
+    try:
+        threads = launch.configure_threads()
+        with results_of(plan, rank), Progress(steps, rank=rank) as progress:
+            summary = simulate_and_write(
+                plan.work, plan.mesh, plan.folder, progress, threads=threads
+            )
+    except ENDS as error:
+        refuse_after(error)
+    if summary is not None:
+        print(report(plan, summary))
+
+
+@contextmanager
+def results_of(plan: Plan, rank: int) -> Iterator[None]:
+    """Rank 0's care for the output folder: a run that fails or is interrupted leaves nothing."""
+    stop_on(signal.SIGINT, signal.SIGTERM)
+    if rank == 0:
+        plan.folder.begin(overwrite=plan.overwrite)
+    try:
+        yield
+    except SystemExit as stopped:
+        plan.folder.discard()
+        if rank == 0:
+            print("error: interrupted; no results were written", file=sys.stderr, flush=True)
+        leave(int(stopped.code or 0))
+    except WriteError:
+        # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
+        plan.folder.remove_partial()
+        raise
+    except BaseException:
+        plan.folder.discard()
+        raise
+
+
+def work_of(config: RunConfig) -> SimulationWork:
+    """Returns what a run file asks for."""
+    return SimulationWork(
+        plan=simulation_plan(config.box, config.initial, config.evolution, config.run),
+        cosmology=config.cosmology.model_dump(exclude_none=True),
+        steps=config.evolution.step_count,
+        seed=config.initial.seed,
+        white_noise=config.initial.white_noise,
+        paired=config.initial.paired,
+        multipoles=config.results.multipoles,
+        run_text=config.resolved(),
+    )
+
+
+def report(plan: Plan, summary: Summary) -> str:
+    """Returns where to look, and the figures that come first."""
+    path, steps = plan.folder.path, plan.work.steps
+    memory = human_size(max(summary.peak_memory))
+    return f"""
+Results in {path}:
+  density.png         a slab of the universe
+  power_spectrum.png  beside linear theory; numbers in power_spectrum.csv
+  snapshot.zarr       all fields; in Python: flowpm_dist.io.load_snapshot("{path}")
+  run.toml            the run with all its settings; timings.json: seconds, memory, versions
+
+{steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
+{summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
+P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
