@@ -1,7 +1,10 @@
 """A reconstruction from its run file to its results, on any mesh; mocks and their noise."""
 
 import csv
+import functools
 import json
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +14,8 @@ from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import WorkProgress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.parts import model_of, observed_of
-from flowpm_dist.reconstruction.search_session import SearchSession
+from flowpm_dist.reconstruction.parts import observed_of
+from flowpm_dist.reconstruction.search_session import Outcome, SearchSession
 
 RUN = """
 [box]
@@ -42,34 +45,58 @@ DENSITY = 'kind = "density"\nsigma = 0.4\nadd_noise = true'
 COUNTS = 'kind = "counts"\nmean_count = 3.0'
 
 
-def config_of(folder, data, change=("", "")):
+def config_of(folder, data, *changes):
     path = folder / f"run-{process_mesh(f'row:{SIZE}').rank}.toml"
-    path.write_text(RUN.format(data=data).replace(*change))
+    text = RUN.format(data=data)
+    for change in changes:
+        text = text.replace(*change)
+    path.write_text(text)
     return load_reconstruction(path)
 
 
-def found_in(path, config, mesh, resume=False):
-    """The outcome of a session, its rows and its figures."""
-    folder = ReconstructionFolder(path)
+def solo():
+    """A mesh of this rank alone."""
+    return process_mesh(f"row:{SIZE}").without("row")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A session that has ended, and what it left."""
+
+    session: SearchSession
+    outcome: Outcome
+    path: Path
+    rows: list
+    facts: dict
+
+
+@functools.cache
+def searched(mesh, tmp_path_factory):
+    """One for all tests of a mesh."""
+    alone = mesh.size == 1
+    path = tmp_path_factory.mktemp("alone") if alone else shared_folder(tmp_path_factory)
+    config = config_of(path, DENSITY)
+    folder = ReconstructionFolder(path / "found")
     if mesh.rank == 0:
-        folder.begin(resume=resume)
+        folder.begin(resume=False)
     mesh.barrier()
     progress, text = WorkProgress(rank=1), config.resolved()
-    outcome = SearchSession(config.plan, mesh, folder, progress, text).run(resume=resume)
+    session = SearchSession(config.plan, mesh, folder, progress, text)
+    outcome = session.run(resume=False)
     mesh.barrier()
-    with (path / "iterations.csv").open() as file:
+    with folder.iterations.open() as file:
         rows = list(csv.DictReader(file))
-    return outcome, rows, json.loads((path / "result.json").read_text())
+    return Searched(session, outcome, folder.path, rows, json.loads(folder.result.read_text()))
 
 
 @pytest.mark.parametrize("data", [DENSITY, COUNTS], ids=["density", "counts"])
-def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, data):
+def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, tmp_path_factory, data):
     plan = config_of(tmp_path, data).plan
-    solo = process_mesh(f"row:{SIZE}").without("row")
     blocks = []
-    for ranks in (mesh, solo):
-        model = model_of(plan, ranks)
-        blocks.append((model.box, observed_of(plan, model).data))
+    for ranks in (mesh, solo()):
+        session = searched(ranks, tmp_path_factory).session
+        known = session.observed if data is DENSITY else observed_of(plan, session.model)
+        blocks.append((session.model.box, known.data))
     (box, block), (_, whole) = blocks
     place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
     np.testing.assert_allclose(block, whole[place], atol=1e-10)
@@ -81,22 +108,15 @@ def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, data):
 
 
 def test_a_reconstruction_and_its_results(mesh, tmp_path_factory):
-    folder = shared_folder(tmp_path_factory)
-    config = config_of(folder, DENSITY)
-    outcome, rows, facts = found_in(folder / "found", config, mesh)
-    solo = process_mesh(f"row:{SIZE}").without("row")
-    own = folder / f"alone-{mesh.rank}"
-    _, known, alone = found_in(own, config, solo)
-    assert outcome.stopped_by is None
-    assert len(rows) == len(known) > 5
+    found, alone = (searched(ranks, tmp_path_factory) for ranks in (mesh, solo()))
+    assert found.outcome.stopped_by is None
+    assert len(found.rows) == len(alone.rows) > 5
     for column in ("loss", "data", "prior", "gradient_norm"):
-        ours, theirs = ([float(row[column]) for row in some] for some in (rows, known))
+        ours, theirs = ([float(row[column]) for row in some.rows] for some in (found, alone))
         np.testing.assert_allclose(ours, theirs, rtol=1e-8)
-    assert facts["loss"] == pytest.approx(alone["loss"], rel=1e-9)
-    assert snapshot_attributes(folder / "found" / "reconstruction.zarr")["complete"]
-    table = np.loadtxt(folder / "found" / "metrics.csv", delimiter=",", skiprows=1)
-    np.testing.assert_allclose(
-        table, np.loadtxt(own / "metrics.csv", delimiter=",", skiprows=1), rtol=1e-6
-    )
+    assert found.facts["loss"] == pytest.approx(alone.facts["loss"], rel=1e-9)
+    assert snapshot_attributes(found.path / "reconstruction.zarr")["complete"]
+    tables = [np.loadtxt(x.path / "metrics.csv", delimiter=",", skiprows=1) for x in (found, alone)]
+    np.testing.assert_allclose(*tables, rtol=1e-6)
     for name in ("slabs.png", "correlation.png", "loss.png", "run.toml"):
-        assert (folder / "found" / name).stat().st_size > 500
+        assert (found.path / name).stat().st_size > 500
