@@ -148,6 +148,7 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
     assert float(point.parameters[0]) == pytest.approx(of_sigma8()[1], abs=3e-3)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.timeout(300, method="thread")
 @pytest.mark.parametrize("kind", [HMC, Microcanonical])
