@@ -17,7 +17,7 @@ from common import report, start_worker
 from meshimpl import launch
 
 
-def worker(grid: int, steps: int, differentiation: str) -> None:
+def worker(grid: int, steps: int, adjoint: str) -> None:
     """One run, or one value and gradient; peak memory over all ranks."""
     launch.configure_threads()
     import resource
@@ -26,7 +26,7 @@ def worker(grid: int, steps: int, differentiation: str) -> None:
 
     import flowpm_dist as fpm
 
-    options: Any = {} if differentiation == "none" else {"differentiation": differentiation}
+    options: Any = {} if adjoint == "none" else {"adjoint": adjoint}
     sim = fpm.Simulation(
         fpm.Cosmology.planck18(),
         grid,
@@ -34,7 +34,7 @@ def worker(grid: int, steps: int, differentiation: str) -> None:
         fpm.scale_factor_steps(0.1, 1.0, steps),
         **options,
     )
-    if differentiation == "none":
+    if adjoint == "none":
         timings = sim.run(seed=1).timings
     else:
         noise = sim.run(seed=1).white_noise.block
@@ -58,19 +58,17 @@ def main() -> None:
     parser.add_argument("--grid", type=int, default=128)
     parser.add_argument("--large", type=int, default=0, metavar="GRID")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument(
-        "--differentiation", default="adjoint", choices=["none", "adjoint", "plain"]
-    )
+    parser.add_argument("--adjoint", default="reversible", choices=["none", "reversible", "direct"])
     options = parser.parse_args()
     if options.role == "worker":
-        worker(options.grid, options.steps, options.differentiation)
+        worker(options.grid, options.steps, options.adjoint)
         return
 
-    def measured(grid: int, steps: int, differentiation: str, ranks: int, threads: int) -> Any:
+    def measured(grid: int, steps: int, adjoint: str, ranks: int, threads: int) -> Any:
         arguments = [
             f"--grid={grid}",
             f"--steps={steps}",
-            f"--differentiation={differentiation}",
+            f"--adjoint={adjoint}",
         ]
         return start_worker(sys.argv[0], arguments, ranks, threads)
 
@@ -83,10 +81,10 @@ def main() -> None:
             f"{found['initial']:.1f} s before the first"
         )
         return
-    for differentiation, numbers in (("adjoint", (10, 40, 160)), ("plain", (10, 40))):
+    for adjoint, numbers in (("reversible", (10, 40, 160)), ("direct", (10, 40))):
         for steps in numbers:
-            found = measured(options.grid, steps, differentiation, 1, launch.available_cores())
-            print(f"{differentiation:8s} {steps:4d} steps: {found['peak'] / 2**20:.0f} MiB")
+            found = measured(options.grid, steps, adjoint, 1, launch.available_cores())
+            print(f"{adjoint:10s} {steps:4d} steps: {found['peak'] / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

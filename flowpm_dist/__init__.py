@@ -21,7 +21,7 @@ _HOMES = {
     "Box": "grid.box",
     "FastPM": "evolution.integrators",
     "Field": "grid.field",
-    "HaloError": "evolution.nbody",
+    "HaloError": "evolution.halo",
     "PowerSpectrum": "statistics",
     "Simulation": "simulation.simulation",
     "State": "simulation.state",

@@ -224,26 +224,10 @@ class MeshFunction:
             ValueError: it has neither shape, or another dtype.
         """
         shape, dtype = self.inputs[name]
-        block, whole = self.impl.slice_shape(shape), shape.to_integer_list
-        tensor = isinstance(value, (tf.Tensor, tf.Variable))
-        value = value if tensor else np.asanyarray(value)
-        given = list(value.shape)
-        if given == whole and whole != block:
-            begin = self.impl.slice_begin(shape, self.mesh.rank)
-            value = value[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
-        elif given != block:
-            raise ValueError(
-                f"{self.__name__}: {name} has shape {given}; this rank's block is {block} and the "
-                f"whole array {whole}"
-            )
-        if not tensor:  # only now: of a mapped file no more than the block is read
-            value = np.asarray(value, dtype=dtype.as_numpy_dtype)
-        value = tf.convert_to_tensor(value)
-        if value.dtype != dtype:
-            raise ValueError(
-                f"{self.__name__}: {name} is {value.dtype.name}, it must be {dtype.name}"
-            )
-        return value
+        try:
+            return block_of(self.impl, name, value, shape, dtype)
+        except ValueError as error:
+            raise ValueError(f"{self.__name__}: {error}") from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate.
@@ -308,6 +292,40 @@ def _shape(shape: Any) -> Any:
     if isinstance(shape, mtf.Shape):
         return shape
     return mtf.Shape([mtf.Dimension(name, size) for name, size in shape])
+
+
+def block_of(
+    impl: HvdSimdMeshImpl, name: str, value: Any, shape: Any, dtype: tf.DType
+) -> tf.Tensor:
+    """Returns this rank's block of a tensor given as the block or as the whole array.
+
+    Args:
+        impl: the layout.
+        name: of the tensor, for messages.
+        value: tensor or array; of a mapped file no more than the block is read.
+        shape: `mtf.Shape` of the whole tensor.
+        dtype: that it must have; an array is converted.
+
+    Raises:
+        ValueError: it has neither shape, or it is a tensor of another dtype.
+    """
+    block, whole = impl.slice_shape(shape), shape.to_integer_list
+    tensor = isinstance(value, (tf.Tensor, tf.Variable))
+    value = value if tensor else np.asanyarray(value)
+    given = list(value.shape)
+    if given == whole and whole != block:
+        begin = impl.slice_begin(shape, impl.mesh.rank)
+        value = value[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
+    elif given != block:
+        raise ValueError(
+            f"{name} has shape {given}; this rank's block is {block} and the whole array {whole}"
+        )
+    if not tensor:
+        value = np.asarray(value, dtype=dtype.as_numpy_dtype)
+    value = tf.convert_to_tensor(value)
+    if value.dtype != dtype:
+        raise ValueError(f"{name} is {value.dtype.name}, it must be {dtype.name}")
+    return value
 
 
 def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> None:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -172,6 +173,9 @@ class ProcessMesh:
             for p, s in zip(pieces, shapes, strict=True)
         ]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcessMesh, (self.axes,)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcessMesh) and self.axes == other.axes
 
@@ -192,6 +196,10 @@ class _Section(ProcessMesh):
         self.axes = tuple((name, size) for name, size in mesh.axes if name != axis)
         self._mesh = mesh
         self.rank = mesh.communicator(*self.names).index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        (axis,) = set(self._mesh.names) - set(self.names)
+        return _Section, (self._mesh, axis)
 
     @property
     def _communicators(self) -> dict[tuple[str, ...], Communicator]:

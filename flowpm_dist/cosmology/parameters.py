@@ -107,6 +107,11 @@ class Cosmology:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
         return {name: as_float64(getattr(self, name)) for name in self.names}
 
+    def numbers(self) -> dict[str, Any]:
+        """Returns what makes the same cosmology of plain numbers: `Cosmology(**numbers)`."""
+        values = {name: float(getattr(self, name)) for name in self.names}
+        return {**values, "transfer": self.transfer}
+
     def replace(self, **changes: Any) -> Cosmology:
         """A copy with some parameters changed; A_s takes the place of sigma8, and conversely.
 

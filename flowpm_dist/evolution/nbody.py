@@ -7,125 +7,20 @@ steps holds one copy of the state, reports progress after each step, and knows w
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.integrators import Operation
+from flowpm_dist.evolution.arithmetic import combine, drift
+from flowpm_dist.evolution.clock import Clock
+from flowpm_dist.evolution.halo import check_halo
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, paint, paint_adjoint
 from flowpm_dist.particle_mesh.gravity import FACTORS, Gravity
-from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.operations.pointwise import sum_of_products
-
-Progress = Callable[[int, int, float, float], None]
-"""Called on every rank after each step: step, number of steps, scale factor, seconds."""
-
-PHASES = ("paint", "force", "read", "update")
-
-HALO_MARGIN = 1.2
-"""How much further than linear theory's largest displacement a suggested halo reaches."""
-
-
-class HaloError(RuntimeError):
-    """A particle strayed beyond the halo. Raised on every rank; nothing was lost.
-
-    Attributes:
-        needed: halo that should do for the whole run [particle spacings].
-    """
-
-    def __init__(self, message: str, needed: int) -> None:
-        super().__init__(message)
-        self.needed = needed
-
-
-class Clock:
-    """Seconds of each phase, step by step."""
-
-    def __init__(self) -> None:
-        self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
-        self.start_step()
-
-    def start_step(self) -> None:
-        """Begin a new entry of every phase."""
-        for seconds in self.phases.values():
-            seconds.append(0.0)
-
-    def measure(self, phase: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call, and add the time it took to a phase."""
-        begin = time.perf_counter()
-        with tf.profiler.experimental.Trace(f"phase:{phase}"):  # for `profiling`
-            result = function(*args)
-        self.phases[phase][-1] += time.perf_counter() - begin
-        return result
-
-
-def check_reach(reach: float, halo: int, label: str, growth: float = 1.0) -> None:
-    """Raise unless particles that stray `reach` cells are all within a halo.
-
-    Args:
-        reach: largest displacement [particle spacings].
-        halo: [particle spacings].
-        label: of this moment of the run, for the message.
-        growth: of linear displacements from here to the end of the run, for the halo to suggest.
-
-    Raises:
-        FloatingPointError: the displacement is not finite.
-        HaloError: names the step, the reach and the halo that would do.
-    """
-    if not math.isfinite(reach):
-        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
-    if reach >= halo:
-        whole_run = needed_halo(HALO_MARGIN * reach * growth) + 1
-        raise HaloError(
-            f"{label}: a particle is {reach:.2f} cells from its lattice site, beyond the halo of "
-            f"{halo}; halo = {needed_halo(reach)} would do for this step, "
-            f"halo = {whole_run} should for the whole run",
-            whole_run,
-        )
-
-
-def needed_halo(reach: float) -> int:
-    """The smallest halo [particle spacings] for particles that stray up to `reach` cells."""
-    return math.floor(reach) + 1
-
-
-@dataclass(frozen=True)
-class Particles:
-    """Displacement [Mpc/h] and a velocity, blocks [..., x, y, z, 3].
-
-    The velocity is the canonical one, a^2 dx/dt [Mpc/h H0], where nothing else is said.
-    """
-
-    displacement: tf.Tensor
-    velocity: tf.Tensor
-
-
-@dataclass(frozen=True)
-class EvolutionPlan:
-    """What a run is to carry out.
-
-    Attributes:
-        operations: in order.
-        factors: of this rank's universes, float64 [..., operations, 4].
-        lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
-        steps: their number.
-        growth: of linear displacements from scale factor a to the end, see `check_reach`.
-        progress: called after each step.
-    """
-
-    operations: Sequence[Operation]
-    factors: tf.Tensor
-    lpt: tuple[tf.Tensor, ...] = ()
-    steps: int = 1
-    growth: Callable[[float], float] = lambda a: 1.0
-    progress: Progress | None = None
 
 
 class NBody:
@@ -133,13 +28,13 @@ class NBody:
 
     Args:
         gravity: with the particles, the mesh and the halo.
-        reach: of the box, where there is one already.
+        max_displacement: of the box, where there is one already.
     """
 
-    def __init__(self, gravity: Gravity, reach: MaxDisplacement | None = None) -> None:
+    def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:
         self.gravity, self.pm = gravity, gravity.pm
         self.box: Box = gravity.pm.box
-        self.reach = reach or MaxDisplacement(self.box)
+        self.max_displacement = max_displacement or MaxDisplacement(self.box)
         self.factor_shape = mtf.Shape([*self.box.number_shape.dims, FACTORS])
 
     @functools.cached_property
@@ -223,36 +118,36 @@ class NBody:
         growth: float = 1.0,
         weights: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """What is in each cell of the mesh, after checking the halo; see `check_reach`."""
+        """Returns what is in each cell of the mesh, after checking the halo; see `check_halo`."""
         if weights is None:
             painted, along = self.paint(displacement)
         else:
             painted, along = self.paint_weighted(displacement, weights)
-        check_reach(self.reach.of(along), self.pm.halo, label, growth)
+        check_halo(self.max_displacement.of(along), self.pm.halo, label, growth)
         return painted
 
     def density(
         self, displacement: tf.Tensor, label: str = "density", weights: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Cloud-in-cell density of the mesh [..., x, y, z], mean 1, after checking the halo."""
+        """Returns the density of the mesh [..., x, y, z], mean 1, after checking the halo."""
         painted = self.painted(displacement, label, weights=weights)
         return painted * self.pm.mesh_factor**3 if self.pm.mesh_factor > 1 else painted
 
     def evolve(
         self,
         particles: list[Particles],
-        course: EvolutionPlan,
+        plan: EvolutionPlan,
         clock: Clock,
         *,
         fused: bool = True,
         keep: Callable[[int, tf.Tensor], None] | None = None,
     ) -> Particles:
-        """Carry the particles through the operations of a course.
+        """Carries the particles through the operations of a plan.
 
         Args:
             particles: one, at the start; taken out of the list, so that the first state is not
                 kept while others follow.
-            course: what to do.
+            plan: what to do.
             clock: gets an entry a step.
             fused: read and kick in one kernel, which plain differentiation cannot look into.
             keep: called before each kick with its number and the velocity.
@@ -263,32 +158,33 @@ class NBody:
         state = particles.pop()
         x, v = state.displacement, state.velocity
         del state
-        factors = tf.cast(course.factors, self.box.dtype)
+        factors = tf.cast(plan.factors, self.box.dtype)
         begin = time.perf_counter()
-        for number, operation in enumerate(course.operations):
+        for number, operation in enumerate(plan.operations):
             c = factors[..., number, :]
             if operation.kind == "drift":
-                x = clock.measure("update", _drift, x, v, c, course.lpt, fused)
+                x = clock.measure("update", _drift, x, v, c, plan.lpt, fused)
             elif operation.kind == "velocity":
-                v = clock.measure("update", combine, [v, *course.lpt], _without_force(c))
+                v = clock.measure("update", combine, [v, *plan.lpt], _without_force(c))
             else:
                 if keep is not None:
                     keep(number, v)
-                label = f"step {operation.step} of {course.steps}, a = {operation.a:.4g}"
-                growth = course.growth(operation.a)
+                label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
+                growth = plan.growth(operation.a)
                 painted = clock.measure("paint", self.painted, x, label, growth)
                 field = clock.measure("force", self.field, painted)
                 del painted
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
-                if course.lpt:
-                    v = clock.measure("update", combine, [v, *course.lpt], _lpt_only(c))
+                if plan.lpt:
+                    v = clock.measure("update", combine, [v, *plan.lpt], _lpt_only(c))
             if operation.ends_step:
-                if course.progress is not None:
-                    now = time.perf_counter()
-                    course.progress(operation.step, course.steps, operation.a, now - begin)
-                    begin = now
-                if operation.step < course.steps:
+                now = time.perf_counter()
+                clock.steps.append(now - begin)
+                if plan.progress is not None:
+                    plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
+                begin = now
+                if operation.step < plan.steps:
                     clock.start_step()
         return Particles(x, v)
 
@@ -304,10 +200,7 @@ def _drift(
     x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, lpt: tuple[tf.Tensor, ...], fused: bool
 ) -> tf.Tensor:
     if fused and not lpt:
-        shape = [-1, *x.shape[-4:]]
-        factor = tf.reshape(c[..., 1], [-1])
-        moved = kernels().linear(tf.reshape(x, shape), tf.reshape(v, shape), factor)
-        return tf.reshape(moved, x.shape)
+        return drift(x, v, c[..., 1])
     ones = tf.ones_like(c[..., :1])
     return combine([x, v, *lpt], tf.concat([ones, c[..., 1 : 2 + len(lpt)]], axis=-1))
 
@@ -318,19 +211,3 @@ def _without_force(c: tf.Tensor) -> tf.Tensor:
 
 def _lpt_only(c: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)
-
-
-@tf.function(jit_compile=True, autograph=False)
-def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
-    """Sum of factor times field, in one pass.
-
-    Args:
-        fields: blocks [..., x, y, z, 3].
-        factors: [..., at least as many as fields].
-    """
-    return sum_of_products(*tf.unstack(factors, axis=-1)[: len(fields)], *fields)
-
-
-def spread(factor: tf.Tensor) -> tf.Tensor:
-    """A number for each universe [...] as a factor of blocks [..., x, y, z, 3]."""
-    return factor[..., tf.newaxis, tf.newaxis, tf.newaxis, tf.newaxis]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
-from meshimpl.mesh_function import MeshFunction, check_divisible
+from meshimpl.mesh_function import MeshFunction, block_of, check_divisible
 from meshimpl.operations.fft import Pencils, pencils, spectral_shape
 from meshimpl.operations.halo import SUFFIX
 from meshimpl.process_mesh import ProcessMesh
@@ -179,6 +179,19 @@ class Box:
             for name, spec in inputs.items()
         }
         return MeshFunction(build, self.mesh, self.layout, specs)
+
+    def block_of(self, name: str, value: Any, shape: Any) -> tf.Tensor:
+        """Returns this rank's block of a field given as the block or as the whole array.
+
+        Args:
+            name: of the field, for messages.
+            value: tensor or array.
+            shape: `mtf.Shape` of the whole array.
+
+        Raises:
+            ValueError: it has neither shape, or another dtype than the box.
+        """
+        return block_of(self.impl, name, value, shape, self.dtype)
 
     def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
         """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""

@@ -60,10 +60,20 @@ class Snapshot:
     attributes: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The whole array of that name, in memory."""
+        """Returns the whole array of that name, in memory."""
         if name not in self.arrays:
             raise KeyError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
         return np.asarray(self.arrays[name][...])
+
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Returns the array of that name, of which slices are read.
+
+        Raises:
+            SnapshotError: there is none.
+        """
+        if name not in self.arrays:
+            raise SnapshotError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
+        return self.arrays[name]
 
 
 def load_snapshot(path: str | Path) -> Snapshot:

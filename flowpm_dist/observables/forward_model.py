@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.nbody import HaloError
+from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window

@@ -23,6 +23,10 @@ class Options(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
     )
 
+    def part(self, model: type[Model]) -> Model:
+        """Returns the options of a narrower model that these hold as well."""
+        return model.model_construct(**{name: getattr(self, name) for name in model.model_fields})
+
 
 def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
     """Returns the options that a Python caller has given by name.
@@ -47,8 +51,11 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
     except ValidationError as error:
         lines = []
         for detail in error.errors():
-            name = str(detail["loc"][0])
             cause = detail.get("ctx", {}).get("error")
+            if not detail["loc"]:  # between options
+                lines.append(str(cause))
+                continue
+            name = str(detail["loc"][0])
             said = f"{cause}; " if isinstance(cause, ValueError) else ""
             value = reprlib.repr(given.get(name))
             lines.append(f"{name} = {value}: {said}must be {fields[name].description}")

@@ -1,122 +1,132 @@
-"""Everything that is lowered for one box, or batch of boxes, and one options; kept between runs."""
+"""Everything that is lowered for one box, or batch of boxes, and one set of options.
+
+Simulations and states of the same box and options share it, so that nothing is lowered twice.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import time
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.integrators import Integrator
-from flowpm_dist.evolution.nbody import NBody, Particles, needed_halo
+from flowpm_dist.evolution.halo import needed_halo, suggested_halo
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.fourier import to_field, to_spectrum
+from flowpm_dist.initial.conditions import InitialConditions
 from flowpm_dist.initial.linear_field import linear_amplitude
-from flowpm_dist.initial.lpt import lpt_function
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
-from flowpm_dist.particle_mesh.kernels import ForceGradient
+from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
-from meshimpl.mesh_function import MeshFunction
+from flowpm_dist.simulation.options import SolverOptions
 
-
-@dataclass(frozen=True)
-class SolverOptions:
-    """How a simulation is carried out, whatever its universe.
-
-    Attributes:
-        lpt_order: of the initial conditions, 1, 2 or 3.
-        integrator: of the evolution.
-        force_gradient: of the potential, "finite-difference" or "spectral".
-        mesh_factor: cells of the force mesh per particle spacing.
-        deconvolve: the cloud-in-cell window from the force.
-        noise: "cells" or "nested", see `noise_function`.
-        fixed_amplitude: of the white noise's modes.
-    """
-
-    lpt_order: int
-    integrator: Integrator
-    force_gradient: ForceGradient
-    mesh_factor: int
-    deconvolve: bool
-    noise: str
-    fixed_amplitude: bool
+KEPT = 16
+"""Solvers that are kept for the next simulation or state of the same box and options."""
 
 
 @dataclass
 class CompiledSolver:
-    """The functions of a box under a options, each lowered when it is first needed.
+    """The functions of a box under its options, each lowered when it is first needed.
 
     Attributes:
         box: or batch of boxes.
-        options: what to do in it.
+        initial_options: what white noise becomes.
+        force_options: how the particles attract each other.
+        lpt_fields: whether the integrator uses psi_1 and psi_2.
     """
 
     box: Box
-    options: SolverOptions
+    initial_options: InitialOptions
+    force_options: ForceOptions
+    lpt_fields: bool
     _nbody: dict[tuple[int, int], NBody] = field(default_factory=dict)
-    _noise: dict[bool, MeshFunction] = field(default_factory=dict)
-
-    def noise(self, paired: bool) -> MeshFunction:
-        """`f(seed)`: white noise [..., x, y, z], see `noise_function`."""
-        if paired not in self._noise:
-            kind, fixed = self.options.noise, self.options.fixed_amplitude
-            self._noise[paired] = noise_function(self.box, kind, fixed=fixed, paired=paired)
-        return self._noise[paired]
 
     @functools.cached_property
-    def lpt(self) -> MeshFunction:
-        """See `lpt_function`."""
-        uses_lpt = self.options.integrator.uses_lpt
-        return lpt_function(self.box, self.options.lpt_order, fields=uses_lpt)
+    def initial(self) -> InitialConditions:
+        """From a seed to particles."""
+        return InitialConditions(self.box, self.initial_options, self.lpt_fields)
 
     @functools.cached_property
-    def linear(self) -> MeshFunction:
-        """`f(white_noise, amplitude)`: the linear overdensity before growth [..., x, y, z]."""
-        return self.box.function(
-            lambda _, noise, amplitude: to_field(to_spectrum(noise) * amplitude, self.box),
-            white_noise=self.box.shape,
-            amplitude=self.box.mode_shape,
-        )
-
-    @functools.cached_property
-    def reach(self) -> MaxDisplacement:
+    def max_displacement(self) -> MaxDisplacement:
         """Of the particles."""
         return MaxDisplacement(self.box)
 
     def nbody(self, halo: int, mesh_factor: int | None = None) -> NBody:
-        """The evolution with a halo [particle spacings], on the force mesh or another."""
-        mesh_factor = mesh_factor or self.options.mesh_factor
+        """Returns the evolution with a halo [particle spacings], on the force mesh or another."""
+        force = self.force_options
+        mesh_factor = mesh_factor or force.mesh_factor
         if (halo, mesh_factor) not in self._nbody:
             pm = ParticleMesh(self.box, mesh_factor, halo)
-            gravity = Gravity(pm, self.options.force_gradient, self.options.deconvolve)
-            self._nbody[halo, mesh_factor] = NBody(gravity, self.reach)
+            gravity = Gravity(pm, force.force_gradient, force.deconvolve)
+            self._nbody[halo, mesh_factor] = NBody(gravity, self.max_displacement)
         return self._nbody[halo, mesh_factor]
 
-    def amplitude(self, universes: LocalCosmologies) -> tf.Tensor:
-        """sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
-        return universes.stack(universes.of_powers(lambda p: linear_amplitude(self.box, p)))
+    def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
+        """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
+        return cosmologies.stack(cosmologies.of_powers(lambda p: linear_amplitude(self.box, p)))
 
-    def linear_delta(self, noise: tf.Tensor, universes: LocalCosmologies) -> tf.Tensor:
-        """Linear overdensity at a = 1 [..., x, y, z]."""
-        today = universes.stack(universes.of_growths(lambda growth: growth.d1(1.0)))
-        linear = self.linear(noise, self.amplitude(universes))
+    def linear_delta(self, noise: tf.Tensor, cosmologies: LocalCosmologies) -> tf.Tensor:
+        """Returns the linear overdensity at a = 1, block [..., x, y, z]."""
+        today = cosmologies.stack(cosmologies.of_growths(lambda growth: growth.d1(1.0)))
+        linear = self.initial.linear_field(noise, self.amplitude(cosmologies))
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 
-    def initial(
-        self, noise: tf.Tensor, universes: LocalCosmologies, factors: tf.Tensor
+    def particles(
+        self, noise: tf.Tensor, cosmologies: LocalCosmologies, factors: tf.Tensor
     ) -> tuple[Particles, tuple[tf.Tensor, ...]]:
-        """The particles by LPT, and the LPT fields that the integrator uses.
+        """Returns the particles by LPT, and the LPT fields that the integrator uses.
 
         Args:
-            noise: white noise [..., x, y, z].
-            universes: of this rank.
+            noise: white noise, block [..., x, y, z].
+            cosmologies: of this rank.
             factors: of displacement and velocity, [..., 2, terms]; see `lpt_function`.
         """
-        amplitude = self.amplitude(universes)
-        _, x, v, *lpt = self.lpt(noise, amplitude, tf.cast(factors, self.box.dtype))
-        return Particles(x, v), tuple(lpt)
+        x, v, lpt = self.initial.particles(noise, self.amplitude(cosmologies), factors)
+        return Particles(x, v), lpt
+
+    def suggested_halo(
+        self, particles: Particles, growth: float = 1.0, from_rest: float | None = None
+    ) -> int:
+        """Returns a halo that should do for a run [particle spacings]; the same on every rank.
+
+        Args:
+            particles: at its start.
+            growth: of linear displacements to its end.
+            from_rest: for a start at a = 0, where the velocity is dx/dD1: D1 at the end.
+
+        Raises:
+            FloatingPointError: the displacement is not finite.
+        """
+        if from_rest is None:
+            reach = self.max_displacement(particles.displacement)
+        else:
+            reach, growth = self.max_displacement(particles.velocity), from_rest
+        if not math.isfinite(reach):
+            raise FloatingPointError("the initial displacement has values that are not finite")
+        halo = suggested_halo(reach, growth)
+        return int(self.box.mesh.world.allreduce(tf.constant(halo), "max"))
+
+    def compile(self, nbody: NBody, particles: Particles, a: float) -> float:
+        """Lowers and compiles every function of a step, once; returns the seconds that took.
+
+        Args:
+            nbody: to compile.
+            particles: at the start, which is at scale factor
+            a: for messages.
+        """
+        if "kick" in vars(nbody):
+            return 0.0
+        begin = time.perf_counter()
+        # nothing of this is to be differentiated
+        x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
+        field = nbody.field(nbody.painted(x, f"start of the evolution, a = {a:.4g}"))
+        nbody.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
+        return time.perf_counter() - begin
 
     def density(
         self,
@@ -127,16 +137,38 @@ class CompiledSolver:
         mesh_factor: int = 1,
         label: str = "density",
     ) -> tf.Tensor:
-        """Cloud-in-cell density on a mesh [..., x, y, z], mean 1; a wider halo where needed.
+        """Returns the cloud-in-cell density on a mesh [..., x, y, z], mean 1.
 
         Args:
-            displacement: [..., x, y, z, 3] [Mpc/h].
-            weights: of the particles [..., x, y, z]; 1 if None.
-            halo: [particle spacings].
+            displacement: block [..., x, y, z, 3] [Mpc/h].
+            weights: of the particles, block [..., x, y, z]; 1 if None.
+            halo: [particle spacings]; a wider one is taken where it is needed.
             mesh_factor: mesh cells per particle spacing.
             label: of this moment, for messages.
+
+        Raises:
+            FloatingPointError: the displacement is not finite.
         """
-        reach = self.reach(displacement)
+        reach = self.max_displacement(displacement)
+        if not math.isfinite(reach):
+            raise FloatingPointError(f"{label}: the displacement has values that are not finite")
         if reach >= halo:
             halo = needed_halo(reach)
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _shared(
+    box: Box, ranks: tuple[int, ...], initial: InitialOptions, force: ForceOptions, lpt_fields: bool
+) -> CompiledSolver:
+    return CompiledSolver(box, initial, force, lpt_fields)
+
+
+def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
+    """Returns the functions of a box under its options, those of before where there are some.
+
+    They serve any steps, halo and adjoint. Every rank asks in the same order, and so keeps and
+    forgets the same ones.
+    """
+    initial, force = options.part(InitialOptions), options.part(ForceOptions)
+    return _shared(box, box.mesh.world.ranks, initial, force, options.integrator.uses_lpt)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
-from meshimpl.mesh_function import replicated
+from meshimpl.mesh_function import is_watched, replicated
 
 S = TypeVar("S")
 T = TypeVar("T")
 GrowthOf = Callable[[Cosmology], GrowthFunctions]
 PowerOf = Callable[[Cosmology, GrowthFunctions], LinearPower]
+
+WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
+"""Parameters that the growth of structure on large scales does not depend on."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,18 @@ class LocalCosmologies:
     """One universe, or those of a batch that this rank has a block of.
 
     Attributes:
+        cosmologies: the parameters of each.
         growths: the growth of each.
         powers: the linear power of each.
         batched: whether tensors of theirs have a batch dimension.
+        makers: how growth and power are made.
     """
 
+    cosmologies: tuple[Cosmology, ...]
     growths: tuple[GrowthFunctions, ...]
     powers: tuple[LinearPower, ...]
     batched: bool
+    makers: tuple[GrowthOf, PowerOf] = (Growth, LinearPower)
 
     @classmethod
     def of(
@@ -43,29 +50,44 @@ class LocalCosmologies:
         growth: GrowthOf = Growth,
         power: PowerOf = LinearPower,
     ) -> LocalCosmologies:
-        """What follows from cosmologies, one for each universe of this rank."""
-        growths = tuple(growth(cosmology) for cosmology in cosmologies)
-        powers = tuple(power(c, g) for c, g in zip(cosmologies, growths, strict=True))
-        return cls(growths, powers, batched)
+        """Returns what follows from cosmologies, one for each universe of this rank."""
+        made = {}
+        for cosmology in cosmologies:
+            if id(cosmology) not in made:
+                grown = growth(cosmology)
+                made[id(cosmology)] = grown, power(cosmology, grown)
+        growths, powers = zip(*(made[id(cosmology)] for cosmology in cosmologies), strict=True)
+        return cls(tuple(cosmologies), growths, powers, batched, (growth, power))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = {id(c): Cosmology(**c.numbers()) for c in self.cosmologies}
+        cosmologies = [numbers[id(c)] for c in self.cosmologies]
+        return LocalCosmologies.of, (cosmologies, self.batched, *self.makers)
 
     def repeated(self, count: int) -> LocalCosmologies:
-        """A batch of `count` universes of this one's cosmology."""
-        return LocalCosmologies(self.growths * count, self.powers * count, True)
+        """Returns a batch of `count` universes of this one's cosmology."""
+        return replace(
+            self,
+            cosmologies=self.cosmologies * count,
+            growths=self.growths * count,
+            powers=self.powers * count,
+            batched=True,
+        )
 
     def stack(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """One tensor for each universe as one: with a batch dimension where there is a batch."""
+        """Returns the tensors of all universes as one, with a dimension for a batch if any."""
         return tf.stack(list(values)) if self.batched else values[0]
 
     def of_growths(self, function: Callable[[GrowthFunctions], T]) -> list[T]:
-        """Of the growth of each; called once for all that share it."""
+        """Returns what a function makes of each growth; called once for all that share one."""
         return _of_each(function, self.growths)
 
     def of_powers(self, function: Callable[[LinearPower], T]) -> list[T]:
-        """Of the linear power of each; called once for all that share it."""
+        """Returns what a function makes of each power; called once for all that share one."""
         return _of_each(function, self.powers)
 
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
-        """How much linear displacements grow from each edge to the last, the most of all; [n]."""
+        """Returns how much linear displacements grow at most from each edge to the last, [n]."""
 
         def ratio(growth: GrowthFunctions) -> np.ndarray:
             d1 = tf.stop_gradient(growth.d1(edges)).numpy()
@@ -73,14 +95,79 @@ class LocalCosmologies:
 
         return np.max(self.of_growths(ratio), axis=0)
 
+    def largest_d1(self, a: float) -> float:
+        """Returns the largest D1(a) of all."""
+        return max(self.of_growths(lambda growth: float(growth.d1(a))))
+
 
 def _of_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
     found = {key: function(item) for key, item in {id(item): item for item in items}.items()}
     return [found[id(item)] for item in items]
 
 
+class CosmologyFactory:
+    """Growth and linear power of cosmologies; what they share with the first one is made once.
+
+    Args:
+        cosmology: the first one, a simulation's own.
+        growth, power: how a cosmology's are made.
+    """
+
+    def __init__(self, cosmology: Cosmology, growth: GrowthOf, power: PowerOf) -> None:
+        self.cosmology, self.growth, self.power = cosmology, growth, power
+        self.own = LocalCosmologies.of([cosmology], False, growth, power)
+
+    def local(self, given: Cosmology | Sequence[Cosmology] | None, box: Box) -> LocalCosmologies:
+        """Returns the cosmologies of this rank's universes.
+
+        Args:
+            given: instead of the first one; one, or one for each universe of the box.
+            box: of one universe, or a batch.
+
+        Raises:
+            ValueError: as `of_this_rank`; or the first one is to be differentiated by, which was
+                evaluated long ago.
+        """
+        if given is None:
+            parameters = [getattr(self.cosmology, name) for name in self.cosmology.names]
+            if is_watched([p for p in parameters if isinstance(p, (tf.Tensor, tf.Variable))]):
+                raise ValueError(
+                    "to differentiate by a cosmology, give it to run(cosmology=...): the "
+                    "simulation's own was evaluated when it was made"
+                )
+            return self.own if box.batch is None else self.own.repeated(box.local_batch[0])
+        several = [given] if isinstance(given, Cosmology) else list(given)
+        local = of_this_rank(several, box)
+        found = LocalCosmologies.of(
+            local, box.batch is not None, self._growth_sharing, self._power_sharing
+        )
+        return replace(found, makers=self.own.makers)
+
+    def _growth_sharing(self, cosmology: Cosmology) -> GrowthFunctions:
+        if self._differs_only_in(WITHOUT_GROWTH, cosmology):
+            return self.own.growths[0]
+        return self.growth(cosmology)
+
+    def _power_sharing(self, cosmology: Cosmology, growth: GrowthFunctions) -> LinearPower:
+        own = self.cosmology
+        same = (cosmology.names, cosmology.transfer) == (own.names, own.transfer)
+        if same and self._differs_only_in(AMPLITUDES, cosmology):
+            return self.own.powers[0].rescaled(cosmology)
+        return self.power(cosmology, growth)
+
+    def _differs_only_in(self, names: tuple[str, ...], cosmology: Cosmology) -> bool:
+        """Returns whether a cosmology differs from the first one in no others than these.
+
+        A cosmology that has passed `of_this_rank` holds the same numbers, but no tensors that are
+        the first one's: what is differentiated by is never taken for the same.
+        """
+        own = self.cosmology
+        others = [n for n in {*own.names, *cosmology.names} if n not in names]
+        return all(getattr(own, n, None) is getattr(cosmology, n, None) for n in others)
+
+
 def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
-    """The cosmologies of the universes of which this rank has a block.
+    """Returns the cosmologies of the universes of which this rank has a block.
 
     Parameters that are tensors enter through `replicated`: their gradients arrive complete on each
     rank, also from universes of other ranks.

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.nbody import PHASES
+from flowpm_dist.evolution.clock import PHASES
 from flowpm_dist.simulation.simulation import Simulation
 
 PARTS = ("paint", "exchange", "FFT", "transposes", "filter", "read", "update", "other")

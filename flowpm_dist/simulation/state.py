@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.snapshot import Snapshot, load_snapshot, mark_complete, write_snapshot
 from flowpm_dist.particle_mesh.redshift_space import redshift_space
-from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from flowpm_dist.simulation.inputs import Source
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
-
-AXES = ("x", "y", "z")
+from flowpm_dist.simulation.options import SolverOptions
+from meshimpl import launch
+from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 
 @dataclass(frozen=True)
@@ -22,24 +31,24 @@ class Provenance:
     """Where a state came from.
 
     Attributes:
-        pipeline: that made it.
-        universes: their cosmologies.
+        options: of the simulation.
+        cosmologies: of this rank's universes.
         halo: of the evolution [particle spacings].
-        noise: the white noise that was given; or
-        seed: what it was drawn from, and whether as the paired one. Neither: given particles.
+        source: what the particles came from; of given particles, that they were given.
     """
 
-    pipeline: CompiledSolver
-    universes: LocalCosmologies
+    options: SolverOptions
+    cosmologies: LocalCosmologies
     halo: int
-    noise: tf.Tensor | None = None
-    seed: Any = None
-    paired: bool = False
+    source: Source
 
 
 @dataclass(frozen=True)
 class State:
     """A universe at one scale factor, or a batch of them.
+
+    A state stands alone: it can be pickled (each rank's part by itself), written to a snapshot and
+    read back, whatever became of the simulation.
 
     Attributes:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
@@ -48,14 +57,133 @@ class State:
         timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile", "initial",
             "evolution" and "total" seconds (the latter without compilation),
             "ns_per_particle_per_step" of the evolution over all particles, and "halo", the planes
-            that were exchanged.
+            that were exchanged; empty where no step was made here.
     """
 
     displacement: Field
     velocity: Field
     a: float
-    timings: dict[str, Any]
-    _origin: Provenance
+    _provenance: Provenance
+    timings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        particles: Particles,
+        box: Box,
+        a: float,
+        provenance: Provenance,
+        timings: Mapping[str, Any] | None = None,
+    ) -> State:
+        """Returns the state of particles in a box at scale factor `a`."""
+        # Given particles would be kept for the life of the state.
+        provenance = replace(provenance, source=replace(provenance.source, particles=None))
+        displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)
+        return cls(displacement, velocity, a, provenance, timings or {})
+
+    @classmethod
+    def from_snapshot(
+        cls, path: str | Path, *, mesh: ProcessMesh | MeshShape | None = None
+    ) -> State:
+        """Returns the state that a snapshot holds, in the precision it was written in.
+
+        Args:
+            path: `snapshot.zarr`, or the folder that holds it.
+            mesh: the ranks; by default chosen from their number. It need not be the one that wrote.
+
+        Raises:
+            SnapshotError: there is no whole snapshot, or it lacks the particles.
+            ValueError: the mesh does not divide the grid.
+        """
+        snapshot = load_snapshot(path)
+        about = snapshot.attributes
+        nx, ny, nz = (int(n) for n in about["grid"])
+        lx, ly, lz = (float(length) for length in about["box_size"])
+        if mesh is None:
+            mesh = default_mesh(launch.detect().size, (nx, ny, nz))
+        if not isinstance(mesh, ProcessMesh):
+            mesh = ProcessMesh(mesh)
+        precision = np.dtype(snapshot.array("displacement").dtype).name
+        box = Box((nx, ny, nz), (lx, ly, lz), mesh, tf.as_dtype(precision))
+        blocks = (snapshot.array(name)[box.place] for name in ("displacement", "velocity"))
+        particles = Particles(*(tf.convert_to_tensor(np.asarray(b), box.dtype) for b in blocks))
+        local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
+        options = SolverOptions(precision=precision)  # type: ignore[arg-type]
+        provenance = Provenance(options, local, 1, Source(snapshot=snapshot))
+        return cls.of(particles, box, float(about["a"]), provenance)
+
+    def save(self, folder: str | Path, attributes: Mapping[str, Any] | None = None) -> Path:
+        """Writes all fields to a new snapshot, each rank its part. On all ranks together.
+
+        Args:
+            folder: in which `snapshot.zarr` is made; on a file system that all ranks see.
+            attributes: more of them.
+
+        Returns:
+            The path of the snapshot.
+
+        Raises:
+            FileExistsError: there is a snapshot in the folder. Raised on every rank.
+            ValueError: a batch of universes.
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        if self.box.batch is not None:
+            raise ValueError("a batch of universes cannot be saved as one snapshot")
+        path = Path(folder) / "snapshot.zarr"
+        there = self.box.mesh.world.allreduce(tf.constant(int(path.exists())), "max")
+        if int(there):
+            raise FileExistsError(f"{path} exists: give another folder, or remove it")
+        write_snapshot(path, self.fields(), {**self.header(), **(attributes or {})})
+        if self.box.mesh.rank == 0:
+            mark_complete(path)
+        self.box.mesh.barrier()
+        return path
+
+    def fields(self) -> dict[str, Field]:
+        """Returns all fields by the names that snapshots give them."""
+        known = self._provenance.source.noise_is_known
+        initial = {"white_noise": self.white_noise, "linear_delta": self.linear_delta}
+        return {
+            **(initial if known else {}),
+            "displacement": self.displacement,
+            "velocity": self.velocity,
+            "density": self.density(),
+        }
+
+    def header(self) -> dict[str, Any]:
+        """Returns the attributes of a snapshot of this state, as JSON takes them."""
+        seeds = self._provenance.source.seeds
+        return {
+            "a": self.a,
+            "box_size": list(self.box.size),
+            "box_size_units": "Mpc/h",
+            "grid": list(self.box.grid),
+            "cosmology": self.cosmology.numbers(),
+            "seed": None if seeds is None else int(seeds),
+        }
+
+    def particles_at(self, a: float) -> tuple[Field, Field]:
+        """Returns displacement and velocity, for a run that begins at scale factor `a`.
+
+        Raises:
+            ValueError: the state is not at that scale factor.
+        """
+        if abs(self.a - a) > 1e-12 * max(1.0, a):
+            raise ValueError(f"the particles are at a = {self.a:g}, the first step begins at {a:g}")
+        return self.displacement, self.velocity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        box, provenance = self.box, self._provenance
+        source = provenance.source
+        noise = None if source.white_noise is None else source.white_noise.numpy()
+        return _unpickled, (
+            (box.grid, box.size, box.mesh, box.dtype.name, box.batch),
+            (self.displacement.block.numpy(), self.velocity.block.numpy()),
+            self.a,
+            dict(self.timings),
+            (provenance.options, provenance.cosmologies, provenance.halo),
+            (source.seeds, source.paired, noise, source.snapshot),
+        )
 
     @property
     def box(self) -> Box:
@@ -63,9 +191,18 @@ class State:
         return self.displacement.box
 
     @property
+    def cosmology(self) -> Cosmology:
+        """Of the universe; of a batch, of this rank's first one."""
+        return self._provenance.cosmologies.cosmologies[0]
+
+    @property
     def halo(self) -> int:
         """That the evolution had [particle spacings]; of a state by LPT, what one would have."""
-        return self._origin.halo
+        return self._provenance.halo
+
+    @property
+    def _solver(self) -> CompiledSolver:
+        return compiled_solver(self.box, self._provenance.options)
 
     @functools.cached_property
     def white_noise(self) -> Field:
@@ -74,12 +211,17 @@ class State:
         Raises:
             ValueError: it came from given particles.
         """
-        origin = self._origin
-        if origin.noise is not None:
-            return Field(origin.noise, self.box)
-        if origin.seed is None:
-            raise ValueError("this universe came from given particles: its noise is not known")
-        return Field(origin.pipeline.noise(origin.paired)(origin.seed), self.box)
+        source = self._provenance.source
+        if source.white_noise is not None:
+            return Field(source.white_noise, self.box)
+        if source.seeds is not None:
+            return Field(
+                self._solver.initial.white_noise(source.seeds, paired=source.paired), self.box
+            )
+        if source.noise_is_known and source.snapshot is not None:
+            block = np.asarray(source.snapshot.array("white_noise")[self.box.place])
+            return Field(tf.convert_to_tensor(block, self.box.dtype), self.box)
+        raise ValueError("this universe came from given particles: its noise is not known")
 
     @functools.cached_property
     def linear_delta(self) -> Field:
@@ -88,10 +230,8 @@ class State:
         Raises:
             ValueError: as for `white_noise`.
         """
-        origin = self._origin
-        return Field(
-            origin.pipeline.linear_delta(self.white_noise.block, origin.universes), self.box
-        )
+        local = self._provenance.cosmologies
+        return Field(self._solver.linear_delta(self.white_noise.block, local), self.box)
 
     def density(
         self,
@@ -101,7 +241,7 @@ class State:
         shift: float = 0.0,
         weights: tf.Tensor | None = None,
     ) -> Field:
-        """Cloud-in-cell density, mean 1.
+        """Returns the cloud-in-cell density, mean 1.
 
         Args:
             mesh_factor: mesh cells per particle spacing.
@@ -119,25 +259,44 @@ class State:
         if shift:
             displacement += tf.constant([shift * cell for cell in box.cell], box.dtype)
         label = f"density, a = {self.a:.4g}"
-        density = self._origin.pipeline.density(
-            displacement, weights, halo=self._origin.halo, mesh_factor=int(mesh_factor), label=label
+        density = self._solver.density(
+            displacement, weights, halo=self.halo, mesh_factor=int(mesh_factor), label=label
         )
         return Field(density, box)
 
     @property
     def linear_growth(self) -> tf.Tensor:
         """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
-        universes = self._origin.universes
-        return universes.stack(universes.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
+        local = self._provenance.cosmologies
+        return local.stack(local.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
 
     def redshift_space(self, axis: Literal["x", "y", "z"]) -> tf.Tensor:
-        """Displacement to where a distant observer along an axis sees the particles [Mpc/h].
+        """Returns the displacement to where a distant observer sees the particles [Mpc/h].
 
         Returns:
             This rank's block [..., x, y, z, 3].
         """
-        if axis not in AXES:
-            raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
-        universes = self._origin.universes
-        rate = universes.stack(universes.of_growths(lambda g: g.background.e(self.a)))
+        local = self._provenance.cosmologies
+        rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
         return redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
+
+
+def _unpickled(
+    box: tuple[Any, ...],
+    particles: tuple[np.ndarray, np.ndarray],
+    a: float,
+    timings: dict[str, Any],
+    about: tuple[SolverOptions, LocalCosmologies, int],
+    source: tuple[Any, bool, np.ndarray | None, Snapshot | None],
+) -> State:
+    grid, size, mesh, dtype, batch = box
+    where = Box(grid, size, mesh, tf.as_dtype(dtype), batch)
+    seeds, paired, noise, snapshot = source
+    came_from = Source(
+        seeds=seeds,
+        paired=paired,
+        white_noise=None if noise is None else tf.constant(noise),
+        snapshot=snapshot,
+    )
+    tensors = Particles(*(tf.constant(block) for block in particles))
+    return State.of(tensors, where, a, Provenance(*about, came_from), timings)

@@ -1,11 +1,11 @@
 """The state of a universe: densities by hand, redshift space, noise, interlacing; going on."""
 
-import copy
 import functools
+import pickle
 
 import numpy as np
 import pytest
-from conftest import RANK, SHAPES, SIZE, process_mesh
+from conftest import RANK, SHAPES, SIZE, process_mesh, shared_folder
 from reference import relative_rms
 
 import flowpm_dist as fpm
@@ -35,13 +35,6 @@ def state():
     return simulation().run(seed=6)
 
 
-def over(sim, edges):
-    """The same simulation over other steps; what it has lowered is shared."""
-    other = copy.copy(sim)
-    other.edges = np.asarray(edges)
-    return other
-
-
 def painted(displacement, mesh_factor=1, shift=0.0):
     """Cloud-in-cell density by numpy, on a mesh `mesh_factor` times as fine; shift in its cells."""
     cells = mesh_factor * N
@@ -69,7 +62,7 @@ def test_density(mesh_factor, shift):
 @pytest.mark.parametrize("axis", ["x", "y", "z"])
 def test_redshift_space(axis):
     """s = x + p / (a^2 E) along the line of sight, at a = 0.5; E of a flat universe by hand."""
-    end = over(simulation(), [0.1, 0.3, 0.5]).run(seed=6)
+    end = simulation().with_steps([0.1, 0.3, 0.5]).run(seed=6)
     displacement = end.displacement.numpy()
     omega = float(PLANCK.Omega_m)
     rate = np.sqrt(omega / 0.5**3 + 1 - omega)
@@ -120,9 +113,9 @@ def test_a_run_goes_on_from_its_particles(integrator):
     """To a = 0.5 and on from there, as in one run: a kick or drift in two parts is the whole."""
     sim = simulation(integrator)
     whole = sim.run(seed=6)
-    first = over(sim, sim.edges[:3]).run(seed=6)
+    first = sim.with_steps(sim.edges[:3]).run(seed=6)
     assert first.a == 0.5
-    second = over(sim, sim.edges[2:]).run(particles=(first.displacement, first.velocity))
+    second = sim.with_steps(sim.edges[2:]).run(particles=(first.displacement, first.velocity))
     for name in ("displacement", "velocity"):
         found, expected = (getattr(s, name).numpy() for s in (second, whole))
         assert relative_rms(found, expected) < 1e-12
@@ -133,7 +126,7 @@ def test_who_does_not_start_from_particles():
     with pytest.raises(ValueError, match="follows LPT: it needs a seed or white_noise"):
         simulation("cola").run(particles=given)
     with pytest.raises(ValueError, match="needs a start later than a = 0"):
-        over(simulation("bullfrog"), [0.0, 1.0]).run(particles=given)
+        simulation("bullfrog").with_steps([0.0, 1.0]).run(particles=given)
 
 
 @pytest.mark.ranks(2)
@@ -160,3 +153,61 @@ def test_one_particle_beyond_the_halo_stops_all_ranks():
     displacement[0, 0, 0, 0] = 0.0
     displacement[0, 0, 0, 2] = -2.25 * CELL  # along z, which has no halo, it may
     assert sim.run(particles=(displacement, at_rest)).a == 1.0
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of the snapshot of `state()`."""
+    folder = shared_folder(tmp_path_factory)
+    state().save(folder)
+    return folder
+
+
+@pytest.fixture(params=["pickled", "from a snapshot", "on another mesh", "a pickled snapshot"])
+def copy(request, saved):
+    if request.param == "pickled":
+        return pickle.loads(pickle.dumps(state()))
+    mesh = SHAPES[SIZE][-1] if request.param == "from a snapshot" else f"row:{SIZE}"
+    read = fpm.State.from_snapshot(saved, mesh=process_mesh(mesh))
+    return pickle.loads(pickle.dumps(read)) if request.param == "a pickled snapshot" else read
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_a_copy_measures_as_the_state_that_a_run_left(copy):
+    fresh = state()
+    assert copy.a == fresh.a and copy.box.size == fresh.box.size
+    assert copy.cosmology.numbers() == fresh.cosmology.numbers()
+    for name in ("white_noise", "linear_delta", "displacement", "velocity"):
+        expected, found = getattr(fresh, name).numpy(), getattr(copy, name).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12, err_msg=name)
+    for options in ({}, {"mesh_factor": 2}, {"redshift_space": "z"}):
+        found, expected = copy.density(**options), fresh.density(**options)
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-11)
+    power = [fpm.power_spectrum(s.density(), LENGTH).power for s in (copy, fresh)]
+    np.testing.assert_allclose(*power, rtol=1e-11)
+    np.testing.assert_allclose(copy.linear_growth, fresh.linear_growth, rtol=1e-14)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_a_run_starts_from_a_snapshot(tmp_path_factory):
+    first = simulation().with_steps(simulation().edges[:3]).run(seed=6)
+    folder = shared_folder(tmp_path_factory)
+    first.save(folder)
+    rest = simulation().with_steps(simulation().edges[2:])
+    read = fpm.State.from_snapshot(folder, mesh=simulation().box.mesh)
+    end = rest.run(particles=read)
+    expected = rest.run(particles=first).displacement.numpy()
+    np.testing.assert_array_equal(end.displacement.numpy(), expected)
+    np.testing.assert_allclose(expected, state().displacement.numpy(), atol=1e-12)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_particles_that_do_not_fit_are_refused(saved):
+    with pytest.raises(ValueError, match="are at a = 1, the first step begins at 0.1"):
+        simulation().run(particles=state())
+    with pytest.raises(FileExistsError, match="give another folder"):
+        state().save(saved)
+    given = simulation().run(particles=simulation().lpt(seed=6, a=0.1))
+    again = pickle.loads(pickle.dumps(given))
+    with pytest.raises(ValueError, match="its noise is not known"):
+        again.white_noise  # noqa: B018

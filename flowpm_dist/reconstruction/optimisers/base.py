@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from flowpm_dist.evolution.nbody import HaloError
+from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.reconstruction.posterior import Evaluation
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 

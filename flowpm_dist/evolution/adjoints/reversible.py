@@ -14,76 +14,86 @@ from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
+from pydantic import Field
 
+from flowpm_dist.evolution.adjoints.base import Adjoint
+from flowpm_dist.evolution.arithmetic import broadcast_per_universe, combine
+from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import Operation
-from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, NBody, Particles, combine, spread
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.mesh_function import once_differentiable
 
-FORGETFUL = 0.25
-"""Kicks that multiply the velocity by less than this are not undone: that would amplify rounding
-errors. The velocity before them is kept (BullFrog's first steps, at most)."""
 
+class ReversibleAdjoint(Adjoint):
+    """Undoes the operations from the final state.
 
-def evolve(
-    nbody: NBody, particles: list[Particles], course: EvolutionPlan, clock: Clock
-) -> Particles:
-    """`NBody.evolve` with its gradient, to the first state, the factors and the LPT fields.
-
-    Args:
-        nbody, particles, course, clock: as there.
+    Attributes:
+        keep_below: kicks that multiply the velocity by less than this are not undone, as that would
+            amplify rounding errors: the velocity before them is kept (BullFrog's first steps, at
+            most).
     """
-    start = particles.pop()
 
-    @tf.custom_gradient
-    def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
-        x, v, factors, *lpt = (tf.stop_gradient(t) for t in inputs)
-        here = replace(course, factors=factors, lpt=tuple(lpt))
-        kept: dict[int, tf.Tensor] = {}
-        final = nbody.evolve([Particles(x, v)], here, clock, keep=_keeper(here, kept))
+    keep_below: float = Field(default=0.25, ge=0, description="a number of at least 0")
 
-        def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
-            return BackwardPass(nbody, here, final, kept).carry(dx, dv)
+    def evolve(
+        self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
+    ) -> Particles:
+        """See `Adjoint.evolve`."""
+        start = particles.pop()
 
-        once = once_differentiable(carry, "an evolution by the adjoint method")
+        @tf.custom_gradient
+        def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+            x, v, factors, *lpt = (tf.stop_gradient(t) for t in inputs)
+            here = replace(plan, factors=factors, lpt=tuple(lpt))
+            kept: dict[int, tf.Tensor] = {}
+            keep = self._keeper(here, kept)
+            final = nbody.evolve([Particles(x, v)], here, clock, keep=keep)
 
-        def gradient(dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
-            return once(dx, dv, *inputs)
+            def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+                return BackwardPass(nbody, here, final, kept).carry(dx, dv)
 
-        return (final.displacement, final.velocity), gradient
+            once = once_differentiable(carry, "an evolution by the adjoint method")
 
-    x, v = run(start.displacement, start.velocity, course.factors, *course.lpt)
-    return Particles(x, v)
+            def gradient(dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
+                return once(dx, dv, *inputs)
 
+            return (final.displacement, final.velocity), gradient
 
-def _keeper(course: EvolutionPlan, kept: dict[int, tf.Tensor]) -> Callable[[int, tf.Tensor], None]:
-    """Called before each kick with its number and the velocity: keeps what cannot be undone."""
-    decay = tf.abs(course.factors[..., 0]).numpy().reshape(-1, len(course.operations)).min(axis=0)
+        x, v = run(start.displacement, start.velocity, plan.factors, *plan.lpt)
+        return Particles(x, v)
 
-    def keep(number: int, velocity: tf.Tensor) -> None:
-        if decay[number] < FORGETFUL:
-            kept[number] = velocity
+    def _keeper(
+        self, plan: EvolutionPlan, kept: dict[int, tf.Tensor]
+    ) -> Callable[[int, tf.Tensor], None]:
+        """Returns what is called before each kick with its number and the velocity."""
+        decay = tf.abs(plan.factors[..., 0]).numpy().reshape(-1, len(plan.operations)).min(axis=0)
 
-    return keep
+        def keep(number: int, velocity: tf.Tensor) -> None:
+            if decay[number] < self.keep_below:
+                kept[number] = velocity
+
+        return keep
 
 
 class BackwardPass:
-    """The way back from a final state."""
+    """The way back in time from a final state."""
 
     def __init__(
-        self, nbody: NBody, course: EvolutionPlan, final: Particles, kept: dict[int, tf.Tensor]
+        self, nbody: NBody, plan: EvolutionPlan, final: Particles, kept: dict[int, tf.Tensor]
     ) -> None:
-        self._nbody, self._course, self._kept = nbody, course, kept
+        self._nbody, self._plan, self._kept = nbody, plan, kept
         self._x, self._v = final.displacement, final.velocity
-        self._dlpt = [tf.zeros_like(psi) for psi in course.lpt]
+        self._dlpt = [tf.zeros_like(psi) for psi in plan.lpt]
 
     def carry(self, dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
-        """From cotangents of the final state to those of start, factors and LPT fields."""
+        """Returns, from cotangents of the final state, those of start, factors and LPT fields."""
         undo = {"drift": self._drift, "velocity": self._velocity, "kick": self._kick}
         rows: list[tf.Tensor] = []
-        factors = tf.cast(self._course.factors, self._nbody.box.dtype)
-        for number in reversed(range(len(self._course.operations))):
-            operation = self._course.operations[number]
+        factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
+        for number in reversed(range(len(self._plan.operations))):
+            operation = self._plan.operations[number]
             c = factors[..., number, :]
             dx, dv, row = undo[operation.kind](number, operation, c, dx, dv)
             rows.insert(0, row)
@@ -92,7 +102,7 @@ class BackwardPass:
     def _drift(
         self, _: int, __: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        lpt = self._course.lpt
+        lpt = self._plan.lpt
         shape = [-1, *dx.shape[-4:]]
         x, v, to_x, to_v = (tf.reshape(t, shape) for t in (self._x, self._v, dx, dv))
         factor = tf.reshape(c[..., 1], [-1])
@@ -107,18 +117,18 @@ class BackwardPass:
     def _velocity(
         self, _: int, __: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        lpt = self._course.lpt
+        lpt = self._plan.lpt
         if lpt:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
         slopes = self._lpt_slopes(dv, c)
-        self._v = self._v / spread(c[..., 0])
+        self._v = self._v / broadcast_per_universe(c[..., 0])
         decay = _inner(dv, self._v)
-        return dx, dv * spread(c[..., 0]), _row([decay, None, *slopes], c)
+        return dx, dv * broadcast_per_universe(c[..., 0]), _row([decay, None, *slopes], c)
 
     def _kick(
         self, number: int, operation: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        nbody, lpt = self._nbody, self._course.lpt
+        nbody, lpt = self._nbody, self._plan.lpt
         if lpt:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
         slopes = self._lpt_slopes(dv, c)
@@ -134,12 +144,12 @@ class BackwardPass:
             self._v = kept
             along = _inner(dv, kept)
         if (c[..., 0].numpy() != 1).any():
-            dv = dv * spread(c[..., 0])
+            dv = dv * broadcast_per_universe(c[..., 0])
         return dx, dv, _row([along, sums[..., 1], *slopes], c)
 
     def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
-        """Cotangents of the factors of psi1 and psi2; those of the fields are added up."""
-        lpt = self._course.lpt
+        """Returns cotangents of the factors of psi1 and psi2; those of the fields are added up."""
+        lpt = self._plan.lpt
         for i in range(len(lpt)):
             factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)
             self._dlpt[i] = combine([self._dlpt[i], cotangent], factors)
@@ -152,14 +162,14 @@ def _undone(factors: tf.Tensor) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False)
 def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Sum of products over this rank's block of each universe, float64 [...]."""
+    """Returns the sum of products over this rank's block of each universe, float64 [...]."""
     axes = list(range(x.shape.rank - 4, x.shape.rank))
     lines = tf.reduce_sum(x * y, axis=axes[2:])
     return tf.reduce_sum(tf.cast(lines, tf.float64), axis=axes[:2])
 
 
 def _row(slopes: Sequence[tf.Tensor | None], c: tf.Tensor) -> tf.Tensor:
-    """Cotangents of an operation's factors, float64 [..., 4]."""
+    """Returns cotangents of an operation's factors, float64 [..., 4]."""
     zero = tf.zeros(c.shape[:-1], tf.float64)
     full = [zero if s is None else tf.cast(s, tf.float64) for s in slopes]
     return tf.stack([*full, *[zero] * (4 - len(full))], axis=-1)

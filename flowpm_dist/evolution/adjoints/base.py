@@ -1,0 +1,51 @@
+"""What a way to differentiate an evolution must provide."""
+
+from __future__ import annotations
+
+import abc
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, InstanceOf
+
+from flowpm_dist.evolution.clock import Clock
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.options import Options, nearest
+
+
+class Adjoint(Options, abc.ABC):
+    """A way to differentiate an evolution; its fields are its options."""
+
+    @abc.abstractmethod
+    def evolve(
+        self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
+    ) -> Particles:
+        """Evolves the particles as `NBody.evolve` does, with a gradient.
+
+        `tf.GradientTape` must find gradients to displacement and velocity of the first state, to
+        `plan.factors` and to `plan.lpt`.
+
+        Args:
+            nbody, plan, clock: as there.
+            particles: one state, taken out of the list.
+
+        Raises:
+            HaloError, FloatingPointError: as there.
+        """
+
+
+ADJOINTS: dict[str, type[Adjoint]] = {}
+"""Name -> way to differentiate; filled by the package."""
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in ADJOINTS:
+        known = ", ".join(map(repr, ADJOINTS))
+        raise ValueError(f"there is no such adjoint{nearest(value, ADJOINTS)} (one of {known})")
+    return ADJOINTS[value]()
+
+
+AdjointChoice = Annotated[InstanceOf[Adjoint], BeforeValidator(_named)]
+"""A way to differentiate, or the name of one."""

@@ -1,0 +1,18 @@
+"""Plain differentiation of every operation: memory grows with the number of steps."""
+
+from __future__ import annotations
+
+from flowpm_dist.evolution.adjoints.base import Adjoint
+from flowpm_dist.evolution.clock import Clock
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+
+
+class DirectAdjoint(Adjoint):
+    """Keeps all intermediate states; for small runs, and to check other adjoints against."""
+
+    def evolve(
+        self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
+    ) -> Particles:
+        """See `Adjoint.evolve`."""
+        return nbody.evolve(particles, plan, clock, fused=False)

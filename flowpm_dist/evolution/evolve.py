@@ -1,0 +1,29 @@
+"""An evolution, differentiated where somebody asks for its gradient."""
+
+from __future__ import annotations
+
+from flowpm_dist.evolution.adjoints import Adjoint
+from flowpm_dist.evolution.clock import Clock
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from meshimpl.mesh_function import is_watched
+
+
+def evolve(
+    nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock, adjoint: Adjoint
+) -> Particles:
+    """Carries particles through the operations of a plan, see `NBody.evolve`.
+
+    Args:
+        nbody: the particles' gravity.
+        particles: one state, taken out of the list.
+        plan: what to do.
+        clock: gets an entry a step.
+        adjoint: makes the gradient, where a `tf.GradientTape` watches what the evolution uses.
+    """
+    start = particles[0]
+    watched = is_watched([start.displacement, start.velocity, plan.factors, *plan.lpt])
+    del start
+    if watched:
+        return adjoint.evolve(nbody, particles, plan, clock)
+    return nbody.evolve(particles, plan, clock)

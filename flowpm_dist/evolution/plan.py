@@ -1,0 +1,45 @@
+"""What an evolution starts from, and what it is to carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from flowpm_dist.evolution.integrators import Operation
+
+Progress = Callable[[int, int, float, float], None]
+"""Called on every rank after each step: step, number of steps, scale factor, seconds."""
+
+
+@dataclass(frozen=True)
+class Particles:
+    """Displacement [Mpc/h] and a velocity, blocks [..., x, y, z, 3].
+
+    The velocity is the canonical one, a^2 dx/dt [Mpc/h H0], where nothing else is said.
+    """
+
+    displacement: tf.Tensor
+    velocity: tf.Tensor
+
+
+@dataclass(frozen=True)
+class EvolutionPlan:
+    """What an evolution is to carry out.
+
+    Attributes:
+        operations: in order.
+        factors: of this rank's universes, float64 [..., operations, 4].
+        lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
+        steps: their number.
+        growth: of linear displacements from scale factor a to the end, see `check_halo`.
+        progress: called after each step.
+    """
+
+    operations: Sequence[Operation]
+    factors: tf.Tensor
+    lpt: tuple[tf.Tensor, ...] = ()
+    steps: int = 1
+    growth: Callable[[float], float] = lambda a: 1.0
+    progress: Progress | None = None

@@ -1,0 +1,38 @@
+"""How a simulation is carried out, whatever its universe and its box."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from flowpm_dist.evolution.adjoints import ADJOINTS, AdjointChoice, ReversibleAdjoint
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, IntegratorChoice
+from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.particle_mesh.options import ForceOptions
+
+
+class SolverOptions(InitialOptions, ForceOptions, RunOptions):
+    """All options of a simulation: those of initial conditions, force and run, and these.
+
+    Attributes:
+        integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
+        adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
+            one in `ADJOINTS`: "reversible" (memory flat in the number of steps) or "direct".
+    """
+
+    integrator: IntegratorChoice = Field(
+        default_factory=FastPM,
+        description=f"an Integrator or one of {', '.join(map(repr, INTEGRATORS))}",
+    )
+    adjoint: AdjointChoice = Field(
+        default_factory=ReversibleAdjoint,
+        description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
+    )
+
+    @model_validator(mode="after")
+    def _integrator_has_its_lpt_order(self) -> Self:
+        if self.integrator.uses_lpt and self.lpt_order < 2:
+            raise ValueError(f"lpt_order {self.lpt_order}: this integrator follows LPT of order 2")
+        return self
