@@ -125,7 +125,7 @@ def simulate_and_write(
     progress.note("loading TensorFlow")
     import_tensorflow()
     from flowpm_dist.cosmology.parameters import Cosmology
-    from flowpm_dist.evolution.nbody import HaloError
+    from flowpm_dist.evolution.halo import HaloError
 
     simulation = work.plan.simulation(Cosmology(**work.cosmology), mesh=mesh)
     progress.note("initial conditions")
