@@ -70,9 +70,13 @@ class Searched:
     facts: dict
 
 
-@functools.cache
-def searched(mesh, tmp_path_factory):
-    """One for all tests of a mesh."""
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Searches on a mesh, one for all tests of it."""
+    return functools.cache(lambda mesh: search_in(tmp_path_factory, mesh))
+
+
+def search_in(tmp_path_factory, mesh):
     alone = mesh.size == 1
     path = tmp_path_factory.mktemp("alone") if alone else shared_folder(tmp_path_factory)
     config = config_of(path, DENSITY)
@@ -90,11 +94,11 @@ def searched(mesh, tmp_path_factory):
 
 
 @pytest.mark.parametrize("data", [DENSITY, COUNTS], ids=["density", "counts"])
-def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, tmp_path_factory, data):
+def test_a_mock_is_the_same_on_any_mesh(mesh, searched, tmp_path, data):
     plan = config_of(tmp_path, data).plan
     blocks = []
     for ranks in (mesh, solo()):
-        session = searched(ranks, tmp_path_factory).session
+        session = searched(ranks).session
         known = session.observed if data is DENSITY else observed_of(plan, session.model)
         blocks.append((session.model.box, known.data))
     (box, block), (_, whole) = blocks
@@ -107,8 +111,8 @@ def test_a_mock_is_the_same_on_any_mesh(mesh, tmp_path, tmp_path_factory, data):
         assert 0.4 < whole.std() < 2.0
 
 
-def test_a_reconstruction_and_its_results(mesh, tmp_path_factory):
-    found, alone = (searched(ranks, tmp_path_factory) for ranks in (mesh, solo()))
+def test_a_reconstruction_and_its_results(mesh, searched):
+    found, alone = (searched(ranks) for ranks in (mesh, solo()))
     assert found.outcome.stopped_by is None
     assert len(found.rows) == len(alone.rows) > 5
     for column in ("loss", "data", "prior", "gradient_norm"):
