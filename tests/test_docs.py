@@ -6,7 +6,7 @@ Python blocks of a file share their names. Comments in the text, which no reader
     <!-- test: with grid=128 as grid=16 -->      words of the next block that are replaced, in order
     <!-- test: before
     x = 1
-    -->                                          Python that runs before the next block
+    -->                                          Python that runs before the next block, or last
 
 A shell block's commands must be known with all their options, and the files they name must exist;
 tests/test_examples.py runs them. A TOML block must fit into the run file that its comment names,
@@ -88,7 +88,9 @@ def blocks_of(text: str) -> list[Block]:
             following.replaced.append((old, new))
         else:
             raise ValueError(f"line {line}: not understood: test: {kind} {words}")
-    if following != Block("", "", 0):
+    if following.before and following == Block("", "", 0, before=following.before):
+        found.append(Block("python", "", text.count("\n"), following.before))
+    elif following != Block("", "", 0):
         raise ValueError("the last comment has no block behind it")
     return found
 

@@ -3,8 +3,9 @@
 ::
 
     from flowpm_dist import reconstruction as rec
+    from flowpm_dist.observables import ForwardModel
 
-    model = rec.ForwardModel(simulation, "pm")
+    model = ForwardModel(simulation, "pm")
     posterior = rec.Posterior(model, rec.Gaussian(box, data, sigma=0.5))
     found = rec.Search(posterior, rec.LBFGS()).run()
 """

@@ -1,10 +1,11 @@
 """Statistics of fields, measured where they lie: each rank bins its own modes or cells.
 
 The functions named `binned_...` and `soft_histogram` take this rank's block and are differentiable;
-the others take a `Field` and give numpy arrays, the same on every rank.
+the others take a `Field` and give numpy arrays, the same on every rank. A statistic of your own is
+built on `box_of`, `Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
 """
 
-from flowpm_dist.statistics.bins import bin_count
+from flowpm_dist.statistics.bins import bin_contents, bin_count
 from flowpm_dist.statistics.comparison import (
     Comparison,
     binned_compare,
@@ -14,6 +15,7 @@ from flowpm_dist.statistics.comparison import (
     transfer_function,
 )
 from flowpm_dist.statistics.histogram import Histogram, density_histogram, soft_histogram
+from flowpm_dist.statistics.measure import Sample, box_of, mode_means, whole
 from flowpm_dist.statistics.multipoles import Multipoles, binned_multipoles, multipoles
 from flowpm_dist.statistics.power import PowerSpectrum, binned_power, power_spectrum
 
@@ -22,16 +24,21 @@ __all__ = [
     "Histogram",
     "Multipoles",
     "PowerSpectrum",
+    "Sample",
+    "bin_contents",
     "bin_count",
     "binned_compare",
     "binned_multipoles",
     "binned_power",
+    "box_of",
     "compare",
     "correlation_coefficient",
     "cross_power",
     "density_histogram",
+    "mode_means",
     "multipoles",
     "power_spectrum",
     "soft_histogram",
     "transfer_function",
+    "whole",
 ]

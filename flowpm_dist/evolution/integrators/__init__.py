@@ -10,6 +10,7 @@ from flowpm_dist.evolution.integrators.base import (
 from flowpm_dist.evolution.integrators.bullfrog import BullFrog
 from flowpm_dist.evolution.integrators.cola import COLA
 from flowpm_dist.evolution.integrators.fastpm import FastPM
+from flowpm_dist.evolution.integrators.schedules import drift_kick_drift, kick_drift_kick, rows
 
 INTEGRATORS.update({"fastpm": FastPM, "bullfrog": BullFrog, "cola": COLA})
 
@@ -22,4 +23,7 @@ __all__ = [
     "IntegratorChoice",
     "Operation",
     "Schedule",
+    "drift_kick_drift",
+    "kick_drift_kick",
+    "rows",
 ]
