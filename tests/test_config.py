@@ -9,6 +9,8 @@ import pytest
 
 from flowpm_dist.config import simulation as config
 from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.options import RENAMED, constructed
+from flowpm_dist.simulation.options import SolverOptions
 
 GOOD = """
 [box]
@@ -231,6 +233,27 @@ def test_all_mistakes_are_told_at_once(tmp_path):
         "box.grid", "cosmology.H", "cosmology.h", "initial.white_noise",
         "evolution.a_start", "evolution.steps", "extra",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('[evolution]\ngradient = "spectral"', "evolution.gradient is now force_gradient"),
+        ("[evolution]\nforce_mesh = 2", "evolution.force_mesh is now mesh_factor"),
+        (
+            "[run]\nforce_mesh = 2",
+            "run.force_mesh is now mesh_factor; it belongs into [evolution]",
+        ),
+    ],
+)
+def test_an_old_key_is_told_its_new_name(tmp_path, lines, told):
+    assert problems(tmp_path, GOOD + lines) == [told]
+
+
+def test_an_old_option_is_told_its_new_name():
+    for old, new in RENAMED.items():
+        with pytest.raises(TypeError, match=f"the option '{old}' is now {new}$"):
+            constructed(SolverOptions, {old: 2})
 
 
 def test_a_wrong_key_causes_no_second_complaint(tmp_path):

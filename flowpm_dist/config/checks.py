@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.options import Options, nearest
+from flowpm_dist.options import RENAMED, Options, nearest
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,16 @@ def _unknown_sections(table: Mapping[str, Any], models: Models) -> Iterator[Prob
             yield Problem(name, f"is not a section{hint} (sections: {', '.join(models)})")
 
 
+def _unknown_key(key: str, section: str, models: Models) -> str:
+    """Returns what is wrong with a key that its section does not have."""
+    fields = models[section].model_fields
+    new = RENAMED.get(key, key)
+    home = "" if new in fields else _homes(new, models)
+    if new != key and (new in fields or home):
+        return f"is now {new}{home}"
+    return f"is not a key{home or nearest(key, fields)} (keys of [{section}]: {', '.join(fields)})"
+
+
 def _problems_of(
     section: str, models: Models, keys: Mapping[str, Any], error: ValidationError
 ) -> list[Problem]:
@@ -176,8 +186,7 @@ def _problems_of(
         key = str(detail["loc"][0])
         where = f"{section}.{key}"
         if detail["type"] == "extra_forbidden":
-            hint = _homes(key, models) or nearest(key, fields)
-            what = f"is not a key{hint} (keys of [{section}]: {', '.join(fields)})"
+            what = _unknown_key(key, section, models)
         else:
             allowed = f"must be {fields[key].description}"
             cause = detail.get("ctx", {}).get("error")

@@ -6,7 +6,7 @@ Nothing here imports TensorFlow.
 """
 
 from flowpm_dist.options.base import Options, constructed
-from flowpm_dist.options.hints import nearest
+from flowpm_dist.options.hints import RENAMED, nearest
 from flowpm_dist.options.types import (
     AnyPath,
     EvenSide,
@@ -21,6 +21,7 @@ from flowpm_dist.options.types import (
 )
 
 __all__ = [
+    "RENAMED",
     "AnyPath",
     "EvenSide",
     "Length",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from flowpm_dist.options.hints import nearest
+from flowpm_dist.options.hints import RENAMED, nearest
 
 Model = TypeVar("Model", bound="Options")
 
@@ -36,12 +36,15 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
         given: values by name.
 
     Raises:
-        TypeError: there is no option of such a name; the message names the nearest one.
+        TypeError: there is no option of such a name; the message names the nearest one, or the
+            present one of an option that was renamed.
         ValueError: a value is not allowed; the message says what is.
     """
     fields = model.model_fields
     for name in given:
         if name not in fields:
+            if (new := RENAMED.get(name)) in fields:
+                raise TypeError(f"the option {name!r} is now {new}")
             known = ", ".join(fields)
             raise TypeError(
                 f"there is no option {name!r}{nearest(name, fields)} (options: {known})"

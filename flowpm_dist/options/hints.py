@@ -5,6 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+RENAMED = {
+    "differentiation": "adjoint",
+    "force_mesh": "mesh_factor",
+    "gradient": "force_gradient",
+}
+"""The present names of options that had another one."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean ...?" with the known name most like this one, or an empty text."""
