@@ -158,9 +158,22 @@ def test_one_rank_and_two_write_the_same_universe(two_runs):
     assert one.attributes["box_size"] == [64.0] * 3
 
 
+def test_a_state_is_read_from_what_a_run_wrote(here):
+    assert flowpm_here("simulate", "run.toml").returncode == 0
+    written, read = load_snapshot("run-output"), fpm.State.from_snapshot("run-output")
+    for name, field in read.fields().items():
+        scale = written[name].std()
+        np.testing.assert_allclose(field.numpy(), written[name], rtol=0, atol=2e-5 * scale)
+    assert read.header().items() <= {**written.attributes, "seed": None}.items()
+    assert written.attributes["seed"] == 1
+    resolved = (here / "run-output" / "run.toml").read_text()
+    assert resolved.endswith(written.attributes["config"])
+    assert "numpy" in written.attributes["versions"]
+
+
 OTHER_SCHEMES = {
     "bullfrog": (
-        'edges = [0, 0.3, 1]\nforce_mesh = 2\ndeconvolve = true\n[results]\nmultipoles = "z"',
+        'edges = [0, 0.3, 1]\nmesh_factor = 2\ndeconvolve = true\n[results]\nmultipoles = "z"',
         'lpt_order = 3\nnoise = "nested"\nfixed_amplitude = true\npaired = true',
     ),
     "cola": ('a_start = 0.05\nsteps = 2\nspacing = "D"\nhalf_step = "geometric"', ""),

@@ -168,17 +168,11 @@ def write_results(
     from flowpm_dist.io.pictures import project
     from flowpm_dist.statistics import multipoles, power_spectrum
 
-    density = state.density()
-    mesh = density.mesh
+    fields = state.fields()
+    density, mesh = fields["density"], state.box.mesh
     snapshot = folder.partial / SNAPSHOT
-    fields = {
-        "white_noise": state.white_noise,
-        "linear_delta": state.linear_delta,
-        "displacement": state.displacement,
-        "velocity": state.velocity,
-        "density": density,
-    }
-    write_snapshot(snapshot, fields, snapshot_header(work, state.a))
+    about = {**state.header(), "config": work.run_text, "versions": versions()}
+    write_snapshot(snapshot, fields, about)
     spectrum = power_spectrum(density, window="cic")
     axis, poles = work.multipoles, None
     if axis is not None:
@@ -202,20 +196,6 @@ def write_results(
         folder.publish()
     mesh.barrier()
     return summary
-
-
-def snapshot_header(work: SimulationWork, a: float) -> dict[str, Any]:
-    """Attributes of a snapshot: what was computed, in which units."""
-    return {
-        "a": a,
-        "box_size": list(work.plan.box.size),
-        "box_size_units": "Mpc/h",
-        "grid": list(work.plan.box.grid),
-        "cosmology": dict(work.cosmology),
-        "seed": work.seed,
-        "config": work.run_text,
-        "versions": versions(),
-    }
 
 
 def write_power_spectrum(
