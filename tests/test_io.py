@@ -432,10 +432,10 @@ def test_multipoles_are_further_columns_of_the_table(tmp_path):
 
 def shown(rank: int) -> str:
     stream = io.StringIO()
-    with Progress(2, rank=rank, stream=stream) as progress:
+    with Progress(rank, stream) as progress:
         progress.note("initial conditions")
-        progress(1, 2, 0.55, 0.25)
-        progress(2, 2, 1.0, 0.25)
+        progress.step(1, 2, 0.55, 0.25)
+        progress.step(2, 2, 1.0, 0.25)
     return stream.getvalue()
 
 
@@ -446,6 +446,14 @@ def test_progress_is_a_line_for_each_step_and_from_rank_0_alone():
         "step 2/2  a = 1.0000  0.25 s",
     ]
     assert shown(rank=1) == ""
+
+
+def test_counts_that_change_often_are_told_now_and_then():
+    stream = io.StringIO()
+    with Progress(0, stream) as progress:
+        for done in range(1, 11):
+            progress("files", done, 10, "fine" if done == 1 else "")
+    assert stream.getvalue().splitlines() == ["files  1/10  fine", "files 10/10"]
 
 
 def test_progress_is_a_bar_where_the_parent_has_a_terminal(monkeypatch):

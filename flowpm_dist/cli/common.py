@@ -19,7 +19,7 @@ import typer
 
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.progress import WorkProgress, terminal_environment
+from flowpm_dist.jobs.progress import Progress, terminal_environment
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
 
@@ -98,7 +98,7 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
 
 
 @contextmanager
-def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[WorkProgress]:
+def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
     """Inside, one of the ranks of a job works, with TensorFlow loaded; what ends it is told.
 
     Args:
@@ -107,7 +107,7 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[WorkProgress
     """
     try:
         launch.configure_threads()
-        with WorkProgress(launch.detect().rank) as progress:
+        with Progress(launch.detect().rank) as progress:
             progress.note("\n".join(filter(None, [first, "loading TensorFlow"])))
             import_tensorflow()
             from flowpm_dist import HaloError

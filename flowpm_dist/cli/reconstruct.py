@@ -24,7 +24,7 @@ from flowpm_dist.config.reconstruction import (
     load_reconstruction,
 )
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.observations import Observations
@@ -100,7 +100,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
         last = self.folder.last_iteration()
         return None if last is None else (self.folder.checkpoints, f"iteration {last}")
 
-    def work(self, progress: WorkProgress) -> Outcome:
+    def work(self, progress: Progress) -> Outcome:
         """See `ResumableJob.work`."""
         from flowpm_dist.reconstruction.run import reconstruct as whole
 

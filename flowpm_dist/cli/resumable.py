@@ -15,7 +15,7 @@ from flowpm_dist.cli.common import begin_job, default_output, job, job_size, ref
 from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.work_folder import WorkFolder
 from meshimpl import launch
 
@@ -92,7 +92,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         """Returns the folder of the latest checkpoint and where it stands, such as "step 3"."""
 
     @abstractmethod
-    def work(self, progress: WorkProgress) -> OutcomeT:
+    def work(self, progress: Progress) -> OutcomeT:
         """Do the work as one of the ranks; the folder has begun, and TensorFlow is loaded."""
 
     @abstractmethod

@@ -100,10 +100,10 @@ def make_plan(
 
 def run(plan: Plan) -> None:
     """Simulate and write, as one of the ranks of the job."""
-    rank, steps = launch.detect().rank, plan.work.steps
+    rank = launch.detect().rank
     try:
         threads = launch.configure_threads()
-        with results_of(plan, rank), Progress(steps, rank=rank) as progress:
+        with results_of(plan, rank), Progress(rank) as progress:
             summary = simulate_and_write(
                 plan.work, plan.mesh, plan.folder, progress, threads=threads
             )

@@ -20,7 +20,7 @@ from flowpm_dist.config.training_mesh import buffer_bytes, check_memory, check_t
 from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
             return None
         return self.folder.checkpoints, f"step {latest.rpartition('-')[2]}"
 
-    def work(self, progress: WorkProgress) -> Outcome:
+    def work(self, progress: Progress) -> Outcome:
         """See `ResumableJob.work`."""
         from flowpm_dist.cosmoflow.run import TrainingRun
         from flowpm_dist.cosmoflow.sources import stage_files

@@ -21,7 +21,7 @@ from flowpm_dist.cosmoflow.record_files import (
 )
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import OutputError, check_ground, check_room
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -87,7 +87,7 @@ def write_dataset(
     dtype: str = "float32",
     compressed: bool = False,
     samples_per_file: int = 64,
-    progress: WorkProgress,
+    progress: Progress,
     overwrite: bool = False,
     scale: float = 256.0,
 ) -> None:

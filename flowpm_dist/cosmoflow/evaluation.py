@@ -34,7 +34,7 @@ from flowpm_dist.cosmoflow.trained import (
     trained_network,
 )
 from flowpm_dist.cosmoflow.training import predict
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
 MOST_MEASURED = 4096
@@ -45,7 +45,7 @@ SMALLEST = 125
 
 
 def evaluate(
-    trainings: Sequence[Training], mesh: ProcessMesh, progress: WorkProgress
+    trainings: Sequence[Training], mesh: ProcessMesh, progress: Progress
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
@@ -118,7 +118,7 @@ def _test_set(plan: TrainingPlan) -> dict[str, Any]:
     return {"data.source": data.source, "data.test": data.test, **plan.universes()}
 
 
-def ask(training: Training, mesh: ProcessMesh, progress: WorkProgress) -> Asked:
+def ask(training: Training, mesh: ProcessMesh, progress: Progress) -> Asked:
     """Returns the predictions of a training's network on its test set. On all ranks together."""
     dataset = training.files("test", block_of_volumes(mesh))
     replicas = mesh.axis_size("replica")
@@ -132,9 +132,7 @@ def ask(training: Training, mesh: ProcessMesh, progress: WorkProgress) -> Asked:
     return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
 
 
-def _told(
-    batches: Iterable[Batch], size: int, total: int, progress: WorkProgress
-) -> Iterator[Batch]:
+def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         yield batch
         progress("predicting", min(total, (number + 1) * size), total)
@@ -170,7 +168,7 @@ def _check_truths(asked: Sequence[Asked]) -> None:
             )
 
 
-def _measured(training: Training, split: str, mesh: ProcessMesh, progress: WorkProgress) -> Path:
+def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file of the statistics of a split, which are measured if there are none."""
     plan, own = training.plan, training.folder.statistics(split)
     if training.simulated:

@@ -25,10 +25,8 @@ from flowpm_dist.cosmoflow.records import (
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import written_whole
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
-
-Progress = Callable[[int, int], None]
 
 HELD_OUT = ("validation", "test")
 """Splits that are never trained on."""
@@ -122,7 +120,7 @@ def make_volumes(
     *,
     first_generation: int = 0,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Simulate the universes of a stream and write them as a split of a dataset. On all ranks.
 
@@ -166,7 +164,7 @@ def hold_out(
     maker: UniverseMaker,
     mesh: ProcessMesh,
     folder: TrainingFolder,
-    progress: WorkProgress,
+    progress: Progress,
 ) -> None:
     """Simulate validation and test sets, unless they are there from an earlier session.
 

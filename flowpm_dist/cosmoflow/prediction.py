@@ -11,7 +11,7 @@ import numpy as np
 from flowpm_dist.cosmoflow.trained import Training, trained_network
 from flowpm_dist.cosmoflow.volume import check_volume
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.losses import Standardiser
@@ -38,7 +38,7 @@ def predict_volume(
     training: Training,
     volume_path: str | Path,
     mesh: ProcessMesh,
-    progress: WorkProgress,
+    progress: Progress,
     box_size: float | None = None,
 ) -> Found:
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.

@@ -25,7 +25,7 @@ from flowpm_dist.cosmoflow.records import RecordDataset
 from flowpm_dist.cosmoflow.sources import files_of, volumes_of
 from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_loss
 from flowpm_dist.io.files import write_text
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
 from meshimpl.process_mesh import ProcessMesh
 
@@ -50,7 +50,7 @@ class TrainingRun:
         plan: TrainingPlan,
         mesh: ProcessMesh,
         folder: TrainingFolder,
-        progress: WorkProgress,
+        progress: Progress,
     ) -> None:
         self.plan = plan.with_mesh(str(mesh) or "replica:1")
         self.mesh, self.folder, self.progress = mesh, folder, progress

@@ -14,12 +14,12 @@ from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset, stage
 from flowpm_dist.cosmoflow.training import Source
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 
-def stage_files(plan: TrainingPlan, progress: WorkProgress) -> None:
+def stage_files(plan: TrainingPlan, progress: Progress) -> None:
     """Copy the files of a training to the fast folder that it names, if any, once on each node.
 
     To be called before the ranks form a mesh: those that wait for others there do so for minutes

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar on a terminal, a line for each step otherwise."""
+"""What a user sees while a job works: a bar on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 TERMINAL_VARIABLE = "FLOWPM_TERMINAL_COLUMNS"
+EVERY = 10.0
+"""Least time between two lines of one count, where there is no terminal [s]."""
 
 
 def terminal_environment(stream: IO[str] | None = None) -> dict[str, str]:
-    """What the ranks under mpirun need to know of this process's terminal: they see a pipe."""
+    """Returns the variables that tell ranks under mpirun, which see a pipe, of this terminal.
+
+    Args:
+        stream: of this process; standard error by default.
+    """
     stream = stream or sys.stderr
     if not can_draw(stream):
         return {}
@@ -23,27 +29,25 @@ def terminal_environment(stream: IO[str] | None = None) -> dict[str, str]:
 
 
 def can_draw(stream: IO[str]) -> bool:
-    """Whether the stream is a terminal that can redraw a line."""
+    """Returns whether the stream is a terminal that can redraw a line."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-class Display:
-    """What rank 0 shows, a bar where there is a terminal and lines otherwise; a context.
+class Progress:
+    """Shows the progress of a job, on rank 0 alone; a context.
 
     Args:
-        rank: of this process; the others show nothing.
-        stream: where to; standard error by default.
-        total: of the bar's steps, where it is known.
+        rank: of this process; the other ranks show nothing.
+        stream: what is written to; standard error by default.
     """
 
-    def __init__(
-        self, rank: int, stream: IO[str] | None = None, *, total: int | None = None
-    ) -> None:
+    def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
         self._silent = rank != 0
+        self._said = -EVERY
         self._bar = None if self._silent else self._make_bar()
         if self._bar:
-            self._task = self._bar.add_task("", total=total, state="")
+            self._task = self._bar.add_task("", total=None, state="")
 
     def _make_bar(self) -> Bar | None:
         own, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
@@ -53,14 +57,14 @@ class Display:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
-            Progress,
             TextColumn,
             TimeRemainingColumn,
         )
+        from rich.progress import Progress as Bar
 
         # The width of a terminal of our own is asked for again when it changes.
         width = None if own or not columns else int(columns)
-        return Progress(
+        return Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -85,58 +89,12 @@ class Display:
         if self._bar:
             self._bar.stop()
 
-    def _say(self, line: str) -> None:
-        """Where there is no bar."""
-        if not self._silent:
-            print(line, file=self._stream, flush=True)
-
-
-class Progress(Display):
-    """Steps done, shown on rank 0; a context, and the callback of `Simulation.run`.
-
-    Args:
-        steps: how many there will be.
-        rank: of this process.
-        stream: where to; standard error by default.
-    """
-
-    def __init__(self, steps: int, *, rank: int, stream: IO[str] | None = None) -> None:
-        super().__init__(rank, stream, total=steps)
-
     def note(self, text: str) -> None:
-        """Say what is being done now."""
-        if self._bar:
-            self._bar.update(self._task, description=text)
-        else:
-            self._say(text)
+        """Say what is being done now.
 
-    def __call__(self, step: int, steps: int, a: float, seconds: float) -> None:
-        """One more step is done: its number from 1, how many there are, where it led, its time."""
-        if self._bar:
-            state = f"a = {a:.3f}  {seconds:.2f} s"
-            self._bar.update(self._task, completed=step, state=state, description="evolution")
-        else:
-            width = len(str(steps))
-            self._say(f"step {step:{width}d}/{steps}  a = {a:.4f}  {seconds:.2f} s")
-
-
-EVERY = 10.0  # [s] between lines, where there is no terminal
-
-
-class WorkProgress(Display):
-    """Of one rank; only rank 0 says anything.
-
-    Args:
-        rank: of the job.
-        stream: written to; standard error by default.
-    """
-
-    def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
-        super().__init__(rank, stream)
-        self._said = -EVERY
-
-    def note(self, text: str) -> None:
-        """Say what is being done now; of several lines, all but the last stay above a bar."""
+        Args:
+            text: of one line or more; on a terminal all but the last line stay above the bar.
+        """
         if self._bar:
             above, _, last = text.rpartition("\n")
             if above:
@@ -149,16 +107,42 @@ class WorkProgress(Display):
         self._said = -EVERY
 
     def __call__(self, what: str, done: int, total: int, state: str = "") -> None:
-        """So much of something is done.
+        """Show a count. Of lines, there is one in ten seconds, and the last.
 
         Args:
-            what: it is.
-            done, total: of its pieces.
-            state: to say beside them.
+            what: is counted.
+            done: number of pieces that are done.
+            total: number of pieces.
+            state: is shown beside the count.
         """
         if self._bar:
-            self._bar.update(self._task, description=what, completed=done, total=total, state=state)
+            self._update(what, done, total, state)
         elif done == total or time.monotonic() - self._said >= EVERY:
             self._said = time.monotonic()
-            width = len(str(total))
-            self._say(f"{what} {done:{width}d}/{total}  {state}".rstrip())
+            self._say_count(what, done, total, state)
+
+    def step(self, step: int, steps: int, a: float, seconds: float) -> None:
+        """Show a step of an evolution, each on a line: the callback of `Simulation.run`.
+
+        Args:
+            step: number of the step that is done, from 1.
+            steps: number of steps.
+            a: scale factor that the step led to.
+            seconds: that the step took.
+        """
+        state = f"a = {a:.4f}  {seconds:.2f} s"
+        if self._bar:
+            self._update("evolution", step, steps, state)
+        else:
+            self._say_count("step", step, steps, state)
+
+    def _update(self, what: str, done: int, total: int, state: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, description=what, completed=done, total=total, state=state)
+
+    def _say_count(self, what: str, done: int, total: int, state: str) -> None:
+        self._say(f"{what} {done:{len(str(total))}d}/{total}  {state}".rstrip())
+
+    def _say(self, line: str) -> None:
+        if not self._silent:
+            print(line, file=self._stream, flush=True)

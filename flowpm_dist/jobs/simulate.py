@@ -132,7 +132,7 @@ def simulate_and_write(
     noise = None if work.white_noise is None else open_white_noise(work.white_noise)
     try:
         state = simulation.run(
-            seed=work.seed, white_noise=noise, paired=work.paired, progress=progress
+            seed=work.seed, white_noise=noise, paired=work.paired, progress=progress.step
         )
     except (HaloError, FloatingPointError) as error:
         raise WorkError(str(error)) from error

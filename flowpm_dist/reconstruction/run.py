@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
@@ -19,7 +19,7 @@ def reconstruct(
     plan: ReconstructionPlan,
     shape: str,
     folder: ReconstructionFolder,
-    progress: WorkProgress,
+    progress: Progress,
     *,
     run_text: str,
     resume: bool,
@@ -59,7 +59,7 @@ def _sample(
     plan: ReconstructionPlan,
     mesh: ProcessMesh,
     folder: ReconstructionFolder,
-    progress: WorkProgress,
+    progress: Progress,
     searched: Outcome,
 ) -> Outcome:
     session = SamplingSession(plan, mesh, folder, progress)

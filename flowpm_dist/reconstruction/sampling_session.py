@@ -15,7 +15,7 @@ from scipy.stats import norm
 from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import write_text, written_whole
 from flowpm_dist.io.snapshot import Snapshot, load_snapshot
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
@@ -58,7 +58,7 @@ class SamplingSession:
         plan: ReconstructionPlan,
         mesh: ProcessMesh,
         folder: ReconstructionFolder,
-        progress: WorkProgress,
+        progress: Progress,
     ) -> None:
         self.plan, self.mesh, self.folder, self.progress = plan, mesh, folder, progress
         asked = plan.sampler

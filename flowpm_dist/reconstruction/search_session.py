@@ -11,7 +11,7 @@ import numpy as np
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import write_text
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import Table, read_rows
 from flowpm_dist.reconstruction.checkpoints import Checkpoints
@@ -69,7 +69,7 @@ class SearchSession:
         plan: ReconstructionPlan,
         mesh: ProcessMesh,
         folder: ReconstructionFolder,
-        progress: WorkProgress,
+        progress: Progress,
         run_text: str,
     ) -> None:
         self.plan, self._run_text = plan, run_text

@@ -18,7 +18,7 @@ from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
 from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.reconstruction import (
     HMC,
@@ -286,7 +286,7 @@ checkpoint_every = 2
 CHAIN_MESH = {1: "row:1,col:1", 2: "replica:2,row:1,col:1", 4: "replica:2,row:2"}
 
 
-class Interrupted(WorkProgress):
+class Interrupted(Progress):
     """A signal comes after this move."""
 
     def __init__(self, move):
@@ -305,7 +305,7 @@ def sampled(path, config, progress=None, resume=False):
     if ranks.rank == 0:
         folder.begin(resume=resume)
     ranks.barrier()
-    progress = progress or WorkProgress(rank=1)
+    progress = progress or Progress(rank=1)
     outcome = reconstruct(
         config.plan,
         CHAIN_MESH[SIZE],

@@ -32,7 +32,7 @@ from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 
 RUN = """
 [box]
@@ -65,7 +65,7 @@ GRID = 24
 ROUNDING = 2e-6
 """Of float32 in parameters whose priors have widths of 0.1 and 0.17."""
 MESHES = NETWORK_SHAPES[SIZE]
-SILENT = WorkProgress(rank=1)
+SILENT = Progress(rank=1)
 
 pytestmark = pytest.mark.timeout(300, method="thread")
 

@@ -12,7 +12,7 @@ from conftest import SIZE, process_mesh, shared_folder
 
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.io.files import snapshot_attributes
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import observed_of
 from flowpm_dist.reconstruction.search_session import Outcome, SearchSession
@@ -84,7 +84,7 @@ def search_in(tmp_path_factory, mesh):
     if mesh.rank == 0:
         folder.begin(resume=False)
     mesh.barrier()
-    progress, text = WorkProgress(rank=1), config.resolved()
+    progress, text = Progress(rank=1), config.resolved()
     session = SearchSession(config.plan, mesh, folder, progress, text)
     outcome = session.run(resume=False)
     mesh.barrier()

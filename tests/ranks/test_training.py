@@ -19,7 +19,7 @@ from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.run import TrainingRun
 from flowpm_dist.cosmoflow.training import DivergedError, Trainer
-from flowpm_dist.jobs.progress import WorkProgress
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
 
 RUN = """
@@ -75,7 +75,7 @@ def train(config, mesh, path, resume=False):
     if mesh.rank == 0:
         folder.begin(resume=resume)
     mesh.barrier()
-    session = TrainingRun(config, mesh, folder, WorkProgress(rank=1))
+    session = TrainingRun(config, mesh, folder, Progress(rank=1))
     try:
         outcome = session.run(resume=resume)
     finally:
