@@ -18,7 +18,7 @@ from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.jobs.folder import FILES
+from flowpm_dist.jobs.output_folder import FILES
 from meshimpl import launch
 
 RUN = """

@@ -19,11 +19,12 @@ import zarr
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io import pictures as plotting
 from flowpm_dist.io.figure_style import save_figure
-from flowpm_dist.io.files import SNAPSHOT, WriteError, write_text, written_whole
+from flowpm_dist.io.files import SNAPSHOT, WriteError, human_size, write_text, written_whole
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.jobs import folder
 from flowpm_dist.jobs import simulate as results
-from flowpm_dist.jobs.folder import FILES, PARTIAL, OutputError, OutputFolder
+from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
 from flowpm_dist.jobs.progress import TERMINAL_VARIABLE, Progress
 
 
@@ -306,7 +307,7 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     else:
         out.publish()
     monkeypatch.undo()
-    out._unlock()
+    out.release()
     with pytest.raises(OutputError, match="finished run"):
         OutputFolder(tmp_path).begin(overwrite=False)
     assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT}
@@ -467,4 +468,4 @@ def test_progress_is_a_bar_where_the_parent_has_a_terminal(monkeypatch):
     ("count", "text"), [(5, "5 bytes"), (1536, "1.5 KiB"), (2**30, "1.0 GiB"), (2**60, "1048576")]
 )
 def test_sizes_as_people_read_them(count, text):
-    assert folder.human_size(count).startswith(text)
+    assert human_size(count).startswith(text)

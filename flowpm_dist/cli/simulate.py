@@ -28,7 +28,7 @@ from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, human_size
-from flowpm_dist.jobs.folder import OutputFolder
+from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.simulate import SimulationWork, Summary, results_bytes, simulate_and_write
 from meshimpl import launch

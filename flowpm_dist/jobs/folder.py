@@ -1,9 +1,4 @@
-"""The output folder: results are written aside and moved into place when all are complete.
-
-Everything is written into `DIR/.partial-flowpm-dist`. `snapshot.zarr` is moved into `DIR` last, and
-it alone makes a finished run: whatever interrupts the work, nothing half-written looks whole.
-The files of an older run stay until that moment.
-"""
+"""What the output folders of all jobs share: checks before any work, and one writer at a time."""
 
 from __future__ import annotations
 
@@ -11,19 +6,15 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, human_size, snapshot_attributes
-
-FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
-PARTIAL = ".partial-flowpm-dist"
+from flowpm_dist.io.files import human_size
 
 
 class OutputError(UserError):
@@ -31,7 +22,7 @@ class OutputError(UserError):
 
 
 def existing_part(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
+    """Returns the path, or its nearest parent that exists."""
     path = path.absolute()
     while not (path.exists() or path.is_symlink()):
         path = path.parent
@@ -39,10 +30,10 @@ def existing_part(path: Path) -> Path:
 
 
 def check_ground(path: Path) -> None:
-    """See, changing nothing, that a folder is there to write in, or can be made.
+    """Check that a folder can be written in, or can be made, without changing anything.
 
     Raises:
-        OutputError: it is no folder, or is not ours to write in.
+        OutputError: the path is not a folder, or there is no permission to write in it.
     """
     ground = existing_part(path)
     if not ground.is_dir():
@@ -52,15 +43,15 @@ def check_ground(path: Path) -> None:
 
 
 def check_room(path: Path, needed: int, what: str) -> None:
-    """See that a folder, there or to be made, has room.
+    """Check that the disk of a folder has room; the folder may still have to be made.
 
     Args:
         path: of the folder.
         needed: size of what will be written [bytes].
-        what: needs it, with its verb, such as "the results need about".
+        what: subject and verb of the message, such as "the results need about".
 
     Raises:
-        OutputError: there is less.
+        OutputError: there is too little room.
     """
     ground = existing_part(path)
     free = shutil.disk_usage(ground).free
@@ -72,10 +63,14 @@ def check_room(path: Path, needed: int, what: str) -> None:
 
 
 def check_foreign(path: Path, names: Iterable[str]) -> None:
-    """See that a folder that is not ours has no files of the names that are to be written.
+    """Check that a folder which no job of ours has written has no files of given names.
+
+    Args:
+        path: of the folder.
+        names: of the files that are to be written.
 
     Raises:
-        OutputError: with those that it has.
+        OutputError: the folder has some of them; the message names these.
     """
     there = [name for name in names if os.path.lexists(path / name)]
     if there:
@@ -85,165 +80,89 @@ def check_foreign(path: Path, names: Iterable[str]) -> None:
         )
 
 
-def take_lock(path: Path, busy: str, **owner: object) -> IO[str]:
-    """The mark of a process that writes; the system lifts it when the process ends, however.
+class JobFolder(ABC):
+    """A folder that one job at a time writes in.
 
     Args:
-        path: of the file that is locked, and says whose lock it is; its folder exists.
-        busy: what to say when another process has it.
-        owner: what the file tells besides host and process.
-
-    Returns:
-        The file; closing it gives the lock up.
-
-    Raises:
-        OutputError: another process has it.
-        OSError: the file cannot be opened or written.
+        path: of the folder; it is made when the job begins.
     """
-    lock = open(path, "a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip()
-        lock.close()
-        raise OutputError(f"{busy}: {holder}") from None
-    lock.truncate(0)
-    json.dump({**owner, "host": socket.gethostname(), "pid": os.getpid()}, lock)
-    lock.flush()
-    return lock
 
-
-class OutputFolder:
-    """A folder for the results of one run.
-
-    Args:
-        path: the folder; made when it is missing.
-    """
+    kind: ClassVar[str]
+    """What the job is called."""
+    contents: ClassVar[tuple[str, ...]]
+    """Names of the files and folders that the job leaves."""
+    alternative: ClassVar[str] = ""
+    """What a user can do with older work here besides replacing it, such as "--resume ..., "."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path / PARTIAL
         self._lock: IO[str] | None = None
 
-    def is_finished(self) -> bool:
-        """Whether the folder holds a whole run."""
-        return bool((snapshot_attributes(self.path / SNAPSHOT) or {}).get("complete"))
+    @abstractmethod
+    def older_work(self) -> str | None:
+        """Returns what an older job of this kind has left, such as "a training"; None for nothing.
 
-    def check(self, *, overwrite: bool, needed: int) -> None:
-        """See, changing nothing, that results can go here. Any rank may ask.
+        The text is empty for a remainder that may be removed without asking.
+        """
+
+    def check_contents(self, *, overwrite: bool) -> None:
+        """Check that nothing in the folder would be lost against the user's will.
 
         Args:
-            overwrite: whether a finished run may be replaced.
-            needed: estimated size of the results [bytes].
+            overwrite: whether older work may be replaced.
 
         Raises:
-            OutputError: with what is in the way, and what to do about it.
+            OutputError: there is older work, or there are files from elsewhere.
         """
-        check_ground(self.path)
-        self._check_contents(overwrite=overwrite)
-        check_room(self.path, needed, "the results need about")
+        older = self.older_work()
+        if older is None:
+            check_foreign(self.path, self.contents)
+        elif older and not overwrite:
+            raise OutputError(
+                f"{self.path} holds {older}: add {self.alternative}--overwrite to replace it, or "
+                "give another --output"
+            )
 
-    def _check_contents(self, *, overwrite: bool) -> None:
-        if self.is_finished():
-            if not overwrite:
-                raise OutputError(
-                    f"{self.path} holds a finished run: add --overwrite to replace it, "
-                    "or give another --output"
-                )
-            return
-        if not self.partial.is_dir():
-            check_foreign(self.path, (*FILES, SNAPSHOT))
-
-    def begin(self, *, overwrite: bool) -> None:
-        """Clear what an interrupted run has left, and make the folder to write into. On rank 0.
-
-        Raises:
-            OutputError: another run is writing here, or the folder cannot be made.
-        """
+    @contextmanager
+    def _being_prepared(self) -> Iterator[None]:
+        """Make the folder; inside, an error of the system becomes an OutputError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._clear_partial()
-            self._check_contents(overwrite=overwrite)
-            self.partial.mkdir()
-            self._lock = self._take_lock()
+            yield
         except OSError as error:
             where = error.filename or self.path
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
 
-    def _take_lock(self) -> IO[str]:
-        busy = f"another run is writing in {self.path}"
-        return take_lock(self.partial / "owner.json", busy, generator=GENERATOR)
+    def _locked(self, path: Path, **more: object) -> IO[str]:
+        """Lock a file; the system lifts the lock when this process ends, however it ends.
 
-    def _clear_partial(self) -> None:
-        if not os.path.lexists(self.partial):
-            return
-        owned = (self.partial / "owner.json").is_file()
-        if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
-            raise OutputError(f"{self.partial} is not of an interrupted run: move it away")
-        with self._take_lock():
-            if (self.partial / "publishing").exists():
-                self.publish()
-            else:
-                shutil.rmtree(self.partial)
+        Args:
+            path: of the file, in a folder that exists. It says which process holds the lock.
+            more: what the file says besides host and process.
 
-    def publish(self) -> None:
-        """Move the results, all complete, into place. On rank 0; a second call takes up a first.
-
-        Not to be interrupted; should it fail, old and new results stay in the partial folder, and
-        the next run that begins here takes it up.
+        Returns:
+            The open file; closing it gives the lock up.
 
         Raises:
-            WriteError: a file cannot be moved.
+            OutputError: another process holds the lock.
+            OSError: the file cannot be opened or written.
         """
-        with _uninterrupted():
-            self._publish()
-
-    def _publish(self) -> None:
-        new, old = self.partial / SNAPSHOT, self.path / SNAPSHOT
+        lock = open(path, "a+", encoding="utf-8")
         try:
-            (self.partial / "publishing").touch()
-            if new.exists() and old.exists():
-                old.rename(self.partial / "replaced.zarr")
-            for name in FILES:
-                if (self.partial / name).exists():
-                    (self.partial / name).replace(self.path / name)
-            if new.exists():
-                new.rename(old)
-            shutil.rmtree(self.partial)
-        except OSError as error:
-            raise WriteError.of(Path(error.filename or self.path), error) from error
-        self._unlock()
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            busy = f"another {self.kind} is writing in {self.path}"
+            raise OutputError(f"{busy}: {holder}") from None
+        lock.truncate(0)
+        json.dump({**more, "host": socket.gethostname(), "pid": os.getpid()}, lock)
+        lock.flush()
+        return lock
 
-    def discard(self) -> None:
-        """Remove what was written so far, on the rank that began; nothing on the others."""
-        if self._lock is not None:
-            self.remove_partial()
-
-    def remove_partial(self) -> None:
-        """Remove what was written so far. Only while a rank of this job has begun.
-
-        Results whose publication was cut short are complete, and stay.
-        """
-        if not (self.partial / "publishing").exists():
-            shutil.rmtree(self.partial, ignore_errors=True)
-        self._unlock()
-
-    def _unlock(self) -> None:
+    def release(self) -> None:
+        """Let other jobs write in the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM, where signals can be handled: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

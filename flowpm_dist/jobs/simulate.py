@@ -18,7 +18,7 @@ from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import SNAPSHOT, WriteError
 from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapshot
 from flowpm_dist.io.white_noise_file import open_white_noise
-from flowpm_dist.jobs.folder import OutputFolder
+from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.simulation.plan import SimulationPlan
 from meshimpl.quiet import import_tensorflow

@@ -1,4 +1,4 @@
-"""The folder of long work that can be resumed: what is in it, and whether work may go on there."""
+"""The output folder of a job that can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import ClassVar
 
 from flowpm_dist.io.files import GENERATOR, write_text
-from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground, check_room, take_lock
+from flowpm_dist.jobs.folder import JobFolder, OutputError, check_ground, check_room
 
 
-class WorkFolder:
-    """A folder that one piece of work owns.
+class WorkFolder(JobFolder):
+    """A folder that one resumable job owns.
+
+    The first of its `contents` is the mark: a file that says that the folder is the job's own, and
+    whether the job is complete.
 
     Args:
-        path: of the folder; made when the work begins.
+        path: of the folder; it is made when the job begins.
     """
 
-    kind: ClassVar[str]
-    """What the work is called."""
-    contents: ClassVar[tuple[str, ...]]
-    """Names of what it writes; the first is the file that marks the folder as its own."""
     kept: ClassVar[tuple[str, ...]] = ()
-    """What the mark of work that is resumed keeps saying."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: IO[str] | None = None
+    """Keys of the mark that a resumed job keeps."""
+    alternative = "--resume to go on with it, "
 
     @property
     def run_file(self) -> Path:
-        """The run as it was resolved."""
+        """Path of the resolved run file."""
         return self.path / "run.toml"
 
     @property
     def checkpoints(self) -> Path:
-        """A folder of them."""
+        """Path of the folder of checkpoints."""
         return self.path / "checkpoints"
 
+    def older_work(self) -> str | None:
+        """Returns the kind of the job that owns the folder; None if there is none."""
+        return f"a {self.kind}" if self.mark() else None
+
     def mark(self) -> dict[str, object]:
-        """What the work says of itself; empty where there is none."""
+        """Returns what the mark says; an empty dictionary if there is none."""
         try:
             mark = json.loads((self.path / self.contents[0]).read_text())
         except (OSError, ValueError):
@@ -49,15 +49,15 @@ class WorkFolder:
         return mark if isinstance(mark, dict) and mark.get("generator") == GENERATOR else {}
 
     def check(self, *, resume: bool, overwrite: bool, needed: int) -> None:
-        """See, changing nothing, that work can begin or go on here.
+        """Check that the job can begin or be resumed here, without changing anything.
 
         Args:
-            resume: it shall go on.
-            overwrite: other work of its kind here may be replaced.
+            resume: whether the job is resumed.
+            overwrite: whether another job of its kind may be replaced.
             needed: estimated size of what will be written [bytes].
 
         Raises:
-            OutputError: with what is in the way, and what to do about it.
+            OutputError: it cannot; the message says why, and what to do about it.
         """
         check_ground(self.path)
         if resume and not self.mark():
@@ -66,54 +66,35 @@ class WorkFolder:
                 "--output"
             )
         if not resume:
-            self._check_contents(overwrite)
+            self.check_contents(overwrite=overwrite)
         check_room(self.path, needed, f"the {self.kind} needs about")
 
-    def _check_contents(self, overwrite: bool) -> None:
-        if not self.mark():
-            check_foreign(self.path, self.contents)
-        elif not overwrite:
-            raise OutputError(
-                f"{self.path} holds a {self.kind}: add --resume to go on with it, --overwrite to "
-                "replace it, or give another --output"
-            )
-
     def begin(self, *, resume: bool, overwrite: bool = False) -> None:
-        """Own the folder, cleared of older work unless that is resumed. On rank 0.
+        """Take the folder, and remove an older job from it unless that is resumed. On rank 0.
 
         Args:
             resume, overwrite: as for `check`.
 
         Raises:
-            OutputError: another process is writing here or has written since it was looked at, or
-                the folder cannot be made.
+            OutputError: another process is writing here or has written since the check, or the
+                folder cannot be made.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            busy = f"another {self.kind} is writing in {self.path}"
-            self._lock = take_lock(self.path / ".lock", busy)
+        with self._being_prepared():
+            self._lock = self._locked(self.path / ".lock")
             if not resume:
-                self._check_contents(overwrite)
-                for name in reversed(self.contents):  # the mark last: what is left stays ours
+                self.check_contents(overwrite=overwrite)
+                # The mark goes last: should this be interrupted, the rest is known to be ours.
+                for name in reversed(self.contents):
                     _remove(self.path / name)
             mark = self.mark()
             self.write_mark(
                 complete=False, **{name: mark[name] for name in self.kept if name in mark}
             )
-        except OSError as error:
-            where = error.filename or self.path
-            raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
 
     def write_mark(self, *, complete: bool, **more: object) -> None:
-        """Say of the work whether it is complete, and what else is known. On rank 0."""
+        """Write the mark: whether the job is complete, and what else is known. On rank 0."""
         mark = {"generator": GENERATOR, "complete": complete, **more}
         write_text(self.path / self.contents[0], json.dumps(mark, indent=1) + "\n")
-
-    def release(self) -> None:
-        """Give the folder up."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
 
 def _remove(path: Path) -> None:
