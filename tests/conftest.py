@@ -73,9 +73,8 @@ class Report:
         on_ranks: dict[str, float] = facts.get("on ranks", {})
         name = report.nodeid
         self._add(name, facts["seconds"], float("inf") if on_ranks else facts["budget"])
-        ranks = name.rpartition("-")[2].rstrip("]") if on_ranks else ""
         for test, seconds in on_ranks.items():
-            self._add(f"{test} on {ranks} rank(s)", seconds, ON_RANKS)
+            self._add(f"{test} on {facts['ranks']} rank(s)", seconds, ON_RANKS)
 
     def _add(self, name: str, seconds: float, budget: float) -> None:
         self.seconds[name] = seconds

@@ -164,7 +164,7 @@ def test_a_buffer_larger_than_the_memory_is_refused(here):
     config = load_training(path)
     with pytest.raises(ConfigError, match=rf"data.buffer = {many}: .* of memory; \d+ would"):
         check_memory(config, "replica:1", 1, path)
-    fits = re.search(r"(\d+) would", told(flowpm("train", str(path))))[1]
+    fits = re.search(r"(\d+) would", told(flowpm_here("train", str(path))))[1]
     fitting = (f"simulations = {many}", f"simulations = {many}\nbuffer = {fits}")
     path.write_text(path.read_text().replace(*fitting))
     check_memory(load_training(path), "replica:1", 1, path)
@@ -230,8 +230,8 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     folder, _ = trained
     words = ["train", str(folder.parent / "run.toml"), "--output", str(folder)]
     before = (folder / "metrics.csv").read_bytes()
-    assert "holds a training: add --resume to go on with it" in told(flowpm(*words))
-    done = flowpm(*words, "--resume")
+    assert "holds a training: add --resume to go on with it" in told(flowpm_here(*words))
+    done = flowpm_here(*words, "--resume")
     assert done.returncode == 0
     assert done.stdout.strip() == f"The training in {folder} is complete: {STEPS} steps."
     assert (folder / "metrics.csv").read_bytes() == before
@@ -260,7 +260,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     (Path("killed") / "metrics.csv").open("a").write("9,20,6,0.1")  # cut short
-    done = flowpm("train", "run.toml", "--output", "killed", "--resume")
+    done = flowpm_here("train", "run.toml", "--output", "killed", "--resume")
     assert done.returncode == 0, done.stderr
     assert re.search(r"training from step (6|12) of 24", done.stderr)
     assert [int(row["step"]) for row in rows(Path("killed"))] == list(range(STEPS))
@@ -268,29 +268,29 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
 
 def test_a_network_is_judged_and_asked(here, trained):
     folder, _ = trained
-    done = flowpm("evaluate", str(folder))
+    done = flowpm_here("evaluate", str(folder))
     assert done.returncode == 0, done.stderr
     for word in ("On 4 test volumes", "RMSE", "sigma8", "ridge on log P(k)"):
         assert word in plain(done.stdout)
     scores = json.loads((folder / "evaluation" / "scores.json").read_text())
     assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
     np.save("volume.npy", np.random.default_rng(0).lognormal(size=(32, 32, 32)))
-    done = flowpm("predict", str(folder), "volume.npy", "--box-size", "64")
+    done = flowpm_here("predict", str(folder), "volume.npy", "--box-size", "64")
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^(\w+) *= ([-\d.]+) ± ([\d.e-]+)$", done.stdout, re.MULTILINE)
     assert [name for name, _, _ in found] == ["Omega_m", "sigma8"]
     assert "divided by its mean" in done.stdout
     assert "must be (32, 32, 32)" not in done.stdout
     np.save("small.npy", np.ones((16, 16, 16)))
-    assert "must be (32, 32, 32)" in told(flowpm("predict", str(folder), "small.npy"))
+    assert "must be (32, 32, 32)" in told(flowpm_here("predict", str(folder), "small.npy"))
 
 
 def test_a_dataset_is_one_to_train_on(here):
-    done = flowpm("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
+    done = flowpm_here("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
     assert done.returncode == 0, done.stderr
     assert "6 of train" in done.stdout
     assert "add --overwrite" in told(
-        flowpm("dataset", "run.toml", "--output", "set", "--split", "test")
+        flowpm_here("dataset", "run.toml", "--output", "set", "--split", "test")
     )
     Path("files.toml").write_text(
         "[box]\ngrid = 32\nsize = 64.0\n[cosmology]\n[priors]\n[training]\nbatch = 2\nsteps = 3\n"

@@ -27,6 +27,7 @@ def test_on_ranks(
     needs_horovod(ranks)
     arguments = [*files_of(subject), "--tb=short"]
     trouble, seconds = run_job(ranks, arguments, tmp_path, TIME_LIMIT)
+    record_property("ranks", ranks)
     record_property("on ranks", seconds)
     assert trouble is None, trouble
 
@@ -38,6 +39,7 @@ def test_long_ones_on_one_rank(
 ) -> None:
     arguments = [*files_of("jobs"), "--tb=short", "-m", "long"]
     trouble, seconds = run_job(1, arguments, tmp_path, TIME_LIMIT)
+    record_property("ranks", 1)
     record_property("on ranks", seconds)
     assert trouble is None, trouble
 

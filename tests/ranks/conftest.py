@@ -62,14 +62,21 @@ def shapes_of(fixture: str, every_split: bool = False) -> list[str]:
     return [*shapes, *OTHER_SHAPES.get(SIZE, [])] if fixture == "any_mesh" else shapes
 
 
+def ranks_of(item: pytest.Item) -> tuple[int, ...]:
+    """The numbers of ranks a test runs on: as its parameters say, or itself, or its module."""
+    callspec = getattr(item, "callspec", None)
+    marks = [mark for mark in (callspec.marks if callspec else []) if mark.name == "ranks"]
+    mark = marks[0] if marks else item.get_closest_marker("ranks")
+    return mark.args if mark else DEFAULT_RANKS
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Limit the time of each test; leave out those that run on other numbers of ranks."""
     here, elsewhere = [], []
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIME_LIMIT, method="thread"))
-        mark = item.get_closest_marker("ranks")
-        (here if SIZE in (mark.args if mark else DEFAULT_RANKS) else elsewhere).append(item)
+        (here if SIZE in ranks_of(item) else elsewhere).append(item)
     config.hook.pytest_deselected(items=elsewhere)
     items[:] = here
 

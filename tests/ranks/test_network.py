@@ -122,7 +122,11 @@ def with_biases(network):
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize(
-    ("edges", "loss", "centre"), [("periodic", "likelihood", True), ("zero", "l1", False)]
+    ("edges", "loss", "centre"),
+    [
+        ("periodic", "likelihood", True),
+        pytest.param("zero", "l1", False, marks=pytest.mark.ranks(2)),
+    ],
 )
 def test_forward_gradients_and_five_steps(network_mesh, edges, loss, centre):
     network = with_biases(network_on(network_mesh, edges, loss=loss, centre=centre))
