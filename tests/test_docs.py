@@ -132,7 +132,7 @@ def test_shell(path):
                 continue
             assert Path(words[0]).name == "flowpm-dist", f"not known how to test: {line}"
             name, *options = words[1:]
-            with command.commands[name].make_context(name, list(options)):
+            with command.get_command(None, name).make_context(name, list(options)):
                 pass
             for word in words:
                 assert not word.startswith("examples/") or (ROOT / word).is_file(), line
