@@ -1,4 +1,4 @@
-"""The command `flowpm-dist`, one file a command."""
+"""The program `flowpm-dist`, with one module for each command."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`python -m flowpm_dist.cli` is `flowpm-dist`."""
+"""Run `flowpm-dist` as `python -m flowpm_dist.cli`."""
 
 from flowpm_dist.cli.main import main
 

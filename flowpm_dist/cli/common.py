@@ -1,4 +1,4 @@
-"""What all commands of `flowpm-dist` share: their options, how they refuse, how a job begins.
+"""What all commands share: common options, the end with a message, the beginning of a job.
 
 Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 """
@@ -23,8 +23,10 @@ from flowpm_dist.jobs.progress import Progress, terminal_environment
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
 
-MISUSE = 2  # exit status
-PATIENCE = 5.0  # [s] that the other ranks leave rank 0 to say what is wrong
+MISUSE = 2
+"""Exit status after a mistake of the user."""
+PATIENCE = 5.0
+"""Time in which rank 0 can print a message before the other ranks end the job [s]."""
 
 Ranks = Annotated[
     int | None,
@@ -33,7 +35,11 @@ Ranks = Annotated[
 
 
 def mesh_option(example: str) -> typer.models.OptionInfo:
-    """The option --mesh, with an example of a shape."""
+    """Returns the option --mesh.
+
+    Args:
+        example: of a shape.
+    """
     return typer.Option(metavar="SHAPE", help=f'Mesh of ranks, such as "{example}".')
 
 
@@ -45,16 +51,20 @@ ENDS = (UserError, WorkError, launch.LaunchError)
 
 
 def job_size(ranks: int | None) -> int:
-    """Ranks of the job that this process is in, or is to begin with `--ranks`."""
+    """Returns the number of ranks of the job that this process is part of or will start.
+
+    Args:
+        ranks: value of `--ranks`.
+    """
     here = launch.detect()
     return here.size if here.size > 1 else ranks or 1
 
 
 def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> None:
-    """Go on as one of the ranks, or run this command on several and leave with their status.
+    """Go on as one of the ranks, or start the ranks and exit with their status.
 
     Args:
-        ranks: what was asked for.
+        ranks: value of `--ranks`.
         stop_as: see `launch.relaunch`.
     """
     os.environ.update(terminal_environment())
@@ -65,10 +75,11 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
 
 
 def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) -> NoReturn:
-    """Leave with a message, over something that every rank found; rank 0 tells it.
+    """Exit with a message about what every rank has found. Rank 0 prints it.
 
-    The others wait, or their launcher would end rank 0 unheard. One that outlives rank 0 found
-    something of its own, such as a file that its node does not see.
+    The other ranks wait, because a launcher ends all ranks once one of them has failed. A rank that
+    still runs afterwards has found something of its own, such as a file that its node does not see,
+    and prints its message, too.
 
     Args:
         message: what is wrong.
@@ -84,11 +95,11 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) ->
 
 
 def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
-    """Leave over what ended the work of a job, see `refuse`.
+    """Exit with the message of an error that ended a job, see `refuse`.
 
     Args:
-        error: one of `ENDS`; the status is 1 unless it is a user's mistake.
-        kept: says what there is in spite of it.
+        error: one of `ENDS`. The status is 1 for a `WorkError`, otherwise 2.
+        kept: returns a sentence on what is saved, which is added to the message of a `WorkError`.
     """
     if not isinstance(error, WorkError):
         refuse(str(error))
@@ -99,11 +110,13 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
 
 @contextmanager
 def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
-    """Inside, one of the ranks of a job works, with TensorFlow loaded; what ends it is told.
+    """Load TensorFlow and give a progress display; inside, this rank works.
+
+    An error of `ENDS` ends the process with its message.
 
     Args:
-        first: to say before all else.
-        kept: says what there is in spite of an error that is nobody's mistake.
+        first: text to show at once.
+        kept: see `refuse_after`.
     """
     try:
         launch.configure_threads()
@@ -121,14 +134,14 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
 
 
 def leave(status: int) -> NoReturn:
-    """End this rank, and with it the job."""
+    """Exit with a status, and end the other ranks of the job."""
     if launch.detect().size > 1:
         launch.abort(status)
     sys.exit(status)
 
 
 def stop_on(*numbers: signal.Signals) -> None:
-    """Let these signals end this process as an exit would, with status 128 and their number."""
+    """Let signals raise SystemExit; the status is 128 plus the number of the signal."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -142,10 +155,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def stoppable(kept: Callable[[], str]) -> Iterator[None]:
-    """Inside, work that takes signals down itself; one that comes before or after ends it at once.
+    """Exit with a message if a signal comes inside, while the work does not handle it itself.
 
     Args:
-        kept: says what there is in spite of the end.
+        kept: returns a sentence on what is saved, which is added to the message.
     """
     stop_on(*STOPS)
     try:
@@ -159,5 +172,5 @@ def stoppable(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def default_output(run_file: Path, kind: str) -> Path:
-    """Where the results of a run file go unless it is said."""
+    """Returns the folder of the results of a run file that is taken without --output."""
     return Path(f"{run_file.stem}-{kind}")

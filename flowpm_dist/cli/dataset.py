@@ -28,7 +28,7 @@ class Split(StrEnum):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(
         epilog="Example: [bold]flowpm-dist dataset run.toml --output volumes --split train[/bold]"
     )(dataset)
@@ -36,14 +36,14 @@ def add_to(app: typer.Typer) -> None:
 
 def dataset(
     run_file: RunFile,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")],
     ranks: Ranks = None,
     mesh: Mesh = None,
     split: Annotated[
-        list[Split] | None, typer.Option(help="Of these alone; may be given again.")
+        list[Split] | None, typer.Option(help="Write only this split; can be repeated.")
     ] = None,
     dtype: Annotated[
-        Literal["float32", "int16"], typer.Option(help="Of the stored densities.")
+        Literal["float32", "int16"], typer.Option(help="Type of the stored densities.")
     ] = "float32",
     compressed: Annotated[
         bool, typer.Option("--compressed", help="Smaller files, slower to read.")

@@ -1,4 +1,4 @@
-"""What this machine offers to a simulation, what is missing, and how to mend it."""
+"""The command `flowpm-dist doctor`: what is installed, what is missing, and how to mend it."""
 
 import json
 import os
@@ -90,7 +90,14 @@ if hvd.rank() == 0:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: what was found, whether it serves, and otherwise what to do."""
+    """The result of one check.
+
+    Attributes:
+        name: what was checked.
+        value: what was found.
+        ok: whether it works.
+        remedy: what to do if it does not.
+    """
 
     name: str
     value: str
@@ -99,7 +106,7 @@ class Check:
 
 
 def report() -> list[Check]:
-    """Look at everything but the start of ranks. Takes some seconds: probes import TensorFlow."""
+    """Returns all checks except the start of ranks. They take seconds, to import TensorFlow."""
     with ThreadPoolExecutor() as pool:
         probes = (_DEVICES, _KERNELS, _MPI, _HOROVOD)
         devices, kernels, mpi, horovod = pool.map(_probe, probes)
@@ -110,10 +117,10 @@ def report() -> list[Check]:
 
 
 def start_two_ranks(timeout: float = 90.0) -> Check:
-    """Start two ranks under mpirun and time an allreduce of 4 KiB between them.
+    """Start two ranks under mpirun and measure the time of an allreduce of 4 KiB between them.
 
     Args:
-        timeout: [s] after which the start counts as failed.
+        timeout: time after which the start counts as failed [s].
     """
     name = "two ranks"
     try:
@@ -138,7 +145,14 @@ def start_two_ranks(timeout: float = 90.0) -> Check:
 
 
 def run(launch_test: bool) -> int:
-    """Print the report, with `launch_test` that of two ranks too; return 1 if something lacks."""
+    """Print all checks.
+
+    Args:
+        launch_test: whether to start two ranks as well.
+
+    Returns:
+        The exit status: 1 if a check has failed, otherwise 0.
+    """
     checks = report()
     if launch_test:
         checks.append(start_two_ranks())
@@ -147,7 +161,7 @@ def run(launch_test: bool) -> int:
 
 
 def print_checks(checks: list[Check], console: Console | None = None) -> None:
-    """Print a table of all checks, and below it one line for each that is not well."""
+    """Print a table of all checks, and below it a line for each that has failed."""
     console = console or Console()
     table = Table(box=None, show_header=False, pad_edge=False)
     for check in checks:
@@ -162,7 +176,7 @@ def print_checks(checks: list[Check], console: Console | None = None) -> None:
 
 
 def _probe(code: str) -> Any:
-    """Run a probe in a Python of its own: what it printed as JSON, or its error as a str."""
+    """Run a probe in a new Python process; return the JSON it printed, or its error as a str."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", code]
     try:
@@ -277,7 +291,7 @@ def _compilers() -> list[Check]:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")(doctor)
 
 

@@ -21,7 +21,7 @@ COLUMNS = 112
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(
         epilog="Example: [bold]flowpm-dist evaluate run-training another-seed --ranks 2[/bold]"
     )(evaluate)
@@ -35,7 +35,7 @@ def evaluate(
     mesh: Mesh = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where it goes; by default evaluation in the first DIR."),
+        typer.Option(metavar="DIR", help="By default DIR/evaluation of the first DIR."),
     ] = None,
 ) -> None:
     """Judge trained networks on simulations they never saw, beside other methods."""

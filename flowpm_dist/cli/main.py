@@ -1,7 +1,7 @@
-"""The program `flowpm-dist`: its commands, each imported when it is asked for.
+"""The program `flowpm-dist`, whose commands are imported when they are used.
 
-TensorFlow, Horovod and MPI are imported only after everything that can be checked has been, so that
-a mistake is told within a second and on one rank alone.
+TensorFlow, Horovod and MPI are imported only after everything that can be checked without them. A
+mistake is reported within a second, and by one rank alone.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flowpm_dist.cli.common import PATIENCE, leave
 from meshimpl import launch
 
 COMMANDS = ("simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "doctor")
-"""Each is a module of this package with a function `add_to`."""
+"""Names of modules of this package that have a function `add_to`."""
 
 
 class Commands(TyperGroup):
-    """The commands; the module of a command is imported when the command is asked for."""
+    """A group of commands that imports the module of a command when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command, or None if there is none of that name."""
+        """Returns the command of a name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"flowpm_dist.cli.{cmd_name}")
@@ -71,7 +71,7 @@ def main() -> None:
     if launch.detect().rank == 0:
         app()
         return
-    # Wrong usage is found by every rank, and rank 0 tells it.
+    # Every rank finds wrong usage, and rank 0 reports it.
     try:
         app(standalone_mode=False)
     except Exception as error:

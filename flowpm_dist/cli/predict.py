@@ -16,7 +16,7 @@ from meshimpl import launch
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(epilog="Example: [bold]flowpm-dist predict run-training volume.npy[/bold]")(predict)
 
 

@@ -205,7 +205,7 @@ def _of_chains(facts: dict[str, Any]) -> str:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(
         epilog="Example: [bold]flowpm-dist reconstruct run.toml --ranks 4 --output found[/bold]"
     )(reconstruct)

@@ -1,4 +1,4 @@
-"""Commands whose work can be stopped and resumed: how all of them plan, begin, work and end."""
+"""What commands share whose work can be stopped and resumed: planning, beginning and ending."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshimpl import launch
 
 
 class Outcome(Protocol):
-    """How a session of the work ended."""
+    """How a session of a resumable job ended."""
 
     @property
     def stopped_by(self) -> str | None:
@@ -41,10 +41,10 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     """Work that was checked and can begin.
 
     Args:
-        config: the run file.
+        config: the checked run file.
         mesh: shape of the mesh of ranks.
         folder: of the work.
-        resume: whether the work in the folder goes on.
+        resume: whether the work in the folder is resumed.
         overwrite: whether other work in the folder may be replaced.
     """
 
@@ -72,15 +72,15 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         """Check everything that can be checked before the work begins.
 
         Args:
-            run_file: TOML.
+            run_file: TOML file.
             ranks: number of ranks of the job.
             output: folder of the work.
-            resume: whether the work there goes on.
-            overwrite: whether other work there may be replaced.
-            mesh: shape of the mesh, which goes before the run file's.
+            resume: whether the work in the folder is resumed.
+            overwrite: whether other work in the folder may be replaced.
+            mesh: shape of the mesh, instead of the run file's.
 
         Raises:
-            UserError: what is wrong, and what to do about it.
+            UserError: the work cannot begin; the message says why, and what to do about it.
         """
 
     @abstractmethod
@@ -117,13 +117,13 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         may_differ: Iterable[str],
         may_grow: Iterable[str] = (),
     ) -> None:
-        """See that the work can begin or go on in its folder, without changing anything.
+        """Check that the work can begin or be resumed in its folder, without changing anything.
 
         Args:
             run_file: of the work.
             resolved: the run file with all defaults.
             needed: estimated size of what will be written [bytes].
-            may_differ: keys of the run file that may differ from the work that goes on.
+            may_differ: keys of the run file that may differ from those of the resumed work.
             may_grow: keys that may be greater.
 
         Raises:
@@ -153,7 +153,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         )
 
     def run(self) -> None:
-        """Work as one of the ranks of the job, and leave with a status if a signal came."""
+        """Work as one of the ranks of the job; exit with a status if a signal stopped the work."""
         with stoppable(self.kept):
             outcome = self._run()
         if outcome.stopped_by is not None:
@@ -169,7 +169,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
             self._tell(outcome)
         from meshimpl.process_mesh import ProcessMesh
 
-        # A rank that leaves with a status ends the others: not before everything is printed.
+        # A rank that exits with a status ends the others: all must be printed before.
         ProcessMesh(self.mesh).barrier()
         return outcome
 
@@ -192,15 +192,15 @@ def start(
     resume: bool,
     overwrite: bool,
 ) -> None:
-    """Plan work, begin it on the ranks, and see it to its end. Mistakes end the process.
+    """Plan the work of a command, start the ranks, and do the work. Mistakes end the process.
 
     Args:
-        kind: of the work.
-        run_file: TOML.
-        ranks: as the user asked for.
-        mesh: likewise.
-        output: folder; by default one that is named after the run file.
-        resume, overwrite: as the user asked for.
+        kind: class of the job.
+        run_file: TOML file.
+        ranks: value of `--ranks`.
+        mesh: value of `--mesh`.
+        output: value of `--output`; by default a folder that is named after the run file.
+        resume, overwrite: whether `--resume` and `--overwrite` were given.
     """
     output = output or default_output(run_file, kind.kind)
     try:
@@ -223,7 +223,7 @@ def start(
 
 def output_option(kind: str) -> typer.models.OptionInfo:
     """Returns the option --output of a kind of work."""
-    return typer.Option(metavar="DIR", help=f"Where all goes; by default RUN-{kind}.")
+    return typer.Option(metavar="DIR", help=f"Folder of the {kind}; by default RUN-{kind}.")
 
 
 def resume_option(kind: str) -> typer.models.OptionInfo:

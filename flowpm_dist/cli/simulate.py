@@ -36,7 +36,14 @@ from meshimpl import launch
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was checked: what, on which mesh, and where its results go."""
+    """A run that was checked and can begin.
+
+    Attributes:
+        work: what to simulate and to write.
+        mesh: shape of the mesh of ranks.
+        folder: of the results.
+        overwrite: whether a finished run in the folder may be replaced.
+    """
 
     work: SimulationWork
     mesh: str
@@ -45,7 +52,7 @@ class Plan:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(
         epilog="Example: [bold]flowpm-dist simulate run.toml --ranks 4 --output universe[/bold]"
     )(simulate)
@@ -56,7 +63,7 @@ def simulate(
     ranks: Ranks = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where results go; by default RUN-output."),
+        typer.Option(metavar="DIR", help="Folder of the results; by default RUN-output."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
@@ -76,18 +83,18 @@ def simulate(
 def make_plan(
     run_file: Path, ranks: int, output: Path, *, overwrite: bool, mesh: str | None
 ) -> Plan:
-    """Check everything that can be checked before work begins.
+    """Check everything that can be checked before the work begins.
 
     Args:
-        run_file: TOML.
-        ranks: of the job.
-        output: folder for the results.
-        overwrite: whether a finished run there may be replaced.
-        mesh: shape that goes before the run file's.
+        run_file: TOML file.
+        ranks: number of ranks of the job.
+        output: folder of the results.
+        overwrite: whether a finished run in the folder may be replaced.
+        mesh: shape of the mesh, instead of the run file's.
 
     Raises:
-        ConfigError: what is wrong in the run file.
-        OutputError: why results cannot go there.
+        ConfigError: the run file has mistakes.
+        OutputError: results cannot go to the folder.
     """
     config = load(run_file)
     shape = check_mesh(config, ranks, source=run_file, shape=mesh)
@@ -99,7 +106,7 @@ def make_plan(
 
 
 def run(plan: Plan) -> None:
-    """Simulate and write, as one of the ranks of the job."""
+    """Simulate and write the results, as one of the ranks of the job."""
     rank = launch.detect().rank
     try:
         threads = launch.configure_threads()
@@ -115,7 +122,7 @@ def run(plan: Plan) -> None:
 
 @contextmanager
 def results_of(plan: Plan, rank: int) -> Iterator[None]:
-    """Rank 0's care for the output folder: a run that fails or is interrupted leaves nothing."""
+    """Begin the output folder on rank 0, and remove what a failed or interrupted run wrote."""
     stop_on(signal.SIGINT, signal.SIGTERM)
     if rank == 0:
         plan.folder.begin(overwrite=plan.overwrite)
@@ -136,7 +143,7 @@ def results_of(plan: Plan, rank: int) -> Iterator[None]:
 
 
 def work_of(config: RunConfig) -> SimulationWork:
-    """Returns what a run file asks for."""
+    """Returns the work that a run file asks for."""
     return SimulationWork(
         plan=simulation_plan(config.box, config.initial, config.evolution, config.run),
         cosmology=config.cosmology.model_dump(exclude_none=True),
@@ -150,7 +157,7 @@ def work_of(config: RunConfig) -> SimulationWork:
 
 
 def report(plan: Plan, summary: Summary) -> str:
-    """Returns where to look, and the figures that come first."""
+    """Returns what is printed at the end: where the results are, and the first numbers."""
     path, steps = plan.folder.path, plan.work.steps
     memory = human_size(max(summary.peak_memory))
     return f"""

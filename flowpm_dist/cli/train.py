@@ -131,7 +131,7 @@ Next: flowpm-dist evaluate {path}"""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give a program this command."""
+    """Add this command to a program."""
     app.command(epilog="Example: [bold]flowpm-dist train run.toml --ranks 4[/bold]")(train)
 
 

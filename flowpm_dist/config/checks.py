@@ -1,6 +1,6 @@
-"""Run files of any kind: TOML in, checked whole, all problems told at once.
+"""Reading and checking run files of any kind. All problems of a file are reported at once.
 
-A kind of run file adds its sections and the rules between their keys. Nothing here imports
+Each kind of run file brings its sections, and rules between their keys. Nothing here imports
 TensorFlow, Horovod or MPI.
 """
 
@@ -22,7 +22,12 @@ from flowpm_dist.options import RENAMED, Options, nearest
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong: `section.key` (empty for the whole file), and what, with what is allowed."""
+    """One problem of a run file.
+
+    Attributes:
+        where: `section.key`, or an empty text for the whole file.
+        what: is wrong, and what is allowed.
+    """
 
     where: str
     what: str
@@ -32,11 +37,11 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """A run file that cannot be run.
+    """A run file has mistakes.
 
     Attributes:
-        source: the file.
-        problems: everything found wrong with it.
+        source: path of the file.
+        problems: everything that is wrong with it.
     """
 
     def __init__(self, source: Path, problems: list[Problem]) -> None:
@@ -47,11 +52,11 @@ class ConfigError(UserError):
 
 @dataclass(frozen=True)
 class ParsedRunFile:
-    """A run file as far as it was understood: what the rules between keys look at.
+    """The part of a run file that could be read, which the rules between keys look at.
 
     Attributes:
-        sections: by name; a key that is itself wrong is None.
-        given: the keys of each section as they stand in the file; sections that are none are out.
+        sections: by name; a key whose own value is wrong is None.
+        given: the keys of each section as they stand in the file.
         folder: of the file.
     """
 
@@ -60,7 +65,7 @@ class ParsedRunFile:
     folder: Path
 
     def value(self, section: str, key: str) -> Any:
-        """Of a key, or its default; None where it was not understood."""
+        """Returns the value of a key, or its default; None if the value is wrong."""
         return getattr(self.sections.get(section), key, None)
 
 
@@ -69,16 +74,16 @@ Rule = Callable[[ParsedRunFile], Iterable[Problem]]
 
 
 def models_of(config: type[Options]) -> Models:
-    """The sections of a kind of run file."""
+    """Returns the models of the sections of a kind of run file, by name."""
     fields = config.model_fields.items()
     return {name: field.annotation for name, field in fields if isinstance(field.annotation, type)}
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Returns the tables of a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     path = Path(path)
     try:
@@ -95,16 +100,16 @@ def read_table(path: str | Path) -> dict[str, Any]:
 def check_sections(
     table: Mapping[str, Any], source: Path, models: Models, rules: Iterable[Rule]
 ) -> dict[str, Options]:
-    """The sections of a run file of any kind.
+    """Returns the checked sections of a run file of any kind.
 
     Args:
         table: sections and their keys.
-        source: the file, for messages and for the paths inside it.
-        models: the sections there are.
-        rules: what must hold between keys.
+        source: path of the file; paths inside the file are relative to its folder.
+        models: the models of the sections, by name.
+        rules: each returns the problems between keys.
 
     Raises:
-        ConfigError: with every problem.
+        ConfigError: there are problems; it has all of them.
     """
     problems = list(_unknown_sections(table, models))
     sections: dict[str, Options] = {}
@@ -154,7 +159,7 @@ def to_table(config: Options, idle: Mapping[str, Iterable[str]]) -> dict[str, di
 
 
 def _homes(key: str, models: Models) -> str:
-    """A hint at the sections that have such a key; empty if none has."""
+    """Returns a hint at the sections that have a key; an empty text if none has."""
     homes = [f"[{name}]" for name, model in models.items() if key in model.model_fields]
     return f"; it belongs into {' or '.join(homes)}" if homes else ""
 
@@ -179,7 +184,7 @@ def _unknown_key(key: str, section: str, models: Models) -> str:
 def _problems_of(
     section: str, models: Models, keys: Mapping[str, Any], error: ValidationError
 ) -> list[Problem]:
-    """One problem for each wrong key, however many of its parts are wrong."""
+    """Returns one problem for each wrong key, however many of its parts are wrong."""
     problems: dict[str, Problem] = {}
     fields = models[section].model_fields
     for detail in error.errors():
@@ -201,7 +206,7 @@ def _problems_of(
 
 
 def exactly_one(file: ParsedRunFile, *keys: tuple[str, str]) -> Iterator[Problem]:
-    """A problem unless one of these (section, key) is given, and no other."""
+    """Yield a problem unless exactly one of several (section, key) is given."""
     if any(section not in file.given for section, _ in keys):
         return
     given = [f"{s}.{k}" for s, k in keys if k in file.given[s]]
@@ -214,7 +219,7 @@ def exactly_one(file: ParsedRunFile, *keys: tuple[str, str]) -> Iterator[Problem
 
 
 def as_written(value: Any) -> str:
-    """A value as a run file has it."""
+    """Returns a value as it is written in a run file."""
     if isinstance(value, str | Path):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -223,16 +228,17 @@ def as_written(value: Any) -> str:
 def fitting_mesh(
     asked: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
 ) -> str:
-    """The mesh shape of the command line, or else that of the run file.
+    """Returns the mesh shape of the command line, or else that of the run file.
 
     Args:
-        asked: on the command line.
-        written: in the run file.
-        misfits_of: why a shape does not fit, in words; raises ValueError for what is none.
-        source: the run file, for messages.
+        asked: shape on the command line.
+        written: shape in the run file.
+        misfits_of: returns the reasons why a shape does not fit; raises ValueError if a text is no
+            shape.
+        source: path of the run file, for messages.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the shape does not fit.
     """
     named, shape = ("--mesh", asked) if asked else ("mesh.shape", written or "")
     try:
@@ -253,17 +259,17 @@ def check_resumed(
     may_differ: Iterable[str],
     may_grow: Iterable[str] = (),
 ) -> None:
-    """See that a run file asks for the work that is to go on.
+    """Check that a run file asks for the same work as the one that the work was begun with.
 
     Args:
-        then, now: the run files as they were resolved; their meshes may differ.
-        source: the run file of `now`.
-        begun: what is to go on, such as "the training in here".
-        may_differ: names of keys that need not be what they were.
-        may_grow: of those that may be greater.
+        then, now: texts of the two resolved run files; their meshes may differ.
+        source: path of the run file of `now`.
+        begun: names the work in messages, such as "the training in here".
+        may_differ: names of keys that may differ.
+        may_grow: names of keys that may be greater than they were.
 
     Raises:
-        ConfigError: with every key that differs.
+        ConfigError: keys differ; it has a problem for each of them.
     """
     before, after = _keys(then), _keys(now)
     problems, growing = [], set(may_grow)

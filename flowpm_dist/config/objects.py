@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def simulation_plan(
     box: BoxOptions, initial: InitialOptions, evolution: EvolutionSection, run: RunOptions
 ) -> SimulationPlan:
-    """Returns how the sections of a run file simulate, whatever the cosmology."""
+    """Returns the simulation that sections of a run file describe, without its cosmology."""
     return SimulationPlan(
         box=box,
         steps=evolution,

@@ -26,7 +26,7 @@ from flowpm_dist.particle_mesh.options import ForceOptions
 
 
 class InitialSection(InitialOptions):
-    """Where the universe starts from."""
+    """The section [initial]: what the universe starts from."""
 
     seed: Seed | None = Field(default=None, description="a whole number of at least 0")
     white_noise: AnyPath | None = Field(
@@ -49,7 +49,7 @@ def _known_integrator(name: str) -> str:
 
 
 class _Evolution(StepOptions, ForceOptions):
-    """The steps, the scheme with its own options, and the force."""
+    """The section [evolution]: time steps, integrator with its own options, and force."""
 
     integrator: Annotated[str, AfterValidator(_known_integrator)] = Field(
         default=DEFAULT, description=_SCHEMES
@@ -75,7 +75,7 @@ class _Evolution(StepOptions, ForceOptions):
 
     @property
     def scheme(self) -> Integrator:
-        """The integrator with those of its options that are given."""
+        """The integrator, with the options that are given."""
         kind = INTEGRATORS[self.integrator]
         given = {name: getattr(self, name) for name in kind.model_fields}
         return kind(**{name: value for name, value in given.items() if value is not None})
@@ -107,7 +107,7 @@ else:
 
 
 class ResultsSection(Options):
-    """What to measure besides the power spectrum."""
+    """The section [results]: what to measure besides the power spectrum."""
 
     multipoles: Literal["x", "y", "z"] | None = Field(
         default=None, description='the line of sight of redshift space: "x", "y" or "z"'

@@ -1,7 +1,7 @@
 """The run file of `flowpm-dist simulate`, and the rules that other run files share with it.
 
-Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
-launcher, before any work begins.
+Nothing here imports TensorFlow, Horovod or MPI, so that the mistakes of a file are reported within
+a second, before any work begins.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
 from flowpm_dist.options import Options, three
 
 OF_A_SEED = ("noise", "fixed_amplitude", "paired")
-"""Keys of [initial] that say what a seed becomes."""
+"""Keys of [initial] that have a meaning only beside a seed."""
 
 
 class RunConfig(Options):
-    """A whole run file, checked: see `load`."""
+    """A checked run file, see `load`."""
 
     box: BoxOptions
     cosmology: CosmologyOptions
@@ -56,7 +56,7 @@ class RunConfig(Options):
     results: ResultsSection
 
     def resolved(self) -> str:
-        """The run as TOML with all defaults and full paths filled in; `load` reads it back.
+        """Returns the run file as TOML with all defaults and full paths; `load` reads it back.
 
         Keys that have no meaning beside the others are left out.
         """
@@ -64,7 +64,7 @@ class RunConfig(Options):
         return to_toml(self, {"initial": idle})
 
     def with_mesh(self, shape: str) -> RunConfig:
-        """The same run on a mesh of another shape."""
+        """Returns the same run on a mesh of another shape."""
         return self.model_copy(update={"mesh": MeshOptions(shape=shape)})
 
 
@@ -75,23 +75,23 @@ def load(path: str | Path) -> RunConfig:
     """Read and check the run file of a simulation.
 
     Args:
-        path: TOML file; paths inside it are relative to its folder.
+        path: of the TOML file; paths inside the file are relative to its folder.
 
     Raises:
-        ConfigError: with every problem of the file.
+        ConfigError: the file has mistakes; the error has all of them.
     """
     return check(read_table(path), Path(path))
 
 
 def check(table: Mapping[str, Any], source: Path) -> RunConfig:
-    """A run from the tables of a TOML file.
+    """Check the tables of a TOML file, and return the run they describe.
 
     Args:
         table: sections and their keys.
-        source: the file, for messages and for the paths inside it.
+        source: path of the file; paths inside the file are relative to its folder.
 
     Raises:
-        ConfigError: with every problem.
+        ConfigError: there are mistakes; the error has all of them.
     """
     rules: list[Rule] = [_amplitude, _origin, universe_rules, _white_noise, evolution_rules]
     return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
@@ -106,7 +106,7 @@ def _origin(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 def universe_rules(file: ParsedRunFile) -> Iterator[Problem]:
-    """What must hold between the cosmological parameters, fixed or anywhere in their priors."""
+    """Yield problems between cosmological parameters, fixed or anywhere in their priors."""
     (_, matter), (where, baryons) = (_given_of(file, key) for key in ("Omega_m", "Omega_b"))
     if matter and baryons and max(baryons) >= min(matter):
         what = f"= {_shown(baryons)}: must be below Omega_m = {_shown(matter)}"
@@ -118,7 +118,7 @@ def universe_rules(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 def _given_of(file: ParsedRunFile, name: str) -> tuple[str, list[float]]:
-    """Where a cosmological parameter stands, and its value, or its lowest and highest."""
+    """Returns the key of a cosmological parameter, and its value or its lowest and highest one."""
     if (prior := file.value("priors", name)) is not None:
         return f"priors.{name}", list(prior)
     value = file.value("cosmology", name)
@@ -145,7 +145,7 @@ def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
-    """What must hold between the keys of the scheme."""
+    """Yield problems between the keys of [evolution]."""
     evolution, given = file.sections.get("evolution"), file.given.get("evolution", {})
     if not isinstance(evolution, EvolutionSection):
         return
@@ -175,32 +175,29 @@ def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 class OfOneBox(Protocol):
-    """A run file of a single universe."""
+    """A run file of one universe."""
 
     @property
     def box(self) -> BoxOptions:
-        """Its grid."""
+        """The grid and the size of the universe."""
 
     @property
     def mesh(self) -> MeshOptions:
-        """How that is split."""
+        """The mesh that the grid is split over."""
 
 
 def check_mesh(config: OfOneBox, ranks: int, *, source: Path, shape: str | None = None) -> str:
-    """The mesh shape to run on: the one asked for, or one chosen from the number of ranks.
+    """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
 
     Args:
-        config: the run.
+        config: the run file.
         ranks: number of ranks of the job.
-        source: the run file, for messages.
-        shape: from the command line; goes before the run file's.
-
-    Returns:
-        A text such as `"row:2,col:2"`.
+        source: path of the run file, for messages.
+        shape: value of `--mesh`, which is taken instead of the run file's.
 
     Raises:
-        ConfigError: not a mesh, its sizes do not multiply to `ranks`, or an axis does not divide
-            its side of the grid.
+        ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does not
+            divide its side of the grid.
     """
     grid = config.box.grid
 

@@ -1,4 +1,4 @@
-"""Results on disk: the output folder, snapshots, tables. Importing this is light."""
+"""Files in and out: snapshots, volumes, white noise, figures. Importing this is light."""
 
 from flowpm_dist.io.snapshot import Snapshot, SnapshotError, load_snapshot
 

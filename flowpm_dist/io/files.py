@@ -1,4 +1,4 @@
-"""Files written whole: aside first, then moved into place; and how a write that failed is told."""
+"""Files that are replaced as a whole, and the error of a write that failed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SNAPSHOT = "snapshot.zarr"
 
 
 class WriteError(WorkError):
-    """Results could not be written: the message names the file and the cause."""
+    """Results could not be written. The message names the file and the cause."""
 
     @classmethod
     def of(cls, path: Path, error: OSError) -> WriteError:
-        """The system's error, with the file it happened to."""
+        """Returns an error that tells the cause and the file of an error of the system."""
         return cls(f"cannot write {path}: {error.strerror or error}")
 
 
 def snapshot_attributes(path: Path) -> dict[str, object] | None:
-    """Attributes of a snapshot of ours, whole or not; None when it is not one."""
+    """Returns the attributes of a snapshot, complete or not; None if it is no snapshot of ours."""
     try:
         attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -34,13 +34,13 @@ def snapshot_attributes(path: Path) -> dict[str, object] | None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A path aside to write a file to, which replaces `path` when all went well.
+    """Give a temporary path to write to, which replaces `path` at the end if nothing was raised.
 
     Args:
-        path: of the file; its folder is made when it is missing.
+        path: of the file; its folder is made if it is missing.
 
     Raises:
-        WriteError: an OSError, inside or of moving the file into place.
+        WriteError: an OSError was raised inside, or by the replacing.
     """
     aside = path.with_name(f".{path.name}.partial")
     try:
@@ -52,13 +52,17 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file, see `written_whole`."""
+    """Write a text file so that it is never seen half written, see `written_whole`.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
     with written_whole(path) as aside:
         aside.write_text(text)
 
 
 def human_size(count: int) -> str:
-    """A number of bytes as people read it, such as 1.5 GiB."""
+    """Returns a number of bytes as people read it, such as "1.5 GiB"."""
     if count < 1024:
         return f"{count} bytes"
     power = min(4, (count.bit_length() - 1) // 10)

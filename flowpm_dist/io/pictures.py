@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def project(field: Field, cells: int) -> np.ndarray | None:
-    """Mean of a field over the first `cells` layers of z. On all ranks.
+    """Returns the mean of a field over the first `cells` layers of z. On all ranks.
 
-    Each rank averages its own block; only the map travels.
+    Each rank averages its own block, so that only maps are sent.
 
     Args:
         field: [nx, ny, nz].
@@ -37,7 +37,7 @@ def project(field: Field, cells: int) -> np.ndarray | None:
         [nx, ny], float64, on rank 0; None on the others.
 
     Raises:
-        ValueError: `cells` out of range.
+        ValueError: the field has fewer layers than `cells`, or `cells` is below 1.
     """
     if not 1 <= cells <= field.grid[2]:
         raise ValueError(f"a slab of {cells} cells; the field has {field.grid[2]} along z")
@@ -55,11 +55,11 @@ def project(field: Field, cells: int) -> np.ndarray | None:
 def density_figure(
     slab: np.ndarray, box_size: tuple[float, float, float], thickness: float, a: float
 ) -> Figure:
-    """A projected density, in log colour.
+    """Returns a figure of a projected density, in logarithmic colour.
 
     Args:
-        slab: [nx, ny], mean density 1.
-        box_size: [Mpc/h].
+        slab: projected density [nx, ny], in units of the mean density.
+        box_size: sides of the box [Mpc/h].
         thickness: of the slab [Mpc/h].
         a: scale factor.
     """
@@ -95,14 +95,14 @@ def power_spectrum_figure(
     nyquist: float,
     a: float,
 ) -> Figure:
-    """A measured power spectrum above the linear theory, and their ratio below.
+    """Returns a figure of a measured power spectrum and linear theory, with their ratio below.
 
     Args:
         k: bin means [h/Mpc].
         power: measured [(Mpc/h)^3].
-        modes: Fourier modes in each bin; a mode and its conjugate count as two.
-        linear: linear theory at the same time [(Mpc/h)^3], of k [h/Mpc].
-        nyquist: of the grid [h/Mpc].
+        modes: number of Fourier modes in each bin; a mode and its conjugate count as two.
+        linear: power spectrum of linear theory at the same time [(Mpc/h)^3], given k [h/Mpc].
+        nyquist: Nyquist wave number of the grid [h/Mpc].
         a: scale factor.
     """
     figure = new_figure(6.8, 6.4)

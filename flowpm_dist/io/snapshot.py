@@ -1,7 +1,8 @@
-"""`snapshot.zarr`: the fields of one moment, each rank writing its own block.
+"""`snapshot.zarr`: the fields of a universe at one time, each rank writing its own block.
 
-A zarr (version 3) group that any zarr reader opens. A chunk never holds cells of two ranks, so that
-ranks write side by side and nothing is gathered. The group's attribute `complete` is set last.
+A snapshot is a zarr group (version 3) that any zarr reader opens. No chunk holds cells of two
+ranks, so that all ranks write at the same time and nothing is gathered. The attribute `complete` of
+the group is set last.
 """
 
 from __future__ import annotations
@@ -43,33 +44,38 @@ FIELDS = {
 
 
 class SnapshotError(UserError):
-    """No snapshot, or none that is whole."""
+    """A path holds no snapshot, or one that is not complete."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot on disk, read when asked.
+    """A snapshot on disk. Its arrays are read when they are asked for.
 
     Attributes:
-        arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3]; slices of them are read.
-        attributes: a, box_size [Mpc/h], grid, cosmology, seed, units and conventions, versions,
-            and the run's configuration as TOML.
+        arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3].
+        attributes: scale factor "a", "box_size" [Mpc/h], "grid", "cosmology", "seed" and
+            "conventions"; of a run by `flowpm-dist simulate` also "versions" and, as TOML,
+            "config".
     """
 
     arrays: Mapping[str, zarr.Array[Any]]
     attributes: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns the whole array of that name, in memory."""
+        """Returns the whole array of a name, in memory.
+
+        Raises:
+            KeyError: the snapshot has no such array.
+        """
         if name not in self.arrays:
             raise KeyError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
         return np.asarray(self.arrays[name][...])
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """Returns the array of that name, of which slices are read.
+        """Returns the array of a name, of which slices can be read.
 
         Raises:
-            SnapshotError: there is none.
+            SnapshotError: the snapshot has no such array.
         """
         if name not in self.arrays:
             raise SnapshotError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
@@ -77,13 +83,14 @@ class Snapshot:
 
 
 def load_snapshot(path: str | Path) -> Snapshot:
-    """Open a snapshot that is whole.
+    """Open a complete snapshot.
 
     Args:
         path: `snapshot.zarr`, or the output folder that holds it.
 
     Raises:
-        SnapshotError: there is none, or its writing was interrupted.
+        SnapshotError: there is no snapshot, its writing was interrupted, or its format is not the
+            one of this version.
     """
     path = Path(path)
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
@@ -103,12 +110,12 @@ def load_snapshot(path: str | Path) -> Snapshot:
 
 
 def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """A chunk that tiles a rank's block exactly, of at most `limit` bytes.
+    """Returns the shape of chunks of at most `limit` bytes that tile a rank's block exactly.
 
     Args:
-        block: [nx, ny, nz] or [nx, ny, nz, 3], the same on every rank.
-        itemsize: [bytes] of one value.
-        limit: [bytes].
+        block: shape of the block, [nx, ny, nz] or [nx, ny, nz, 3], the same on every rank.
+        itemsize: size of one value [bytes].
+        limit: greatest size of a chunk, before compression [bytes].
     """
     chunk = list(block)
     for axis in range(min(3, len(block))):
@@ -119,7 +126,12 @@ def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES)
 
 
 def snapshot_bytes(grid: tuple[int, int, int], itemsize: int) -> int:
-    """Size of a snapshot's values, not compressed [bytes]."""
+    """Returns the size of all values of a snapshot, before compression [bytes].
+
+    Args:
+        grid: number of cells along each side.
+        itemsize: size of one value [bytes].
+    """
     return 9 * math.prod(grid) * itemsize
 
 
@@ -130,17 +142,17 @@ def write_snapshot(
     meanings: Mapping[str, tuple[str, str]] = FIELDS,
     dimensions: tuple[str, ...] = DIMENSIONS,
 ) -> None:
-    """Write the fields, each rank its part; incomplete until `mark_complete`. On all ranks.
+    """Write fields, each rank its block. On all ranks; rank 0 then calls `mark_complete`.
 
     Args:
-        path: the new zarr group; on a file system that all ranks see.
-        fields: by name, on one mesh.
-        attributes: of the group, as JSON.
-        meanings: units and meaning of the fields by name, for the attributes of each.
-        dimensions: names of them; of a field that has fewer, the first.
+        path: of the new zarr group, on a file system that all ranks see.
+        fields: the fields by name, all on one mesh.
+        attributes: of the group; they can be written as JSON.
+        meanings: units and meaning of each field by name, which become attributes of its array.
+        dimensions: names of the axes; a field of fewer axes has the first of them.
 
     Raises:
-        WriteError: on a rank that cannot write; the job must end then.
+        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     mesh = next(iter(fields.values())).mesh
     try:
@@ -195,10 +207,13 @@ def _write_blocks(path: Path, fields: Mapping[str, Field]) -> None:
 
 
 def mark_complete(path: Path) -> None:
-    """Say that the snapshot is whole. On rank 0, after every rank has written.
+    """Mark a snapshot as complete. On rank 0, after every rank has written.
+
+    Args:
+        path: of the zarr group.
 
     Raises:
-        WriteError: chunks are missing, or the mark cannot be written.
+        WriteError: chunks are missing, or the attribute cannot be written.
     """
     import zarr
 

@@ -1,4 +1,4 @@
-"""A density volume that a user brings: .npy, zarr or HDF5, read where and when it is needed."""
+"""Density volumes that a user brings as .npy, zarr or HDF5; a rank reads only its part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPATIAL = (3, 4)
 
 
 class VolumeError(UserError):
-    """A volume that cannot be used."""
+    """A file holds no volume, or none that can be used."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Volume:
     """A volume on disk.
 
     Attributes:
-        array: of shape [x, y, z] or [x, y, z, channel]; slices of it are read.
-        where: its path, for messages.
-        box_size: sides [Mpc/h], where the file tells them.
-        a: scale factor, where the file tells it.
+        array: of shape [x, y, z] or [x, y, z, channel], of which slices are read.
+        where: path of the array, for messages.
+        box_size: sides of the box [Mpc/h]; None if the file does not tell them.
+        a: scale factor; None if the file does not tell it.
     """
 
     array: Any
@@ -39,15 +39,16 @@ class Volume:
 
 
 def open_volume(path: str | Path) -> Volume:
-    """Open a volume without reading it.
+    """Open a volume without reading its values.
 
     Args:
-        path: .npy; a zarr array, or a group with an array "density" or a single one of three axes,
-            such as the snapshot.zarr of `flowpm-dist simulate` or its folder; or HDF5, where a
-            data set is named after a colon, as in "file.h5:density".
+        path: one of three kinds. A .npy file. A zarr array, or a zarr group with an array "density"
+            or a single array of three or four axes, such as the snapshot.zarr that
+            `flowpm-dist simulate` writes, or the folder of that. An HDF5 file, in which a data set
+            can be named after a colon, as in "file.h5:density".
 
     Raises:
-        VolumeError: no such file, or none with a volume of real numbers.
+        VolumeError: there is no such file, or it holds no volume of real numbers.
     """
     file, name = Path(path), ""
     if not file.exists() and ":" in str(path):
@@ -128,7 +129,7 @@ def _of_zarr(file: Path) -> Volume:
 
 
 def _chosen(file: Path, there: dict[str, Any], name: str, advice: str) -> str:
-    """The array that was named, or "density", or the only one."""
+    """Returns the name that was asked for, or "density", or the only name."""
     if name:
         wanted = name.strip("/")
         if wanted not in there:

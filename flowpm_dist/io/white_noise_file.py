@@ -1,4 +1,4 @@
-"""White noise given by the user as a .npy file."""
+"""White noise that a user brings as a .npy file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from flowpm_dist.io.errors import UserError
 
 
 class WhiteNoiseError(UserError):
-    """A white-noise file that cannot be used."""
+    """A file of white noise cannot be used."""
 
 
 def open_white_noise(path: Path) -> np.ndarray:
-    """The file's array, mapped and not read: a rank that needs a part reads only that part.
+    """Returns the array of a file, memory-mapped so that a rank reads only the part it needs.
 
     Raises:
-        WhiteNoiseError: no such file, or no .npy file of real numbers.
+        WhiteNoiseError: there is no such file, or it is no .npy file of float32 or float64.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -33,14 +33,14 @@ def open_white_noise(path: Path) -> np.ndarray:
 
 
 def check_white_noise(path: Path, grid: tuple[int, int, int] | None) -> None:
-    """See that the file holds finite real numbers, one for each cell.
+    """Check that a file holds one finite real number for each cell.
 
     Args:
-        path: .npy file.
-        grid: cells on each side; None leaves the shape unchecked.
+        path: of the .npy file.
+        grid: number of cells along each side; None leaves the shape unchecked.
 
     Raises:
-        WhiteNoiseError: it does not, and how.
+        WhiteNoiseError: the file cannot be used; the message says why.
     """
     array = open_white_noise(path)
     if grid is not None and array.shape != tuple(grid):

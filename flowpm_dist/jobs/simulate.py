@@ -1,4 +1,4 @@
-"""A simulation and all that it leaves: snapshot, power spectrum, figures, timings."""
+"""The job of `flowpm-dist simulate`: snapshot, power spectrum, figures and timings of a run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ FIGURES_AND_TABLES = 16 * 2**20  # [bytes], generous
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures a user wants to see first.
+    """The numbers that a user wants to see first.
 
     Attributes:
-        seconds: of the evolution, all steps.
-        compile_seconds: before the first step.
-        ns_per_particle_per_step: of the evolution, over all particles of all ranks.
-        peak_memory: of each rank [bytes].
-        k: a wave number near 0.1 [h/Mpc], with
-        ratio: the measured power there over the linear theory's.
+        seconds: duration of all steps of the evolution [s].
+        compile_seconds: duration of the compilation before the first step [s].
+        ns_per_particle_per_step: duration of the evolution over the number of steps and of
+            particles of all ranks [ns].
+        peak_memory: greatest memory that each rank has held [bytes].
+        k: the wave number nearest to 0.1 h/Mpc [h/Mpc].
+        ratio: measured power at `k` over that of linear theory.
     """
 
     seconds: float
@@ -58,16 +59,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class SimulationWork:
-    """A universe to simulate, and what is written of it.
+    """What to simulate, and what to write.
 
     Attributes:
         plan: how it is simulated.
         cosmology: parameters by name, as `Cosmology` takes them.
         steps: number of time steps.
-        seed: of the white noise; None if that is given.
-        white_noise: .npy file with the white noise.
+        seed: of the white noise; None if the noise is read from a file.
+        white_noise: .npy file of the white noise; None if it comes from a seed.
         paired: whether the paired universe of the seed is simulated.
-        multipoles: line of sight of the redshift-space multipoles; None for none.
+        multipoles: line of sight of the multipoles in redshift space; None leaves them out.
         run_text: the resolved run file, kept with the results.
     """
 
@@ -82,13 +83,13 @@ class SimulationWork:
 
 
 def results_bytes(plan: SimulationPlan) -> int:
-    """Returns the size of all results of a run, about and at most [bytes]."""
+    """Returns an upper estimate of the size of all results of a run [bytes]."""
     itemsize = np.dtype(plan.run.precision).itemsize
     return snapshot_bytes(plan.box.grid, itemsize) + FIGURES_AND_TABLES
 
 
 def versions() -> dict[str, str]:
-    """What computed: Python, and the installed packages that matter."""
+    """Returns the versions of Python and of the installed packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -99,7 +100,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> int:
-    """The most memory this process has held so far [bytes]."""
+    """Returns the greatest memory that this process has held so far [bytes]."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -112,9 +113,9 @@ def simulate_and_write(
     Args:
         work: what to simulate.
         mesh: shape of the mesh of this job's ranks.
-        folder: begun on rank 0.
-        progress: of this rank.
-        threads: of this rank.
+        folder: of the results; `begin` has been called on rank 0.
+        progress: display of this rank.
+        threads: number of threads of this rank.
 
     Returns:
         A summary on rank 0; None on the others.
@@ -149,21 +150,21 @@ def write_results(
     *,
     threads: int,
 ) -> Summary | None:
-    """Write everything and move it into place. On all ranks.
+    """Write all results and move them into place. On all ranks.
 
     Args:
-        folder: begun on rank 0.
-        work: that led to the state.
-        mesh_shape: of the mesh that was used.
-        state: the end of the run.
-        linear: linear theory.
-        threads: of this rank.
+        folder: of the results; `begin` has been called on rank 0.
+        work: the work that led to the state.
+        mesh_shape: shape of the mesh of the run.
+        state: at the end of the run.
+        linear: power spectrum of linear theory.
+        threads: number of threads of this rank.
 
     Returns:
         A summary on rank 0; None on the others.
 
     Raises:
-        WriteError: on a rank that cannot write; the job must end then.
+        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     from flowpm_dist.io.pictures import project
     from flowpm_dist.statistics import multipoles, power_spectrum
@@ -201,13 +202,13 @@ def write_results(
 def write_power_spectrum(
     path: Path, spectrum: PowerSpectrum, linear: np.ndarray, poles: Multipoles | None = None
 ) -> None:
-    """A table of comma-separated values under one line of names with units.
+    """Write a table of comma-separated values, with one line of names and units at the top.
 
     Args:
-        path: to write to.
-        spectrum: measured.
-        linear: theory at the same k [(Mpc/h)^3].
-        poles: in redshift space, as further columns.
+        path: of the table.
+        spectrum: measured power spectrum.
+        linear: power of linear theory at the same k [(Mpc/h)^3].
+        poles: multipoles in redshift space, which become further columns.
     """
     columns = [spectrum.k, spectrum.power, spectrum.modes, linear]
     names = ["k [h/Mpc]", "P [(Mpc/h)^3]", "modes", "linear [(Mpc/h)^3]"]

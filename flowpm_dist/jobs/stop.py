@@ -1,4 +1,4 @@
-"""Ending long work when a signal asks for it, on all ranks at once."""
+"""Stopping a job on all ranks at once when a signal asks for it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import tensorflow as tf
 from meshimpl.process_mesh import ProcessMesh
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Of a scheduler or a person that wants the work to stop."""
+"""Signals by which a scheduler or a user stops a job."""
 
 
 class StopError(Exception):
-    """A signal asked for the end, and what was done is kept."""
+    """A job was stopped by a signal; what it has done is saved."""
 
 
 class StopRequest:
-    """Signals that ask for the end, agreed on by all ranks after a step."""
+    """A request to stop, which all ranks agree on after each step.
+
+    Args:
+        mesh: the ranks of the job.
+    """
 
     def __init__(self, mesh: ProcessMesh) -> None:
         self._mesh, self._received = mesh, 0
 
     @contextmanager
     def heard(self) -> Iterator[StopRequest]:
-        """Inside, the signals are taken down instead of ending the process."""
+        """Inside, signals are remembered and do not end the process."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._received = number
@@ -40,6 +44,9 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def name(self) -> str | None:
-        """Of a signal that some rank has received; the same answer on every rank."""
+        """Returns the name of a signal that some rank has received, or None. On all ranks.
+
+        Every rank returns the same.
+        """
         received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
         return signal.Signals(received).name if received else None
