@@ -30,6 +30,7 @@ GOOD = dict(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, A_s=2.1e-9)
         (dict(w0=-0.5, wa=0.5), "w0 + wa must be at most -0.2"),
         (dict(T_cmb=0.0), "T_cmb must be a temperature in kelvin, above 0"),
         (dict(k_pivot=0.0), "k_pivot must be a wavenumber in 1/Mpc, above 0"),
+        (dict(k_pivot=float("inf")), "k_pivot must be a wavenumber in 1/Mpc, above 0"),
         (dict(transfer="class"), "transfer must be one of 'eisenstein-hu', 'camb', got 'class'"),
         (dict(Omega_m=tf.constant(1.5)), "Omega_m must be a number above 0, at most 1; got 1.5"),
         (dict(Omega_m=tf.Variable(1.5)), "Omega_m must be a number above 0, at most 1; got 1.5"),

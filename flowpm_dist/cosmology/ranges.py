@@ -5,6 +5,7 @@ Nothing here imports TensorFlow, so that run files can be checked quickly.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ RANGES = {
     "w0": ParameterRange("a number from -5 to below 0", least=-5, below=0),
     "wa": ParameterRange("a number from -10 to below 5", least=-10, below=5),
     "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", above=0, below=100),
-    "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0),
+    "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0, below=math.inf),
 }
 """By the name of the parameter, see `Cosmology`."""
 

@@ -178,8 +178,9 @@ class Simulation:
             seed: of the white noise; or
             white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field`, the
                 whole array, or this rank's block; or
-            particles: a `State` at the first of the steps; or displacement [Mpc/h] and canonical
-                velocity [Mpc/h H0], [x, y, z, 3] each, given as `white_noise` is.
+            particles: a `State` at the first of the steps, of which the cosmology is not taken; or
+                displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3] each, given as
+                `white_noise` is.
             cosmology: instead of the simulation's own.
             paired: the opposite of the seed's white noise.
             progress: called on every rank after each step.
@@ -190,7 +191,7 @@ class Simulation:
         """
         begin = time.perf_counter()
         if isinstance(particles, State):
-            particles = particles.particles_at(float(self.edges[0]))
+            particles = particles.particles_at(float(self.edges[0]), self.box_of_replicas)
         given = Given(seed, white_noise, particles, cosmology, paired)
         solver, source, local = self._read(given)
         start, lpt = self._start(solver, source, local)

@@ -25,6 +25,8 @@ from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
+AXES = ("x", "y", "z")
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -48,7 +50,8 @@ class State:
     """A universe at one scale factor, or a batch of them.
 
     A state stands alone: it can be pickled (each rank's part by itself), written to a snapshot and
-    read back, whatever became of the simulation.
+    read back, whatever became of the simulation. The pickle of a state with its own `growth` or
+    `power` holds these by name; that of a state from a snapshot refers to the snapshot.
 
     Attributes:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
@@ -86,6 +89,9 @@ class State:
         cls, path: str | Path, *, mesh: ProcessMesh | MeshShape | None = None
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
+
+        A snapshot does not hold `growth` and `power` of the simulation: those of its cosmology are
+        taken.
 
         Args:
             path: `snapshot.zarr`, or the folder that holds it.
@@ -162,12 +168,21 @@ class State:
             "seed": None if seeds is None else int(seeds),
         }
 
-    def particles_at(self, a: float) -> tuple[Field, Field]:
+    def particles_at(self, a: float, box: Box) -> tuple[Field, Field]:
         """Returns displacement and velocity, for a run that begins at scale factor `a`.
 
+        Args:
+            a: scale factor.
+            box: of the run, of any batch and on any mesh.
+
         Raises:
-            ValueError: the state is not at that scale factor.
+            ValueError: the state is at another scale factor, or of another grid or box size.
         """
+        if (self.box.grid, self.box.size) != (box.grid, box.size):
+            raise ValueError(
+                f"the particles are of grid {self.box.grid} in a box of {self.box.size} Mpc/h, "
+                f"the simulation is of grid {box.grid} in one of {box.size} Mpc/h"
+            )
         if abs(self.a - a) > 1e-12 * max(1.0, a):
             raise ValueError(f"the particles are at a = {self.a:g}, the first step begins at {a:g}")
         return self.displacement, self.velocity
@@ -218,9 +233,8 @@ class State:
             return Field(
                 self._solver.initial.white_noise(source.seeds, paired=source.paired), self.box
             )
-        if source.noise_is_known and source.snapshot is not None:
-            block = np.asarray(source.snapshot.array("white_noise")[self.box.place])
-            return Field(tf.convert_to_tensor(block, self.box.dtype), self.box)
+        if source.snapshot is not None and "white_noise" in source.snapshot.arrays:
+            return self._read(source.snapshot, "white_noise")
         raise ValueError("this universe came from given particles: its noise is not known")
 
     @functools.cached_property
@@ -230,8 +244,14 @@ class State:
         Raises:
             ValueError: as for `white_noise`.
         """
-        local = self._provenance.cosmologies
+        snapshot, local = self._provenance.source.snapshot, self._provenance.cosmologies
+        if snapshot is not None and "linear_delta" in snapshot.arrays:
+            return self._read(snapshot, "linear_delta")
         return Field(self._solver.linear_delta(self.white_noise.block, local), self.box)
+
+    def _read(self, snapshot: Snapshot, name: str) -> Field:
+        block = np.asarray(snapshot.array(name)[self.box.place])
+        return Field(tf.convert_to_tensor(block, self.box.dtype), self.box)
 
     def density(
         self,
@@ -275,7 +295,12 @@ class State:
 
         Returns:
             This rank's block [..., x, y, z, 3].
+
+        Raises:
+            ValueError: an unknown axis.
         """
+        if axis not in AXES:
+            raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
         local = self._provenance.cosmologies
         rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
         return redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)

@@ -205,6 +205,9 @@ def test_a_run_starts_from_a_snapshot(tmp_path_factory):
 def test_particles_that_do_not_fit_are_refused(saved):
     with pytest.raises(ValueError, match="are at a = 1, the first step begins at 0.1"):
         simulation().run(particles=state())
+    other = fpm.Simulation(PLANCK, N, 2 * LENGTH, [1.0, 1.1], mesh=state().box.mesh)
+    with pytest.raises(ValueError, match="in a box of .*32.0.* Mpc/h, the simulation is of grid"):
+        other.run(particles=state())
     with pytest.raises(FileExistsError, match="give another folder"):
         state().save(saved)
     given = simulation().run(particles=simulation().lpt(seed=6, a=0.1))
