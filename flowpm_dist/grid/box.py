@@ -67,7 +67,7 @@ class Box:
         check_divisible(self.shape, self.impl, "grid")
 
     def finer(self, factor: int) -> Box:
-        """The same box with `factor` times as many cells along each side."""
+        """Returns the same box with `factor` times as many cells along each side."""
         x, y, z = (factor * n for n in self.grid)
         return dataclasses.replace(self, grid=(x, y, z))
 
@@ -79,7 +79,7 @@ class Box:
 
     @property
     def volume(self) -> float:
-        """Of the box [(Mpc/h)^3]."""
+        """The volume of the box [(Mpc/h)^3]."""
         return math.prod(self.size)
 
     @property
@@ -130,7 +130,7 @@ class Box:
 
     @property
     def split(self) -> dict[str, int]:
-        """For x and y, over how many ranks each is split."""
+        """The number of ranks over which x and y are each split."""
         return {"x": self.mesh.axis_size("row"), "y": self.mesh.axis_size("col")}
 
     @property
@@ -147,7 +147,7 @@ class Box:
 
     @property
     def local_batch(self) -> tuple[int, ...]:
-        """How many universes this rank has a block of: (), or (n,)."""
+        """The number of universes of which this rank has a block: (), or (n,)."""
         return tuple(self.impl.slice_shape(self.number_shape))
 
     @property
@@ -157,7 +157,7 @@ class Box:
 
     @property
     def place(self) -> tuple[slice, ...]:
-        """Of this rank's block in the whole array of a field: along [batch,] x, y, z."""
+        """The slices of this rank's block in the whole array of a field: [batch,] x, y, z."""
         batch = () if self.batch is None else (self.batch_offset,)
         shape = self.local_batch + self.block
         return tuple(slice(o, o + n) for o, n in zip(batch + self.offset, shape, strict=True))

@@ -43,7 +43,7 @@ class Field:
 
     @property
     def offset(self) -> tuple[int, ...]:
-        """Where the block starts in the whole array."""
+        """The first index of the block in the whole array, along each axis."""
         batch = () if self.box.batch is None else (self.box.batch_offset,)
         return batch + self.box.offset + (0,) * len(self._trailing)
 
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def dtype(self) -> tf.DType:
-        """Of the values."""
+        """The dtype of the values."""
         return self.block.dtype
 
     def numpy(self) -> np.ndarray:

@@ -28,8 +28,6 @@ from meshimpl.compat import mtf
 from meshimpl.operations.halo import halo_exchange, halo_reduce
 from meshimpl.operations.local import local
 
-FORCE_GRADIENTS = ("finite-difference", "spectral")
-
 
 @dataclass(frozen=True)
 class Gravity:

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from flowpm_dist.options import Options
 
+ForceGradient = Literal["finite-difference", "spectral"]
+"""How a kick gets the force: as differences of a potential, or from a field of the force itself."""
+
 
 class ForceOptions(Options):
     """How the particles attract each other, see `Gravity`.
@@ -18,7 +21,7 @@ class ForceOptions(Options):
         deconvolve: whether the force is divided by the squared cloud-in-cell window.
     """
 
-    force_gradient: Literal["finite-difference", "spectral"] = Field(
+    force_gradient: ForceGradient = Field(
         default="finite-difference", description='"finite-difference" or "spectral"'
     )
     mesh_factor: int = Field(

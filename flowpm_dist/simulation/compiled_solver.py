@@ -48,12 +48,12 @@ class CompiledSolver:
 
     @functools.cached_property
     def initial(self) -> InitialConditions:
-        """From a seed to particles."""
+        """The initial conditions: from a seed to particles."""
         return InitialConditions(self.box, self.initial_options, self.lpt_fields)
 
     @functools.cached_property
     def max_displacement(self) -> MaxDisplacement:
-        """Of the particles."""
+        """The largest displacement of particles, see `MaxDisplacement`."""
         return MaxDisplacement(self.box)
 
     def nbody(self, halo: int, mesh_factor: int | None = None) -> NBody:
@@ -167,8 +167,9 @@ def _shared(
 def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
     """Returns the functions of a box under its options, those of before where there are some.
 
-    They serve any steps, halo and adjoint. Every rank asks in the same order, and so keeps and
-    forgets the same ones.
+    They serve any steps, halo and adjoint. All ranks must ask in the same order, so that they keep
+    and forget the same ones: what only some of them lower again has names of collectives that the
+    others do not have.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
     return _shared(box, box.mesh.world.ranks, initial, force, options.integrator.uses_lpt)

@@ -21,7 +21,7 @@ PAIRED = "paired goes with a seed"
 
 @dataclass(frozen=True)
 class Given:
-    """What a user gives to a run, as it was given.
+    """The arguments of a run, as a user gave them.
 
     Attributes:
         seed: of the white noise, or one for each universe; or
@@ -99,7 +99,7 @@ class Source:
 
     @property
     def noise_is_known(self) -> bool:
-        """Whether the white noise can be told."""
+        """Whether the white noise is known."""
         if self.snapshot is not None:
             return "white_noise" in self.snapshot.arrays
         return self.seeds is not None or self.white_noise is not None

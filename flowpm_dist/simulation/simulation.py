@@ -87,22 +87,22 @@ class Simulation:
 
     @property
     def cosmology(self) -> Cosmology:
-        """The simulation's own."""
+        """The simulation's own cosmology."""
         return self._cosmologies.cosmology
 
     @property
     def growth(self) -> GrowthFunctions:
-        """Of the simulation's own cosmology."""
+        """The growth of the simulation's own cosmology."""
         return self._cosmologies.own.growths[0]
 
     @property
     def power(self) -> LinearPower:
-        """Of the simulation's own cosmology."""
+        """The linear power of the simulation's own cosmology."""
         return self._cosmologies.own.powers[0]
 
     @property
     def box(self) -> Box:
-        """Of one universe.
+        """The box of one universe.
 
         Raises:
             ValueError: a mesh whose replica axis only a batch can use.
@@ -111,7 +111,7 @@ class Simulation:
 
     @functools.cached_property
     def box_of_replicas(self) -> Box:
-        """Of one universe; where the mesh has several replicas, of one universe for each."""
+        """The box of one universe; if the mesh has several replicas, of one universe for each."""
         replicas = self._box_arguments[2].axis_size("replica")
         return self.box_of(None if replicas == 1 else replicas)
 

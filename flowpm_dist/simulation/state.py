@@ -207,12 +207,12 @@ class State:
 
     @property
     def cosmology(self) -> Cosmology:
-        """Of the universe; of a batch, of this rank's first one."""
+        """The cosmology of the universe; of a batch, that of this rank's first universe."""
         return self._provenance.cosmologies.cosmologies[0]
 
     @property
     def halo(self) -> int:
-        """That the evolution had [particle spacings]; of a state by LPT, what one would have."""
+        """The halo of the evolution [particle spacings]; for LPT, the one it would have had."""
         return self._provenance.halo
 
     @property

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
-
-# How the field of a kick gives the force: read from a potential, or read as it is.
-ForceGradient = Literal["finite-difference", "spectral"]
+from flowpm_dist.particle_mesh.options import ForceGradient
 
 
 class Kernels(ABC):
