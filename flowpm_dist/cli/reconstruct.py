@@ -145,11 +145,11 @@ Reconstruction in {path}:
 
 
 def check_data(config: ReconstructionConfig, source: Path) -> None:
-    """See that the values of the data are such as can be observed.
+    """Check that the values of the data can have been observed.
 
     Raises:
-        ConfigError: with what is wrong in each file.
-        VolumeError: a file that cannot be read.
+        ConfigError: they cannot; the error has a problem for each file that is wrong.
+        VolumeError: a file cannot be read.
     """
     wrong = Observations(config.data, config.box.grid).problems()
     if wrong:
@@ -157,7 +157,7 @@ def check_data(config: ReconstructionConfig, source: Path) -> None:
 
 
 def needed_bytes(config: ReconstructionConfig) -> int:
-    """Size of what a reconstruction will write, about and at most [bytes]."""
+    """Returns an upper estimate of the size of what a reconstruction writes [bytes]."""
     field = math.prod(config.box.grid) * np.dtype(config.run.precision).itemsize
     search = config.search
     in_checkpoint = 2 * search.history + 2 if search.optimiser == "lbfgs" else OF_ADAM
@@ -171,10 +171,10 @@ def needed_bytes(config: ReconstructionConfig) -> int:
 
 
 def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -> None:
-    """See that what a search has come to is still there.
+    """Check that the checkpoints of a search that is resumed are still there.
 
     Raises:
-        OutputError: iterations were made, and there is no checkpoint.
+        OutputError: iterations were made, but there is no checkpoint.
     """
     rows = read_rows(folder.iterations)
     if len(rows) >= config.search.checkpoint_every and folder.last_iteration() is None:

@@ -34,10 +34,10 @@ def can_draw(stream: IO[str]) -> bool:
 
 
 class Progress:
-    """Shows the progress of a job, on rank 0 alone; a context.
+    """The display of a job's progress, a context manager: a bar on a terminal, lines otherwise.
 
     Args:
-        rank: of this process; the other ranks show nothing.
+        rank: of this process; ranks other than 0 show nothing.
         stream: what is written to; standard error by default.
     """
 
