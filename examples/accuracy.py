@@ -1,13 +1,13 @@
-"""How far each integrator is from a converged run: P(k) and r(k), by steps and force mesh.
+"""Compares each integrator with a converged run: P(k) and r(k), by number of steps and force mesh.
 
     python examples/accuracy.py [--grid 128] [--spacing 2.0] [--output accuracy]
     mpirun -np 2 python examples/accuracy.py
 
-Runs FastPM, BullFrog and COLA with 5, 10, 20 and 40 steps on force meshes once and twice as fine as
-the particle lattice (and BullFrog with 6), from one white noise, and a converged run: 100 BullFrog
-steps from a = 0.02 on a mesh three times as fine, beside which stands one of FastPM. All others
-start from third-order LPT at a = 0.1; steps are equal in a. Writes OUTPUT.csv, OUTPUT.md and
-OUTPUT.png; about ten minutes on two cores.
+The script runs FastPM, BullFrog and COLA from one white noise, with 5, 10, 20 and 40 steps
+(BullFrog also with 6), on force meshes as fine as the particle lattice and twice as fine. They start from
+third-order LPT at a = 0.1. The converged run has 100 BullFrog steps from a = 0.02 on a mesh three
+times as fine; the same with FastPM shows how far it can be trusted. Steps are equal in a. The
+results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. It takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ COSMOLOGY = fpm.Cosmology.planck18()
 
 
 def densities(state: Any) -> tuple[Any, Any]:
-    """Of a mesh twice as fine as the lattice, and the same for particles shifted by half a cell."""
+    """Returns the density on a mesh twice as fine as the lattice, and that of particles shifted by
+    half a cell.
+    """
     return state.density(2), state.density(2, shift=0.5)
 
 
 def measure(state: Any, truth: tuple[Any, Any] | None, size: float) -> Any:
-    """Power and correlation with the truth (with itself where there is none)."""
+    """Returns power and correlation with the truth (with itself where there is none)."""
     plain, shifted = densities(state)
     other, other_shifted = truth or (plain, shifted)
     return compare(plain, other, size, window="cic", interlaced=(shifted, other_shifted))
 
 
 def halofit(k: np.ndarray) -> np.ndarray:
-    """CAMB's non-linear power at a = 1 [(Mpc/h)^3]."""
+    """Returns CAMB's non-linear power at a = 1 [(Mpc/h)^3]."""
     import camb
 
     c = COSMOLOGY
@@ -61,14 +63,14 @@ def halofit(k: np.ndarray) -> np.ndarray:
 
 
 def near(k: np.ndarray, values: np.ndarray, at: float) -> float:
-    """Mean over the bins within 5 % of a wavenumber, or the nearest one."""
+    """Returns the mean over the bins within 5 % of a wavenumber, or the nearest bin."""
     inside = np.abs(k / at - 1) < 0.05
     inside[np.argmin(np.abs(k - at))] = True
     return float(values[inside].mean())
 
 
 def draw(results: dict[tuple[str, int, int], Any], guide: np.ndarray, path: Path) -> None:
-    """P(k) over the converged one, and 1 - r(k)."""
+    """Draws P(k) over the converged one, and 1 - r(k)."""
     from matplotlib.figure import Figure
 
     names = sorted({name for name, _, _ in results})
@@ -97,7 +99,7 @@ def draw(results: dict[tuple[str, int, int], Any], guide: np.ndarray, path: Path
 
 
 def main() -> None:
-    """Run all, and write on rank 0."""
+    """Runs everything, and writes on rank 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

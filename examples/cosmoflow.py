@@ -1,10 +1,11 @@
-"""Train on simulations that are made meanwhile, with several seeds and numbers of simulations, and
-judge the networks beside what the power spectrum tells of the same volumes.
+"""Trains networks on universes that are simulated meanwhile, with several seeds and numbers of
+simulations, and judges them beside regressions on the power spectrum of the same volumes.
 
     python examples/cosmoflow.py --ranks 2
 
-Each training goes into a folder of its own; the table, predicted against true values and the
-learning curve into OUTPUT/evaluation. A script that was interrupted goes on where it was.
+Each training has its own folder. The table, predicted against true values and the learning curve
+are written to OUTPUT/evaluation. If the script is interrupted, run it again: it goes on with what
+is left.
 """
 
 import argparse
@@ -17,12 +18,12 @@ HERE = Path(__file__).parent
 
 
 def command(*words: object) -> list[str]:
-    """`flowpm-dist` of the Python that runs this."""
+    """Returns the command line of `flowpm-dist` with the Python that runs this."""
     return [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
 
 
 def run_file(folder: Path, source: Path, seed: int, simulations: int) -> Path:
-    """The run file of one training: another seed, another number of simulations."""
+    """Writes the run file of a training with this seed and number of simulations; returns it."""
     lines = source.read_text().splitlines()
     lines = [line for line in lines if not line.startswith("simulations = ")]
     place = lines.index("[training]") + 1
@@ -35,7 +36,7 @@ def run_file(folder: Path, source: Path, seed: int, simulations: int) -> Path:
 
 
 def train(path: Path, ranks: int) -> Path:
-    """Train, or go on, unless it is complete; the folder."""
+    """Trains, or goes on, unless the training is complete; returns its folder."""
     folder = path.with_suffix("")
     try:
         mark = json.loads((folder / "training.json").read_text())
@@ -49,7 +50,7 @@ def train(path: Path, ranks: int) -> Path:
 
 
 def main() -> None:
-    """Train all, then judge them together."""
+    """Trains all, then judges them together."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-file", type=Path, default=HERE / "cosmoflow.toml")
     parser.add_argument("--output", type=Path, default=Path("cosmoflow-output"))

@@ -1,4 +1,4 @@
-"""The gradient of a loss by Omega_m, sigma8 and the white noise, beside finite differences.
+"""Prints the gradient of a loss to Omega_m, sigma8 and the white noise beside finite differences.
 
 Runs as `python gradients.py`, and on two ranks as `mpirun -np 2 python gradients.py`.
 """
@@ -21,14 +21,14 @@ values = {"Omega_m": 0.31, "sigma8": 0.81}
 
 
 def part_of_loss(noise, parameters):
-    """This rank's part of the variance of the density at a = 1."""
+    """Returns this rank's part of the variance of the density at a = 1."""
     cosmology = fpm.Cosmology(Omega_b=0.049, h=0.68, n_s=0.97, **parameters)
     density = simulation.run(white_noise=noise, cosmology=cosmology).density().block
     return tf.reduce_sum((density - 1) ** 2) / simulation.box.cells
 
 
 def loss(noise, parameters):
-    """Over all ranks."""
+    """Returns the variance over all ranks."""
     return float(mesh.world.allreduce(part_of_loss(noise, parameters)))
 
 
@@ -38,11 +38,11 @@ with tf.GradientTape() as tape:
     part = part_of_loss(noise, parameters)
 to_noise, slopes = tape.gradient(part, [noise, parameters])
 
-# Complete on every rank for a parameter; of a field this rank has its block.
+# The gradient to a parameter is complete on every rank; the one to a field is this rank's block.
 found = {name: float(slope) for name, slope in slopes.items()}
 found["noise"] = float(mesh.world.allreduce(tf.reduce_sum(to_noise * direction)))
 
-# Small steps: a particle that crosses a cell's face puts a kink into the loss.
+# The steps are small because the loss has a kink where a particle crosses the face of a cell.
 step = 1e-7
 differences = {
     name: (loss(noise, values | {name: value + step}) - loss(noise, values | {name: value - step}))

@@ -1,8 +1,8 @@
-"""The initial conditions of a mock universe, from Python.
+"""Reconstructs the initial conditions of a mock universe.
 
-A universe of 32^3 cells of 2 Mpc/h, its density, and the most probable white noise that grew into
-it. Runs as `python reconstruct.py`, and on two ranks as `mpirun -np 2 python reconstruct.py`;
-examples/reconstruct.toml is for the command `flowpm-dist reconstruct`.
+The mock has 32^3 cells of 2 Mpc/h. The search finds the white noise that most probably grew into
+its density. Runs as `python reconstruct.py`, and on two ranks as `mpirun -np 2 python reconstruct.py`;
+`flowpm-dist reconstruct examples/reconstruct.toml` is the command for larger ones.
 """
 
 import flowpm_dist as fpm
@@ -22,7 +22,7 @@ posterior = rec.Posterior(model, likelihood)
 
 
 def tell(row, point):
-    """A line for each tenth iteration."""
+    """Prints a line for every tenth iteration."""
     if row.iteration % 10 == 0 and box.mesh.rank == 0:
         print(f"{row.evaluations:3d} gradients  loss {row.loss:10.1f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""The demo's universe, smaller, from Python.
+"""Simulates a universe and prints its power spectrum beside linear theory.
 
 Runs as `python simulate.py`, and on four ranks as `mpirun -np 4 python simulate.py`.
 """
