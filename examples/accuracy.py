@@ -4,10 +4,10 @@
     mpirun -np 2 python examples/accuracy.py
 
 The script runs FastPM, BullFrog and COLA from one white noise, with 5, 10, 20 and 40 steps
-(BullFrog also with 6), on force meshes as fine as the particle lattice and twice as fine. They start from
-third-order LPT at a = 0.1. The converged run has 100 BullFrog steps from a = 0.02 on a mesh three
-times as fine; the same with FastPM shows how far it can be trusted. Steps are equal in a. The
-results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. It takes about ten minutes on two cores.
+(BullFrog also with 6), on force meshes as fine as the particle lattice and twice as fine. They
+start from third-order LPT at a = 0.1. The converged run has 100 BullFrog steps from a = 0.02 on a
+mesh three times as fine; the same with FastPM shows how far it can be trusted. Steps are equal in
+a. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. It takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
