@@ -124,6 +124,11 @@ class ProcessMesh:
             for names, groups in groups_of(self.axes).items()
         }
 
+    @functools.cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What callers keep for the life of this mesh, such as what they have lowered for it."""
+        return {}
+
     def communicator(self, *names: str) -> Communicator:
         """Return the ranks that differ from this one only in the named axes (in any order)."""
         unknown = [name for name in names if name not in self.names]

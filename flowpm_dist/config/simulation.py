@@ -31,7 +31,7 @@ from flowpm_dist.config.sections import (
     integrators_with,
 )
 from flowpm_dist.cosmology.options import CosmologyOptions
-from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY
+from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, dark_energy_fades
 from flowpm_dist.cosmology.time_steps import EQUAL_STEPS
 from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.evolution.options import RunOptions
@@ -112,7 +112,7 @@ def universe_rules(file: ParsedRunFile) -> Iterator[Problem]:
         what = f"= {_shown(baryons)}: must be below Omega_m = {_shown(matter)}"
         yield Problem(where, what)
     (_, w0), (where, wa) = (_given_of(file, key) for key in ("w0", "wa"))
-    if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY:
+    if w0 and wa and not dark_energy_fades(max(w0), max(wa)):
         what = f"= {_shown(wa)}: w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would"
         yield Problem(where, f"{what} matter early")
 
@@ -167,7 +167,7 @@ def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
         able = " and ".join(name for name, other in INTEGRATORS.items() if other.starts_at_zero)
         what = f"starts at 0, which only {able} can; {scheme} must start later"
         yield Problem(f"evolution.{key}", what)
-    for key in set(given) & set(integrator_options()) - set(kind.model_fields):
+    for key in sorted(set(given) & set(integrator_options()) - set(kind.model_fields)):
         owners = " and ".join(integrators_with(key))
         yield Problem(f"evolution.{key}", f"is given, but {scheme} has none; it goes with {owners}")
     if kind.uses_lpt and file.value("initial", "lpt_order") == 1:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, RANGES
+from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, RANGES, dark_energy_fades
 
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
 """A number, or a scalar floating tensor when gradients are wanted."""
@@ -141,7 +141,7 @@ class Cosmology:
                 f"Omega_m = {matter:g}"
             )
         w0, wa = value["w0"], value["wa"]
-        if w0 is not None and wa is not None and w0 + wa > LATEST_DARK_ENERGY + 1e-12:
+        if w0 is not None and wa is not None and not dark_energy_fades(w0, wa):
             raise ValueError(
                 f"w0 + wa must be at most {LATEST_DARK_ENERGY:g}, so that matter dominates early: "
                 f"got w0 = {w0:g}, wa = {wa:g}"

@@ -61,3 +61,8 @@ VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
 
 LATEST_DARK_ENERGY = -0.2
 """w0 + wa must not exceed this: dark energy has to fade early for D1 -> a to have a meaning."""
+
+
+def dark_energy_fades(w0: float, wa: float) -> bool:
+    """Returns whether w0 + wa is low enough, but for rounding of the sum."""
+    return w0 + wa <= LATEST_DARK_ENERGY + 1e-12

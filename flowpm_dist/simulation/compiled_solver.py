@@ -25,9 +25,6 @@ from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
 
-KEPT = 16
-"""Solvers that are kept for the next simulation or state of the same box and options."""
-
 
 @dataclass
 class CompiledSolver:
@@ -157,19 +154,12 @@ class CompiledSolver:
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _shared(
-    box: Box, ranks: tuple[int, ...], initial: InitialOptions, force: ForceOptions, lpt_fields: bool
-) -> CompiledSolver:
-    return CompiledSolver(box, initial, force, lpt_fields)
-
-
 def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
     """Returns the functions of a box under its options, those of before where there are some.
 
-    They serve any steps, halo and adjoint. All ranks must ask in the same order, so that they keep
-    and forget the same ones: what only some of them lower again has names of collectives that the
-    others do not have.
+    They serve any steps, halo and adjoint, and are kept with the box's mesh of ranks: all ranks of
+    a mesh ask in the same order, and so lower the same functions in the same order.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
-    return _shared(box, box.mesh.world.ranks, initial, force, options.integrator.uses_lpt)
+    key = CompiledSolver, box, initial, force, options.integrator.uses_lpt
+    return box.mesh.kept.setdefault(key, CompiledSolver(*key[1:]))

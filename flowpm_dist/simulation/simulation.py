@@ -191,7 +191,8 @@ class Simulation:
         """
         begin = time.perf_counter()
         if isinstance(particles, State):
-            particles = particles.particles_at(float(self.edges[0]), self.box_of_replicas)
+            granted = self.cosmology if cosmology is None else None
+            particles = particles.particles_for(float(self.edges[0]), self.box_of_replicas, granted)
         given = Given(seed, white_noise, particles, cosmology, paired)
         solver, source, local = self._read(given)
         start, lpt = self._start(solver, source, local)
@@ -253,6 +254,8 @@ class Simulation:
         Raises:
             ValueError: as for `run`, or a scale factor that is not above 0.
         """
+        if (seed is None) == (white_noise is None):
+            raise ValueError("give either a seed or white_noise: exactly one of them")
         a = float(self.edges[-1]) if a is None else a
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")

@@ -147,10 +147,11 @@ class State:
 
     def fields(self) -> dict[str, Field]:
         """Returns all fields by the names that snapshots give them."""
-        known = self._provenance.source.noise_is_known
-        initial = {"white_noise": self.white_noise, "linear_delta": self.linear_delta}
+        initial = {}
+        if self._provenance.source.noise_is_known:
+            initial = {"white_noise": self.white_noise, "linear_delta": self.linear_delta}
         return {
-            **(initial if known else {}),
+            **initial,
             "displacement": self.displacement,
             "velocity": self.velocity,
             "density": self.density(),
@@ -158,26 +159,37 @@ class State:
 
     def header(self) -> dict[str, Any]:
         """Returns the attributes of a snapshot of this state, as JSON takes them."""
-        seeds = self._provenance.source.seeds
+        source = self._provenance.source
+        seed = None if source.seeds is None else int(source.seeds)
+        if source.snapshot is not None:
+            seed = source.snapshot.attributes.get("seed")
         return {
             "a": self.a,
             "box_size": list(self.box.size),
             "box_size_units": "Mpc/h",
             "grid": list(self.box.grid),
             "cosmology": self.cosmology.numbers(),
-            "seed": None if seeds is None else int(seeds),
+            "seed": seed,
         }
 
-    def particles_at(self, a: float, box: Box) -> tuple[Field, Field]:
+    def particles_for(self, a: float, box: Box, cosmology: Cosmology | None) -> tuple[Field, Field]:
         """Returns displacement and velocity, for a run that begins at scale factor `a`.
 
         Args:
             a: scale factor.
             box: of the run, of any batch and on any mesh.
+            cosmology: that the run takes for granted; None if it is given one.
 
         Raises:
-            ValueError: the state is at another scale factor, or of another grid or box size.
+            ValueError: the state is at another scale factor, of another grid or box size, or of
+                another cosmology.
         """
+        for own in self._provenance.cosmologies.cosmologies:
+            if cosmology is not None and own.numbers() != cosmology.numbers():
+                raise ValueError(
+                    f"the particles are of {own.numbers()}, the simulation is of "
+                    f"{cosmology.numbers()}: give run(cosmology=...) as well if that is meant"
+                )
         if (self.box.grid, self.box.size) != (box.grid, box.size):
             raise ValueError(
                 f"the particles are of grid {self.box.grid} in a box of {self.box.size} Mpc/h, "
@@ -190,15 +202,23 @@ class State:
     def __reduce__(self) -> tuple[Any, ...]:
         box, provenance = self.box, self._provenance
         source = provenance.source
-        noise = None if source.white_noise is None else source.white_noise.numpy()
+        initial = None
+        if source.seeds is None and source.noise_is_known:
+            initial = (self.white_noise.block.numpy(), self.linear_delta.block.numpy())
         return _unpickled, (
             (box.grid, box.size, box.mesh, box.dtype.name, box.batch),
             (self.displacement.block.numpy(), self.velocity.block.numpy()),
             self.a,
             dict(self.timings),
             (provenance.options, provenance.cosmologies, provenance.halo),
-            (source.seeds, source.paired, noise, source.snapshot),
+            (source.seeds, source.paired, initial),
         )
+
+    def __copy__(self) -> State:
+        return replace(self)
+
+    def __deepcopy__(self, memo: Any) -> State:
+        return replace(self)  # nothing of it changes
 
     @property
     def box(self) -> Box:
@@ -312,16 +332,15 @@ def _unpickled(
     a: float,
     timings: dict[str, Any],
     about: tuple[SolverOptions, LocalCosmologies, int],
-    source: tuple[Any, bool, np.ndarray | None, Snapshot | None],
+    source: tuple[Any, bool, tuple[np.ndarray, np.ndarray] | None],
 ) -> State:
     grid, size, mesh, dtype, batch = box
     where = Box(grid, size, mesh, tf.as_dtype(dtype), batch)
-    seeds, paired, noise, snapshot = source
-    came_from = Source(
-        seeds=seeds,
-        paired=paired,
-        white_noise=None if noise is None else tf.constant(noise),
-        snapshot=snapshot,
-    )
+    seeds, paired, initial = source
+    noise, linear_delta = (None, None) if initial is None else map(tf.constant, initial)
+    came_from = Source(seeds=seeds, paired=paired, white_noise=noise)
     tensors = Particles(*(tf.constant(block) for block in particles))
-    return State.of(tensors, where, a, Provenance(*about, came_from), timings)
+    state = State.of(tensors, where, a, Provenance(*about, came_from), timings)
+    if linear_delta is not None:
+        vars(state)["linear_delta"] = Field(linear_delta, where)  # the cached property
+    return state

@@ -329,10 +329,10 @@ def copy_without_chains(known, path):
     ranks.barrier()
 
 
-START = {1: "prior", 2: "found"}
+START = {1: "prior", 4: "found"}
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(1, 4)
 @pytest.mark.timeout(300, method="thread")
 def test_chains_after_the_search(tmp_path_factory):
     """Interrupted and resumed they make the same moves; on one rank with no parameters."""

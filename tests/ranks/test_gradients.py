@@ -73,7 +73,7 @@ SCHEMES = {
 
 
 # On several ranks the schemes that differ most in what ranks exchange.
-ON_RANKS = {1: list(SCHEMES), 2: ["cola", "spectral, 2"]}
+ON_RANKS = {1: list(SCHEMES), 2: ["bullfrog from a = 0", "cola", "spectral, 2"]}
 HERE = ON_RANKS.get(SIZE, ["fastpm"])
 
 

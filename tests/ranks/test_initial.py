@@ -76,6 +76,7 @@ def test_a_plane_wave_has_no_higher_orders(mesh):
     assert max(np.abs(psi).max() for psi in [first[..., 1:], *others]) < 1e-13
 
 
+@pytest.mark.ranks(2, 4)
 def test_crossed_plane_waves(mesh):
     """delta = a cos x + b cos y, in closed form to third order."""
     a, b = 0.7, -1.3

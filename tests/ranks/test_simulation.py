@@ -115,7 +115,7 @@ def test_same_universe_as_on_one_rank(shape, one_rank, gradient):
         assert relative_rms(state.velocity.numpy(), expected["velocity"]) < 1e-11
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 4)
 def test_halo_is_checked_and_the_message_says_what_would_do(box_mesh):
     sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, halo=1, **SMALL)
     with pytest.raises(fpm.HaloError, match=r"step \d of 4, a = .* halo = \d+ would do"):

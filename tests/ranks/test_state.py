@@ -59,6 +59,7 @@ def test_density(mesh_factor, shift):
     np.testing.assert_allclose(whole, expected, atol=1e-12 * mesh_factor**3)
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("axis", ["x", "y", "z"])
 def test_redshift_space(axis):
     """s = x + p / (a^2 E) along the line of sight, at a = 0.5; E of a flat universe by hand."""
@@ -167,7 +168,7 @@ def saved(tmp_path_factory):
 def copy(request, saved):
     if request.param == "pickled":
         return pickle.loads(pickle.dumps(state()))
-    mesh = SHAPES[SIZE][-1] if request.param == "from a snapshot" else f"row:{SIZE}"
+    mesh = SHAPES[SIZE][-1] if request.param == "from a snapshot" else f"row:1,col:{SIZE}"
     read = fpm.State.from_snapshot(saved, mesh=process_mesh(mesh))
     return pickle.loads(pickle.dumps(read)) if request.param == "a pickled snapshot" else read
 
@@ -208,6 +209,9 @@ def test_particles_that_do_not_fit_are_refused(saved):
     other = fpm.Simulation(PLANCK, N, 2 * LENGTH, [1.0, 1.1], mesh=state().box.mesh)
     with pytest.raises(ValueError, match="in a box of .*32.0.* Mpc/h, the simulation is of grid"):
         other.run(particles=state())
+    early = simulation().lpt(seed=6, a=0.1, cosmology=PLANCK.replace(Omega_m=0.3))
+    with pytest.raises(ValueError, match="the particles are of .*0.3.*the simulation is of"):
+        simulation().run(particles=early)
     with pytest.raises(FileExistsError, match="give another folder"):
         state().save(saved)
     given = simulation().run(particles=simulation().lpt(seed=6, a=0.1))
