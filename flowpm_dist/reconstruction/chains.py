@@ -1,4 +1,4 @@
-"""Chains of draws from the posterior, after a warm-up that leads from an easier one to it."""
+"""Chains of draws from the posterior, after a warm-up that begins with easier posteriors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Phase:
     """A part of the chains.
 
     Attributes:
-        annealing: of the likelihood.
-        moves: of each chain.
-        held: whether the parameters stay as they are. They must while the likelihood is annealed:
-            under greater noise than there is the data would want smaller amplitudes.
+        annealing: the annealing of the likelihood.
+        moves: the number of moves of each chain.
+        held: whether the parameters are held fixed. They must be while the likelihood is annealed:
+            with noise greater than that of the data, smaller amplitudes would fit best.
     """
 
     annealing: Annealing
@@ -34,13 +34,14 @@ class Phase:
 
 
 def warm_up(posterior: Posterior, moves: int, *, easy: bool) -> list[Phase]:
-    """Of the field first, then of the parameters, too, in the last quarter of the moves.
+    """Returns the phases of a warm-up.
+
+    The field moves alone first. The parameters move, too, in the last quarter of the moves.
 
     Args:
-        posterior: of the data.
-        moves: in all.
-        easy: whether half of the moves lead through easier posteriors, from large scales to small
-            ones.
+        posterior: the posterior of the data.
+        moves: the number of moves of each chain in all phases.
+        easy: whether half of the moves sample easier posteriors, from large scales to small ones.
     """
     phases: list[Phase] = []
     if easy:
@@ -58,10 +59,10 @@ class Move:
     """A move of all chains.
 
     Attributes:
-        number: from 1, of the warm-up too.
-        drawn: number of the draw from 1; 0 in the warm-up.
-        phase: it belongs to.
-        draw: where the chains are.
+        number: the number of the move, from 1, counting those of the warm-up.
+        drawn: the number of the draw, from 1; 0 in the warm-up.
+        phase: the phase that it belongs to.
+        draw: where the chains are after it.
     """
 
     number: int
@@ -71,15 +72,16 @@ class Move:
 
 
 class Chains:
-    """Draws of several chains.
+    """Several chains: their warm-up, their draws and their checkpoints.
 
     Args:
-        posterior: of as many chains as its space has.
-        sampler: that moves them.
-        warm_up: in order, the last with the exact posterior; the step size is learnt in it.
-        draws: of each chain after it.
-        checkpoints: where to keep what is needed to go on; None: nowhere.
-        every: moves between them.
+        posterior: the posterior, for as many chains as its space has.
+        sampler: the sampler that moves them.
+        warm_up: the phases of the warm-up in order, the last with the exact posterior. The step
+            size is learnt during the warm-up.
+        draws: the number of draws of each chain after the warm-up.
+        checkpoints: where to keep what is needed to resume; None: nowhere.
+        every: the number of moves between checkpoints.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Chains:
 
     @property
     def moves(self) -> int:
-        """Of each chain, in all."""
+        """The total number of moves of each chain, including those of the warm-up."""
         return sum(phase.moves for phase in self.phases)
 
     def run(
@@ -111,16 +113,16 @@ class Chains:
         *,
         resume: bool = False,
     ) -> None:
-        """Move to the end. On all ranks together.
+        """Moves the chains to the end. Must be called on all ranks together.
 
         Args:
-            start: gives the points to begin at, unless a checkpoint does.
+            start: returns the points to begin at; not called if a checkpoint is resumed.
             told: called on every rank after each move.
-            resume: go on from the latest checkpoint, if there is one.
+            resume: whether to resume from the latest checkpoint, if there is one.
 
         Raises:
-            FloatingPointError: the posterior is not finite where a chain begins.
-            CheckpointError: of other chains.
+            FloatingPointError: if the posterior is not finite where a chain begins.
+            CheckpointError: if the checkpoint belongs to other chains.
         """
         found = self._checkpoints.restore() if resume and self._checkpoints else None
         if found is None:
@@ -165,14 +167,14 @@ class Chains:
         return EvenPosterior(self.posterior, scaling, phase.annealing, held=phase.held)
 
     def save(self) -> None:
-        """Keep what the next move depends on."""
+        """Writes a checkpoint with all that the next move depends on."""
         assert self._checkpoints is not None
         memory = self.sampler.memory()
         points = {**memory.points, **self._sums}
         self._checkpoints.save(self.progress, Memory(points, memory.numbers))
 
     def moments(self) -> tuple[Unknowns, Unknowns]:
-        """Mean and standard deviation of the draws of each chain so far."""
+        """Returns the mean and the standard deviation of the draws of each chain so far."""
         count = max(1, self.progress.in_stage)
         mean = self._sums["sum"].times(1 / count)
         square = self._sums["squares"].times(1 / count)

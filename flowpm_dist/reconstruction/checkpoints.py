@@ -1,4 +1,7 @@
-"""What a search needs to go on, on a mesh of any shape: fields in zarr, each rank its block."""
+"""Checkpoints of a search or of chains: fields in zarr, to which each rank writes its block.
+
+A checkpoint can be resumed on a mesh of any shape.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ class Progress:
     """How far a search has come.
 
     Attributes:
-        iteration: number of iterations made.
-        stage: of the annealing, from 0.
-        in_stage: moves made in it, of chains.
-        evaluations: made in all.
-        ended: whether the stage has found what it can.
+        iteration: the number of iterations so far.
+        stage: the number of the stage of annealing, from 0.
+        in_stage: for chains, the number of moves in the stage so far.
+        evaluations: the number of gradient evaluations so far.
+        ended: whether the stage has converged or stalled.
     """
 
     iteration: int = 0
@@ -42,22 +45,24 @@ class Progress:
 
 
 class Checkpoints:
-    """The latest checkpoints of a search. Each is written aside and moved into place.
+    """The latest checkpoints of a search.
+
+    Each is written beside its final place and then moved there.
 
     Args:
-        folder: of the checkpoints; on a file system that all ranks see.
-        space: of the unknowns.
-        keep: how many are kept.
+        folder: the folder of the checkpoints, on a file system that all ranks see.
+        space: the space of the unknowns.
+        keep: the number of checkpoints that are kept.
     """
 
     def __init__(self, folder: Path, space: Space, keep: int = 2) -> None:
         self._folder, self._space, self._keep = folder, space, keep
 
     def save(self, progress: Progress, memory: Memory) -> None:
-        """Write one. On all ranks together.
+        """Writes a checkpoint. Must be called on all ranks together.
 
         Raises:
-            WriteError: on a rank that cannot write; those before are as they were.
+            WriteError: on a rank that cannot write. Earlier checkpoints stay as they are.
         """
         box, mesh = self._space.box, self._space.box.mesh
         final = self._folder / f"iteration-{progress.iteration:06d}.zarr"
@@ -93,15 +98,17 @@ class Checkpoints:
         return sorted(self._folder.glob("iteration-*.zarr"))
 
     def restore(self) -> tuple[Progress, Memory] | None:
-        """The latest, or None where there is none. On all ranks together.
+        """Returns the latest checkpoint, or None if there is none.
+
+        Must be called on all ranks together.
 
         Raises:
-            CheckpointError: it is of another grid or other parameters, or cannot be read.
+            CheckpointError: if it is of another grid or of other parameters, or cannot be read.
         """
         world = self._space.box.mesh.world
         there = self._all()
         number = int(there[-1].name.split("-")[1].split(".")[0]) if there else -1
-        # As rank 0 sees it: file systems may show it to others later.
+        # Rank 0 decides: a file system may show the folder to other ranks later.
         number = int(world.broadcast(tf.constant(number)))
         if number < 0:
             return None

@@ -1,14 +1,16 @@
-"""Coordinates in which minus the log posterior curves about alike in all directions.
+"""Coordinates in which minus the log posterior has about the same curvature in every direction.
 
-For a linear universe with the same Gaussian noise everywhere, the curvature by the white noise is
-diagonal in Fourier space: 1 + information x |response(k)|^2. Its square root scales the modes.
+For a linear universe with the same Gaussian noise everywhere, the curvature with respect to the
+white noise is diagonal in Fourier space: 1 + information x |response(k)|^2. Its square root scales
+the modes.
 
-Where the response depends on parameters, so do the coordinates, and the volume they stretch by
-belongs to the posterior in them. For a linear universe its maximum over the field is then the
-posterior of the parameters alone (Laplace's method, exact there), and the curvature by them is the
-Fisher information of the power spectrum.
+Where the response depends on parameters, so do the coordinates. The log determinant of the
+transformation is then a part of the posterior in these coordinates. For a linear universe, the
+maximum of that posterior over the field is the posterior of the parameters alone (Laplace's
+method, exact there), and its curvature with respect to the parameters is the Fisher information of
+the power spectrum.
 
-Of a universe that is not linear all this is a guess; what is drawn from the posterior does not
+For a nonlinear universe the scaling is only approximate. The posterior that is sampled does not
 depend on it.
 """
 
@@ -29,18 +31,19 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
 DIFFERENCE = 1e-3
-"""Of unit normal parameters, for the slope of the response by them."""
+"""Finite difference of the unit normal parameters, for the slope of the response."""
 
 
 class Curvature:
-    """1 + information x response^2 of each mode.
+    """The curvature of each mode in linear theory: 1 + information x response^2.
 
     Args:
-        space: of the unknowns.
-        response: of linear theory, `f(parameters)` of the unit normal parameters [..., n]: of this
-            rank's modes [kz, ky, kx], or of its chains, too; see `ForwardModel.linear_response`.
-        information: `f(annealing)`, mean over all cells of 1 / variance, 0 where nothing is
-            observed.
+        space: the space of the unknowns.
+        response: the response of linear theory, `f(parameters)` of the unit normal parameters
+            [..., n]. It returns a value for each of this rank's modes [kz, ky, kx], or one for
+            each of its chains, too; see `ForwardModel.linear_response`.
+        information: `f(annealing)`, the mean over all cells of 1 / variance, which is 0 where
+            nothing is observed.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Curvature:
         self._space, self._response, self._information = space, response, information
 
     def scaling(self, annealing: Annealing = EXACT) -> Scaling:
-        """Of the posterior with an annealed likelihood."""
+        """Returns the scaling for the posterior with an annealed likelihood."""
         kx, ky, kz = self._space.box.wavenumbers()
         kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
         information = kept * (self._information(annealing) / annealing.inflation**2)
@@ -65,7 +68,7 @@ class Curvature:
 
     @functools.cached_property
     def _filter(self) -> MeshFunction:
-        """`f(field, kernel)`: F^-1 kernel F field, of real kernels even in k."""
+        """The compiled `f(field, kernel)`: F^-1 kernel F field, for real kernels even in k."""
         space = self._space
         box = space.box
         modes = box.mode_shape if space.names else mtf.Shape(box.mode_shape.dims[-3:])
@@ -77,13 +80,13 @@ class Curvature:
 
 
 class Scaling:
-    """Multiplication of the modes by the root of the curvature, and of the parameters by theirs.
+    """A scaling of the modes and of the parameters by the square root of their curvature.
 
     Args:
-        space: of the unknowns.
-        function: `f(field, kernel)`, F^-1 kernel F.
-        root: `f(parameters)`, of the curvature by the field, float64, of this rank's modes
-            [kz, ky, kx] or [chain, kz, ky, kx].
+        space: the space of the unknowns.
+        function: `f(field, kernel)`, F^-1 kernel F field.
+        root: `f(parameters)`, the square root of the curvature with respect to the field, float64,
+            for this rank's modes [kz, ky, kx] or [chain, kz, ky, kx].
     """
 
     def __init__(
@@ -92,18 +95,18 @@ class Scaling:
         self._space, self._function, self._root_of = space, function, root
 
     def to_even(self, x: Unknowns) -> Unknowns:
-        """Coordinates of even curvature, of a point."""
+        """Returns the coordinates of even curvature of a point."""
         field = self.times(x.field, self._root(x.parameters))
         if not self._space.names:
             return Unknowns(field, x.parameters)
         return Unknowns(field, tf.linalg.matvec(self._factor, x.parameters, transpose_a=True))
 
     def from_even(self, u: Unknowns) -> Unknowns:
-        """The point of coordinates."""
+        """Returns the point with the given coordinates."""
         return self.place(u).point
 
     def place(self, u: Unknowns) -> Place:
-        """The point of coordinates, and what leads from its gradients to theirs."""
+        """Returns the point with the given coordinates, as a `Place` that transforms gradients."""
         space, parameters = self._space, self._normal(u)
         if not space.names:
             inverse = 1 / self._constant
@@ -119,17 +122,17 @@ class Scaling:
         return Place(self, Unknowns(field, parameters), volume, inverse, tape)
 
     def times(self, field: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-        """F^-1 kernel F field."""
+        """Returns F^-1 kernel F field."""
         return self._function(field, tf.cast(kernel, field.dtype))
 
     def _normal(self, u: Unknowns) -> tf.Tensor:
-        """The unit normal parameters."""
+        """Returns the unit normal parameters at the given coordinates."""
         if not self._space.names:
             return u.parameters
         return tf.linalg.matvec(self._inverse_factor, u.parameters, transpose_a=True)
 
     def by_parameters(self, slope: tf.Tensor) -> tf.Tensor:
-        """By the coordinates, of a gradient by the unit normal parameters."""
+        """Transforms a gradient with respect to the unit normal parameters to the coordinates."""
         return tf.linalg.matvec(self._inverse_factor, slope)
 
     def _root(self, parameters: tf.Tensor) -> tf.Tensor:
@@ -140,12 +143,12 @@ class Scaling:
         return self._root_of(self._space.zeros().parameters)
 
     def _volume(self, root: tf.Tensor) -> tf.Tensor:
-        """This rank's part, of each of its chains."""
+        """Returns this rank's part of the log determinant, for each of its chains."""
         return tf.reduce_sum(tf.math.log(root) * self._counted, axis=[-3, -2, -1])
 
     @functools.cached_property
     def _counted(self) -> tf.Tensor:
-        """How often each mode counts."""
+        """The number of times that each mode counts, [kz, ky, kx]."""
         x, y, z = multiplicities(self._space.box)
         return tf.constant(x * y * z)
 
@@ -155,7 +158,7 @@ class Scaling:
 
     @functools.cached_property
     def _factor(self) -> tf.Tensor:
-        """Cholesky factor of the curvature by the parameters, at the middle of their priors."""
+        """The Cholesky factor of the parameters' curvature, at the middle of their priors."""
         count = len(self._space.names)
         slopes = []
         for number in range(count):
@@ -173,15 +176,15 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Place:
-    """Coordinates and their point.
+    """A point of the unknowns, with what transforms its gradients to the coordinates.
 
     Attributes:
-        scaling: that leads from one to the other.
-        point: of the unknowns.
-        volume: log of what the coordinates stretch volumes of the field by, float64, this rank's
-            part of each of its chains; 0 where no parameters change it.
-        inverse: of the root of the curvature.
-        tape: of field and volume by the parameters, used once.
+        scaling: the scaling between the point and its coordinates.
+        point: the unknowns.
+        volume: the log determinant of the transformation of the field, float64: this rank's part,
+            for each of its chains. It is 0 where no parameters change it.
+        inverse: the inverse of the square root of the curvature.
+        tape: the gradient tape of field and volume by the parameters; it can be used once.
     """
 
     scaling: Scaling
@@ -191,7 +194,13 @@ class Place:
     tape: tf.GradientTape | None = None
 
     def gradient(self, by_point: Unknowns) -> Unknowns:
-        """By the coordinates, of what has a gradient by the point, and of the volume; once."""
+        """Returns the gradient with respect to the coordinates, including that of the volume.
+
+        It can be called once.
+
+        Args:
+            by_point: the gradient with respect to the point.
+        """
         field = self.scaling.times(by_point.field, self.inverse)
         if self.tape is None:
             return Unknowns(field, by_point.parameters)

@@ -1,4 +1,4 @@
-"""Whether chains have found the same posterior: modes of the largest scales, R-hat, ESS."""
+"""Diagnostics of the convergence of chains: modes of the largest scales, R-hat, ESS."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 
 LARGEST = 2
-"""Waves across the box along each axis, at most, of the modes that are watched."""
+"""Greatest wave number of the modes that are watched, in waves across the box."""
 
 
 def wave_numbers(largest: int = LARGEST) -> np.ndarray:
-    """Whole numbers (nx, ny, nz) of half of all modes up to a radius, without 0; [mode, 3]."""
+    """Returns the wave vectors (nx, ny, nz) of half of all modes up to a radius, [mode, 3].
+
+    They are whole numbers of waves across the box, without the mode 0. The other half are their
+    opposites.
+    """
     along = range(-largest, largest + 1)
     ball = (n for n in itertools.product(along, repeat=3) if 0 < sum(x * x for x in n))
     inside = (n for n in ball if sum(x * x for x in n) <= largest**2)
@@ -23,17 +27,18 @@ def wave_numbers(largest: int = LARGEST) -> np.ndarray:
 
 
 def large_modes(field: tf.Tensor, box: Box, largest: int = LARGEST) -> np.ndarray:
-    """Real and imaginary parts of the modes of the largest scales of each chain.
+    """Returns the real and imaginary parts of each chain's modes of the largest scales.
 
-    Of unit normal white noise each is unit normal. On all ranks together.
+    If the field is unit normal white noise, each part is unit normal. Must be called on all ranks
+    together.
 
     Args:
-        field: block [..., x, y, z].
-        box: of the field; its batch are chains.
-        largest: waves across the box.
+        field: this rank's block [..., x, y, z].
+        box: the box of the field; its batch dimension holds the chains.
+        largest: the greatest wave number, in waves across the box.
 
     Returns:
-        float64 [..., 2 x mode] of all chains, on every rank.
+        The parts of all chains, float64 [..., 2 x mode], on every rank.
     """
     waves = wave_numbers(largest)
     axes = []
@@ -53,11 +58,11 @@ def large_modes(field: tf.Tensor, box: Box, largest: int = LARGEST) -> np.ndarra
 
 @dataclass(frozen=True)
 class Convergence:
-    """Of numbers that chains have drawn.
+    """The convergence of several numbers that chains have drawn.
 
     Attributes:
-        rhat: rank-normalised split R-hat of each number [n] (Vehtari and others 2021).
-        ess: effective number of draws of each, of all chains together [n].
+        rhat: the rank-normalised split R-hat of each number [n] (Vehtari and others 2021).
+        ess: the effective sample size of each number, of all chains together [n].
     """
 
     rhat: np.ndarray
@@ -65,10 +70,13 @@ class Convergence:
 
 
 def convergence(draws: np.ndarray) -> Convergence:
-    """Of draws [draw, chain, n], at least 4 of them, by ArviZ.
+    """Returns the convergence of draws, as ArviZ computes it.
+
+    Args:
+        draws: [draw, chain, n], with at least 4 draws.
 
     Raises:
-        ValueError: fewer draws.
+        ValueError: if there are fewer draws.
     """
     from arviz_stats.base import array_stats
 

@@ -1,4 +1,4 @@
-"""Figures of a reconstruction: slabs, how well it correlates with the truth, how it was found."""
+"""Figures of a reconstruction: slabs, correlation with the truth, the loss, and the chains."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from flowpm_dist.io.figure_style import (
 )
 
 MOST_MARKED = 12
-"""Stages of a search with a label each."""
+"""Greatest number of stages of a search for which each has a label."""
 
 LEAST = 0.05
-"""Density that is shown as empty [mean density]."""
+"""Least density of a logarithmic colour scale [mean density]; less is shown as empty."""
 
 
 @dataclass(frozen=True)
 class Slab:
-    """A map of the box.
+    """A slab of the box that maps are averaged over.
 
     Attributes:
-        thickness: that it is a mean over, along z [Mpc/h].
-        size: of the box along x and y [Mpc/h].
-        a: scale factor.
+        thickness: the thickness along z [Mpc/h].
+        size: the size of the box along x and y [Mpc/h].
+        a: the scale factor.
     """
 
     thickness: float
@@ -47,12 +47,12 @@ class Slab:
 
 
 def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab: Slab) -> Figure:
-    """Densities beside each other in the same colours, and what the data have beyond the model.
+    """Returns a figure of densities side by side on one colour scale, and of the residual.
 
     Args:
-        densities: by title, [nx, ny] [mean density]; NaN where nothing is observed.
-        residual: data less reconstruction, likewise.
-        slab: that they are of.
+        densities: maps by title, [nx, ny] [mean density]; NaN where nothing is observed.
+        residual: the data minus the reconstruction, likewise.
+        slab: the slab that the maps are averaged over.
     """
     count = len(densities) + 1
     figure = new_figure(3.3 * count + 1.6, 3.9)
@@ -78,7 +78,10 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
 
 
 def _norm(densities: Mapping[str, np.ndarray]) -> Normalize:
-    """Of what has no noise; logarithmic unless linear theory has made it negative."""
+    """Returns the colour scale of the maps without noise.
+
+    It is logarithmic, unless linear theory has made a density negative.
+    """
     maps = [values for title, values in densities.items() if title != "data"]
     low, high = np.percentile(np.concatenate(maps), [1, 99.8])
     if min(values.min() for values in maps) < 0:
@@ -99,12 +102,12 @@ def _show(axes: Axes, values: np.ndarray, slab: Slab, title: str, **colours: Any
 def correlation_figure(
     k: np.ndarray, fields: Mapping[str, tuple[np.ndarray, np.ndarray]], nyquist: float
 ) -> Figure:
-    """Correlation with the truth above, transfer function below.
+    """Returns a figure of the correlation with the truth above and the transfer function below.
 
     Args:
-        k: [h/Mpc].
-        fields: by name, r(k) and T(k) = sqrt(P / P of the truth).
-        nyquist: of the grid [h/Mpc].
+        k: wavenumbers [h/Mpc].
+        fields: r(k) and T(k) = sqrt(P / P of the truth) of each field, by name.
+        nyquist: the Nyquist wavenumber of the grid [h/Mpc].
     """
     figure = new_figure(6.4, 6.4)
     top, below = figure.subplots(2, 1, sharex=True)
@@ -137,13 +140,13 @@ def loss_figure(
     prior: Sequence[float],
     stages: Sequence[tuple[int, float, float]],
 ) -> Figure:
-    """Both parts of the loss against gradient evaluations.
+    """Returns a figure of both parts of the loss against the number of gradient evaluations.
 
     Args:
-        evaluations: made so far, of each iteration.
-        data: minus the log likelihood of each observed cell, as annealed then.
-        prior: minus the log prior of each cell.
-        stages: the evaluations each began after, its radius [Mpc/h] and inflation.
+        evaluations: the number of evaluations up to each iteration.
+        data: minus the log likelihood per observed cell, as annealed in that iteration.
+        prior: minus the log prior per cell.
+        stages: the number of evaluations before each stage, its radius [Mpc/h] and its inflation.
     """
     figure = new_figure(7.0, 4.4)
     axes = figure.add_subplot()
@@ -178,9 +181,9 @@ class Trace:
     """A number that chains have drawn.
 
     Attributes:
-        name: of it.
-        values: of each move and chain, [move, chain].
-        truth: where it is known.
+        name: the name of the number.
+        values: its value after each move of each chain, [move, chain].
+        truth: its true value, where it is known.
     """
 
     name: str
@@ -189,11 +192,11 @@ class Trace:
 
 
 def chains_figure(traces: Sequence[Trace], warm_up: int) -> Figure:
-    """Where the chains were after each move, and how often the draws were where.
+    """Returns a figure of the chains: the trace of each number and the histogram of its draws.
 
     Args:
-        traces: a row of panels for each.
-        warm_up: moves before the draws.
+        traces: the numbers, with a row of panels for each.
+        warm_up: the number of moves before the draws.
     """
     figure = new_figure(9.0, 1.0 + 1.8 * len(traces))
     panels = figure.subplots(

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo over distributed fields, of several chains.
+"""Hamiltonian Monte Carlo over distributed fields, with several chains.
 
 Neal 2011 (arXiv:1206.1901); step size by dual averaging, Hoffman and Gelman 2014 (arXiv:1111.4246).
 """
@@ -14,18 +14,18 @@ from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
-MOMENTUM, CHANCE = 1, 2  # keys of what is drawn
+MOMENTUM, CHANCE = 1, 2  # keys of the random draws
 
 LEARNT = ("latest", "average", "error", "count")
-"""What is remembered of the step size."""
+"""Names of the numbers that define the state of the step size in a checkpoint."""
 
 
 class StepSize:
-    """The logarithm of a step size, led by dual averaging to where a share of moves is accepted.
+    """A step size that dual averaging adapts towards a target share of accepted moves.
 
     Args:
-        first: step size to begin with.
-        target: share.
+        first: the initial step size.
+        target: the share of moves to be accepted.
     """
 
     gamma, delay, decay = 0.05, 10.0, 0.75
@@ -35,7 +35,7 @@ class StepSize:
         self.values = [math.log(first), 0.0, 0.0, 0.0]  # latest, average, error, count
 
     def learn(self, acceptance: float) -> None:
-        """From one more move."""
+        """Adapts the step size to the acceptance of one more move."""
         latest, average, error, count = self.values
         count += 1
         share = 1 / (count + self.delay)
@@ -46,30 +46,30 @@ class StepSize:
 
     @property
     def now(self) -> float:
-        """To explore with, while it is learnt."""
+        """The step size to use while it is being learnt."""
         return math.exp(self.values[0])
 
     @property
     def settled(self) -> float:
-        """What was learnt; the first where nothing was."""
+        """The step size that was learnt, or the initial one if there were no moves yet."""
         return math.exp(self.values[1] if self.values[3] else self.values[0])
 
 
 class HMC(Sampler):
-    """Moves along many leapfrog steps, which are accepted or refused as a whole.
+    """A sampler whose moves are many leapfrog steps, accepted or rejected as a whole.
 
-    Each move takes between half of `leaps` and all of them, and steps of up to a tenth more or less
-    than the step size, so that no period of the motion is met. Draws are exact; the step that is
-    accepted shrinks as the number of unknowns grows.
+    Each move takes between half of `leaps` and all of them. The length of its steps varies by up to
+    a tenth around the step size, so that moves do not fall into step with a period of the motion.
+    The draws are exact. The step size that is accepted shrinks as the number of unknowns grows.
 
     Args:
-        leaps: leapfrog steps of a move, at most.
-        target: share of accepted moves that the step size is led to.
-        seed: of momenta and chances.
-        step: size to begin with.
+        leaps: the greatest number of leapfrog steps of a move.
+        target: the share of accepted moves that the step size is adapted to.
+        seed: the seed of momenta and acceptance.
+        step: the initial step size.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: if a number is out of its range.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class HMC(Sampler):
         return place, here, momentum
 
     def _move_to(self, which: np.ndarray, place: Unknowns, found: Evaluation) -> None:
-        """The chains that are chosen."""
+        """Moves the chains that are chosen, and leaves the others where they are."""
         here, chosen = self._here, self._space.chosen
         self._place = chosen(which, place, self._place)
         self._here = Evaluation(

@@ -1,7 +1,7 @@
-"""Microcanonical Langevin Monte Carlo over distributed fields, of several chains.
+"""Microcanonical Langevin Monte Carlo over distributed fields, with several chains.
 
 Robnik, De Luca, Silverstein and Seljak 2023 (arXiv:2212.08549); Robnik and Seljak 2023
-(arXiv:2303.18221); of initial conditions Bayer, Seljak and Modi 2023 (arXiv:2307.09504).
+(arXiv:2303.18221); for initial conditions, Bayer, Seljak and Modi 2023 (arXiv:2307.09504).
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
-VELOCITY, TURN = 1, 2  # keys of what is drawn
+VELOCITY, TURN = 1, 2  # keys of the random draws
 
 LEARNT = ("logarithm", "mean", "count")
-"""What is remembered of the step size."""
+"""Names of the numbers that define the state of the step size in a checkpoint."""
 
 LEAST = 1.0
-"""Of the mean: steps are at most 1, also where the energy hardly changes."""
+"""The least value of the mean: it limits steps to 1 where the energy hardly changes."""
 
 TRIES = 8
-"""Moves in a row that may fail."""
+"""Number of failed moves in a row after which sampling ends with an error."""
 
 
 class StepSize:
-    """The step in which the energy changes as much as is asked for.
+    """A step size that is adapted to a target change of the energy in a step.
 
-    The change goes with the cube of the step. Learnt from is its size, not its square, in the mean
-    over about the latest quarter of the steps: the first are far from where the chains settle.
+    The change is proportional to the cube of the step. The step size is learnt from the absolute
+    change, not from its square, averaged over about the latest quarter of the steps: the first
+    steps are far from where the chains settle.
 
     Args:
-        first: step size to begin with.
-        target: variance of the change, by the number of unknowns.
+        first: the initial step size.
+        target: the variance of the change divided by the number of unknowns.
     """
 
     def __init__(self, first: float, target: float) -> None:
@@ -44,39 +45,45 @@ class StepSize:
 
     @property
     def now(self) -> float:
-        """To move with."""
+        """The present step size."""
         return math.exp(self.values[0])
 
     def learn(self, step: float, size: float) -> None:
-        """From one more step, and the size of its change by the root of the number of unknowns."""
+        """Adapts the step size to one more step.
+
+        Args:
+            step: the size of that step.
+            size: its absolute change of energy divided by the square root of the number of
+                unknowns.
+        """
         _, mean, count = self.values
         share = 4 / (count + 4)
         mean += share * (size / self._expected / step**3 - mean)
         self.values = [-math.log(max(mean, LEAST)) / 3, mean, count + 1]
 
     def restart(self) -> None:
-        """Learn anew, from the present step."""
+        """Starts learning anew, from the present step size."""
         self.values = [self.values[0], 0.0, 0.0]
 
 
 class Microcanonical(Sampler):
-    """Moves whose speed never changes: gradients turn the velocity, and chance does, a little.
+    """A sampler that moves at constant speed; gradients and small random turns change its course.
 
-    No step is refused. What bounds the error of the draws is how the energy changes in a step,
-    which the step size is led by. Of a unit Gaussian variances come out as the v that solves
-    sqrt(v) tanh(step sqrt(v) / 2) = step / 2, about 1 + step^2 / 12. The step does not shrink as
-    the number of unknowns grows.
+    No step is rejected. The step size is adapted to the change of the energy in a step, which
+    bounds the error of the draws. For a unit Gaussian, the sampled variance v solves
+    sqrt(v) tanh(step sqrt(v) / 2) = step / 2; it is about 1 + step^2 / 12. The step size does not
+    shrink as the number of unknowns grows.
 
     Args:
-        leaps: steps of a move.
-        length: of the way on which the direction is forgotten, in widths of the posterior, from
-            0.1 on.
-        energy_error: variance of a step's change of energy, by the number of unknowns.
-        seed: of velocities and their turns.
-        step: size to begin with.
+        leaps: the number of steps of a move.
+        length: the distance over which the direction is forgotten, in widths of the posterior, at
+            least 0.1.
+        energy_error: the variance of a step's change of energy divided by the number of unknowns.
+        seed: the seed of velocities and their turns.
+        step: the initial step size.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: if a number is out of its range.
     """
 
     def __init__(
@@ -104,10 +111,13 @@ class Microcanonical(Sampler):
         self._velocity = self._unit(self._normal(VELOCITY, self._count))
 
     def draw(self, *, learn: bool) -> Draw:
-        """See `Sampler.draw`. Where a chain meets no finite posterior all stay, and turn round.
+        """See `Sampler.draw`.
+
+        If the posterior of any chain is not finite, all chains stay and reverse their velocities.
 
         Raises:
-            FloatingPointError: after several such moves, each with steps half as long.
+            FloatingPointError: if several such moves follow each other, each with steps half as
+                long as before.
         """
         before, step = (self._place, self._here, -self._velocity), self._step_size
         spent = self._spent
@@ -129,15 +139,15 @@ class Microcanonical(Sampler):
 
     @property
     def _step_size(self) -> float:
-        """Half as long after each move that has failed since the last that has not."""
+        """The step size, halved for each move that has failed since the last that succeeded."""
         return self._size.now / 2**self._failed
 
     def _walk(self, *, learn: bool) -> np.ndarray:
-        """All steps of a move.
+        """Makes all steps of a move.
 
         Returns:
-            Their mean squared change of energy, by the number of unknowns [...]; infinite for all
-            where one step failed.
+            The mean square of their change of energy divided by the number of unknowns [...];
+            infinite for all chains if one step failed.
         """
         errors = []
         for leap in range(self._leaps):
@@ -151,10 +161,10 @@ class Microcanonical(Sampler):
         return np.mean(errors, axis=0)
 
     def _step(self, leap: int, step: float) -> np.ndarray:
-        """Half a turn by the gradient, a step, the other half; then a turn by chance.
+        """Makes one step: half a turn by the gradient, a drift, the other half, a random turn.
 
         Returns:
-            The change of the energy [...]; not finite where the model fails, and nothing is moved.
+            The change of the energy [...]. It is not finite if the model fails; then nothing moves.
         """
         here = self._here
         velocity, first = self._turned(self._velocity, here.gradient, step / 2)
@@ -171,7 +181,7 @@ class Microcanonical(Sampler):
     def _turned(
         self, velocity: Unknowns, gradient: Unknowns, step: float
     ) -> tuple[Unknowns, np.ndarray]:
-        """The velocity after a time of one gradient, and the energy that it gains."""
+        """Returns the velocity after a time under a constant gradient, and the energy gained."""
         size = self._space.norm(gradient)
         down = -self._space.dot(velocity, gradient) / size
         angle = step * math.sqrt(self._unknowns) * size / (self._unknowns - 1)
@@ -187,7 +197,7 @@ class Microcanonical(Sampler):
         return self._times(x, 1 / self._space.norm(x))
 
     def _times(self, x: Unknowns, factor: np.ndarray) -> Unknowns:
-        """By a number for each chain [...]."""
+        """Returns x multiplied by a number for each chain [...]."""
         return Unknowns(
             x.field * self._space.of_these_chains(factor), x.parameters * factor[..., None]
         )

@@ -1,4 +1,4 @@
-"""A mock universe, whose truth is known, and what is observed of it."""
+"""A mock universe, whose truth is known, and its observations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from flowpm_dist.reconstruction.unknowns import Space
 from flowpm_dist.simulation.state import State
 
 NOISE = 1
-"""Key of the draws of noise, so that they are not those of a search with the same seed."""
+"""Key of the draws of noise, which makes them differ from those of a search with the same seed."""
 
 
 @dataclass(frozen=True)
 class Mock:
-    """A universe of the model's own cosmology and bias.
+    """A universe with the model's own cosmology and bias.
 
     Attributes:
         state: its particles and initial conditions.
-        density: what would be observed of it without noise, block [x, y, z], mean 1.
+        density: the density that would be observed without noise, block [x, y, z], mean 1.
     """
 
     state: State
@@ -33,11 +33,11 @@ class Mock:
 
     @classmethod
     def of(cls, model: ForwardModel, seed: int) -> Mock:
-        """The universe of a seed: of the same white noise as `Simulation.run` of that seed.
+        """Returns the universe of a seed, with the white noise of `Simulation.run` for that seed.
 
         Args:
-            model: from white noise to what is observed.
-            seed: of the white noise.
+            model: the model from white noise to what is observed.
+            seed: the seed of the white noise.
         """
         noise = noise_function(model.simulation.box)(np.asarray(seed, np.int64))
         state = model.with_room(lambda: model.run(noise, {}))
@@ -45,19 +45,19 @@ class Mock:
 
     @property
     def white_noise(self) -> Field:
-        """That the universe grew from."""
+        """The white noise that the universe grew from."""
         return self.state.white_noise
 
     def noisy_density(self, sigma: np.ndarray, mask: np.ndarray, seed: int) -> np.ndarray:
-        """The density with Gaussian noise, the same on any number of ranks.
+        """Returns the density with Gaussian noise, the same on any number of ranks.
 
         Args:
-            sigma: standard deviation where all of a cell is observed, block [x, y, z].
-            mask: share of each cell that is observed; the variance grows as it falls.
-            seed: of the noise.
+            sigma: the standard deviation where all of a cell is observed, block [x, y, z].
+            mask: the share of each cell that is observed; the variance is divided by it.
+            seed: the seed of the noise.
 
         Returns:
-            float64 block; 1 where nothing is observed.
+            A float64 block; 1 where nothing is observed.
         """
         seen = mask > 0
         spread = np.where(seen, sigma / np.sqrt(np.where(seen, mask, 1.0)), 0.0)
@@ -65,15 +65,17 @@ class Mock:
         return np.where(seen, density + spread * self._unit_normal(seed), 1.0)
 
     def counts(self, mean_count: float, mask: np.ndarray, seed: int) -> np.ndarray:
-        """Poisson counts, on any number of ranks the same up to the rounding of the density.
+        """Returns Poisson counts.
+
+        They are the same on any number of ranks, up to the rounding of the density.
 
         Args:
-            mean_count: of a cell of mean density.
-            mask: share of each cell that is observed.
-            seed: of the draw.
+            mean_count: the mean count of a cell of mean density.
+            mask: the share of each cell that is observed.
+            seed: the seed of the draw.
 
         Returns:
-            float64 block of whole numbers.
+            A float64 block of whole numbers.
         """
         rate = mean_count * mask * np.asarray(positive_density(self.density), np.float64)
         drawn = poisson.ppf(norm.cdf(self._unit_normal(seed)), np.where(rate > 0, rate, 1.0))

@@ -1,4 +1,7 @@
-"""Draws on disk: `samples` in reconstruction.zarr, each rank writing its block of its chains."""
+"""Draws on disk: the group `samples` in reconstruction.zarr.
+
+Each rank writes its block of its chains.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,22 @@ MEANINGS = {
 
 
 class SampleFile:
-    """White noise that was drawn, its mean and its standard deviation.
+    """The draws of the white noise, their mean and their standard deviation, in a file.
 
     Args:
-        fields: reconstruction.zarr, which is there.
-        box: of the chains.
-        kept: draws of each chain that are kept.
+        fields: the path of reconstruction.zarr, which must exist.
+        box: the box of the chains.
+        kept: the number of draws of each chain that are kept.
     """
 
     def __init__(self, fields: Path, box: Box, kept: int) -> None:
         self._path, self._box, self._kept = fields / NAME, box, kept
 
     def begin(self, *, fresh: bool) -> None:
-        """Make the arrays, or use those that are there. On all ranks together.
+        """Creates the arrays, or uses those that exist. Must be called on all ranks together.
 
         Args:
-            fresh: older ones are dropped.
+            fresh: whether existing arrays are deleted.
 
         Raises:
             WriteError: on a rank that cannot write; the job must end then.
@@ -71,11 +74,11 @@ class SampleFile:
             )
 
     def keep(self, number: int, point: Unknowns) -> None:
-        """Write one draw of each of this rank's chains.
+        """Writes one draw of each of this rank's chains.
 
         Args:
-            number: among those that are kept, from 0.
-            point: of the chains.
+            number: the number of the draw among those that are kept, from 0.
+            point: the draw of all chains.
 
         Raises:
             WriteError: on a rank that cannot write; the job must end then.
@@ -83,7 +86,7 @@ class SampleFile:
         self._write("white_noise", (number,), point)
 
     def finish(self, mean: Unknowns, spread: Unknowns) -> None:
-        """Write the moments. Raises as `keep`."""
+        """Writes the mean and the standard deviation. Raises the errors of `keep`."""
         self._write("mean", (), mean)
         self._write("standard_deviation", (), spread)
         self._box.mesh.barrier()

@@ -1,4 +1,4 @@
-"""The search for the most probable initial conditions: stages of annealing, one after another."""
+"""The search for the most probable initial conditions, in successive stages of annealing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 FIRST_FIELD = 0.01
-"""Amplitude of the white noise that a search begins with."""
+"""Standard deviation of the white noise that a search begins with."""
 
 EASY_SIGMA, EASIEST_SIGMA = 1.0, 3.0
-"""Noise [mean density] to which smaller noise is inflated at first: where scales of less than two
-cells are sought, and where they are left out, as their lack is an error of the model, too."""
+"""Noise [mean density] to which smaller noise is inflated at first.
+
+The first applies where scales of less than two cells are fitted. The second applies where
+smoothing leaves them out, as their lack is an error of the model, too.
+"""
 
 FIRST_RADIUS = 16.0
-"""Of the smoothing [Mpc/h]: large enough for what moves structures to be found before them."""
+"""First smoothing radius [Mpc/h]: large-scale flows are found before the structures they move."""
 
 LARGEST_CHANGE = 4.0
-"""Of the inflation, from one stage to the next."""
+"""Largest ratio of the inflation from one stage to the next."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class Stage:
     """A part of a search.
 
     Attributes:
-        annealing: of the likelihood.
-        evaluations: of the gradient, after which the next stage begins; and those that stages
-            before have left.
+        annealing: the annealing of the likelihood.
+        evaluations: the number of gradient evaluations after which the next stage begins. Those
+            that earlier stages did not use are added.
     """
 
     annealing: Annealing
@@ -48,14 +51,14 @@ class Row:
     """An iteration of a search.
 
     Attributes:
-        iteration, stage: numbers, from 1.
-        evaluations: of the gradient so far.
-        radius: of the smoothing [Mpc/h].
-        inflation: of the noise.
-        loss: data + prior, and the volume of the coordinates where parameters change it.
+        iteration, stage: the numbers of both, from 1.
+        evaluations: the number of gradient evaluations so far.
+        radius: the radius of the smoothing [Mpc/h].
+        inflation: the inflation of the noise.
+        loss: data + prior + the log determinant of the coordinates, where parameters change it.
         data: minus the log likelihood, annealed.
         prior: minus the log prior.
-        gradient_norm: in the optimiser's coordinates.
+        gradient_norm: the norm of the gradient in the optimiser's coordinates.
         step: see `Report`.
     """
 
@@ -75,11 +78,12 @@ Told = Callable[[Row, Unknowns], None]
 
 
 def easier(posterior: Posterior) -> list[Annealing]:
-    """From large scales to small ones, then from greater noise to what it is.
+    """Returns annealings from large scales to small ones, then from greater noise to the data's.
 
-    Smoothing of `FIRST_RADIUS`, or four cells where that is more, halved down to two cells, under
-    noise of at least `EASIEST_SIGMA`; of two cells and of one under noise of at least `EASY_SIGMA`;
-    and none, that noise lowered by factors of at most `LARGEST_CHANGE`. The last is `EXACT`.
+    The smoothing begins at `FIRST_RADIUS`, or at four cells if that is more. It is halved down to
+    about two cells with noise of at least `EASIEST_SIGMA`. Then come two cells and one cell with
+    noise of at least `EASY_SIGMA`. Without smoothing, that noise is lowered by factors of at most
+    `LARGEST_CHANGE`. The last annealing is `EXACT`.
     """
     cell = max(posterior.likelihood.box.cell)
     sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
@@ -94,11 +98,11 @@ def easier(posterior: Posterior) -> list[Annealing]:
 
 
 def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
-    """Those of `easier`; later ones have more to find and more evaluations.
+    """Returns a stage for each annealing of `easier`; later ones take more evaluations.
 
     Args:
-        posterior: of the data.
-        evaluations: of the gradient in all.
+        posterior: the posterior of the data.
+        evaluations: the number of gradient evaluations of all stages.
     """
     annealings = easier(posterior)
     weights = np.arange(1.0, len(annealings) + 1)
@@ -108,17 +112,19 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
 
 
 class Search:
-    """Minimises minus the log posterior, stage by stage; by the parameters in exact ones alone.
+    """A minimisation of minus the log posterior, stage by stage.
+
+    The parameters are fitted in stages with the exact likelihood only.
 
     Args:
-        posterior: of a single chain.
-        optimiser: of each stage, begun anew in it.
-        stages: in order; by default `default_stages` of 200 evaluations.
-        seed: of the small white noise that the search begins with.
+        posterior: the posterior, of a single chain.
+        optimiser: the optimiser, which begins anew in each stage.
+        stages: the stages in order; by default `default_stages` with 200 evaluations.
+        seed: the seed of the small white noise that the search begins with.
         tolerance: a stage ends early when the squared gradient, in coordinates of even curvature,
             is below this times the number of cells.
-        checkpoints: where to keep what is needed to go on; None: nowhere.
-        every: iterations between them.
+        checkpoints: where to keep what is needed to resume; None: nowhere.
+        every: the number of iterations between checkpoints.
     """
 
     def __init__(
@@ -140,19 +146,19 @@ class Search:
         self.progress = Progress()
 
     def run(self, told: Told | None = None, *, resume: bool = False) -> Unknowns:
-        """Search to the end. On all ranks together.
+        """Searches to the end. Must be called on all ranks together.
 
         Args:
             told: called on every rank after each iteration, with its row and the point.
-            resume: go on from the latest checkpoint, if there is one.
+            resume: whether to resume from the latest checkpoint, if there is one.
 
         Returns:
             The most probable point that was found.
 
         Raises:
-            NoProgressError: the loss is not finite wherever a step leads; the latest checkpoint is
-                as it was.
-            CheckpointError: of another search.
+            NoProgressError: if the loss is not finite wherever a step leads. The latest checkpoint
+                stays as it is.
+            CheckpointError: if the checkpoint belongs to another search.
         """
         point = self.posterior.space.normal(self._seed).times(FIRST_FIELD)
         self.progress = Progress()
@@ -173,14 +179,14 @@ class Search:
 
     def _objective(self, stage: Stage) -> EvenPosterior:
         scaling = self._curvature.scaling(stage.annealing)
-        held = stage.annealing != EXACT  # of greater noise, data would want smaller amplitudes
+        held = stage.annealing != EXACT  # with greater noise, smaller amplitudes would fit best
         return EvenPosterior(self.posterior, scaling, stage.annealing, held=held)
 
     def _stage(
         self, stage: Stage, scaling: Scaling, point: Unknowns, told: Told | None
     ) -> Unknowns:
         limit = self._tolerance * self.posterior.likelihood.box.cells
-        # What earlier stages did not use is for this one.
+        # Evaluations that earlier stages did not use are available to this one.
         end = sum(s.evaluations for s in self.stages[: self.progress.stage + 1])
         while not self.progress.ended and self.progress.evaluations < end:
             try:

@@ -1,4 +1,7 @@
-"""What is sought: a white noise field, and a few parameters, all of unit normal prior."""
+"""The unknowns of a reconstruction: a white noise field and a few parameters.
+
+The prior of each is unit normal.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class Unknowns:
     """A point, or a direction, in the space of all unknowns; or one for each chain of a batch.
 
     Attributes:
-        field: this rank's block [..., x, y, z].
-        parameters: float64 [..., n], the same on every rank, of all chains.
+        field: this rank's block of the white noise [..., x, y, z].
+        parameters: the parameters of all chains, float64 [..., n], the same on every rank.
     """
 
     field: tf.Tensor
@@ -35,23 +38,24 @@ class Unknowns:
         return Unknowns(-self.field, -self.parameters)
 
     def plus(self, factor: float, other: Unknowns) -> Unknowns:
-        """self + factor x other."""
+        """Returns self + factor x other."""
         by = tf.constant(factor, self.field.dtype)
         return Unknowns(self.field + by * other.field, self.parameters + factor * other.parameters)
 
     def times(self, factor: float) -> Unknowns:
-        """factor x self."""
+        """Returns factor x self."""
         return Unknowns(
             self.field * tf.constant(factor, self.field.dtype), self.parameters * factor
         )
 
 
 class Space:
-    """All unknowns over a box, and what needs all ranks: inner products, random directions.
+    """The space of the unknowns of a box, with inner products and random directions.
 
     Args:
-        box: of the field; its batch are chains, spread over the mesh's replicas.
-        names: of the parameters.
+        box: the box of the field. Its batch dimension holds the chains, which are split over the
+            mesh's replicas.
+        names: the names of the parameters.
     """
 
     def __init__(self, box: Box, names: tuple[str, ...] = ()) -> None:
@@ -59,12 +63,12 @@ class Space:
         self.chains = () if box.batch is None else (box.batch,)
 
     def zeros(self) -> Unknowns:
-        """The prior's mean."""
+        """Returns the mean of the prior: all unknowns 0."""
         field = tf.zeros([*self.box.local_batch, *self.box.block], self.box.dtype)
         return Unknowns(field, tf.zeros([*self.chains, len(self.names)], tf.float64))
 
     def normal(self, seed: int, *key: int) -> Unknowns:
-        """A unit normal draw, fixed by the seed and the key on any number of ranks."""
+        """Returns a unit normal draw that depends on seed and key, not on the number of ranks."""
         chains = self.chains[0] if self.chains else 1
         rng = np.random.default_rng([seed, *key])
         numbers = rng.integers(2**62, size=chains)
@@ -77,23 +81,23 @@ class Space:
         return noise_function(self.box)
 
     def dot(self, x: Unknowns, y: Unknowns) -> np.ndarray:
-        """Inner product, float64, of each chain [...], the same on every rank."""
+        """Returns the inner product for each chain, float64 [...], the same on every rank."""
         product = tf.cast(x.field, tf.float64) * tf.cast(y.field, tf.float64)
         local = self.total(tf.reduce_sum(product, axis=[-3, -2, -1]))
         return local + np.sum(x.parameters.numpy() * y.parameters.numpy(), axis=-1)
 
     def norm(self, x: Unknowns) -> np.ndarray:
-        """Euclidean length of each chain [...]."""
+        """Returns the Euclidean norm for each chain, float64 [...]."""
         return np.sqrt(self.dot(x, x))
 
     def total(self, parts: tf.Tensor) -> np.ndarray:
-        """Sum over the ranks that share a chain, of each chain, on every rank.
+        """Returns the sum over the ranks that share a chain, for each chain, on every rank.
 
         Args:
-            parts: this rank's, float64: a number, or one for each of its chains.
+            parts: this rank's part, float64: a number, or one for each of its chains.
 
         Returns:
-            [...] of all chains.
+            The sums of all chains, float64 [...].
         """
         if self.chains:
             before = self.box.batch_offset
@@ -102,10 +106,10 @@ class Space:
         return self.box.mesh.world.allreduce(parts).numpy()
 
     def of_these_chains(self, values: np.ndarray) -> tf.Tensor:
-        """Of a number for each chain those of this rank's, to multiply a field by: [..., 1, 1, 1].
+        """Returns the values of this rank's chains, [..., 1, 1, 1], to multiply a field by.
 
         Args:
-            values: [...] of all chains.
+            values: a number for each of all chains [...].
         """
         if self.chains:
             first = self.box.batch_offset
@@ -113,11 +117,13 @@ class Space:
         return tf.constant(np.asarray(values)[..., None, None, None], self.box.dtype)
 
     def chosen(self, which: np.ndarray, x: Unknowns, y: Unknowns) -> Unknowns:
-        """x where a chain is chosen, else y; not finite values of the other do no harm.
+        """Returns x where a chain is chosen and y elsewhere.
+
+        Values that are not finite in the one that is not taken have no effect.
 
         Args:
-            which: bool [...] of all chains.
-            x, y: of all chains.
+            which: whether x is taken, bool [...] for all chains.
+            x, y: points with all chains.
         """
         mine = self.of_these_chains(which.astype(float)) > 0
         of_all = tf.constant(which[..., None])

@@ -1,4 +1,4 @@
-"""Ways down: one a file."""
+"""Optimisers, one in each file."""
 
 from flowpm_dist.reconstruction.optimisers.adam import Adam
 from flowpm_dist.reconstruction.optimisers.base import (

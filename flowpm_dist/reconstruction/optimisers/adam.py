@@ -19,14 +19,14 @@ from flowpm_dist.reconstruction.unknowns import Unknowns
 
 
 class Adam(Optimiser):
-    """Steps of about the learning rate in every coordinate, of momentum.
+    """An optimiser with momentum, whose steps are of about the learning rate in every coordinate.
 
-    After a step to where the loss is not finite, the step is undone and the rate halved.
+    After a step to a point where the loss is not finite, the step and the rate are halved.
 
     Args:
-        rate: length of a step [1].
-        first, second: how slowly the two moments forget.
-        epsilon: added to the root of the second moment.
+        rate: the learning rate: the length of a step in each coordinate [1].
+        first, second: the decay rates of the first and second moments.
+        epsilon: added to the square root of the second moment.
     """
 
     name = "adam"

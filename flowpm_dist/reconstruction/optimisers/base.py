@@ -1,4 +1,4 @@
-"""What an optimiser over distributed unknowns provides."""
+"""The interface of an optimiser over distributed unknowns."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from flowpm_dist.reconstruction.posterior import Evaluation
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
 MOST_TRIES = 8
-"""Steps that are tried, each shorter, before an optimiser gives up."""
+"""Number of steps that an optimiser tries, each shorter than the last, before it gives up."""
 
 
 class Objective(Protocol):
-    """What is minimised: see `EvenPosterior`."""
+    """The function to be minimised; see `EvenPosterior`."""
 
     space: Space
 
     def evaluate(self, u: Unknowns) -> Evaluation:
-        """At a point of a single chain."""
+        """Returns the loss and its gradient at a point of a single chain."""
 
 
 class NoProgressError(FloatingPointError):
-    """The loss is not finite wherever a step leads; the last good point is kept."""
+    """An error: the loss is not finite wherever a step leads. The last good point is kept."""
 
 
 class StalledError(Exception):
-    """No step lowers the loss any more, as far as its precision tells.
+    """An error: no step lowers the loss any more within its precision.
 
     Args:
         message: what was tried.
-        evaluations: of the gradient, that it took.
+        evaluations: the number of gradient evaluations that were made.
     """
 
     def __init__(self, message: str, evaluations: int) -> None:
@@ -46,13 +46,13 @@ class StalledError(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """What is known after an iteration.
+    """The result of an iteration.
 
     Attributes:
-        point: where the optimiser is.
-        evaluation: there; for Adam, where it was before its step.
-        evaluations: of the gradient, that the iteration took.
-        step: length of the step over that of the direction, or the learning rate.
+        point: the point that the optimiser has reached.
+        evaluation: the evaluation there; for Adam, at the point before its step.
+        evaluations: the number of gradient evaluations of the iteration.
+        step: the length of the step over that of the direction; for Adam, the learning rate.
     """
 
     point: Unknowns
@@ -63,11 +63,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Memory:
-    """What an optimiser needs to go on exactly.
+    """The state that an optimiser or a sampler needs to resume exactly.
 
     Attributes:
-        points: by name, in the coordinates of the objective.
-        numbers: by name.
+        points: points by name, in the coordinates of the objective.
+        numbers: numbers by name.
     """
 
     points: Mapping[str, Unknowns]
@@ -75,34 +75,34 @@ class Memory:
 
 
 class Optimiser(abc.ABC):
-    """Goes from a point to a better one, iteration by iteration."""
+    """A minimiser that goes from a point to a better one, iteration by iteration."""
 
     name: str
 
     @abc.abstractmethod
     def start(self, objective: Objective, point: Unknowns) -> None:
-        """Begin at a point, with nothing remembered."""
+        """Begins at a point, without any memory of earlier iterations."""
 
     @abc.abstractmethod
     def iterate(self) -> Report:
-        """One iteration. On all ranks together.
+        """Makes one iteration. Must be called on all ranks together.
 
         Raises:
-            NoProgressError: wherever a step leads, the loss is not finite.
-            StalledError: no step lowers the loss.
+            NoProgressError: if the loss is not finite wherever a step leads.
+            StalledError: if no step lowers the loss.
         """
 
     @abc.abstractmethod
     def memory(self) -> Memory:
-        """All that the next iteration depends on."""
+        """Returns all that the next iteration depends on."""
 
     @abc.abstractmethod
     def resume(self, objective: Objective, memory: Memory) -> None:
-        """Go on from what `memory` gave."""
+        """Resumes from what `memory` returned."""
 
 
 def attempt(objective: Objective, point: Unknowns) -> Evaluation | None:
-    """The evaluation, or None where the loss or its gradient is not finite."""
+    """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
     try:
         found = objective.evaluate(point)
     except (HaloError, FloatingPointError):

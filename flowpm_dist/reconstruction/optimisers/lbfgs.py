@@ -18,22 +18,22 @@ from flowpm_dist.reconstruction.posterior import Evaluation
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 PARTS = ("data", "prior", "volume")
-"""Of the loss."""
+"""Names of the parts of the loss."""
 
 SUFFICIENT = 1e-4
-"""Share of the decrease that the slope promises which a step must bring (Armijo)."""
+"""Share of the decrease predicted by the slope that a step must achieve (Armijo)."""
 
 
 class LBFGS(Optimiser):
-    """Quasi-Newton steps from the latest changes of point and gradient.
+    """An optimiser with quasi-Newton steps from the latest changes of point and gradient.
 
-    A step of length 1 is tried first (of the first iteration, one of the steepest descent, too: the
-    coordinates are such that it is about right). One that does not lower the loss enough, or meets
-    values that are not finite, is shortened to where a parabola through what is known has its
-    minimum. Pairs without positive curvature are left out.
+    A step of length 1 is tried first. That holds for the steepest descent of the first iteration,
+    too, as the coordinates make it about right. A step that does not lower the loss enough is
+    shortened to the minimum of the parabola through what is known. A step to values that are not
+    finite is shortened to a tenth. Pairs without positive curvature are left out.
 
     Args:
-        history: pairs that are kept.
+        history: the number of pairs that are kept.
     """
 
     name = "lbfgs"
@@ -88,12 +88,12 @@ class LBFGS(Optimiser):
 
     @staticmethod
     def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
-        # Near the minimum the decrease drowns in rounding; the gradient still tells.
+        # Near the minimum the decrease is below rounding; the gradient is still significant.
         rounding = 4e-7 * abs(float(here.loss)) if slope > -1e-5 * abs(float(here.loss)) else 0.0
         return float(found.loss) <= float(here.loss) + SUFFICIENT * length * slope + rounding
 
     def _direction(self, gradient: Unknowns) -> Unknowns:
-        """Minus the inverse Hessian's guess times the gradient, by the two loops."""
+        """Returns minus the approximate inverse Hessian times the gradient (two-loop recursion)."""
         dot = self._objective.space.dot
         q, factors = gradient, []
         for s, y in reversed(self._pairs):
@@ -137,7 +137,7 @@ class LBFGS(Optimiser):
 
 
 def _shorter(length: float, slope: float, here: Evaluation, found: Evaluation | None) -> float:
-    """Between a tenth and a half of the length."""
+    """Returns a shorter length, between a tenth and a half of the given one."""
     if found is None:
         return 0.1 * length
     rise = float(found.loss) - float(here.loss) - slope * length
