@@ -1,4 +1,4 @@
-"""Figures of a regressor: how well it predicts, how it learnt, where its time went."""
+"""Figures of a regressor: its predictions, its training, and the time that each phase takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _symbol(name: str) -> str:
 
 
 def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
-    """One panel for each parameter, beside each other."""
+    """Returns a figure with one panel for each parameter, side by side."""
     figure = new_figure(3.5 * count + 0.6, height)
     panels = list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
     for axes in panels:
@@ -48,16 +48,16 @@ def _legend_above(figure: Figure, axes: Axes) -> None:
 def predicted_figure(
     predictions: Mapping[str, Predictions], train_mean: np.ndarray, seed: int = 0
 ) -> Figure:
-    """Predicted against true, a panel for each parameter.
+    """Returns a figure of predicted against true values, with a panel for each parameter.
 
     Args:
-        predictions: by method: the network first, and any others, of which the best, by its mean
-            R^2, is drawn lighter below it. All of the same test set.
-        train_mean: [p], mean of the training targets.
-        seed: of the choice of the samples drawn with error bars.
+        predictions: predictions for one test set by method, the network first. Of the others, the
+            best by its mean R^2 is drawn lighter, below the network's.
+        train_mean: the mean of the training targets, [p].
+        seed: the seed of the choice of samples with error bars.
 
     Raises:
-        ValueError: no predictions, or of different parameters.
+        ValueError: if there are no predictions, or they are of different parameters.
     """
     if not predictions or len({found.names for found in predictions.values()}) > 1:
         raise ValueError("predicted_figure needs predictions, all of the same parameters")
@@ -92,7 +92,7 @@ def _scatter(axes: Axes, found: Predictions, i: int, colour: str, label: str, or
 
 
 def _error_bars(axes: Axes, found: Predictions, i: int, seed: int) -> None:
-    """Of at most `MOST_BARS` samples, drawn by lot."""
+    """Draws the error bars of at most `MOST_BARS` samples, chosen at random."""
     if found.sigma is None:
         return
     some = np.random.default_rng(seed).permutation(len(found.truth))[:MOST_BARS]
@@ -102,25 +102,27 @@ def _error_bars(axes: Axes, found: Predictions, i: int, seed: int) -> None:
 
 
 def _write(axes: Axes, text: str, height: float, colour: str) -> None:
-    """At the left of the panel, its top at `height`, a share of the panel's."""
+    """Writes text at the left of a panel, its top at `height` as a share of the panel's height."""
     axes.text(0.04, height, text, color=colour, transform=axes.transAxes, va="top", fontsize=8.5)
 
 
 def _room_above(axes: Axes) -> None:
-    """For two lines of text."""
+    """Makes room for two lines of text at the top of a panel."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.2 * (high - low))
 
 
 def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
-    """Error over the mean predictor's against the number of simulations, a panel per parameter.
+    """Returns a figure of learning curves, with a panel for each parameter.
+
+    The error is given relative to that of the mean predictor, which is the dotted line.
 
     Args:
-        curves: by method, the network first; seeds are points, their mean a line. The mean
-            predictor is the dotted line, and needs no curve.
+        curves: the curves by method, the network first. Seeds are drawn as points, their mean as a
+            line.
 
     Raises:
-        ValueError: no curves.
+        ValueError: if there are no curves.
     """
     if not curves:
         raise ValueError("learning_curve_figure needs at least one curve")
@@ -153,16 +155,16 @@ def training_figure(
     validation_loss: Sequence[float] = (),
     learning_rate: Sequence[float] | None = None,
 ) -> Figure:
-    """Loss against step, and the learning rate below.
+    """Returns a figure of the loss against the step, with the learning rate below.
 
     Args:
-        steps: of `loss` and `learning_rate`, [s].
-        loss: of the training batches, [s]; their running mean is drawn above them.
-        validation_steps, validation_loss: [v].
-        learning_rate: [s]; None leaves that panel out.
+        steps: the steps of `loss` and `learning_rate`, [s].
+        loss: the losses of the training batches, [s]; their running mean is drawn over them.
+        validation_steps, validation_loss: the steps and losses of the validations, [v].
+        learning_rate: the learning rates, [s]; None leaves that panel out.
 
     Raises:
-        ValueError: no steps.
+        ValueError: if there are no steps.
     """
     if not len(steps):
         raise ValueError("training_figure needs at least one step")
@@ -200,12 +202,12 @@ def training_figure(
 
 
 def calibration_figure(predictions: Predictions) -> Figure:
-    """Histogram of (predicted - true) / sigma beside a unit normal, a panel for each parameter.
+    """Returns a figure of the histograms of (predicted - true) / sigma, with a unit normal.
 
-    What lies beyond 5 sigma is counted in the outermost bins.
+    Each parameter has a panel. Values beyond 5 sigma are counted in the outermost bins.
 
     Raises:
-        ValueError: predictions without sigma.
+        ValueError: if the predictions have no sigma.
     """
     if predictions.sigma is None:
         raise ValueError("these predictions have no sigma: there is nothing to calibrate")
@@ -228,13 +230,13 @@ def calibration_figure(predictions: Predictions) -> Figure:
 
 
 def phases_figure(phases: Mapping[str, float]) -> Figure:
-    """Share of a step that each phase takes.
+    """Returns a figure of the share of a step that each phase takes.
 
     Args:
-        phases: time of each, in one unit or as shares.
+        phases: the time of each phase, all in one unit or as shares.
 
     Raises:
-        ValueError: a negative time, or none above zero.
+        ValueError: if a time is negative, or none is above zero.
     """
     times = np.array(list(phases.values()), dtype=float)
     if not len(times) or times.min() < 0 or not times.sum() > 0:

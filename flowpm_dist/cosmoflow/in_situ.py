@@ -1,4 +1,4 @@
-"""Universes simulated by the ranks that train on them, and the buffer they are drawn from."""
+"""In situ training: ranks simulate the universes they train on, and draw them from a buffer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from flowpm_dist.statistics import density_histogram, power_spectrum
 from meshimpl.process_mesh import ProcessMesh
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
-"""Of ln(density), for the one-point distribution that baselines see."""
+"""Bin edges of ln(density), for the one-point distribution that baselines are fitted to."""
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """The places of every batch that are this replica's.
+    """This replica's places in every batch.
 
-    A batch has as many lanes as volumes. Universe number i is of lane i modulo the batch, and is
-    trained on in that lane alone: so what is trained on in a step does not depend on the number of
-    replicas.
+    A batch has as many lanes as volumes. Universe number i belongs to lane i modulo the batch size
+    and is used in that lane only. So the samples of a step do not depend on the number of replicas.
 
     Attributes:
-        batch: volumes of a step over all replicas.
-        first, count: this replica's lanes.
+        batch: the number of volumes of a step over all replicas.
+        first, count: the first and the number of this replica's lanes.
     """
 
     batch: int
@@ -42,7 +41,7 @@ class Lanes:
         """Returns the lanes of this rank's replica.
 
         Raises:
-            ValueError: the replicas do not divide the batch.
+            ValueError: if the batch does not divide over the replicas.
         """
         replicas = mesh.axis_size("replica")
         if batch % replicas:
@@ -59,9 +58,9 @@ class Batch:
     """The batch of a step: this replica's lanes of it.
 
     Attributes:
-        volumes: density, mean 1, blocks [lane, x/row, y/col, z] or with channels.
-        parameters: [lane, parameter], physical units.
-        samples: number of each sample, int64 [lane].
+        volumes: the density, mean 1, blocks [lane, x/row, y/col, z] or with channels.
+        parameters: [lane, parameter] [physical units].
+        samples: the number of each sample, int64 [lane].
     """
 
     volumes: np.ndarray
@@ -74,13 +73,13 @@ class Generation:
     """One universe for each of this replica's lanes.
 
     Attributes:
-        volumes: density, mean 1, blocks [lane, x/row, y/col, z], in the simulation's dtype.
-        parameters: [lane, parameter].
-        index: number of each simulation in its stream, int64 [lane].
-        seeds: of the white noise, int64 [lane].
-        k: wavenumbers of the power [bin] [h/Mpc].
+        volumes: the density, mean 1, blocks [lane, x/row, y/col, z], in the simulation's dtype.
+        parameters: [lane, parameter] [physical units].
+        index: the number of each simulation in its stream, int64 [lane].
+        seeds: the seeds of the white noise, int64 [lane].
+        k: the wavenumbers of the power [bin] [h/Mpc].
         power: P(k) [lane, bin] [(Mpc/h)^3].
-        histogram: share of the cells in each bin of ln(density) [lane, bin].
+        histogram: the share of the cells in each bin of ln(density) [lane, bin].
     """
 
     volumes: np.ndarray
@@ -93,30 +92,33 @@ class Generation:
 
 
 def measured(density: Field) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns k, power and histogram of a density, see `Generation`. On all its ranks."""
+    """Returns k, power and histogram of a density, see `Generation`.
+
+    Must be called on all ranks of the density together.
+    """
     k, power = power_spectrum(density, window="cic")
     histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
     return k, power, histogram.counts / histogram.cells
 
 
 class UniverseMaker:
-    """Simulates the universes of streams, a generation of one universe for each lane at a time.
+    """A maker of universes, which simulates a generation at a time: one universe for each lane.
 
     Args:
-        simulation: on `mesh.without("replica")`: each replica makes its universes for itself. Its
-            cosmology gives what the priors leave open.
-        priors: of the others, and the seeds.
-        lanes: this replica's.
+        simulation: a simulation on `mesh.without("replica")`: each replica simulates its own
+            universes. Its cosmology gives the parameters that have no prior.
+        priors: the priors of the other parameters, and the seeds.
+        lanes: this replica's lanes.
     """
 
     def __init__(self, simulation: Simulation, priors: Priors, lanes: Lanes) -> None:
         self.simulation, self.priors, self.lanes = simulation, priors, lanes
 
     def make(self, stream: str, generation: int) -> Generation:
-        """Simulate a generation. On all ranks of the replica together.
+        """Simulates a generation. Must be called on all ranks of the replica together.
 
         Raises:
-            HaloError: a particle left the halo.
+            HaloError: if a particle left the halo.
         """
         first = generation * self.lanes.batch + self.lanes.first
         count = self.lanes.count
@@ -134,10 +136,10 @@ class UniverseMaker:
 
 
 class ReplayBuffer:
-    """The latest generations of this replica's universes.
+    """A buffer of the latest generations of this replica's universes.
 
     Args:
-        capacity: generations that are kept.
+        capacity: the number of generations that are kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -147,11 +149,11 @@ class ReplayBuffer:
         self._parameters: np.ndarray | None = None
 
     def skip_to(self, generation: int) -> None:
-        """Empty the buffer; the next generation that is added has this number."""
+        """Empties the buffer and sets the number of the next generation that is added."""
         self.made = generation
 
     def add(self, generation: Generation) -> None:
-        """Add a generation, in place of the oldest where there is no room."""
+        """Adds a generation; it replaces the oldest one if the buffer is full."""
         if self._volumes is None or self._parameters is None:
             shape = self.capacity, *generation.volumes.shape
             self._volumes = np.empty(shape, generation.volumes.dtype)
@@ -162,11 +164,11 @@ class ReplayBuffer:
         self.made += 1
 
     def kept(self) -> int:
-        """Number of generations that can be drawn."""
+        """Returns the number of generations that can be drawn from."""
         return min(self.made, self.capacity)
 
     def get(self, place: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns volume and parameters of the `place`-th oldest generation that is kept."""
+        """Returns a lane's volume and parameters from the `place`-th oldest generation kept."""
         assert self._volumes is not None and self._parameters is not None
         at = (self.made - self.kept() + place) % self.capacity
         return self._volumes[at, lane], self._parameters[at, lane]
@@ -177,10 +179,10 @@ class ReplayPlan:
     """The number of simulations, and how often each is trained on.
 
     Attributes:
-        simulations: in all, a multiple of the batch.
-        reuse: how often each is trained on, on average.
-        buffer: simulations that are kept to draw from.
-        fill: simulations made before the first step.
+        simulations: the number of all simulations, a multiple of the batch.
+        reuse: the number of times that each is trained on, on average.
+        buffer: the number of simulations that are kept to draw from.
+        fill: the number of simulations made before the first step.
     """
 
     simulations: int
@@ -189,30 +191,30 @@ class ReplayPlan:
     fill: int
 
     def steps(self, batch: int) -> int:
-        """Of the whole training."""
+        """Returns the number of steps of the whole training."""
         return self.simulations * self.reuse // batch
 
     def generations(self, step: int, batch: int) -> int:
-        """Returns how many generations a step needs: one more every `reuse` steps."""
+        """Returns the number of generations that a step needs: one more every `reuse` steps."""
         return min(self.simulations // batch, self.fill // batch + step // self.reuse)
 
 
 class InSituSource:
-    """Batches of universes that are simulated while the training goes on.
+    """A source of batches of universes that are simulated during the training.
 
-    What a step trains on follows from the seed and the number of the step, so a training that is
-    resumed goes on exactly: the universes that its buffer held are simulated again.
+    The samples of a step follow from the seed and the number of the step. So a training resumes
+    exactly: the universes that its buffer held are simulated again.
 
     Args:
-        maker: of the universes, of the stream "train".
-        mesh: all ranks.
-        plan: how many, how often.
-        seed: of what is drawn from the buffer.
-        augment: whether a universe is seen otherwise each time: see `View.draw`.
-        clock: counts "simulate", "read" and "augment".
+        maker: the maker of the universes, of which the stream "train" is used.
+        mesh: the mesh of all ranks.
+        plan: the number of simulations, and how often each is used.
+        seed: the seed of the draws from the buffer.
+        augment: how a universe is transformed each time it is used: see `View.draw`.
+        clock: the clock of the phases "simulate", "read" and "augment".
         made: called with every new generation.
-        ahead: simulate in the background while the network trains. For replicas of one rank: two
-            threads must not talk to other ranks.
+        ahead: whether to simulate in the background while the network trains. This applies to
+            replicas of one rank only: two threads must not communicate with other ranks.
     """
 
     def __init__(
@@ -237,11 +239,11 @@ class InSituSource:
         self._next: tuple[int, Future[Generation]] | None = None
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Simulate what the buffer holds when a step begins.
+        """Simulates the universes that the buffer holds when a step begins.
 
         Args:
-            step: the first that will be asked for.
-            progress: called with simulations made and to be made, over all replicas.
+            step: the first step that will be asked for.
+            progress: called with the numbers of simulations made and to be made, over all replicas.
         """
         wanted = self.plan.generations(step, self.lanes.batch)
         first = max(0, wanted - self.buffer.capacity)
@@ -255,7 +257,7 @@ class InSituSource:
         self._look_ahead()
 
     def batch(self, step: int) -> Batch:
-        """Returns the batch of a step; steps are asked for in order."""
+        """Returns the batch of a step; steps must be asked for in order."""
         wanted = self.plan.generations(step, self.lanes.batch)
         with self.clock("simulate"):
             while self.buffer.made < wanted:
@@ -264,7 +266,7 @@ class InSituSource:
         return self._drawn(step)
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Returns some batches of what the buffer holds now."""
+        """Returns batches drawn from the present content of the buffer."""
         return map(self._drawn, range(batches))
 
     def simulations(self, step: int) -> int:
@@ -304,6 +306,6 @@ class InSituSource:
         return Batch(blocks, np.stack(parameters), samples)
 
     def close(self) -> None:
-        """Stop the work in the background."""
+        """Stops the work in the background."""
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)

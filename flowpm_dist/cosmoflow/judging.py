@@ -1,6 +1,7 @@
-"""How good predictions of parameters are, against what the mean of the training set would say.
+"""Scores of predicted parameters, compared with predicting the mean of the training set.
 
-Every sample counts as independent: one sample for each simulation, or the mean over its parts.
+Every sample counts as independent: there must be one sample for each simulation, or the mean over
+its parts.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a method says of n samples, and what is true; in physical units, kept as float64.
+    """A method's predictions for n samples, and the truth, in physical units, kept as float64.
 
     Attributes:
-        names: of the p parameters.
-        truth, mean: [n, p].
-        sigma: predicted standard deviation, [n, p]; None for a method without error bars.
+        names: the names of the p parameters.
+        truth, mean: the true and the predicted values, [n, p].
+        sigma: the predicted standard deviations, [n, p]; None for a method without error bars.
 
     Raises:
-        ValueError: shapes that disagree, fewer than two samples, a value that is not finite, a
-            sigma that is not positive.
+        ValueError: if shapes disagree, there are fewer than two samples, a value is not finite, or
+            a sigma is not positive.
     """
 
     names: tuple[str, ...]
@@ -64,24 +65,26 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Score:
-    """How well one parameter is predicted; in its own units where nothing else is said.
+    """The scores of the predictions of one parameter, in its own units unless stated otherwise.
 
-    Errors are predicted - true. An attribute named ..._error is one standard error of the one
-    before it: that of the bias from the spread of the errors, the others from a bootstrap.
+    Errors are predicted - true. An attribute named ..._error is one standard error of the
+    attribute before it. That of the bias comes from the spread of the errors, the others from a
+    bootstrap.
 
     Attributes:
-        count: samples judged.
-        rmse: root of the mean squared error.
+        count: the number of samples.
+        rmse: the root of the mean squared error.
         r2: 1 - (sum of squared errors) / (sum of squares of the truth about its mean). 1 is
             perfect; 0 is the mean; below 0 is worse than the mean.
-        bias: mean error.
-        mae: mean absolute error.
-        mae_over_mean, rmse_over_mean: over what the mean of the training targets scores.
-        spread: standard deviation of the predictions over that of the truth.
-        coverage_1, coverage_2: share of errors within 1 and 2 sigma; of a Gaussian 0.683, 0.954.
-        chi2: reduced chi^2, the mean of (error / sigma)^2.
-        mean_sigma: mean of the predicted sigma.
-        nll: mean of -ln of the predicted Gaussian density at the truth.
+        bias: the mean error.
+        mae: the mean absolute error.
+        mae_over_mean, rmse_over_mean: the ratio to the score of the mean of the training targets.
+        spread: the standard deviation of the predictions over that of the truth.
+        coverage_1, coverage_2: the share of errors within 1 and 2 sigma; 0.683 and 0.954 for a
+            Gaussian.
+        chi2: the reduced chi^2, the mean of (error / sigma)^2.
+        mean_sigma: the mean of the predicted sigma.
+        nll: the mean of -ln of the predicted Gaussian density at the truth.
 
         The last five are None without error bars.
     """
@@ -108,15 +111,15 @@ Scores = Mapping[str, Score]
 
 
 def score(predictions: Predictions, train_mean: np.ndarray, seed: int = 0) -> dict[str, Score]:
-    """The score of each parameter, by its name.
+    """Returns the score of each parameter, by name.
 
     Args:
-        predictions: of samples that no part of the method has seen.
-        train_mean: [p], mean of the training targets: what the mean predictor says.
-        seed: of the bootstrap.
+        predictions: predictions for samples that the method was not fitted to in any way.
+        train_mean: the mean of the training targets, [p]: the prediction of the mean predictor.
+        seed: the seed of the bootstrap.
 
     Raises:
-        ValueError: `train_mean` of another length; a parameter that is the same in all samples.
+        ValueError: if `train_mean` has another length, or a parameter is the same in all samples.
     """
     train_mean = np.asarray(train_mean, dtype=np.float64)
     if train_mean.shape != (len(predictions.names),):
@@ -178,7 +181,7 @@ def _score(
 
 
 def _bootstrap(count: int, rng: np.random.Generator) -> np.ndarray:
-    """[resample, sample]: how often each sample is drawn."""
+    """Returns how often each sample is drawn in each resampling, [resample, sample]."""
     draws = (rng.integers(count, size=count) for _ in range(RESAMPLES))
     return np.stack([np.bincount(drawn, minlength=count) for drawn in draws])
 
@@ -186,7 +189,10 @@ def _bootstrap(count: int, rng: np.random.Generator) -> np.ndarray:
 def _rmse_and_r2(
     weights: np.ndarray, truth: np.ndarray, error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row of weights, [resample, sample]; R^2 is NaN where the drawn truths are equal."""
+    """Returns RMSE and R^2 [resample] for each row of the weights [resample, sample].
+
+    R^2 is NaN where all drawn truths are equal.
+    """
     offset = truth - truth.mean()
     sums = weights @ np.stack([error**2, offset, offset**2], axis=1)
     squares, first, second = (sums / weights.sum(axis=1, keepdims=True)).T
@@ -196,11 +202,12 @@ def _rmse_and_r2(
 
 
 def collapsed(predictions: Predictions, train_mean: np.ndarray) -> list[str]:
-    """Names of the parameters predicted no better than by their mean.
+    """Returns the names of the parameters that are predicted no better than by their mean.
 
-    Such is a parameter whose predictions spread less than `NARROW` = 10 % of the truth, or whose
-    R^2 is not above `NO_BETTER` = 0.05 by more than its standard error. An honest regressor that
-    explains a share R^2 of the variance spreads by sqrt(R^2): 10 % would be R^2 = 0.01.
+    These are the parameters whose predictions spread less than `NARROW` = 10 % of the truth, and
+    those whose R^2 does not exceed `NO_BETTER` = 0.05 by more than its standard error. The
+    predictions of an optimal regressor that explains a share R^2 of the variance spread by
+    sqrt(R^2): 10 % corresponds to R^2 = 0.01.
     """
     scores = score(predictions, train_mean)
     return [name for name, found in scores.items() if _is_collapsed(found)]
@@ -215,10 +222,10 @@ def _is_collapsed(found: Score) -> bool:
 
 
 def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
-    """`collapsed` in one sentence.
+    """Returns a sentence on the parameters that `collapsed` names.
 
-    A parameter that leaves no trace in the volumes is predicted near its mean by an honest
-    regressor too. So the network is said to have collapsed only when all parameters are.
+    A parameter that leaves no trace in the volumes is predicted near its mean by an optimal
+    regressor, too. So the network is said to have collapsed only if all parameters are.
     """
     scores = score(predictions, train_mean)
     found = {name: value for name, value in scores.items() if _is_collapsed(value)}
@@ -237,10 +244,10 @@ def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
 
 
 def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:
-    """One row for each parameter and method, the methods of a parameter together.
+    """Returns one row for each parameter and method, with the methods of a parameter together.
 
     Args:
-        scores: of each method, of each parameter.
+        scores: the scores by method and parameter.
 
     Returns:
         Rows with the keys "parameter", "method" and the attributes of `Score`.
@@ -255,7 +262,7 @@ def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:
 
 
 def as_dict(scores: Mapping[str, Scores]) -> dict[str, dict[str, dict[str, Cell]]]:
-    """The scores as plain numbers, for JSON: [method][parameter][attribute]."""
+    """Returns the scores as plain numbers, for JSON: [method][parameter][attribute]."""
     return {
         method: {name: dataclasses.asdict(value) for name, value in of_method.items()}
         for method, of_method in scores.items()
@@ -278,7 +285,7 @@ IN_TERMINAL = ("parameter", "method", "rmse", "rmse_over_mean", "r2", "bias")
 
 
 def _text(row: Mapping[str, Cell], key: str) -> str:
-    """A cell as people read it, with its standard error when the row has one."""
+    """Returns the text of a cell, with its standard error if the row has one."""
     value, error = row[key], row.get(f"{key}_error")
     if value is None:
         return "-"
@@ -293,7 +300,10 @@ def _text(row: Mapping[str, Cell], key: str) -> str:
 
 
 def markdown(scores: Mapping[str, Scores]) -> str:
-    """The table in Markdown; "mean's" is what the mean of the training targets scores."""
+    """Returns the table in Markdown.
+
+    "mean's" in its headings is the score of the mean of the training targets.
+    """
     rows = [
         list(HEADINGS.values()),
         ["---", "---", *["---:"] * (len(HEADINGS) - 2)],
@@ -303,7 +313,10 @@ def markdown(scores: Mapping[str, Scores]) -> str:
 
 
 def rich_table(scores: Mapping[str, Scores]) -> Table:
-    """The columns `IN_TERMINAL`, for a terminal of 100 characters, the parameters apart."""
+    """Returns the columns `IN_TERMINAL` as a table for a terminal 100 characters wide.
+
+    A line separates the parameters.
+    """
     drawn = Table(box=SIMPLE)
     for key in IN_TERMINAL:
         is_text = key in ("parameter", "method")
@@ -322,7 +335,10 @@ def rich_table(scores: Mapping[str, Scores]) -> Table:
 
 
 def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
-    """All numbers of the table, unrounded, as comma-separated values; empty where there is none."""
+    """Writes all numbers of the table, unrounded, as comma-separated values.
+
+    A cell without a value is empty.
+    """
     columns = ["parameter", "method", *(field.name for field in dataclasses.fields(Score))]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -335,8 +351,9 @@ class LearningCurve:
     """The error of a method against the number of simulations it was trained on.
 
     Attributes:
-        sizes: number of simulations, [s].
-        errors: RMSE over the mean predictor's, by parameter, [s] or [s, seeds]; NaN where not run.
+        sizes: the numbers of simulations, [s].
+        errors: the RMSE over that of the mean predictor, by parameter, [s] or [s, seeds]; NaN where
+            there is no result.
     """
 
     sizes: np.ndarray

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=4)
 def global_order(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of all samples of a split in one epoch, int64 [samples]; read-only."""
+    """Returns the permutation of all samples of a split in an epoch, int64 [samples], read-only."""
     order = np.random.default_rng([seed, epoch]).permutation(samples)
     order.flags.writeable = False
     return order
@@ -26,7 +26,11 @@ def global_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 def batch_positions(
     samples: int, first: int, count: int, *, seed: int = 0, shuffle: bool = True
 ) -> np.ndarray:
-    """Samples first to first + count of the epochs' orders laid end to end, int64 [count]."""
+    """Returns the samples at places first to first + count of the concatenated epochs' orders.
+
+    Returns:
+        The positions of the samples in the split, int64 [count].
+    """
     epochs, places = np.divmod(np.arange(first, first + count), samples)
     if not shuffle:
         return places
@@ -36,14 +40,14 @@ def batch_positions(
 
 
 class Batches:
-    """Batches (volume, y, index) of one replica, to be iterated over, each time from the start.
+    """An iterable of the batches (volume, y, index) of one replica.
 
     volume is float32 [sample, x, y, z, channel], y float32 [sample, parameter], index int64
-    [sample].
+    [sample]. Each iteration begins at the first batch.
 
     Args:
-        dataset: of such batches.
-        explain: the error for a batch, given its number, that TensorFlow could not read.
+        dataset: a dataset of such batches.
+        explain: returns the error for a batch that TensorFlow could not read, given its number.
     """
 
     def __init__(
@@ -53,10 +57,10 @@ class Batches:
         self._explain = explain
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-        """The batches.
+        """Yields the batches.
 
         Raises:
-            RecordError: a record is damaged; names the file.
+            RecordError: if a record is damaged. The message names the file.
         """
         import tensorflow as tf
 
@@ -72,10 +76,10 @@ class Batches:
 
 
 def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> tuple[int, int]:
-    """This replica's part of a global batch, first and count, by default all of it.
+    """Returns this replica's part of a global batch as (first, count), by default all of it.
 
     Raises:
-        RecordError: no part of the batch, or fewer samples than a batch.
+        RecordError: if it is no part of the batch, or there are fewer samples than a batch holds.
     """
     first, count = (0, batch_size) if lane is None else lane
     if not (0 <= first < first + count <= batch_size):
@@ -89,15 +93,15 @@ def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> t
 
 
 class DummyDataset:
-    """One random batch from memory, again and again: what a training does without reading.
+    """A source of one random batch from memory, repeated: it measures a training without reading.
 
     Args:
-        grid: cells of a whole volume.
-        parameters: names.
+        grid: the cells of a whole volume.
+        parameters: the names of the parameters.
         block: this rank's part.
-        channels: values per cell.
-        samples: that a split of such data is said to have.
-        seed: of the batch.
+        channels: the number of values per cell.
+        samples: the number of samples that the dataset reports.
+        seed: the seed of the batch.
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class DummyDataset:
         steps: int | None = None,
         **_: Any,
     ) -> Batches:
-        """As `RecordDataset.batches`, of which all but these arguments change nothing."""
+        """Returns batches as `RecordDataset.batches` does; its other arguments have no effect."""
         import tensorflow as tf
 
         first, count = check_lane(len(self), batch_size, lane)

@@ -1,8 +1,9 @@
 """Density volumes with their parameters in TFRecord files: the format and the index.
 
-A dataset is a folder: `dataset.json`, and `<split>-00003.tfrecord` for each split. When volumes are
-split over ranks, each rank has its own files, such as `<split>-00003.block-1-0-of-2-1.tfrecord`:
-row 1 of 2, column 0 of 1. A record is a tf.train.Example:
+A dataset is a folder with a `dataset.json` and files such as `<split>-00003.tfrecord`. If volumes
+are split over ranks, each rank has its own files, such as
+`<split>-00003.block-1-0-of-2-1.tfrecord`: row 1 of 2, column 0 of 1. A record is a
+tf.train.Example:
 
     x            bytes      values of the block, little-endian, x slowest, channel fastest
     y            floats     the parameters, in physical units
@@ -49,7 +50,7 @@ _NAME = re.compile(
 
 
 class RecordError(WorkError):
-    """A dataset that cannot be written or read as asked: the message names the file."""
+    """An error: a dataset cannot be written or read as asked. The message names the file."""
 
 
 class Block(NamedTuple):
@@ -61,10 +62,10 @@ class Block(NamedTuple):
     cols: int = 1
 
     def cut(self, grid: Sequence[int]) -> tuple[slice, slice]:
-        """The cells of this block along x and y of a grid.
+        """Returns the cells of this block along x and y of a grid.
 
         Raises:
-            RecordError: no such block, or the grid does not divide.
+            RecordError: if there is no such block, or the grid does not divide.
         """
         if not (0 <= self.row < self.rows and 0 <= self.col < self.cols):
             raise RecordError(f"there is no block {tuple(self)} (row, rows, column, columns)")
@@ -84,24 +85,24 @@ WHOLE = Block()
 
 @dataclass(frozen=True)
 class DatasetHeader:
-    """What all records of a dataset have in common.
+    """The properties that all records of a dataset share.
 
     Attributes:
-        grid: cells of a whole volume.
-        parameters: names of the parameters, in the order of y.
-        channels: values per cell; 1 is also written as [x, y, z].
-        blocks: rows and columns the volumes are split into.
-        box_size: sides of the volume [Mpc/h]; one number for a cube; None when not known.
+        grid: the cells of a whole volume.
+        parameters: the names of the parameters, in the order of y.
+        channels: the number of values per cell; 1 is also written as [x, y, z].
+        blocks: the rows and columns that the volumes are split into.
+        box_size: the sides of the volume [Mpc/h]; one number for a cube; None if not known.
         dtype: "float32", or "int16", which holds round(density * scale).
-        scale: of int16; the default holds densities up to 127 to within 1/512.
+        scale: the scale of int16; the default holds densities up to 127 to within 1/512.
         compressed: whether x is compressed, with zlib.
-        samples_per_file: of all but the last file.
-        unit: what a density of 1 is.
-        priors: lowest and highest value of each parameter.
+        samples_per_file: the number of samples in each file but the last.
+        unit: the meaning of a density of 1.
+        priors: the lowest and the highest value of each parameter.
         attributes: anything JSON can hold, such as the run's configuration.
 
     Raises:
-        RecordError: values that make no dataset.
+        RecordError: if the values do not describe a dataset.
     """
 
     grid: tuple[int, int, int]
@@ -150,18 +151,18 @@ class DatasetHeader:
             raise RecordError(f"attributes that JSON cannot hold: {error}") from None
 
     def block_shape(self, block: Block | None = None) -> tuple[int, int, int, int]:
-        """Cells and channels of one block, by default of the dataset's own blocks."""
+        """Returns the cells and channels of a block, by default of one of the dataset's blocks."""
         x, y = (block or Block(0, self.blocks[0], 0, self.blocks[1])).cut(self.grid)
         return (x.stop - x.start, y.stop - y.start, self.grid[2], self.channels)
 
     @property
     def block_bytes(self) -> int:
-        """Size of a block's values, not compressed [bytes]."""
+        """The size of a block's values without compression [bytes]."""
         return int(np.prod(self.block_shape(), dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
 
 class SplitFile(NamedTuple):
-    """A file of a dataset, as its name tells."""
+    """A file of a dataset, as its name describes it."""
 
     path: Path
     split: str
@@ -170,14 +171,14 @@ class SplitFile(NamedTuple):
 
 
 def file_name(split: str, number: int, block: Block = WHOLE) -> str:
-    """Name of a split's file."""
+    """Returns the name of a split's file."""
     row, rows, col, cols = block
     part = "" if (rows, cols) == (1, 1) else f".block-{row}-{col}-of-{rows}-{cols}"
     return f"{split}-{number:05d}{part}.tfrecord"
 
 
 def split_files(folder: Path) -> dict[str, list[SplitFile]]:
-    """The files of each split, sorted; also those packed with gzip."""
+    """Returns the files of each split, sorted, including those packed with gzip."""
     found = defaultdict(list)
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _NAME.fullmatch(path.name):
@@ -189,12 +190,15 @@ def split_files(folder: Path) -> dict[str, list[SplitFile]]:
 
 
 def record_bounds(path: Path) -> np.ndarray:
-    """Where each record of a file begins, and the last ends [bytes], int64 [records + 1].
+    """Returns the offsets where the records of a file begin, and its end [bytes].
 
-    Reads the length fields only; checksums are for those who read the records.
+    Only the length fields are read. Checksums are verified when a record is read.
+
+    Returns:
+        The offsets, int64 [records + 1].
 
     Raises:
-        RecordError: the file does not end where a record ends, or cannot be read.
+        RecordError: if the file does not end where a record ends, or cannot be read.
     """
     bounds = [0]
     try:
@@ -217,10 +221,10 @@ def record_bounds(path: Path) -> np.ndarray:
 
 
 def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]:
-    """The header and, for each split, the numbers of "samples" and "files".
+    """Returns the header and, for each split, the numbers of "samples" and "files".
 
     Raises:
-        RecordError: dataset.json is missing or not one of ours.
+        RecordError: if dataset.json is missing, damaged, or of another format.
     """
     path = folder / DATASET
     try:
@@ -237,15 +241,17 @@ def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]
 
 
 def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, dict[str, int]]:
-    """Write dataset.json, which makes the dataset whole. On one rank, when all writers are closed.
+    """Writes dataset.json, which completes the dataset.
+
+    Must be called on one rank, after all writers are closed.
 
     Returns:
-        For each split the numbers of "samples" and "files".
+        For each split, the numbers of "samples" and "files".
 
     Raises:
-        RecordError: a file is truncated, of other blocks than the header's, or missing beside those
-            of the same number.
-        WriteError: dataset.json cannot be written.
+        RecordError: if a file is truncated, has other blocks than the header, or lacks a block of
+            the same number.
+        WriteError: if dataset.json cannot be written.
     """
     splits = {split: _count(files, header) for split, files in split_files(folder).items()}
     content = asdict(header)
@@ -274,7 +280,7 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file is packed with gzip, whatever its name."""
+    """Returns whether a file is packed with gzip, whatever its name."""
     try:
         with gzip.open(path) as file:
             file.read(FRAME)
@@ -284,10 +290,10 @@ def is_gzip(path: Path) -> bool:
 
 
 def dataset_files(folder: Path, split: str) -> list[Path]:
-    """All files of a split: of our layout, or without a dataset.json those in `folder/split`.
+    """Returns all files of a split; without a dataset.json, those in `folder/split`.
 
     Raises:
-        RecordError: there is no such split; lists those there are.
+        RecordError: if there is no such split. The message lists the splits that exist.
     """
     if (folder / DATASET).exists():
         splits = {name: [f.path for f in files] for name, files in split_files(folder).items()}

@@ -1,4 +1,4 @@
-"""Datasets copied to fast local storage before training reads them in random order."""
+"""Staging: copies datasets to fast local storage before training reads them in random order."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ def stage(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Copy a split into a fast local folder, unpacking gzip. By one process of a node.
+    """Copies a split into a fast local folder and unpacks gzip. For one process of each node.
 
-    Files that are there already, of the same size and time, stay; each other one appears when it is
-    complete.
+    Existing files of the same size and time are kept. Each other file appears when it is complete.
 
     Args:
-        folder: the dataset, of our layout or the public one.
-        into: made when missing.
-        split: to copy.
-        progress: called with the numbers of files done and of all files.
+        folder: the dataset, in the layout of this package or the public one.
+        into: the local folder; created if it does not exist.
+        split: the split to copy.
+        progress: called with the number of files done and the number of all files.
 
     Returns:
         The folder to read from: `into`.
 
     Raises:
-        RecordError: no such split, not enough room, a damaged gzip file, or `into` has files of the
-            split which the dataset has not.
-        WriteError: a file cannot be copied.
+        RecordError: if there is no such split, there is not enough room, a gzip file is damaged, or
+            `into` has files of the split that the dataset does not have.
+        WriteError: if a file cannot be copied.
     """
     folder, into = Path(folder), Path(into)
     sources = dataset_files(folder, split)
@@ -59,12 +58,15 @@ def stage(
 
 
 def _unpacked_name(path: Path) -> str:
-    """Name of a file when it is not packed."""
+    """Returns the name of a file after unpacking."""
     return path.name.removesuffix(".gz")
 
 
 def _unpacked_size(path: Path) -> int:
-    """Exact below 4 GiB; of a packed file the last four bytes tell it, modulo that."""
+    """Returns the size of a file after unpacking [bytes].
+
+    A packed file states it in its last four bytes, modulo 4 GiB.
+    """
     size = path.stat().st_size
     if not is_gzip(path):
         return size

@@ -1,4 +1,4 @@
-"""Writing density volumes into TFRecord files; the format is described in `record_files`."""
+"""The writer of density volumes into TFRecord files; `record_files` describes the format."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from flowpm_dist.io.files import WriteError
 
 
 class RecordWriter:
-    """Writes one rank's blocks of a split; each file appears under its name when it is complete.
+    """A writer of one rank's blocks of a split.
 
-    Replica r of R writes files r, r + R, r + 2R, ... with `first_file` r and `file_stride` R.
+    Each file appears under its name when it is complete. Replica r of R writes the files r, r + R,
+    r + 2R, ... with `first_file` r and `file_stride` R.
 
     Args:
-        folder: of the dataset; made when missing.
+        folder: the folder of the dataset; created if it does not exist.
         split: "train", "validation", "test", or any name.
-        header: what all records share.
+        header: the properties that all records share.
         block: this rank's part of each volume.
-        first_file, file_stride: numbers of this writer's files.
-        overwrite: whether files of these numbers are removed when they exist.
+        first_file, file_stride: the numbers of this writer's files.
+        overwrite: whether existing files of these numbers are removed.
 
     Raises:
-        RecordError: this writer's files exist, or the folder holds another kind of dataset.
-        WriteError: a file cannot be written.
+        RecordError: if this writer's files exist, or the folder holds another kind of dataset.
+        WriteError: if a file cannot be written.
     """
 
     def __init__(
@@ -71,7 +72,13 @@ class RecordWriter:
             raise WriteError.of(self.folder, error) from error
 
     def _make_room(self, *, overwrite: bool) -> None:
-        """Files of other blocks are of an older dataset: all ranks see and remove those."""
+        """Removes older files that this writer would replace.
+
+        Files of other blocks are of an older dataset: every rank finds and removes those.
+
+        Raises:
+            RecordError: if there are such files and they must not be overwritten.
+        """
         if (self.folder / DATASET).exists():
             self._check_dataset(*read_header(self.folder))
         own = [
@@ -106,7 +113,7 @@ class RecordWriter:
 
     @property
     def path(self) -> Path:
-        """The file the next sample goes to."""
+        """The file that the next sample goes to."""
         return self.folder / file_name(self.split, self._number, self.block)
 
     @property
@@ -114,17 +121,17 @@ class RecordWriter:
         return self.folder / f".{self.path.name}.partial"
 
     def write(self, volume: Any, y: Sequence[float], *, seed: int, index: int) -> None:
-        """Append one sample.
+        """Appends one sample.
 
         Args:
             volume: this rank's block, [x, y, z, channel], or [x, y, z] with one channel.
-            y: parameters [physical units].
-            seed, index: of the simulation.
+            y: the parameters [physical units].
+            seed, index: the seed and the number of the simulation.
 
         Raises:
-            RecordError: other shapes than the header's, values that are not finite or, with int16,
-                too large.
-            WriteError: the file cannot be written.
+            RecordError: if a shape is not that of the header, a value is not finite or, with int16,
+                a value is too large.
+            WriteError: if the file cannot be written.
         """
         import tensorflow as tf
 
@@ -167,7 +174,7 @@ class RecordWriter:
         return Example(features=Features(feature=example)).SerializeToString()
 
     def close(self) -> None:
-        """Complete the file that is being written, if there is one."""
+        """Completes the file that is being written, if there is one."""
         import tensorflow as tf
 
         if self._file is None:
@@ -195,10 +202,10 @@ class RecordWriter:
 
 
 def encode(volume: np.ndarray, header: DatasetHeader) -> bytes:
-    """A block's values as bytes in the header's dtype.
+    """Returns a block's values as bytes in the header's dtype.
 
     Raises:
-        RecordError: a value is not finite, or beyond int16 with the header's scale.
+        RecordError: if a value is not finite, or beyond the range of int16 with the header's scale.
     """
     if not np.isfinite(volume).all():
         raise RecordError("a volume with values that are not finite")

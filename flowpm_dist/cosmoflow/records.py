@@ -1,9 +1,9 @@
-"""Density volumes with their parameters read from TFRecord files, in one global random order.
+"""Density volumes with their parameters, read from TFRecord files in one global random order.
 
-The order of the samples is a permutation of the whole split, new in each epoch, which depends on
-the seed and the epoch only. Step s takes the samples s B to (s + 1) B of it, whatever the number of
-replicas, each of which reads its part of every batch; so a run can stop, and go on with other
-ranks. Records are found by their place in the file: nothing is shuffled in a buffer.
+The order of the samples in an epoch is a permutation of the whole split that depends on the seed
+and the epoch only. Step s takes its samples s B to (s + 1) B, where B is the size of the global
+batch, for any number of replicas. Each replica reads its part of every batch. So a run can stop and
+resume on other ranks. Records are found by their position in the file; there is no shuffle buffer.
 """
 
 from __future__ import annotations
@@ -66,23 +66,24 @@ PUBLIC_CHANNELS = (1, 4)
 class RecordDataset:
     """A split of a dataset, of which this rank reads one block of each volume.
 
-    Everything that can be seen without reading the volumes is checked here.
+    The constructor checks everything that can be checked without reading the volumes.
 
     Args:
-        folder: the dataset; without a dataset.json one in the public CosmoFlow layout, with the
-            files of a split in `folder/<split>`, cubes of int16 counts with 1 or 4 channels.
+        folder: the dataset. Without a dataset.json it is taken to have the public CosmoFlow
+            layout: the files of a split are in `folder/<split>` and hold cubes of int16 counts with
+            1 or 4 channels.
         split: "train", "validation", "test", or any name.
-        grid: that the volumes must have; None takes any.
-        block: this rank's part; need not be the blocks the volumes were written in.
-        parameters: names that y must have; needed with the public layout, which has none.
+        grid: the grid that the volumes must have; None accepts any.
+        block: this rank's part. It need not be one of the blocks that the volumes were written in.
+        parameters: the names that y must have; needed with the public layout, which has none.
 
     Attributes:
-        header: what all records share.
-        block_shape: of one sample, (x, y, z, channels).
+        header: the properties that all records share.
+        block_shape: the shape of one sample, (x, y, z, channels).
 
     Raises:
-        RecordError: no such split, a file that is missing, truncated or packed with gzip, or
-            volumes that are not as asked; names the file.
+        RecordError: if there is no such split, a file is missing, truncated or packed with gzip, or
+            the volumes are not as asked. The message names the file.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class RecordDataset:
             )
 
     def _piece_files(self) -> list[list[Path]]:
-        """The files with the blocks that overlap this rank's, for each file number."""
+        """Returns, for each file number, the files with the blocks that overlap this rank's."""
         files: list[SplitFile] = split_files(self.folder)[self.split]
         by_name = {(f.number, f.block): f.path for f in files}
         numbers = sorted({f.number for f in files})
@@ -168,7 +169,10 @@ class RecordDataset:
             )
 
     def _check_lengths(self, path: Path, lengths: np.ndarray, starts: np.ndarray) -> None:
-        """Volumes of another shape show in the records' lengths, unless they are compressed."""
+        """Raises RecordError if the length of a record shows a volume of another shape.
+
+        Compressed records are not checked.
+        """
         beside = lengths - self.header.block_bytes
         if self.header.compressed or ((beside >= 0) & (beside <= SMALL_FEATURES)).all():
             return
@@ -183,11 +187,11 @@ class RecordDataset:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names, in the order of y."""
+        """The names of the parameters, in the order of y."""
         return self.header.parameters
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The global order of the samples in an epoch, int64 [samples]."""
+        """Returns the global order of the samples in an epoch, int64 [samples]."""
         return global_order(len(self), seed, epoch)
 
     def batches(
@@ -202,22 +206,22 @@ class RecordDataset:
         readers: int = 4,
         prefetch: int = 2,
     ) -> Batches:
-        """This replica's part of each global batch, in the global order.
+        """Returns this replica's part of each global batch, in the global order.
 
         Epochs follow each other without a gap: a batch at the end of one is filled from the next.
 
         Args:
-            batch_size: samples in a global batch.
-            lane: first and number of this replica's samples in it; None for all.
-            seed: of the order.
-            start_step: global step to start at, counted from the start of the training.
-            steps: number of batches; None for no end.
-            shuffle: False reads the samples in the files' order, again and again.
-            readers: records read at once.
-            prefetch: batches read ahead.
+            batch_size: the number of samples in a global batch.
+            lane: the first and the number of this replica's samples in it; None for all.
+            seed: the seed of the order.
+            start_step: the global step to start at, counted from the start of the training.
+            steps: the number of batches; None for no end.
+            shuffle: False reads the samples in the order of the files, repeatedly.
+            readers: the number of records read at once.
+            prefetch: the number of batches read ahead.
 
         Raises:
-            RecordError: fewer samples than a batch, or no such lane.
+            RecordError: if there are fewer samples than a batch holds, or there is no such lane.
         """
         import tensorflow as tf
 
@@ -245,7 +249,11 @@ class RecordDataset:
     def _sample(
         self, paths: tf.Tensor, starts: tf.Tensor, position: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """One sample: its pieces read, cropped and joined."""
+        """Reads one sample: reads, crops and joins its pieces.
+
+        Returns:
+            The volume, the parameters and the index of the sample.
+        """
         import tensorflow as tf
 
         joined, indices, piece = [], [], 0
@@ -265,7 +273,7 @@ class RecordDataset:
         return volume, parameters, tf.where(index < 0, position, index)
 
     def _piece(self, path: tf.Tensor, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """A stored block in the stored dtype, the parameters, and the index or -1."""
+        """Returns a stored block in its stored dtype, the parameters, and the index or -1."""
         import tensorflow as tf
 
         header = self.header
@@ -280,7 +288,7 @@ class RecordDataset:
         return tf.reshape(values, header.block_shape()), found["y"], found["index"]
 
     def _find_damage(self, positions: np.ndarray) -> RecordError | None:
-        """What is wrong with the records of a batch; None when nothing is."""
+        """Returns an error that names the damage in the records of a batch, or None."""
         for position in positions:
             paths, starts = self._paths[self._file[position]], self._starts[position]
             for path, start in zip(paths, starts, strict=True):
@@ -293,7 +301,7 @@ class RecordDataset:
         return None
 
     def _damage(self, path: Path, start: int) -> RecordError | None:
-        """What is wrong with one record, None when nothing is."""
+        """Returns an error that names the damage in one record, or None."""
         import tensorflow as tf
         from google.protobuf.message import DecodeError
 
@@ -318,10 +326,13 @@ class RecordDataset:
 
 
 def read_record(path: Any, start: Any) -> tf.Tensor:
-    """The data of the record that begins at a byte of a file; TensorFlow checks its checksum."""
+    """Returns the data of the record that begins at a byte of a file.
+
+    TensorFlow verifies its checksum.
+    """
     import tensorflow as tf
 
-    # Without a buffer no more is read than the record.
+    # Without a buffer, nothing but the record is read.
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=tf.reshape(path, [1]),
         compression_type="",
@@ -334,13 +345,16 @@ def read_record(path: Any, start: Any) -> tf.Tensor:
 
 
 def _reason(error: Exception) -> str:
-    """An error's message in one line, without the names of TensorFlow's nodes."""
+    """Returns the first line of an error's message, without the names of TensorFlow's nodes."""
     line = str(getattr(error, "message", error)).partition("\n")[0]
     return re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
 
 
 def _stored_shape(example: Any, header: DatasetHeader) -> tuple[int, ...] | None:
-    """The shape a record tells of, or a cube as in the public layout; None when it is neither."""
+    """Returns the shape that a record states, or that of a cube in the public layout.
+
+    Returns None if it is neither.
+    """
     if shape := tuple(example.features.feature["shape"].int64_list.value):
         return shape
     data = example.features.feature["x"].bytes_list.value
@@ -356,7 +370,11 @@ def _cube(values: int) -> tuple[int, int, int, int] | None:
 
 
 def _public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader:
-    """What the first record of the public layout tells: int16 counts of particles in a cube."""
+    """Returns a header for the public layout, int16 counts in a cube, from its first record.
+
+    Raises:
+        RecordError: if there are no names of parameters, no record, or no such cube.
+    """
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -381,7 +399,7 @@ def _public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeade
 
 
 def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, slice, slice]]]:
-    """The stored blocks that a wanted one overlaps: row, column, and the cells of it to take."""
+    """Returns the stored blocks that a block overlaps: row, column, and the cells to take of it."""
     wanted_x, wanted_y = block.cut(header.grid)
     x_cuts = _cuts(wanted_x, header.grid[0] // header.blocks[0])
     y_cuts = _cuts(wanted_y, header.grid[1] // header.blocks[1])
@@ -389,7 +407,7 @@ def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, 
 
 
 def _cuts(wanted: slice, width: int) -> list[tuple[int, slice]]:
-    """Which blocks of a width a range meets, and where in each."""
+    """Returns the blocks of a given width that a range overlaps, and the cells in each."""
     return [
         (n, slice(max(wanted.start - n * width, 0), min(wanted.stop - n * width, width)))
         for n in range(wanted.start // width, -(-wanted.stop // width))
