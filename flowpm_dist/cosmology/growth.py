@@ -1,4 +1,4 @@
-"""Growth of structure to third order, by spectral collocation of its equations.
+"""Growth of structure to third order, from spectral collocation of its equations.
 
 The terms of Lagrangian perturbation theory are x = q + sum_n D_n psi_n with n = 1, 2, 3a, 3b and 3c
 (Bouchet and others 1995, astro-ph/9406013; Rampf and Buchert 2012, arXiv:1203.4260; Michaux and
@@ -8,8 +8,9 @@ others 2021, arXiv:2008.09588). With T = d^2/dlna^2 + (2 + dlnE/dlna) d/dlna and
     T D2  = s (D2 + D1^2)                 T D3b = s (D3b + 2 D1 (D2 + D1^2))
                                           T D3c = s D1^3
 
-All are positive: early, and at all times in an Einstein-de Sitter universe, D1 = a, D2 = 3/7 a^2,
-D3a = 1/3 a^3, D3b = 10/21 a^3 and D3c = 1/7 a^3. `flowpm_dist.lpt` has the fields of each.
+All are positive. At early times, and at all times in an Einstein-de Sitter universe, D1 = a,
+D2 = 3/7 a^2, D3a = 1/3 a^3, D3b = 10/21 a^3 and D3c = 1/7 a^3. `flowpm_dist.initial.lpt` computes
+the field of each.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
 A_MIN = 1e-6
-"""Where the equations start [1], from their series for early times. Below, D ~ a^order."""
+"""Scale factor at which the equations start, from their early-time series. Below, D ~ a^order."""
 
 A_MAX = 2.0
-"""Last scale factor that is solved for [1]."""
+"""Largest scale factor of the solution [1]."""
 
 TERMS: tuple[Term, ...] = (1, 2, "3a", "3b", "3c")
-"""Of Lagrangian perturbation theory, by order; 3c is the transverse one."""
+"""The terms of Lagrangian perturbation theory, by order; 3c is the transverse one."""
 
 # 128 nodes reach 1e-13 for w near -1 and 1e-9 for dark energy as extreme as w0 = -2, wa = -1.
 _NODES = 128
 
 
 class GrowthFunctions(abc.ABC):
-    """D1, D2, D3a, D3b, D3c, their derivatives and the FastPM factors made of them.
+    """The growth functions D1, D2, D3a, D3b, D3c, their derivatives and FastPM's factors.
 
     Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
-    of that shape. A new way to evaluate the growth provides `ratio` alone.
+    of that shape. A subclass must implement `ratio` only.
     """
 
     def __init__(self, background: Background) -> None:
@@ -53,7 +54,7 @@ class GrowthFunctions(abc.ABC):
 
     @abc.abstractmethod
     def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
-        """d^derivative D_term / dlna^derivative / a^order, finite at a = 0.
+        """Returns d^derivative D_term / dlna^derivative / a^order [1], finite at a = 0.
 
         Args:
             a: scale factors [1], float64, any shape.
@@ -62,82 +63,85 @@ class GrowthFunctions(abc.ABC):
         """
 
     def factor(self, a: Any, term: Term, derivative: int = 0) -> tf.Tensor:
-        """d^derivative D_term / dlna^derivative [1]; arguments as for `ratio`."""
+        """Returns d^derivative D_term / dlna^derivative [1]; arguments as for `ratio`."""
         a = _checked(a)
         return a ** order_of(term) * self.ratio(a, term, derivative)
 
     def by_d1(self, a: Any, term: Term) -> tf.Tensor:
-        """dD_term/dD1 [1], finite at a = 0."""
+        """Returns dD_term/dD1 [1], finite at a = 0."""
         a = _checked(a)
         rates = self.ratio(a, term, 1) / self.ratio(a, 1, 1)
         return rates if order_of(term) == 1 else a ** (order_of(term) - 1) * rates
 
     def d1(self, a: Any) -> tf.Tensor:
-        """First-order growth D1 [1]."""
+        """Returns the first-order growth D1 [1]."""
         return self.factor(a, 1)
 
     def d1_dlna(self, a: Any) -> tf.Tensor:
-        """dD1/dlna [1]."""
+        """Returns dD1/dlna [1]."""
         return self.factor(a, 1, 1)
 
     def d1_dlna2(self, a: Any) -> tf.Tensor:
-        """d^2 D1/dlna^2 [1]."""
+        """Returns d^2 D1/dlna^2 [1]."""
         return self.factor(a, 1, 2)
 
     def d2(self, a: Any) -> tf.Tensor:
-        """Second-order growth D2 [1], positive, about 3/7 D1^2."""
+        """Returns the second-order growth D2 [1], positive, about 3/7 D1^2."""
         return self.factor(a, 2)
 
     def d2_dlna(self, a: Any) -> tf.Tensor:
-        """dD2/dlna [1]."""
+        """Returns dD2/dlna [1]."""
         return self.factor(a, 2, 1)
 
     def d2_dlna2(self, a: Any) -> tf.Tensor:
-        """d^2 D2/dlna^2 [1]."""
+        """Returns d^2 D2/dlna^2 [1]."""
         return self.factor(a, 2, 2)
 
     def d3a(self, a: Any) -> tf.Tensor:
-        """Third-order growth D3a [1], about 1/3 D1^3."""
+        """Returns the third-order growth D3a [1], about 1/3 D1^3."""
         return self.factor(a, "3a")
 
     def d3b(self, a: Any) -> tf.Tensor:
-        """Third-order growth D3b [1], about 10/21 D1^3."""
+        """Returns the third-order growth D3b [1], about 10/21 D1^3."""
         return self.factor(a, "3b")
 
     def d3c(self, a: Any) -> tf.Tensor:
-        """Third-order growth D3c of the transverse part [1], about 1/7 D1^3."""
+        """Returns the third-order growth D3c of the transverse part [1], about 1/7 D1^3."""
         return self.factor(a, "3c")
 
     def f1(self, a: Any) -> tf.Tensor:
-        """dlnD1/dlna [1]."""
+        """Returns the growth rate dlnD1/dlna [1]."""
         a = _checked(a)
         return self.ratio(a, 1, 1) / self.ratio(a, 1, 0)
 
     def f2(self, a: Any) -> tf.Tensor:
-        """dlnD2/dlna [1]."""
+        """Returns the growth rate dlnD2/dlna [1]."""
         a = _checked(a)
         return self.ratio(a, 2, 1) / self.ratio(a, 2, 0)
 
     def g_drift(self, a: Any) -> tf.Tensor:
-        """G_D = a^2 E dD1/dlna [1], the growth of the velocity (Feng and others 2016)."""
+        """Returns G_D = a^2 E dD1/dlna [1], the growth of the velocity (Feng and others 2016)."""
         a = _checked(a)
         return tf.sqrt(a * self.background.a3_e2(a)) * self.d1_dlna(a)
 
     def g_kick(self, a: Any) -> tf.Tensor:
-        """G_K = a^3 E^2 (D1'' + (2 + dlnE/dlna) D1') [1], which is a E dG_D/dlna (the same)."""
+        """Returns G_K = a^3 E^2 (D1'' + (2 + dlnE/dlna) D1') [1].
+
+        It is a E dG_D/dlna (Feng and others 2016).
+        """
         a = _checked(a)
         curvature = self.d1_dlna2(a) + (2.0 + self.background.dlne_dlna(a)) * self.d1_dlna(a)
         return self.background.a3_e2(a) * curvature
 
 
 class Growth(GrowthFunctions):
-    """The exact growth of a cosmology, solved once here and read at any 0 <= a <= 2.
+    """The exact growth of a cosmology, solved once at construction, for any 0 <= a <= 2.
 
-    With g = D/a^n, n the order, and ' = d/dlna the growth equations become equations for g, which
-    hardly varies: g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna.
-    They are solved for the second derivatives at Chebyshev nodes in ln a, which keeps the linear
-    system well conditioned (Greengard 1991): errors near rounding, without steps or tolerances,
-    and as many derivatives by the parameters as one asks for.
+    With g = D/a^n, n the order, and ' = d/dlna, the growth equations become equations for g, which
+    hardly varies: g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna. They are solved for
+    the second derivatives at Chebyshev nodes in ln a, which keeps the linear system well
+    conditioned (Greengard 1991). Errors are near rounding, without steps or tolerances. The
+    solution can be differentiated with respect to the parameters any number of times.
 
     Raises:
         ValueError: from the methods, for a scale factor that is negative or above 2.
@@ -158,7 +162,7 @@ class Growth(GrowthFunctions):
         """See `GrowthFunctions.ratio`; accurate to rounding."""
         grid = _collocation()
         t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
-        # Short of the ends by a rounding error, where the derivative of arccos is infinite.
+        # Slightly inside the ends, where the derivative of arccos is infinite.
         angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
         basis = tf.cos(angle[..., tf.newaxis] * np.arange(_NODES))
         return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
@@ -166,7 +170,7 @@ class Growth(GrowthFunctions):
 
 @dataclass(frozen=True)
 class _Collocation:
-    """Constants of collocation at Chebyshev nodes in x = ln a from A_MIN to A_MAX."""
+    """The constants of collocation at Chebyshev nodes in x = ln a from A_MIN to A_MAX."""
 
     start: float
     half: float  # half the length of the interval in x
@@ -196,7 +200,7 @@ _Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 def _solve(background: Background) -> dict[Term, _Solution]:
-    """D/a^order of every term with its derivatives at the nodes."""
+    """Returns D/a^order of every term at the nodes, with its derivatives."""
     a = np.exp(_collocation().x)
     matter, dark = background.omega_m(a), background.omega_de(a)
     slope, w = background.dlne_dlna(a), background.w(a)
@@ -224,9 +228,9 @@ def _solve(background: Background) -> dict[Term, _Solution]:
 
 
 def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tensor]]:
-    """(g, dg/dlna) at A_MIN for every term, to first order in dark energy ~ a^s.
+    """Returns (g, dg/dlna) at A_MIN for every term, to first order in dark energy ~ a^s.
 
-    g = g0 (1 + c Omega_de): c from the equation's terms that are linear in Omega_de.
+    g = g0 (1 + c Omega_de), where c follows from the equation's terms that are linear in Omega_de.
     """
     w = background.w0 + background.wa
     s = -3.0 * w
@@ -265,12 +269,12 @@ def _solve_linear(
 
 
 def order_of(term: Term) -> int:
-    """1, 2 or 3."""
+    """Returns the order of a term: 1, 2 or 3."""
     return int(str(term)[0])
 
 
 def _ratios(solution: _Solution, order: int) -> list[tf.Tensor]:
-    """D, dD/dlna and d2D/dlna2 over a^order, from g = D / a^order."""
+    """Returns D, dD/dlna and d2D/dlna2 over a^order, from g = D / a^order."""
     g, dg, ddg = solution
     return [g, order * g + dg, order**2 * g + 2.0 * order * dg + ddg]
 

@@ -1,7 +1,7 @@
-"""Growth and transfer function read from tables by linear interpolation, the way pmwd reads them.
+"""Growth and transfer function interpolated linearly in tables, as pmwd does (arXiv:2211.09958).
 
-To do physics, use `Growth` and `EisensteinHu` themselves. To repeat a run of pmwd
-(arXiv:2211.09958) digit by digit, its tables have to be repeated as well.
+They serve to reproduce a run of pmwd digit by digit. For physics, use `Growth` and `EisensteinHu`
+themselves.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import tensorflow as tf
 from flowpm_dist.cosmology.growth import TERMS, Growth, GrowthFunctions, Term
 
 PMWD_TRANSFER_NODES = np.logspace(-4.0, 3.0, 897)
-"""Where pmwd tabulates the transfer function by default [h/Mpc]."""
+"""Wavenumbers at which pmwd tabulates the transfer function by default [h/Mpc]."""
 
 
 class InterpolatedGrowth(GrowthFunctions):
-    """Exact at the nodes, and D_n/a^n and its derivatives linear in `a` between them.
+    """The growth with D_n/a^n and its derivatives exact at nodes and linear in `a` between them.
 
-    pmwd tabulates the growth at its step edges only, so that half steps see interpolated values:
-    D1 is up to 1e-3 off for 10 steps, 4e-3 for 5. The third order, which pmwd does not have, is
-    interpolated likewise.
+    pmwd tabulates the growth at its step edges only, so that half steps use interpolated values:
+    D1 has errors up to 1e-3 for 10 steps and 4e-3 for 5. The third order, which pmwd does not have,
+    is interpolated likewise.
 
     Args:
         growth: the exact growth.
         nodes: scale factors [1], increasing, above 0; 0 is added before them. Beyond the last
-            one the last values hold.
+            node the last values hold.
 
     Raises:
-        ValueError: nodes that are not increasing and above 0.
+        ValueError: if the nodes are not increasing and above 0.
     """
 
     def __init__(self, growth: Growth, nodes: Any) -> None:
@@ -56,10 +56,10 @@ class InterpolatedTransfer:
     Args:
         transfer: T(k) for k > 0 [h/Mpc].
         nodes: wavenumbers [h/Mpc], increasing, above 0; 0 is added before them. Beyond the last
-            one the last value holds.
+            node the last value holds.
 
     Raises:
-        ValueError: nodes that are not increasing and above 0.
+        ValueError: if the nodes are not increasing and above 0.
     """
 
     def __init__(self, transfer: Callable[[tf.Tensor], tf.Tensor], nodes: Any) -> None:
@@ -68,7 +68,7 @@ class InterpolatedTransfer:
         self._values = tf.concat([tf.ones([1], tf.float64), beyond_zero], axis=0)
 
     def __call__(self, k: tf.Tensor) -> tf.Tensor:
-        """T(k) for k >= 0 [h/Mpc], float64, any shape."""
+        """Returns T(k) [1] for k >= 0 [h/Mpc], float64, of any shape."""
         return _interpolate(k, self._nodes, self._values)
 
 
@@ -80,7 +80,7 @@ def _with_zero(nodes: Any) -> np.ndarray:
 
 
 def _interpolate(x: tf.Tensor, nodes: np.ndarray, values: tf.Tensor) -> tf.Tensor:
-    """Linear interpolation of values [n] at nodes [n]; constant outside of them."""
+    """Returns the linear interpolation at x of values [n] at nodes [n]; constant outside them."""
     flat = tf.reshape(x, [-1])
     right = tf.clip_by_value(tf.searchsorted(nodes, flat, side="right"), 1, nodes.size - 1)
     x_left, x_right = tf.gather(nodes, right - 1), tf.gather(nodes, right)

@@ -29,7 +29,7 @@ def _prior(name: str) -> Any:
 
 
 class PartialCosmologyOptions(Options):
-    """What is the same in many flat universes of matter and dark energy w0 + wa (1 - a)."""
+    """The parameters that many flat universes of matter and dark energy w0 + wa (1 - a) share."""
 
     Omega_m: OmegaM | None = _value("Omega_m", None)
     Omega_b: OmegaB | None = _value("Omega_b", None)

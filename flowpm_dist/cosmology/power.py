@@ -24,20 +24,20 @@ SIGMA8_RADIUS = 8.0
 
 
 class LinearPower:
-    """P(k) of a cosmology: `power(k)` today, `power(k, a)`, `power.without_growth(k)`.
+    """The linear power P(k): `power(k)` today, `power(k, a)`, `power.without_growth(k)`.
 
-    Made once for a cosmology; evaluated element by element on k [h/Mpc] of any shape, 0 included
-    (P(0) = 0), eagerly or in a graph; float64; differentiable by the parameters (with
-    transfer="camb" by A_s, sigma8 and n_s only: `CambTable` says more).
+    It is evaluated element by element for k [h/Mpc] of any shape, eagerly or in a graph, in
+    float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb",
+    with respect to A_s, sigma8 and n_s only (see `CambTable`).
 
     Args:
-        cosmology: parameters.
-        growth: its growth, where there is one already.
-        transfer_nodes: [h/Mpc]; with them, the Eisenstein-Hu transfer function is
-            `InterpolatedTransfer` at these nodes, to repeat another code's runs.
+        cosmology: the parameters.
+        growth: the growth of the cosmology, if it exists already.
+        transfer_nodes: wavenumbers [h/Mpc] at which the Eisenstein-Hu transfer function is
+            tabulated (`InterpolatedTransfer`), to reproduce another code's runs.
 
     Attributes:
-        A_s: the amplitude of the primordial spectrum, given or made to fit sigma8.
+        A_s: the amplitude of the primordial spectrum, as given or as sigma8 implies it.
 
     Raises:
         ImportError, ValueError: see `CambTable`; ValueError also for nodes with CAMB.
@@ -64,47 +64,47 @@ class LinearPower:
         self.A_s = self._amplitude()
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
-        """That of a cosmology with another A_s, or another sigma8, and all else the same."""
+        """Returns the power of a cosmology that differs in A_s or sigma8 only."""
         other = copy.copy(self)
         other.cosmology = cosmology
         other.A_s = other._amplitude()
         return other
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
-        """Linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
+        """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
         return self.without_growth(k) * self.growth.d1(a) ** 2
 
     def without_growth(self, k: Any) -> tf.Tensor:
-        """Power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
+        """Returns the power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
         k = as_float64(k)
         positive = k > 0
-        # A harmless wavenumber in place of 0 keeps infinities out of the derivatives as well.
+        # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
         power = self.A_s * self._shape(tf.where(positive, k, tf.ones_like(k)))
         return tf.where(positive, power, tf.zeros_like(power))
 
     def sigma8(self, a: Any = 1.0) -> tf.Tensor:
-        """rms linear overdensity in spheres of 8 Mpc/h at a [1]."""
+        """Returns the rms linear overdensity in spheres of 8 Mpc/h at scale factor a [1]."""
         return tf.sqrt(self.A_s) * self._unit_sigma8() * self.growth.d1(a)
 
     def _amplitude(self) -> tf.Tensor:
-        """A_s [1], given or such that sigma8 is as given."""
+        """Returns A_s [1], as given or as sigma8 implies it."""
         if self.cosmology.A_s is not None:
             return as_float64(self.cosmology.A_s)
         return (as_float64(self.cosmology.sigma8) / (self._unit * self._d1_today)) ** 2
 
     def _unit_sigma8(self) -> tf.Tensor:
-        """sigma8 for A_s = 1 without growth."""
+        """Returns sigma8 for A_s = 1 without growth."""
         k, weights = _sigma8_quadrature()
         return tf.sqrt(tf.reduce_sum(weights * self._shape(tf.constant(k))))
 
 
 def sigma8(cosmology: Cosmology) -> tf.Tensor:
-    """rms linear overdensity in spheres of 8 Mpc/h today [1], float64 scalar."""
+    """Returns the rms linear overdensity in spheres of 8 Mpc/h today [1], a float64 scalar."""
     return LinearPower(cosmology).sigma8()
 
 
 class _EisensteinHuShape:
-    """Power for A_s = 1 and D1 = 1, from the Poisson equation.
+    """The power for A_s = 1 and D1 = 1, from the Poisson equation.
 
     k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2.
     """
@@ -124,7 +124,7 @@ class _EisensteinHuShape:
 
 
 class _CambShape:
-    """Power for A_s = 1 and D1 = 1: CAMB's of today, without the growth since."""
+    """The power for A_s = 1 and D1 = 1: CAMB's power today divided by D1(1)^2."""
 
     def __init__(self, cosmology: Cosmology, d1_today: tf.Tensor) -> None:
         self._table = CambTable(cosmology)
@@ -136,9 +136,9 @@ class _CambShape:
 
 @functools.cache
 def _sigma8_quadrature() -> tuple[np.ndarray, np.ndarray]:
-    """k [h/Mpc] and weights [(h/Mpc)^3], each [4096]: sigma8^2 = sum of weights * P(k).
+    """Returns k [h/Mpc] and weights [(h/Mpc)^3], each [4096]: sigma8^2 = sum of weights * P(k).
 
-    The trapezoidal rule in ln k; the integrand vanishes at both ends.
+    It is the trapezoidal rule in ln k; the integrand vanishes at both ends.
     """
     ln_k = np.linspace(np.log(1e-5), np.log(100.0), 4096)
     k = np.exp(ln_k)

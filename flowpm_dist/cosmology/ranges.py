@@ -1,4 +1,4 @@
-"""The range of each cosmological parameter: the one place where it stands.
+"""The range of each cosmological parameter, defined here only.
 
 Nothing here imports TensorFlow, so that run files can be checked quickly.
 """
@@ -54,15 +54,15 @@ RANGES = {
     "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", above=0, below=100),
     "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0, below=math.inf),
 }
-"""By the name of the parameter, see `Cosmology`."""
+"""The range of each parameter by its name, see `Cosmology`."""
 
 VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
 """Parameters that may differ from universe to universe of a training."""
 
 LATEST_DARK_ENERGY = -0.2
-"""w0 + wa must not exceed this: dark energy has to fade early for D1 -> a to have a meaning."""
+"""Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
 
 
 def dark_energy_fades(w0: float, wa: float) -> bool:
-    """Returns whether w0 + wa is low enough, but for rounding of the sum."""
+    """Returns whether w0 + wa is low enough, up to rounding of the sum."""
     return w0 + wa <= LATEST_DARK_ENERGY + 1e-12

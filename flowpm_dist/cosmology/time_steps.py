@@ -1,7 +1,7 @@
-"""Where the steps of a run begin and end: equal in a, in log a, or in the growth factor D1.
+"""The time steps of a run: equal in a, in log a, or in the growth factor D1.
 
-Nothing here imports TensorFlow before it must. Any increasing list of scale factors will do as
-well.
+Any other increasing list of scale factors can be used instead. TensorFlow is imported only when it
+is needed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class StepOptions(Options):
     """The steps of a run: `steps` of them between two scale factors, or their `edges`.
 
     Attributes:
-        a_start, a_stop: where the first step begins and the last one ends [1].
-        steps: how many there are.
-        spacing: what they are equal in: "a", "log a" or "D" (the growth factor).
-        edges: scale factors at which steps begin and end, instead of all these.
+        a_start, a_stop: the scale factors at which the first step begins and the last one ends [1].
+        steps: the number of steps.
+        spacing: the quantity in which steps are equal: "a", "log a" or "D" (the growth factor).
+        edges: the scale factors at which steps begin and end, instead of all these [1].
     """
 
     a_start: float = Field(default=0.1, ge=0, lt=2, description="a scale factor from 0, below 2")
@@ -59,24 +59,24 @@ class StepOptions(Options):
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """The number of steps."""
         return self.steps if self.edges is None else len(self.edges) - 1
 
     @property
     def first(self) -> float | None:
-        """Scale factor of the start; None where that was not understood."""
+        """The scale factor of the start; None if it was not understood."""
         return self.edges[0] if self.edges else self.a_start
 
     @property
     def last(self) -> float | None:
-        """Scale factor of the end; None where that was not understood."""
+        """The scale factor of the end; None if it was not understood."""
         return self.edges[-1] if self.edges else self.a_stop
 
     def edges_of(self, cosmology: Cosmology) -> np.ndarray:
         """Returns the scale factors at which steps begin and end, float64 [step_count + 1].
 
         Args:
-            cosmology: whose growth factor steps equal in "D" follow.
+            cosmology: the cosmology whose growth factor is used by steps equal in "D".
         """
         if self.edges is not None:
             return np.asarray(self.edges, dtype=np.float64)
@@ -96,7 +96,7 @@ def _check(a_start: float, a_stop: float, steps: int, *, zero: bool) -> None:
 
 
 def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
-    """Edges of `steps` steps, equal in the scale factor [1], float64 of shape [steps + 1].
+    """Returns the edges of `steps` steps equal in the scale factor [1], float64 [steps + 1].
 
     Raises:
         ValueError: unless 0 <= a_start < a_stop and steps >= 1.
@@ -106,7 +106,7 @@ def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
 
 
 def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
-    """Edges of `steps` steps, equal in log a [1], float64 of shape [steps + 1].
+    """Returns the edges of `steps` steps equal in log a [1], float64 [steps + 1].
 
     Raises:
         ValueError: unless 0 < a_start < a_stop and steps >= 1.

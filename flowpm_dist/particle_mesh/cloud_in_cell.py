@@ -1,9 +1,10 @@
 """Particles and the mesh they are painted on: paint and read on many ranks, with their adjoints.
 
-A particle of lattice cell i at displacement s lies at i + s / spacing, and stays with the rank of
-its lattice cell. A rank's particles are painted on its block of the mesh with a halo around it,
-which is then added to the neighbours' blocks; fields are read from a block with halo. An axis that
-is not split has no halo and wraps around in place. The kernels themselves are in `kernels`.
+A particle of lattice cell i with displacement s lies at i + s / spacing. It stays on the rank of
+its lattice cell. A rank paints its particles on its block of the mesh with a halo around it. The
+halo is then added to the neighbours' blocks. Fields are read from a block with its halo. An axis
+that is not split has no halo; it is periodic within the block. The kernels themselves are in
+`kernels`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local, maximum_over_ranks
 
 STENCIL = 2
-"""Planes that the 4-point difference reaches beyond the cells of a particle."""
+"""Number of planes that the 4-point difference needs beyond the cells of a particle."""
 
 _AXES = mtf.Shape([mtf.Dimension("axis", 3)])
 
@@ -34,10 +35,10 @@ class ParticleMesh:
     """The particles of a box, and a mesh `mesh_factor` times as fine per side.
 
     Attributes:
-        box: of the particles, one at each cell of its grid.
-        mesh_factor: mesh cells per particle spacing.
-        halo: planes along split axes [particle spacings]; every displacement along them must stay
-            below it.
+        box: the box of the particles, with one in each cell of its grid.
+        mesh_factor: the number of mesh cells per particle spacing.
+        halo: the width of the halo along split axes [particle spacings]; every displacement along
+            them must be less.
     """
 
     box: Box
@@ -50,12 +51,12 @@ class ParticleMesh:
         return self.box.finer(self.mesh_factor)
 
     def widths(self, margin: int = 0) -> dict[str, int]:
-        """Planes of halo along x and y of the mesh: none where an axis is not split."""
+        """Returns the planes of halo along x and y of the mesh; 0 where an axis is not split."""
         planes = self.halo * self.mesh_factor + margin
         return {name: planes if ranks > 1 else 0 for name, ranks in self.box.split.items()}
 
     def lattice(self, margin: int = 0) -> Lattice:
-        """This rank's particles in their padded block of the mesh."""
+        """Returns the lattice of this rank's particles in their padded block of the mesh."""
         widths = self.widths(margin)
         x, y, z = self.mesh.cell
         return Lattice(
@@ -63,31 +64,32 @@ class ParticleMesh:
         )
 
     def padded(self, shape: Any, margin: int = 0) -> Any:
-        """`mtf.Shape` of a field of `shape` on the mesh, with its halo."""
+        """Returns the `mtf.Shape` of a field of `shape` on the mesh, with its halo."""
         return padded_shape(shape, self.widths(margin), self.box.impl)
 
     def particles(self, x: tf.Tensor) -> tf.Tensor:
-        """A vector for each particle as the kernels take it: [batch, x, y, z, 3]."""
+        """Returns a vector for each particle in the kernels' shape: [batch, x, y, z, 3]."""
         return tf.reshape(x, [-1, *self.box.block, 3])
 
     def block(self, x: tf.Tensor, margin: int = 0, components: int = 0) -> tf.Tensor:
-        """A padded block as the kernels take it: [batch, x, y, z] or [..., components]."""
+        """Returns a padded block in the kernels' shape: [batch, x, y, z] or [..., components]."""
         shape = [-1, *self.lattice(margin).mesh_block]
         return tf.reshape(x, [*shape, components] if components else shape)
 
 
 def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any, Any]:
-    """Cloud-in-cell sums of the particles' weights (of 1 each by default) in the mesh's cells.
+    """Returns the cloud-in-cell sums of the particles' weights in the cells of the mesh.
 
     Args:
         displacement: mtf tensor [..., x, y, z, component] [Mpc/h].
-        pm: particles, mesh and halo.
-        weights: mtf tensor [..., x, y, z].
+        pm: the particles, the mesh and the halo.
+        weights: mtf tensor [..., x, y, z]; by default each particle has weight 1.
 
     Returns:
-        mtf tensor [..., x, y, z] of the mesh, and the reach over all ranks: largest |displacement|
-        along each axis [particle spacings], infinite where a displacement is not finite. A particle
-        beyond the halo is left out: whoever calls compares the reach with it.
+        An mtf tensor [..., x, y, z] of the mesh, and the reach over all ranks: the largest
+        |displacement| along each axis [particle spacings], infinite where a displacement is not
+        finite. A particle beyond the halo is left out, so the caller must compare the reach with
+        the halo.
     """
     dtype = displacement.dtype
     g, padded = pm.lattice(), pm.padded(pm.mesh.shape)
@@ -109,13 +111,13 @@ def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any
 def paint_adjoint(
     cotangent: Any, inputs: list[Any], pm: ParticleMesh, *, padded: bool = False, add: Any = None
 ) -> list[Any]:
-    """Cotangents of the displacement, and of the weights if there are any, of `paint`.
+    """Returns the cotangents of the inputs of `paint`: displacement, and weights if there were any.
 
     Args:
-        cotangent: of the painted mesh [..., x, y, z].
-        inputs: displacement, and weights if there were any.
+        cotangent: the cotangent of the painted mesh [..., x, y, z].
+        inputs: the displacement, and the weights if there were any.
         pm: as for `paint`.
-        padded: the cotangent has its halo already.
+        padded: whether the cotangent already has its halo.
         add: a cotangent of the displacement to which this one is added.
     """
     cotangent = cotangent if padded else halo_exchange(cotangent, pm.widths())
@@ -135,7 +137,7 @@ def paint_adjoint(
 
 
 def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
-    """Cloud-in-cell values of a field of the mesh at the particles.
+    """Returns the cloud-in-cell values of a field of the mesh at the particles.
 
     Args:
         field: mtf tensor [..., x, y, z, component] of the mesh.
@@ -161,10 +163,11 @@ def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
 
 
 def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
-    """Minus the 4-point finite-difference gradient of a potential, read at the particles.
+    """Returns minus the 4-point finite-difference gradient of a potential at the particles.
 
-    (8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 h), whose symbol is i (8 sin kh - sin 2kh) / (6h)
-    (Feng and others 2016). One field is exchanged, with two more planes than `read` needs.
+    The difference is (8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 h), whose symbol is
+    i (8 sin kh - sin 2kh) / (6h) (Feng and others 2016). One field is exchanged, with two more
+    planes than `read` needs.
 
     Args:
         potential: mtf tensor [..., x, y, z] of the mesh.
@@ -198,7 +201,7 @@ def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -
 
 
 def _reach_function(box: Box) -> MeshFunction:
-    """`f(displacement)`: as `paint`'s reach, [3] [particle spacings]."""
+    """Returns `f(displacement)`, which gives the reach as `paint` does, [3] [particle spacings]."""
 
     @tf.function(jit_compile=True, autograph=False)
     def largest(s: tf.Tensor) -> tf.Tensor:
@@ -216,10 +219,10 @@ def _reach_function(box: Box) -> MeshFunction:
 
 
 class MaxDisplacement:
-    """How far particles stray from their lattice sites along the axes that are split.
+    """The largest distance of particles from their lattice sites along the axes that are split.
 
     Args:
-        box: grid, size and ranks.
+        box: the grid, its size and its ranks.
     """
 
     def __init__(self, box: Box) -> None:
@@ -227,14 +230,15 @@ class MaxDisplacement:
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
 
     def __call__(self, displacement: tf.Tensor) -> float:
-        """Largest |displacement| along a split axis, over all ranks [particle spacings].
+        """Returns the largest |displacement| along a split axis over all ranks.
 
-        Infinite where any component of any displacement is not finite; 0 where nothing is split.
+        It is infinite if any component of any displacement is not finite, and 0 if no axis is
+        split [particle spacings].
         """
         return self.of(self._function(tf.stop_gradient(displacement)))
 
     def of(self, along: tf.Tensor) -> float:
-        """The same from the reach along each axis, as `paint` gives it."""
+        """Returns the same from the reach along each axis, as returned by `paint`."""
         values = along.numpy()
         if not np.isfinite(values).all():
             return math.inf

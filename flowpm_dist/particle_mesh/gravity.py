@@ -1,7 +1,7 @@
-"""Gravity of the particles: density -> potential or force field -> kick, and the way back.
+"""Gravity of the particles: density -> potential or force field -> kick, and their adjoints.
 
-With the density's mean 1 and time in 1/H0 the acceleration is -grad phi, laplacian phi =
-1.5 Omega_m (density - 1); the scale factor and 1.5 Omega_m stand in the kick factors.
+With a density of mean 1 and time in 1/H0, the acceleration is -grad phi, where laplacian phi =
+1.5 Omega_m (density - 1). The scale factor and 1.5 Omega_m are parts of the kick factors.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from meshimpl.operations.local import local
 
 @dataclass(frozen=True)
 class Gravity:
-    """How the particles of a mesh attract each other.
+    """The gravity between the particles of a mesh.
 
     Attributes:
-        pm: particles, mesh and halo.
-        force_gradient: of the potential, "finite-difference" (4 points, taken while reading) or
-            "spectral".
-        deconvolve: divide the potential by the squared cloud-in-cell window, for paint and read, as
-            far as the particles' Nyquist wavenumber: beyond it lie the harmonics of their lattice.
+        pm: the particles, the mesh and the halo.
+        force_gradient: the gradient of the potential: "finite-difference" (4 points, taken while
+            reading) or "spectral".
+        deconvolve: whether to divide the potential by the squared cloud-in-cell window, for paint
+            and read. This applies up to the particles' Nyquist wavenumber: beyond it lie the
+            harmonics of their lattice.
     """
 
     pm: ParticleMesh
@@ -47,7 +48,7 @@ class Gravity:
 
     @property
     def filters(self) -> Filter | Sequence[Filter]:
-        """From the painted mesh to what is read: the potential, or the force's components."""
+        """The filters from the painted mesh to the potential, or to the force's components."""
         mesh = self.pm.mesh
         inverse = _inverse_laplacian(self.pm, self.deconvolve)
         if self.force_gradient == "finite-difference":
@@ -68,33 +69,39 @@ class Gravity:
 
     @property
     def field_shape(self) -> Any:
-        """`mtf.Shape` of the field that is read."""
+        """The `mtf.Shape` of the field that is read."""
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
     def field(self, painted: Any) -> Any:
-        """The potential [(Mpc/h)^2], or the force field [Mpc/h], over 1.5 Omega_m.
+        """Returns the potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
 
         Args:
-            painted: mtf tensor [..., x, y, z] of the mesh, unit particles in each cell.
+            painted: the particles in each cell of the mesh, mtf tensor [..., x, y, z].
         """
         return convolve(painted, self.pm.mesh, self.filters)
 
     def field_adjoint(self, cotangent: Any) -> Any:
-        """The adjoint of `field`."""
+        """Returns the cotangent of what was painted, from that of the field: adjoint of `field`."""
         return convolve_adjoint(cotangent, self.pm.mesh, self.filters)
 
     def force(self, field: Any, displacement: Any) -> Any:
-        """Force over 1.5 Omega_m at the particles, mtf [..., x, y, z, component] [Mpc/h]."""
+        """Returns the force over 1.5 Omega_m at the particles.
+
+        Returns:
+            mtf tensor [..., x, y, z, component] [Mpc/h].
+        """
         if self.force_gradient == "spectral":
             return read(field, displacement, self.pm)
         return read_gradient(field, displacement, self.pm)
 
     def kick(self, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
-        """factors[0] velocity + factors[1] force, read and added in one pass; no gradient.
+        """Returns factors[0] velocity + factors[1] force, read and added in one pass.
+
+        It has no gradient; its adjoint is `kick_adjoint`.
 
         Args:
-            field: as `field` gives it.
+            field: the result of `field`.
             displacement, velocity: mtf tensors [..., x, y, z, component].
             factors: mtf tensor [..., 2].
         """
@@ -112,17 +119,18 @@ class Gravity:
     def kick_adjoint(
         self, field: Any, displacement: Any, velocity: Any, dv: Any, ds: Any, factors: Any
     ) -> tuple[Any, Any, Any, Any]:
-        """One kick backwards, with its cotangents.
+        """Undoes a kick and propagates cotangents backwards through it.
 
         Args:
-            field, displacement, factors: of the kick.
-            velocity: after the kick.
-            dv: cotangent of the velocity after the kick.
-            ds: cotangent of the displacement, without the kick's part.
+            field, displacement, factors: the arguments of the kick.
+            velocity: the velocity after the kick.
+            dv: the cotangent of the velocity after the kick.
+            ds: the cotangent of the displacement, without the kick's contribution.
 
         Returns:
-            velocity before the kick, cotangent of `field`, cotangent of the displacement, and this
-            rank's part of the cotangents of the factors [..., 2], float64 (on each rank its own).
+            The velocity before the kick, the cotangent of `field`, the cotangent of the
+            displacement, and this rank's part of the cotangents of the factors [..., 2], float64,
+            which differs between ranks.
         """
         g, pm = self.pm.lattice(self._margin), self.pm
 
@@ -156,4 +164,4 @@ def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
 
 
 FACTORS = mtf.Dimension("factor", 2)
-"""Of a kick: of the velocity, and of the force."""
+"""The factors of a kick: that of the velocity, and that of the force."""

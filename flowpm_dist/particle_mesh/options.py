@@ -9,15 +9,15 @@ from pydantic import Field
 from flowpm_dist.options import Options
 
 ForceGradient = Literal["finite-difference", "spectral"]
-"""How a kick gets the force: as differences of a potential, or from a field of the force itself."""
+"""The source of the force in a kick: differences of a potential, or a field of the force itself."""
 
 
 class ForceOptions(Options):
-    """How the particles attract each other, see `Gravity`.
+    """The options of the gravity between the particles, see `Gravity`.
 
     Attributes:
-        force_gradient: of the potential, "finite-difference" (4 points) or "spectral".
-        mesh_factor: cells of the force mesh per particle spacing, along each side.
+        force_gradient: the gradient of the potential: "finite-difference" (4 points) or "spectral".
+        mesh_factor: the number of cells of the force mesh per particle spacing, along each side.
         deconvolve: whether the force is divided by the squared cloud-in-cell window.
     """
 

@@ -1,4 +1,4 @@
-"""Redshift space: where particles appear along the line of sight (Kaiser 1987), plane-parallel."""
+"""Redshift space: apparent positions along a plane-parallel line of sight (Kaiser 1987)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 def axis_number(axis: str) -> int:
-    """0, 1 or 2 for "x", "y" or "z".
+    """Returns the number of an axis: 0, 1 or 2 for "x", "y" or "z".
 
     Raises:
-        ValueError: another name.
+        ValueError: if the axis has another name.
     """
     if axis not in ("x", "y", "z"):
         raise ValueError(f"axis {axis!r}: 'x', 'y' or 'z'")
@@ -21,20 +21,20 @@ def axis_number(axis: str) -> int:
 def redshift_space(
     displacement: tf.Tensor, velocity: tf.Tensor, a: Any, E: Any, axis: str = "z"
 ) -> tf.Tensor:
-    """Displacement to the apparent positions s = x + v_pec / (a H), differentiable.
+    """Returns the displacement to the apparent positions s = x + v_pec / (a H), differentiable.
 
     The peculiar velocity is v_pec = a dx/dt = p / a, so the shift is p / (a^2 E) [Mpc/h]. Along z,
     which no mesh splits, it needs no wider halo.
 
     Args:
-        displacement: block [..., x, y, z, 3] [Mpc/h].
-        velocity: canonical, p = a^2 dx/dt, of the same shape [Mpc/h H0].
-        a: scale factor [1]; one number, or one for each universe of a batch.
+        displacement: this rank's block [..., x, y, z, 3] [Mpc/h].
+        velocity: the canonical velocity p = a^2 dx/dt, of the same shape [Mpc/h H0].
+        a: the scale factor [1]; one number, or one for each universe of a batch.
         E: H(a) / H0 [1], likewise.
-        axis: of the line of sight, "x", "y" or "z".
+        axis: the axis of the line of sight, "x", "y" or "z".
 
     Raises:
-        ValueError: an unknown axis.
+        ValueError: if the axis is unknown.
     """
     dtype = displacement.dtype
     number = axis_number(axis)

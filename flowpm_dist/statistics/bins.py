@@ -1,7 +1,8 @@
 """Bins of wavenumber: one fundamental mode wide, up to the smallest Nyquist wavenumber.
 
 Bin number i holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side).
-Nothing of the size of a spectrum is kept: a mode's bin and weight follow from three short vectors.
+The bin and the weight of a mode follow from three short vectors: nothing of the size of a spectrum
+is kept.
 """
 
 from __future__ import annotations
@@ -15,26 +16,30 @@ from flowpm_dist.grid.box import Box
 from meshimpl.process_mesh import ProcessMesh
 
 _TIE = 1e-9
-"""Added before rounding down, so that modes on an edge between bins go up despite rounding."""
+"""Added before rounding down, so that rounding errors do not affect modes on an edge of a bin."""
 
 
 def bin_count(box: Box) -> int:
-    """Bins 1, 2, ... of the longest side's fundamental mode, up to the smallest Nyquist."""
+    """Returns the number of bins, from the longest side's fundamental mode to the lowest Nyquist."""
     return int(np.floor(max(box.size) / (2 * max(box.cell)) + 1e-6))
 
 
 def relative_wavenumbers(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """k / k_f along x, y, z of this rank's modes: float64 [1, 1, kx], [1, ky, 1], [kz, 1, 1]."""
+    """Returns k / k_f of this rank's modes along x, y and z.
+
+    Returns:
+        Three float64 arrays: [1, 1, kx], [1, ky, 1], [kz, 1, 1].
+    """
     numbers = box.pencils.mode_numbers()
     x, y, z = (n * (max(box.size) / size) for n, size in zip(numbers, box.size, strict=True))
     return x, y, z
 
 
 def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factors along x, y, z of how often a mode counts; shapes as `relative_wavenumbers`.
+    """Returns the factors along x, y, z of each mode's multiplicity.
 
-    Their product is 2 where a mode stands for its conjugate too, 1 where it does not, and 0 where
-    it is padding.
+    Their product is 2 where a mode also stands for its conjugate, 1 where it does not, and 0 where
+    it is padding. The shapes are those of `relative_wavenumbers`.
     """
     x, y, z = box.pencils.mode_numbers()
     twice = box.pencils.multiplicity()[:, np.newaxis, np.newaxis]
@@ -43,9 +48,9 @@ def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def inverse_windows(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factors along x, y, z of one over the cloud-in-cell window, sinc^-2(k cell / 2).
+    """Returns the factors along x, y, z of the inverse cloud-in-cell window, sinc^-2(k cell / 2).
 
-    Padded modes, where the window may be 0, get 0.
+    They are 0 for padded modes, where the window may be 0.
     """
     result = []
     real = multiplicities(box)
@@ -57,21 +62,27 @@ def inverse_windows(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def relative_wavenumber(x: tf.Tensor, y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """|k| / k_f from its components."""
+    """Returns |k| / k_f from its components."""
     return tf.sqrt(x**2 + y**2 + z**2)
 
 
 def bin_number(relative: tf.Tensor, count: int) -> tf.Tensor:
-    """Bin (int32) of |k| / k_f; the mean and the modes beyond the last bin are in bin `count`."""
+    """Returns the bin (int32) of |k| / k_f.
+
+    The mode k = 0 and the modes beyond the last bin are given bin `count`.
+    """
     number = tf.cast(tf.floor(relative + (0.5 + _TIE)), tf.int32) - 1
     return tf.where((number >= 0) & (number < count), number, count)
 
 
 @functools.lru_cache(maxsize=16)
 def bin_contents(box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Mean wavenumber [h/Mpc] and number of modes (k and -k counted both) of each bin.
+    """Returns the mean wavenumber [h/Mpc] and the number of modes of each bin.
 
-    Float64 [bins], the same on every rank; on all ranks.
+    k and -k are both counted. Must be called on all ranks together.
+
+    Returns:
+        Two float64 arrays [bins], the same on every rank.
     """
     count = bin_count(box)
     x, y, z = relative_wavenumbers(box)
@@ -88,6 +99,6 @@ def bin_contents(box: Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sum_over_universe(mesh: ProcessMesh, values: np.ndarray) -> np.ndarray:
-    """The sum over the ranks that share a universe. Eager."""
+    """Returns the sum over the ranks that share a universe. It runs eagerly."""
     axes = [name for name in mesh.names if name != "replica"]
     return mesh.communicator(*axes).allreduce(tf.constant(values)).numpy()

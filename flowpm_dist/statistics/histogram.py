@@ -21,12 +21,12 @@ from meshimpl.mesh_function import MeshFunction
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many cells have a value in each bin; unpacks as `centres, pdf`.
+    """The number of cells with a value in each bin; unpacks as `centres, pdf`.
 
     Attributes:
-        edges: of the bins [bin + 1], of the density or of ln(density).
-        counts: cells in each bin, [bin]; of a batch of universes [batch, bin].
-        cells: of a universe, also those outside the edges.
+        edges: the edges of the bins [bin + 1], of the density or of ln(density).
+        counts: the number of cells in each bin, [bin], or [batch, bin] for a batch of universes.
+        cells: the number of all cells of a universe, including those outside the edges.
     """
 
     edges: np.ndarray
@@ -35,12 +35,12 @@ class Histogram:
 
     @property
     def centres(self) -> np.ndarray:
-        """Middles of the bins."""
+        """The centres of the bins [bin]."""
         return _centres(self.edges)
 
     @property
     def pdf(self) -> np.ndarray:
-        """Probability density: its integral over the bins is the share of cells within them."""
+        """The probability density: its integral over the bins is the share of cells in them."""
         return self.counts / (self.cells * np.diff(self.edges))
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -48,20 +48,20 @@ class Histogram:
 
 
 def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram:
-    """Count the cells whose value lies in each bin, as `numpy.histogram` does.
+    """Counts the cells whose value lies in each bin, as `numpy.histogram` does.
 
-    Cells outside the edges are not counted; the last bin includes its upper edge.
+    Cells outside the edges are not counted. The last bin includes its upper edge.
 
     Args:
         field: a `Field`, or a whole array [x, y, z] on one rank.
-        edges: of the bins, increasing, [bin + 1].
-        log: the edges are of ln(density); empty cells are then below all of them.
+        edges: the edges of the bins, increasing, [bin + 1].
+        log: whether the edges are of ln(density); empty cells are then below all of them.
 
     Returns:
-        The same on every rank.
+        The histogram, the same on every rank.
 
     Raises:
-        ValueError: edges that do not increase, or not a scalar field.
+        ValueError: if the edges do not increase, or the field is not scalar.
     """
     edges = _checked_edges(edges)
     box, block = box_of(field, None if isinstance(field, Field) else 1.0)
@@ -78,24 +78,25 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
 
 
 def soft_histogram(block: tf.Tensor, box: Box, edges: Any, *, log: bool = False) -> tf.Tensor:
-    """A histogram that is differentiable: each cell is shared between the two nearest bins.
+    """Returns a differentiable histogram, in which the two nearest bins share each cell.
 
-    Linear (cloud-in-cell) shares between the centres of the bins. A cell beyond the first or the
-    last centre belongs to that bin whole, so that the sum is the number of cells whatever the
-    edges, and has no gradient. The gradient jumps where a value passes a centre.
+    The shares are linear between the centres of the bins (cloud in cell). A cell beyond the first
+    or the last centre belongs to that bin entirely and has no gradient. So the sum is the number of
+    cells for any edges. The gradient is discontinuous where a value passes a centre.
 
     Args:
         block: this rank's block of a density, [..., x, y, z].
-        box: it lives in.
-        edges: of the bins, increasing, [bin + 1]; at least two bins.
-        log: the edges are of ln(density).
+        box: the box of the density.
+        edges: the edges of the bins, increasing, [bin + 1]; at least two bins.
+        log: whether the edges are of ln(density).
 
     Returns:
-        Number of cells of each bin, [bin] or, of a batch, [universe, bin] of the universes this
-        rank has a block of; the same on the ranks that share them, as `binned_power`'s.
+        The number of cells in each bin, [bin], or [universe, bin] for the universes of a batch of
+        which this rank has a block. It is the same on the ranks that share them, as for
+        `binned_power`.
 
     Raises:
-        ValueError: edges that do not increase, or fewer than two bins.
+        ValueError: if the edges do not increase, or there are fewer than two bins.
     """
     checked = _checked_edges(edges)
     if checked.size < 3:
@@ -129,13 +130,13 @@ def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunct
 
 
 def _soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: bool) -> tf.Tensor:
-    """Shares of a block's cells between bins, float64 [universe * bin]."""
+    """Returns the sums of the shares of a block's cells in each bin, float64 [universe * bin]."""
     dtype, count = density.dtype, centres.size
     universes = math.prod(density.shape[:batch_rank])
 
     @tf.function(jit_compile=True, autograph=False)
     def shares(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """For each cell the lower of its two bins, and the share of the upper one."""
+        """Returns for each cell the lower of its two bins, and the share of the upper one."""
         # Clipped before the logarithm, whose slope at an empty cell would be infinite.
         ends = (np.exp(centres) if log else centres)[[0, -1]]
         values = tf.clip_by_value(values, *(tf.constant(end, dtype) for end in ends))

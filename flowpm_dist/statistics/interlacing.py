@@ -15,14 +15,16 @@ from flowpm_dist.grid.fourier import Kernel, filter_imaginary, filter_real
 
 
 def interlace(spectrum: Any, shifted: Any, box: Box) -> Any:
-    """(delta_1 + exp(+i k.h/2) delta_2) / 2, with h the cell.
+    """Returns (delta_1 + exp(+i k.h/2) delta_2) / 2, with h the cell.
+
+    With the transform's exp(-i k.x), the modes of the second density have the phase factor
+    exp(-i k.h/2), which is undone here. The images with an odd sum of cell numbers then have
+    opposite signs in the two and cancel.
 
     Args:
-        spectrum: mtf tensor, of the density of particles at x.
-        shifted: of the density of the same particles at x + h/2. With the transform's exp(-i k.x)
-            its modes lag by exp(-i k.h/2), which is undone here; the images with an odd sum of
-            cell numbers then have opposite signs in the two and cancel.
-        box: of both.
+        spectrum: the spectrum of the density of particles at x, mtf tensor.
+        shifted: the spectrum of the density of the same particles at x + h/2.
+        box: the box of both.
     """
 
     def of_phase(function: Callable[[tf.Tensor], tf.Tensor]) -> Kernel:

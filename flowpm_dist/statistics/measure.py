@@ -1,4 +1,4 @@
-"""From one or two fields to the means of their products in bins of wavenumber."""
+"""The means of the products of one or two fields in bins of wavenumber."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.process_mesh import ProcessMesh
 
 Window = Literal["cic"] | None
-"""Of the painting that made a field, to be divided out of its modes."""
+"""The window of the painting that made a field, which is divided out of its modes."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Sample:
 
     Attributes:
         block: this rank's block [..., x, y, z].
-        window: "cic" where its modes are to be divided by the cloud-in-cell window.
-        shifted: block of the density of the particles moved by half a cell along each axis.
+        window: "cic" if its modes are to be divided by the cloud-in-cell window.
+        shifted: the block of the density of the particles moved by half a cell along each axis.
 
     Raises:
-        ValueError: an unknown window.
+        ValueError: if the window is unknown.
     """
 
     block: tf.Tensor
@@ -67,17 +67,17 @@ def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshF
 def mode_means(
     samples: Sequence[Sample], box: Box, orders: tuple[int, ...] = (0,), axis: int = 2
 ) -> tf.Tensor:
-    """Means over the modes of each bin, times the volume [(Mpc/h)^3], differentiable.
+    """Returns the means over the modes of each bin, times the volume [(Mpc/h)^3], differentiable.
 
     Args:
         samples: one field, or two of the same box.
-        box: of the fields.
-        orders: of the Legendre weights (2 l + 1) L_l(mu).
-        axis: of the line of sight.
+        box: the box of the fields.
+        orders: the orders l of the Legendre weights (2 l + 1) L_l(mu).
+        axis: the axis of the line of sight.
 
     Returns:
-        [..., product, order, bin] in the box's dtype, of the universes this rank has a block of;
-        products are |a|^2, or |a|^2, |b|^2 and Re a b*.
+        The means [..., product, order, bin] in the box's dtype, for the universes of which this
+        rank has a block. The products are |a|^2, or |a|^2, |b|^2 and Re a b*.
     """
     weights = Weights(tuple(s.window is not None for s in samples), orders, axis)
     function = _function(box, weights, tuple(s.shifted is not None for s in samples))
@@ -87,17 +87,17 @@ def mode_means(
 
 
 def whole(means: tf.Tensor, box: Box) -> np.ndarray:
-    """Of all universes, on every rank, in float64, from those of each rank."""
+    """Gathers the means of all universes on every rank, in float64."""
     trailing = means.shape[len(box.local_batch) :]
     dims = [mtf.Dimension(f"axis{i}", n) for i, n in enumerate(trailing)]
     return box.whole(means, mtf.Shape(box.number_shape.dims + dims)).astype(np.float64)
 
 
 def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
-    """The box and the block of a `Field`, or of a whole array on one rank.
+    """Returns the box and the block of a `Field`, or of a whole array on one rank.
 
     Raises:
-        ValueError: not a scalar field, an array without box_size, or another box size than the
+        ValueError: if the field is not scalar, an array has no box_size, or box_size is not the
             field's own.
     """
     if isinstance(field, Field):
@@ -121,10 +121,10 @@ def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
 def sample_of(
     field: Any, box_size: Any, window: Window = None, interlaced: Any = None
 ) -> tuple[Box, Sample]:
-    """The box of a field, and its sample with that of the shifted particles.
+    """Returns the box of a field, and its sample with that of the shifted particles.
 
     Raises:
-        ValueError: see `box_of`; or the two are not on the same box.
+        ValueError: see `box_of`; also if the two are not on the same box.
     """
     box, block = box_of(field, box_size)
     if interlaced is None:
@@ -135,7 +135,7 @@ def sample_of(
 
 
 def check_same_box(a: Box, b: Box, what: str) -> None:
-    """Raise a `ValueError` that shows both boxes unless they are the same."""
+    """Raises a ValueError that shows both boxes, unless they are the same."""
     if a != b:
         raise ValueError(f"{what} are not on the same box: {_described(a)} and {_described(b)}")
 

@@ -1,4 +1,4 @@
-"""Binned sums of products of spectra with Legendre weights, and their adjoint."""
+"""Binned sums of products of spectra with Legendre weights, and their adjoints."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 
 Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Vectors along x, y and z, of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1] or of one plane of kz."""
+"""Vectors along x, y and z: [1, 1, kx], [1, ky, 1], [kz, 1, 1]; or those of one plane of kz."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What each mode counts.
+    """The weights of modes in the sums.
 
     Attributes:
         deconvolved: for each spectrum, whether it is divided by the cloud-in-cell window.
-        orders: of the Legendre polynomials (2 l + 1) L_l(mu), even.
-        axis: of the line of sight, 0, 1 or 2.
+        orders: the orders l of the Legendre polynomials (2 l + 1) L_l(mu), even.
+        axis: the axis of the line of sight, 0, 1 or 2.
     """
 
     deconvolved: tuple[bool, ...]
@@ -42,11 +42,11 @@ class Weights:
 
     @property
     def products(self) -> int:
-        """|a|^2 of one spectrum; |a|^2, |b|^2 and Re a b* of two."""
+        """The number of products: |a|^2 of one spectrum; |a|^2, |b|^2 and Re a b* of two."""
         return 1 if len(self.deconvolved) == 1 else 3
 
     def legendre(self, along: Axes, k: tf.Tensor) -> list[tf.Tensor]:
-        """(2 l + 1) L_l(mu) of each order."""
+        """Returns (2 l + 1) L_l(mu) for each order."""
         mu2 = tf.math.divide_no_nan(along[self.axis] ** 2, k**2)
         result = []
         for order in self.orders:
@@ -58,13 +58,16 @@ class Weights:
         return result
 
     def scales(self, inverse: Axes) -> list[tf.Tensor]:
-        """What each spectrum is multiplied by, from the factors of one over the window."""
+        """Returns the factor of each spectrum: 1, or the product of the inverse windows."""
         unwindowed = _outer(inverse)
         return [unwindowed if d else tf.ones_like(unwindowed) for d in self.deconvolved]
 
 
 def _vectors(box: Box) -> tuple[Axes, Axes, Axes]:
-    """Wavenumbers, multiplicities and inverse windows in float64, the same graph on every rank."""
+    """Returns wavenumbers, multiplicities and inverse windows, float64.
+
+    Their graph is the same on every rank.
+    """
 
     def fenced(along: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Axes:
         x, y, z = (fence(tf.constant(a, tf.float64)) for a in along)
@@ -83,16 +86,16 @@ def _outer(along: Axes) -> tf.Tensor:
 
 
 class ModeSums(mtf.Operation):
-    """For each bin the sum over its modes of (2 l + 1) L_l(mu) times each product of spectra.
+    """The sum over the modes of each bin of (2 l + 1) L_l(mu) times each product of spectra.
+
+    The output is [..., product, order, bin], complete on every rank that shares the universe. Sums
+    are computed in float64.
 
     Args:
         spectra: one or two mtf tensors [..., kz, ky, kx, pair].
-        box: of both.
-        weights: see there.
-        name: of the operation.
-
-    The output is [..., product, order, bin], complete on every rank that shares the universe. The
-    sums are made in float64.
+        box: the box of both.
+        weights: the weights of the modes, see `Weights`.
+        name: the name of the operation.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class ModeSums(mtf.Operation):
         self._outputs = [mtf.Tensor(self, shape, spectra[0].dtype)]
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Each bin's cotangent goes to its modes."""
+        """Returns the cotangents of the spectra: each bin's cotangent spread over its modes."""
         box, weights = self._box, self._weights
 
         @tf.function(jit_compile=True, autograph=False)
@@ -136,7 +139,7 @@ class ModeSums(mtf.Operation):
         return list(found) if several else [found]
 
     def lower(self, lowering: Any) -> None:
-        """Each rank sums its modes, plane by plane; then one small allreduce."""
+        """Lowers to a sum over each rank's modes, plane by plane, and one small allreduce."""
         impl = lowering.mesh_impl(self)
         output = self.outputs[0]
         values = [
@@ -149,7 +152,7 @@ class ModeSums(mtf.Operation):
         lowering.set_tensor_lowering(output, LaidOutTensor([tf.cast(total, output.dtype)]))
 
     def _local(self, values: list[tf.Tensor]) -> tf.Tensor:
-        """This rank's part of the sums, float64 [batch, product, order, bin]."""
+        """Returns this rank's part of the sums, float64 [batch, product, order, bin]."""
         weights, count = self._weights, bin_count(self._box)
         batch = values[0].shape[0]
 
@@ -173,7 +176,10 @@ class ModeSums(mtf.Operation):
 def _plane_summands(
     weights: Weights, count: int, planes: list[tf.Tensor], vectors: tuple[Axes, Axes, Axes]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the modes of one kz add, [ky, kx, batch, product * order], and their bins [ky, kx]."""
+    """Returns the summands of the modes of one kz, and their bins.
+
+    The summands are [ky, kx, batch, product * order], the bins [ky, kx].
+    """
     along, counts, inverse = vectors
     k = relative_wavenumber(*along)
     modes = [
@@ -197,13 +203,16 @@ def _mode_cotangents(
     dy: tf.Tensor,
     vectors: tuple[Axes, Axes, Axes],
 ) -> list[tf.Tensor]:
-    """d|a|^2 = 2 a, d Re(a b*) = b by a and a by b, times each bin's cotangent and weights.
+    """Returns the cotangents of the spectra.
+
+    The derivative of |a|^2 is 2 a. Those of Re(a b*) are b with respect to a, and a with respect
+    to b. Each is multiplied by its bin's cotangent and by the weights.
 
     Args:
-        weights: see there.
-        count: of bins.
-        values: spectra [batch, kz, ky, kx, pair].
-        dy: cotangent of the sums [batch, product, order, bin].
+        weights: the weights of the modes, see `Weights`.
+        count: the number of bins.
+        values: the spectra [batch, kz, ky, kx, pair].
+        dy: the cotangent of the sums [batch, product, order, bin].
         vectors: see `_vectors`.
     """
     along, counts, inverse = vectors
@@ -233,5 +242,5 @@ def _mode_cotangents(
 
 
 def _batched(x: tf.Tensor, rank: int) -> tf.Tensor:
-    """A slice with its batch dimension, of size 1 where it has none."""
+    """Returns a slice with a batch dimension, which has size 1 if there was none."""
     return tf.reshape(x, [-1, *x.shape[-rank:]])

@@ -19,9 +19,9 @@ class PowerSpectrum:
     """A measured power spectrum; unpacks as `k, power`.
 
     Attributes:
-        k: mean wavenumber of the modes of each bin [h/Mpc].
-        power: [(Mpc/h)^3]; of a batch of universes [batch, bin].
-        modes: number of modes, k and -k counted both.
+        k: the mean wavenumber of the modes of each bin, [bin] [h/Mpc].
+        power: the power in each bin, [bin], or [batch, bin] for a batch of universes [(Mpc/h)^3].
+        modes: the number of modes in each bin, [bin]; k and -k are both counted.
     """
 
     k: np.ndarray
@@ -35,17 +35,17 @@ class PowerSpectrum:
 def binned_power(
     block: tf.Tensor, box: Box, window: Window = None, interlaced: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Power of each bin [(Mpc/h)^3], differentiable.
+    """Returns the power in each bin [(Mpc/h)^3], differentiable.
 
     Args:
         block: this rank's block of a density or overdensity, [..., x, y, z].
-        box: it lives in.
+        box: the box of the density.
         window, interlaced: as for `power_spectrum`; interlaced is a block.
 
     Returns:
-        [bin] or, of a batch, [universe, bin] of the universes this rank has a block of; the same on
-        the ranks that share them. So a loss made of it is divided by their number, or counts once
-        for each (see `meshimpl.mesh_function`).
+        The power [bin], or [universe, bin] for the universes of a batch of which this rank has a
+        block. It is the same on the ranks that share them. So a loss made of it must be divided by
+        their number, or it counts once for each (see `meshimpl.mesh_function`).
     """
     return mode_means([Sample(block, window, interlaced)], box)[..., 0, 0, :]
 
@@ -58,25 +58,26 @@ def power_spectrum(
     shot_noise: float = 0.0,
     interlaced: Any = None,
 ) -> PowerSpectrum:
-    """Spherically averaged power spectrum of a density or overdensity.
+    """Returns the spherically averaged power spectrum of a density or overdensity.
 
-    Bins are one fundamental mode wide, up to the Nyquist wavenumber. The mean does not count.
+    Bins are one fundamental mode wide, up to the Nyquist wavenumber. The mode k = 0 is left out.
 
     Args:
         field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
         box_size: [Mpc/h], one number or three; by default the `Field`'s own.
         window: "cic" divides each mode by the squared cloud-in-cell window.
-        shot_noise: subtracted [(Mpc/h)^3]; V / N_particles for Poisson sampling, which particles
-            that started on a lattice do not have at early times.
-        interlaced: the density of the same particles moved by half a cell along each axis; its
-            mean with the first, moved back, has lost the leading aliases (arXiv:1512.07295).
+        shot_noise: the shot noise to subtract [(Mpc/h)^3]: V / N_particles for Poisson sampling.
+            Particles that started on a lattice have none at early times.
+        interlaced: the density of the same particles moved by half a cell along each axis. Its
+            mean with the first, after moving it back, is free of the leading aliases
+            (arXiv:1512.07295).
 
     Returns:
-        The same on every rank.
+        The power spectrum, the same on every rank.
 
     Raises:
-        ValueError: not a scalar field, another box size than the field's own, an unknown window, or
-            an interlaced field of another box.
+        ValueError: if the field is not scalar, box_size is not the field's own, the window is
+            unknown, or the interlaced field is of another box.
     """
     box, sample = sample_of(field, box_size, window, interlaced)
     k, modes = bin_contents(box)

@@ -19,7 +19,7 @@ CHOICE = "FLOWPM_KERNELS"
 
 
 class KernelsError(Exception):
-    """The kernels asked for are not to be had; the message says why and what to do."""
+    """An error: the requested kernels are not available. The message says why and what to do."""
 
 
 def _choice() -> str:
@@ -30,7 +30,7 @@ def _choice() -> str:
 
 
 def why_portable() -> str | None:
-    """Return why `kernels()` are the portable ones; None if they are the compiled ones."""
+    """Returns why `kernels()` are the portable ones, or None if they are the compiled ones."""
     choice = _choice()
     if choice == "portable":
         return f"{CHOICE}=portable"
@@ -41,12 +41,13 @@ def why_portable() -> str | None:
 
 @functools.cache
 def kernels() -> Kernels:
-    """Return the kernels of this process, the compiled ones if it has no GPU and they load.
+    """Returns the kernels of this process: the compiled ones if it has no GPU and they load.
 
     FLOWPM_KERNELS=portable or compiled overrides the choice.
 
     Raises:
-        KernelsError: FLOWPM_KERNELS=compiled, and they do not load.
+        KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or has another value
+            than these two.
     """
     reason = why_portable()
     if reason is None:

@@ -26,7 +26,7 @@ class Compiled(Kernels):
     Every result has the same bits on any number of threads.
 
     Raises:
-        RuntimeError: the library is not there or does not load.
+        RuntimeError: if the library does not exist or does not load.
     """
 
     name = "compiled"

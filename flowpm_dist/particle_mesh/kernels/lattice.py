@@ -1,4 +1,4 @@
-"""Where the particles of one rank sit in that rank's block of a mesh."""
+"""The lattice of one rank's particles in that rank's block of a mesh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 Triple = tuple[int, int, int]
 
-# Mesh cells; a particle that strays further, or whose displacement is not finite, is nowhere.
+# [mesh cells]. A particle with a larger displacement, or one that is not finite, is left out.
 FARTHEST = 2.0**30
 
 
@@ -19,14 +19,14 @@ class Lattice:
     halo + mesh_factor i + s / cell of the padded block.
 
     Attributes:
-        particles: (nx, ny, nz), particles of this rank along each axis.
-        mesh_factor: mesh cells per particle spacing.
-        halo: planes of the padded block beyond either side of this rank's cells along each axis
+        particles: the number of this rank's particles along each axis, (nx, ny, nz).
+        mesh_factor: the number of mesh cells per particle spacing.
+        halo: the planes of the padded block on either side of this rank's cells along each axis
             [mesh cells]; 0 where the axis is periodic within the block.
-        cell: sides of a mesh cell [Mpc/h].
+        cell: the sides of a mesh cell [Mpc/h].
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: if a number is out of its range.
     """
 
     particles: Triple
@@ -46,7 +46,7 @@ class Lattice:
 
     @property
     def mesh_block(self) -> Triple:
-        """Cells of the padded block along each axis."""
+        """The number of cells of the padded block along each axis."""
         x, y, z = (
             self.mesh_factor * n + 2 * h for n, h in zip(self.particles, self.halo, strict=True)
         )
@@ -54,6 +54,6 @@ class Lattice:
 
     @property
     def per_cell(self) -> tuple[float, float, float]:
-        """Mesh cells per length along each axis [h/Mpc]."""
+        """The number of mesh cells per unit length along each axis [h/Mpc]."""
         x, y, z = (1 / side for side in self.cell)
         return x, y, z

@@ -1,4 +1,4 @@
-"""The library of compiled kernels: whether it is there, and why not."""
+"""The library of compiled kernels, or the reason why it cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = Path(__file__).with_name("_kernels.so")
 
 @functools.cache
 def load() -> tuple[Any, str | None]:
-    """Return the library's operations, or None and why they cannot be used."""
+    """Returns the library's operations and None, or None and why they cannot be used."""
     if not PATH.exists():
         return None, "the compiled kernels are not built"
     if f"flowpm_dist kernels for TensorFlow {tf.__version__};".encode() not in PATH.read_bytes():

@@ -16,9 +16,10 @@ class _Corners:
     """The eight cells about each particle in a batch of padded blocks, and their weights.
 
     Args:
-        g: particles and mesh.
-        s: displacement [b, nx, ny, nz, 3] [Mpc/h].
-        margin: cells that must be there on either side of the eight, along axes with halo.
+        g: the particles and the mesh.
+        s: the displacement [b, nx, ny, nz, 3] [Mpc/h].
+        margin: the number of cells that the block must hold on either side of the eight, along axes
+            with halo.
     """
 
     def __init__(self, g: Lattice, s: tf.Tensor, margin: int) -> None:
@@ -48,7 +49,10 @@ class _Corners:
             self._planes[axis] = [tf.cast(plane, self._index) for plane in planes]
 
     def cells(self) -> list[tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]:
-        """Of each of the eight: index in the flat batch, weight, and its gradient [h/Mpc]."""
+        """Returns for each of the eight cells: flat index, weight, gradient of the weight [h/Mpc].
+
+        The index is that in the flattened batch of blocks.
+        """
         _, ny, nz = self.block
         (x, y, z), (wx, wy, wz) = self._planes, self._weights
         first = tf.range(self.batch, dtype=self._index) * (self.block[0] * ny * nz)
@@ -65,17 +69,17 @@ class _Corners:
         return result
 
     def outside(self, values: tf.Tensor, instead: float) -> tf.Tensor:
-        """Values [b, nx, ny, nz, c] with those of particles that take no part replaced."""
+        """Returns values [b, nx, ny, nz, c] with those of particles that are left out replaced."""
         return tf.where(self.inside[..., tf.newaxis], values, tf.constant(instead, values.dtype))
 
     def gather(self, fields: tf.Tensor) -> tf.Tensor:
-        """Cloud-in-cell values of fields [b, px, py, pz, c]."""
+        """Returns the cloud-in-cell values of fields [b, px, py, pz, c] at the particles."""
         rows = tf.reshape(fields, [-1, fields.shape[-1]])
         parts = [tf.gather(rows, index) * w[..., tf.newaxis] for index, w, _ in self.cells()]
         return self.outside(tf.add_n(parts), float("nan"))
 
     def scatter(self, values: tf.Tensor) -> tf.Tensor:
-        """Adjoint of `gather`: fields from values [b, nx, ny, nz, c]."""
+        """Returns fields from values [b, nx, ny, nz, c], the adjoint of `gather`."""
         width = values.shape[-1]
         values = self.outside(values, 0)
         rows = tf.zeros([self.batch * self.block[0] * self.block[1] * self.block[2], width])
@@ -86,7 +90,7 @@ class _Corners:
         return tf.reshape(rows, [self.batch, *self.block, width])
 
     def slope(self, fields: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        """Gradient with respect to s of <values, gather(fields)>."""
+        """Returns the gradient of <values, gather(fields)> with respect to s."""
         rows = tf.reshape(fields, [-1, fields.shape[-1]])
         axes: list[Any] = [0, 0, 0]
         for index, _, slopes in self.cells():
@@ -96,7 +100,10 @@ class _Corners:
 
 
 def _difference(g: Lattice, field: tf.Tensor, axis: int) -> tf.Tensor:
-    """4-point difference of [b, px, py, pz]; wrapped, so of no use near a halo's edge."""
+    """Returns the 4-point difference of a field [b, px, py, pz] along an axis.
+
+    It wraps around the block, so values near the edge of a halo are not valid.
+    """
 
     def shifted(cells: int) -> tf.Tensor:
         return tf.roll(field, -cells, axis + 1)
@@ -110,7 +117,10 @@ def _force(g: Lattice, potential: tf.Tensor) -> tf.Tensor:
 
 
 def _force_vjp(g: Lattice, dforce: tf.Tensor) -> tf.Tensor:
-    """The difference is antisymmetric, and dforce is 0 where it wraps around a halo."""
+    """Returns the adjoint of `_force`: the difference itself, as it is antisymmetric.
+
+    dforce is 0 where the difference wraps around a halo.
+    """
     return tf.add_n([_difference(g, dforce[..., axis], axis) for axis in range(3)])
 
 
@@ -217,7 +227,7 @@ def _drift_vjp(
 
 @functools.cache
 def _jit(function: Callable[..., Any], *static: Any) -> Any:
-    """`function` with its first arguments fixed, compiled."""
+    """Returns `function`, compiled, with its first arguments fixed."""
     return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)
 
 
@@ -225,8 +235,8 @@ class Portable(Kernels):
     """The kernels on any device that XLA compiles for.
 
     Args:
-        xla: compile each kernel for its lattice and dtype at the first call; without, TensorFlow's
-            operations run one by one.
+        xla: whether to compile each kernel for its lattice and dtype at the first call. Otherwise
+            TensorFlow's operations run one by one.
     """
 
     name = "portable"
