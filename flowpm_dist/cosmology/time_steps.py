@@ -118,9 +118,9 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
 
 
 def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int) -> np.ndarray:
-    """Edges of `steps` steps, equal in D1(a) of a cosmology [1], float64 of shape [steps + 1].
+    """Returns the edges of `steps` steps equal in a cosmology's D1(a) [1], float64 [steps + 1].
 
-    The edges are scale factors: they do not follow when a gradient varies the cosmology.
+    The edges are scale factors. They are constants for gradients with respect to the cosmology.
 
     Raises:
         ValueError: unless 0 <= a_start < a_stop and steps >= 1.

@@ -20,7 +20,7 @@ _TIE = 1e-9
 
 
 def bin_count(box: Box) -> int:
-    """Returns the number of bins, from the longest side's fundamental mode to the lowest Nyquist."""
+    """Returns the number of bins up to the smallest Nyquist wavenumber."""
     return int(np.floor(max(box.size) / (2 * max(box.cell)) + 1e-6))
 
 
