@@ -115,14 +115,6 @@ def _report(folder: Path, ranks: int, headline: str, launcher: str = "") -> str:
     return "\n".join([*lines, "---- the launcher said:", *launcher.splitlines()[-30:]])
 
 
-def files_of(subject: str) -> list[str]:
-    """The test files of a subject: "jobs" know reconstruction or cosmoflow, the others do not."""
-    rooms = ("flowpm_dist.cosmoflow", "flowpm_dist.reconstruction")
-    files = sorted((HERE / "ranks").glob("test_*.py"))
-    chosen = [f for f in files if any(r in f.read_text() for r in rooms) == (subject == "jobs")]
-    return [str(f.relative_to(HERE.parent)) for f in chosen]
-
-
 def main(ranks: str, *arguments: str) -> int:
     """Run chosen tests on several ranks; print what the first rank and those that failed said."""
     with tempfile.TemporaryDirectory() as folder:

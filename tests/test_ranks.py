@@ -10,36 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rank_jobs import HERE, files_of, needs_horovod, run_job
+from rank_jobs import HERE, needs_horovod, run_job
 
-TIME_LIMIT = 1200  # [s] of one job
+TIME_LIMIT = 2400  # [s] of one job
+
+
+RANKS = (4, 2, 1)
 
 
 @pytest.mark.timeout(TIME_LIMIT + 60)
-@pytest.mark.parametrize("ranks", [4, 2, 1])
-@pytest.mark.parametrize("subject", ["meshimpl and simulation", "jobs"])
+@pytest.mark.parametrize(
+    "ranks, which",
+    [(ranks, "not long") for ranks in RANKS]
+    + [pytest.param(ranks, "long", marks=pytest.mark.long) for ranks in RANKS],
+)
 def test_on_ranks(
-    ranks: int,
-    subject: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    ranks: int, which: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     needs_horovod(ranks)
-    arguments = [*files_of(subject), "--tb=short"]
+    arguments = ["tests/ranks", "--tb=short", "-m", which]
     trouble, seconds = run_job(ranks, arguments, tmp_path, TIME_LIMIT)
     record_property("ranks", ranks)
-    record_property("on ranks", seconds)
-    assert trouble is None, trouble
-
-
-@pytest.mark.long
-@pytest.mark.timeout(TIME_LIMIT + 60)
-def test_long_ones_on_one_rank(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    arguments = [*files_of("jobs"), "--tb=short", "-m", "long"]
-    trouble, seconds = run_job(1, arguments, tmp_path, TIME_LIMIT)
-    record_property("ranks", 1)
     record_property("on ranks", seconds)
     assert trouble is None, trouble
 

@@ -332,16 +332,22 @@ def copy_without_chains(known, path):
 START = {1: "prior", 4: "found"}
 
 
-@pytest.mark.ranks(1, 4)
 @pytest.mark.timeout(300, method="thread")
-def test_chains_after_the_search(tmp_path_factory):
+@pytest.mark.parametrize(
+    "structure",
+    [
+        pytest.param("linear", marks=pytest.mark.ranks(1)),
+        pytest.param("1lpt", marks=[pytest.mark.ranks(4), pytest.mark.long]),
+    ],
+)
+def test_chains_after_the_search(structure, tmp_path_factory):
     """Interrupted and resumed they make the same moves; on one rank with no parameters."""
     folder = shared_folder(tmp_path_factory)
     names = ["sigma8"] if SIZE > 1 else []
     priors = PRIORS if names else ""
     change = ("[search]", priors + CHAINS.format(start=START[SIZE]) + "[search]")
-    # The chains of any model are resumed alike: that which is soon lowered.
-    config = config_of(folder, DENSITY, change, ('structure = "1lpt"', 'structure = "linear"'))
+    chosen = ('structure = "1lpt"', f'structure = "{structure}"')
+    config = config_of(folder, DENSITY, change, chosen)
     _, known = sampled(folder / "known", config)
     copy_without_chains(folder / "known", folder / "found")
     stopped, _ = sampled(folder / "found", config, Interrupted(5), resume=True)

@@ -271,13 +271,12 @@ def iterates_alone(name, structure):
     return iterates(solo(), name, structure)
 
 
-@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     "name, structure",
     [
-        ("lbfgs", "2lpt"),
+        pytest.param("lbfgs", "2lpt", marks=pytest.mark.ranks(4)),
         pytest.param("adam", "2lpt", marks=pytest.mark.ranks(2)),
-        pytest.param("lbfgs", "pm", marks=pytest.mark.ranks(2)),
+        pytest.param("lbfgs", "pm", marks=[pytest.mark.ranks(2, 4), pytest.mark.long]),
     ],
 )
 def test_the_same_iterates_on_any_mesh(mesh, name, structure):
