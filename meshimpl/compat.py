@@ -1,10 +1,10 @@
-"""What mesh_tensorflow 0.1.21 misses on today's TensorFlow, and mends of its operations.
+"""Shims that mesh_tensorflow 0.1.21 needs on recent TensorFlow, and fixes of its operations.
 
 Every other module of this package takes Mesh TensorFlow from here::
 
     from meshimpl.compat import mtf
 
-Each shim names the version that would end it.
+The docstring of each shim names the version that makes it obsolete.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ except ImportError as error:  # the CPU and CUDA distributions exclude each othe
 
 
 def _install_estimator() -> None:
-    """`tf.compat.v1.estimator`, removed in TensorFlow 2.16, of which two hooks are subclassed.
+    """Installs `tf.compat.v1.estimator`, removed in TensorFlow 2.16, with the two hooks needed.
 
-    Ends with a mesh_tensorflow later than 0.1.21 that no longer imports the estimator.
+    Obsolete with a mesh_tensorflow later than 0.1.21 that no longer imports the estimator.
     """
     if hasattr(tf.compat.v1, "estimator"):
         return
@@ -44,9 +44,9 @@ def _install_estimator() -> None:
 
 
 def _install_conversion_registry() -> None:
-    """`ops.register_tensor_conversion_function`, which moved to its own module in TensorFlow 2.13.
+    """Installs `ops.register_tensor_conversion_function`, which TensorFlow 2.13 moved.
 
-    Ends with a mesh_tensorflow later than 0.1.21 that imports it from there.
+    Obsolete with a mesh_tensorflow later than 0.1.21 that imports it from its new module.
     """
     from tensorflow.python.framework import ops, tensor_conversion_registry
 
@@ -64,16 +64,17 @@ from mesh_tensorflow import ops as mtf_ops  # noqa: E402
 
 
 def _lower_generic_grad(op: Any, lowering: Any) -> None:
-    """Lower a `GenericGradOperation` so that its outputs are whole gradients, and partial ones.
+    """Lowers a `GenericGradOperation` so that its outputs are complete, and partial, gradients.
 
     TensorFlow differentiates the slice-wise function on each rank. Added to upstream (0.1.21):
 
-    * an input or output that is still a lazy sum is reduced first;
-    * the gradient of an input that is replicated over a mesh axis over which an output is split is
-      summed over that axis, since each rank has seen only its slice of the output;
-    * `stop_gradients`: of `f(a, b)` where b was made from a, only the way through `f` is taken
-      here. Mesh TensorFlow walks the other itself, and TensorFlow would walk into collectives;
-    * outputs that are not floating have no gradient.
+    * An input or output that is still a lazy sum is reduced first.
+    * If a mesh axis splits an output and an input is replicated over it, the gradient of the input
+      is summed over that axis, since each rank uses only its slice of the output.
+    * `stop_gradients`: for `f(a, b)` where b depends on a, only the partial derivatives of `f` are
+      taken here. Mesh TensorFlow follows the other path itself. TensorFlow would differentiate
+      through collectives.
+    * Outputs that are not floating have no gradient.
     """
     forward = op._forward_op
     mesh_impl = lowering.mesh_impl(op)
@@ -122,7 +123,7 @@ def _split_axes(mesh_impl: Any, tensor: Any) -> frozenset[int]:
 
 
 def _with_zeros(op: Any, grad_ys: list[Any]) -> list[Any]:
-    """Zeros for the outputs of which nothing was made, where upstream (0.1.21) meets a None."""
+    """Returns zeros for outputs that nothing depends on, where upstream (0.1.21) meets a None."""
     return [
         mtf_ops.zeros_like(y) if grad_y is None else grad_y
         for y, grad_y in zip(op.outputs, grad_ys, strict=True)
@@ -135,7 +136,10 @@ def _gradient_with_zeros(operation: Any) -> None:
 
 
 def _min_max_gradient(op: Any, grad_ys: list[Any]) -> list[Any]:
-    """Gradient of `MinMaxOperation`; upstream's (0.1.21) has the output's shape, not an input's."""
+    """Returns the gradient of `MinMaxOperation`, in the shape of each input.
+
+    Upstream's (0.1.21) has the shape of the output.
+    """
     (dy,) = grad_ys
     return [
         mtf_ops.reduce_sum(
@@ -146,7 +150,7 @@ def _min_max_gradient(op: Any, grad_ys: list[Any]) -> list[Any]:
 
 
 def _lower_depend(op: Any, lowering: Any) -> None:
-    """Lower a `Depend` whose dependency may be a lazy sum, which upstream (0.1.21) cannot."""
+    """Lowers a `Depend` whose dependency may be a lazy sum, which upstream (0.1.21) cannot."""
     for dependency in op._dependencies:
         if isinstance(dependency, mtf_ops.Tensor):
             _reduce_now(lowering, dependency)
@@ -161,11 +165,11 @@ def _reduce_now(lowering: Any, tensor: Any) -> None:
 def _init_while_loop(
     op: Any, cond_fn: Any, body_fn: Any, inputs: list[Any], tf_kwargs: Any = None, **kwargs: Any
 ) -> None:
-    """A `WhileLoopOperation` that may communicate. Added to upstream (0.1.21):
+    """Initialises a `WhileLoopOperation` that may communicate. Added to upstream (0.1.21):
 
-    * one iteration at a time, since a collective has one name and may be in flight but once;
-    * loop variables are reduced in each iteration: upstream hands the partial sums to the next;
-    * a loop of one variable: TensorFlow takes it out of its list where it is not told otherwise.
+    * Iterations run one at a time, since a collective has one name and may be in flight only once.
+    * Loop variables are reduced in each iteration; upstream passes partial sums to the next.
+    * A single loop variable stays in a list, which TensorFlow would remove by default.
     """
 
     def body(*args: Any) -> list[Any]:
@@ -177,7 +181,7 @@ def _init_while_loop(
 
 
 def _lower_while_loop(op: Any, lowering: Any) -> None:
-    """Lower a loop after the lazy sums that it reads, so that they are made outside it."""
+    """Lowers a loop after the lazy sums that it reads, so that they are reduced outside it."""
     for inner in op._cond_ops + op._body_ops:
         for tensor in inner.inputs:
             _reduce_now(lowering, tensor)
@@ -185,13 +189,13 @@ def _lower_while_loop(op: Any, lowering: Any) -> None:
 
 
 def _lower_reshape(op: Any, lowering: Any) -> None:
-    """Lower a `ReshapeOperation`: change the layout of the old shape, then reshape each slice.
+    """Lowers a `ReshapeOperation`: changes the layout of the old shape, then reshapes each slice.
 
     Upstream (0.1.21) may split a dimension over one mesh axis while it is still split over another
-    that leaves it later, as in [x:row, y:col] to [y:row, x:col]; the pieces then come out in a
-    wrong order. Here a dimension is split only once it is whole; where two axes wait for each
-    other, one is gathered. A split that the old shape cannot express is made after the reshape.
-    A mesh axis of one rank moves nothing; upstream loses its place among dimensions of size 1.
+    that is moved later, as in [x:row, y:col] to [y:row, x:col]. The pieces are then in a wrong
+    order. Here a dimension is split only when it is whole. Where two axes wait for each other, one
+    is gathered. A split that the old shape cannot express is made after the reshape. A mesh axis of
+    one rank moves nothing; upstream loses track of it among dimensions of size 1.
     """
     mesh_impl = lowering.mesh_impl(op)
     old, new = op.inputs[0].shape, op.outputs[0].shape
@@ -226,7 +230,7 @@ def _lower_reshape(op: Any, lowering: Any) -> None:
 def _relayout(
     mesh_impl: Any, slices: Any, place: dict[int, int | None], moves: dict[int, int | None]
 ) -> Any:
-    """Move each mesh axis of `moves` to another tensor axis, or None; `place` says where it is."""
+    """Moves each mesh axis of `moves` to another tensor axis or None, from that in `place`."""
 
     def is_free(axis: int) -> bool:
         return moves[axis] is None or moves[axis] not in place.values()
@@ -251,7 +255,7 @@ def _relayout(
 
 
 def _lower_with_split_channels(operation: Any) -> None:
-    """Lower a transposed convolution whose output channels are split.
+    """Replaces the lowering of a transposed convolution, whose output channels may be split.
 
     Upstream (0.1.21) asks each slice for all output channels.
     """

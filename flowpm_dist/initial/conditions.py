@@ -18,11 +18,11 @@ from meshimpl.mesh_function import MeshFunction
 
 @dataclass
 class InitialConditions:
-    """The functions that lead from a seed to particles, each lowered when it is first needed.
+    """The functions from a seed to particles, each lowered when it is first needed.
 
     Attributes:
-        box: of one universe, or a batch.
-        options: what white noise becomes.
+        box: the box of one universe, or of a batch.
+        options: the options of initial conditions.
         lpt_fields: whether `particles` returns psi_1 and psi_2 as well.
     """
 
@@ -36,7 +36,7 @@ class InitialConditions:
 
         Args:
             seeds: int64, one for each universe.
-            paired: the opposite of the seeds' noise.
+            paired: whether to return the opposite of the seeds' noise.
         """
         if paired not in self._noise:
             fixed = self.options.fixed_amplitude
@@ -52,8 +52,8 @@ class InitialConditions:
 
         Args:
             noise: white noise, block [..., x, y, z].
-            amplitude: of each mode, see `linear_amplitude`.
-            factors: of displacement and velocity, [..., 2, terms]; see `lpt_function`.
+            amplitude: the amplitude of each mode, see `linear_amplitude`.
+            factors: the factors of displacement and velocity, [..., 2, terms]; see `lpt_function`.
         """
         _, x, v, *lpt = self._lpt(noise, amplitude, tf.cast(factors, self.box.dtype))
         return x, v, tuple(lpt)

@@ -1,4 +1,4 @@
-"""The linear field: the amplitude that each mode of white noise is given."""
+"""The linear field: the factor of each mode of white noise."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from flowpm_dist.grid.box import Box
 
 
 def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
-    """sqrt(P(k) / cell volume) of this rank's modes, without growth.
+    """Returns sqrt(P(k) / cell volume) of this rank's modes, without growth.
 
-    Times the unnormalised spectrum of white noise it gives the spectrum of the linear overdensity
-    before growth. Evaluated in float64. Where the squared sides of the box are commensurable, as in
-    a cube, the squared wavenumbers are multiples of one unit, and P is evaluated once for each of
-    these; elsewhere plane by plane, so that little memory is needed.
+    Multiplied by the unnormalised spectrum of white noise, it gives the spectrum of the linear
+    overdensity before growth. It is evaluated in float64. Where the squared sides of the box are
+    commensurable, as in a cube, the squared wavenumbers are multiples of one unit, and P is
+    evaluated once for each multiple. Otherwise it is evaluated plane by plane to save memory.
 
     Args:
-        box: grid and size, of one universe or of each.
-        power: its `without_growth(k)` [(Mpc/h)^3].
+        box: the grid and the size of each universe.
+        power: the power; its `without_growth(k)` is used [(Mpc/h)^3].
 
     Returns:
-        [kz, ky, kx] of the box's dtype.
+        [kz, ky, kx] in the box's dtype.
     """
 
     def amplitude(k: Any) -> tf.Tensor:
@@ -52,7 +52,10 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
 
 
 def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
-    """u and (mx, my, mz) with k^2 = u (mx nx^2 + my ny^2 + mz nz^2), where that saves work."""
+    """Returns u and (mx, my, mz) with k^2 = u (mx nx^2 + my ny^2 + mz nz^2).
+
+    Returns None if that saves no work.
+    """
     longest = max(box.size)
     exact = [(longest / s) ** 2 for s in box.size]
     ratios = [Fraction(r).limit_denominator(1000) for r in exact]
@@ -66,7 +69,7 @@ def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
 
 
 def _square_index(box: Box, multiples: tuple[int, ...], count: int) -> tf.Tensor:
-    """mx nx^2 + my ny^2 + mz nz^2 of this rank's modes, int32 [kz, ky, kx] below `count`."""
+    """Returns mx nx^2 + my ny^2 + mz nz^2 of this rank's modes, int32 [kz, ky, kx] < `count`."""
     numbers = box.pencils.mode_numbers()
     x, y, z = (
         tf.constant(np.minimum(m * n**2, count - 1), tf.int32)  # padded modes hold no power
@@ -76,7 +79,10 @@ def _square_index(box: Box, multiples: tuple[int, ...], count: int) -> tf.Tensor
 
 
 def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """table[index()] in `dtype`; the gradient sums in float64 and makes the index anew."""
+    """Returns table[index()] in `dtype`.
+
+    Its gradient sums in float64 and computes the index again.
+    """
 
     @tf.custom_gradient
     def look_up(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:

@@ -35,10 +35,10 @@ ORDERS = (1, 2, 3)
 
 
 def terms_of(order: int) -> tuple[Term, ...]:
-    """The terms up to an order: 1, 2 or 5 of them.
+    """Returns the terms up to an order: 1, 2 or 5 of them.
 
     Raises:
-        ValueError: an order that is not 1, 2 or 3.
+        ValueError: if the order is not 1, 2 or 3.
     """
     if order not in ORDERS:
         raise ValueError(f"lpt_order {order} is not one of {', '.join(map(str, ORDERS))}")
@@ -46,13 +46,16 @@ def terms_of(order: int) -> tuple[Term, ...]:
 
 
 def growth_terms(growth: GrowthFunctions, a: Any, order: int) -> tf.Tensor:
-    """D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms]."""
+    """Returns D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms]."""
     terms = terms_of(order)
     return tf.stack([[growth.factor(a, term, n) for term in terms] for n in (0, 1)])
 
 
 def growth_terms_by_d1(growth: GrowthFunctions, a: Any, order: int) -> tf.Tensor:
-    """D_n and dD_n/dD1 of each term at scale factor a, float64 [2, n_terms]; finite at a = 0."""
+    """Returns D_n and dD_n/dD1 of each term at scale factor a, float64 [2, n_terms].
+
+    They are finite at a = 0.
+    """
     terms = terms_of(order)
     return tf.stack(
         [[growth.factor(a, term) for term in terms], [growth.by_d1(a, term) for term in terms]]
@@ -60,26 +63,27 @@ def growth_terms_by_d1(growth: GrowthFunctions, a: Any, order: int) -> tf.Tensor
 
 
 def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
-    """`f(white_noise, amplitude, factors)`: the linear field and the particles' first state.
+    """Returns `f(white_noise, amplitude, factors)`, which gives the particles' first state.
 
     Args:
-        box: of one universe, or a batch.
+        box: the box of one universe, or of a batch.
         order: 1, 2 or 3.
-        fields: return psi_1, and from second order on psi_2, as well.
+        fields: whether f also returns psi_1 and, from second order on, psi_2.
 
     Args of f:
         white_noise: [..., x, y, z].
-        amplitude: of each mode [..., kz, ky, kx], 0 for the mean; see `linear_amplitude`.
-        factors: [..., 2, n_terms] of the box's dtype: for each of `terms_of(order)` the factor of
-            the displacement, and that of the velocity; see `growth_terms`.
+        amplitude: the amplitude of each mode [..., kz, ky, kx], 0 for the mean; see
+            `linear_amplitude`.
+        factors: [..., 2, n_terms] of the box's dtype: for each of `terms_of(order)`, the factor of
+            the displacement and that of the velocity; see `growth_terms`.
 
     Returns of f:
-        linear overdensity before growth [..., x, y, z]; displacement [Mpc/h] and velocity, in the
-        units of the second factors, both [..., x, y, z, component]; with `fields` psi_1 and psi_2
-        likewise [Mpc/h].
+        The linear overdensity before growth [..., x, y, z]; the displacement [Mpc/h] and the
+        velocity, in the units of the second factors, both [..., x, y, z, component]; with `fields`,
+        psi_1 and psi_2 likewise [Mpc/h].
 
     Raises:
-        ValueError: an order that is not 1, 2 or 3.
+        ValueError: if the order is not 1, 2 or 3.
     """
     n_terms = len(terms_of(order))
     row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
@@ -121,14 +125,21 @@ def _displacement(
     transverse: Sequence[Any],
     in_turn: SequentialFFT,
 ) -> Any:
-    """sum_n factors[n] psi_n of the spectra of the sources, mtf [..., x, y, z, component]."""
+    """Returns sum_n factors[n] psi_n from the spectra of the sources.
+
+    Returns:
+        mtf tensor [..., x, y, z, component].
+    """
     scalar = sources[0] if factors[0] is None else combine(factors[: len(sources)], sources)
     curl = [combine(factors[len(sources) :], [spectrum]) for spectrum in transverse]
     return vector([_component(axis, scalar, curl, in_turn) for axis in range(3)])
 
 
 def _component(axis: int, scalar: Any, curl: Sequence[Any], in_turn: SequentialFFT) -> Any:
-    """-grad laplacian^-1 of a scalar, and curl^-1 of a vector without divergence, along an axis."""
+    """Returns one component of -grad laplacian^-1 of a scalar plus curl^-1 of a vector.
+
+    The vector has no divergence.
+    """
     terms = [(scalar, axis)]
     if curl:
         following, last = (axis + 1) % 3, (axis + 2) % 3

@@ -1,4 +1,4 @@
-"""What stands on the right of the Poisson equations of second and third order."""
+"""The sources of the Poisson equations of second and third order."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from meshimpl.operations.local import local
 from meshimpl.operations.pointwise import after, pointwise
 
 Hessian = dict[tuple[int, int], Any]
-"""(i, j), i <= j, to d^2 phi / dx_i dx_j, mtf [..., x, y, z]."""
+"""A map from (i, j), i <= j, to d^2 phi / dx_i dx_j, mtf [..., x, y, z]."""
 
 PAIRS = tuple(itertools.combinations_with_replacement(range(3), 2))
 
 
 class SequentialFFT:
-    """Makes fields of spectra, each begun when the one before it is there.
+    """Transforms from spectra to fields, one after another.
 
-    They are used up meanwhile: few of them, and of their transforms' pieces, are in memory at once.
+    Each begins when the one before it is complete. So few fields, and few of the transforms'
+    buffers, are in memory at once.
     """
 
     def __init__(self, box: Box) -> None:
@@ -30,11 +31,11 @@ class SequentialFFT:
         self._last: Any = None
 
     def __call__(self, spectrum: Any, *axes: int) -> Any:
-        """The field of a spectrum, or of its `derivative`."""
+        """Returns the field of a spectrum, or of its `derivative`."""
         return self.sum_of([(spectrum, *axes)])
 
     def sum_of(self, terms: Sequence[tuple[Any, ...]]) -> Any:
-        """The field of the sum of several spectra or derivatives, each (spectrum, *axes)."""
+        """Returns the field of a sum of spectra or derivatives, each given as (spectrum, *axes)."""
         parts = []
         for spectrum, *axes in terms:
             waiting = spectrum if self._last is None else after(spectrum, self._last)
@@ -47,13 +48,13 @@ class SequentialFFT:
 
 
 def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) -> Any:
-    """Spectrum of derivatives of the potential phi, laplacian phi = source.
+    """Returns the spectrum of a derivative of the potential phi, where laplacian phi = source.
 
     Args:
-        spectrum: of the source, mtf [..., kz, ky, kx, pair].
+        spectrum: the spectrum of the source, mtf [..., kz, ky, kx, pair].
         box: its grid and size.
-        axes: one, for i k_i / k^2 and so -d phi / dx_i; or two, for d^2 phi / dx_i dx_j.
-        sign: of the result.
+        axes: one axis, for i k_i / k^2 and so -d phi / dx_i; or two, for d^2 phi / dx_i dx_j.
+        sign: the sign of the result.
     """
     odd = len(axes) == 1
 
@@ -95,13 +96,13 @@ def _second(
 def second_order_source(
     linear: Any, delta: Any, in_turn: SequentialFFT, keep: bool = False
 ) -> tuple[Hessian, Any]:
-    """sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the linear potential.
+    """Returns sum_{i<j} (phi_ii phi_jj - phi_ij^2) of the linear potential.
 
     Args:
-        linear: spectrum of the linear overdensity, without a mean.
+        linear: the spectrum of the linear overdensity, without a mean.
         delta: its field, which is the trace: phi_zz = delta - phi_xx - phi_yy.
-        in_turn: that makes fields of spectra.
-        keep: return all phi_ij; otherwise each is used up before the next.
+        in_turn: the transforms from spectra to fields.
+        keep: whether to return all phi_ij; otherwise each is used before the next is computed.
 
     Returns:
         phi_ij or an empty dict, and the source, mtf [..., x, y, z].
@@ -132,12 +133,12 @@ def _minus_square(total: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def third_order_sources(hessian: Hessian, second: Any, in_turn: SequentialFFT) -> list[Any]:
-    """laplacian phi_3a, laplacian phi_3b and the components x, y, z of curl psi_3c.
+    """Returns laplacian phi_3a, laplacian phi_3b and the components x, y, z of curl psi_3c.
 
     Args:
         hessian: phi_ij.
-        second: spectrum of the second-order source; its mean does not matter.
-        in_turn: that makes fields of spectra.
+        second: the spectrum of the second-order source; its mean has no effect.
+        in_turn: the transforms from spectra to fields.
 
     Returns:
         Five mtf fields [..., x, y, z].

@@ -10,10 +10,10 @@ from flowpm_dist.options import Options
 
 
 class InitialOptions(Options):
-    """What white noise becomes.
+    """The options of initial conditions: the white noise and what is made of it.
 
     Attributes:
-        lpt_order: of the initial conditions, 1, 2 or 3.
+        lpt_order: the order of Lagrangian perturbation theory, 1, 2 or 3.
         noise: "cells" or "nested" (the same large scales on a finer grid), see `noise_function`.
         fixed_amplitude: whether each initial mode has its rms amplitude and only its phase varies.
     """

@@ -16,29 +16,30 @@ from meshimpl.operations.noise import mode_noise, white_noise
 from meshimpl.operations.pointwise import pointwise
 
 NOISES = ("cells", "nested")
-"""Keyed by cell, or by mode."""
+"""The kinds of noise: keyed by cell, or by mode."""
 
 
 def noise_function(
     box: Box, kind: str = "cells", *, fixed: bool = False, paired: bool = False
 ) -> MeshFunction:
-    """`f(seed)`: unit normal white noise [..., x, y, z], the same on any number of ranks.
+    """Returns `f(seed)`: unit normal white noise [..., x, y, z], the same on any number of ranks.
 
     Args:
-        box: grid; of a batch every universe has a seed of its own.
-        kind: "cells": fixed by the seed and the cell, to the bit. "nested": by the seed and the
-            mode, to rounding: a grid twice as fine in the same box keeps the modes (nx, ny, nz) of
-            the coarse one exactly where |nx|, |ny| and |nz| are below half the coarse grid's cells,
-            and so its large scales.
-        fixed: give every mode its expected amplitude and keep its phase only.
-        paired: with the opposite sign: all phases turned by pi. The mean over a fixed universe and
-            its pair has far less sample variance (Angulo and Pontzen 2016, arXiv:1603.05253).
+        box: the box; each universe of a batch has its own seed.
+        kind: "cells": the noise depends on the seed and the cell, and is reproduced to the bit.
+            "nested": it depends on the seed and the mode, and is reproduced to rounding. A grid
+            twice as fine in the same box keeps the modes (nx, ny, nz) of the coarse one where
+            |nx|, |ny| and |nz| are below half the coarse grid's cells, and so its large scales.
+        fixed: whether to give every mode its expected amplitude and keep its phase only.
+        paired: whether to give the noise the opposite sign, which shifts all phases by pi. The mean
+            over a fixed universe and its pair has far less sample variance (Angulo and Pontzen
+            2016, arXiv:1603.05253).
 
     Args of f:
         seed: int64 of the box's `number_shape`.
 
     Raises:
-        ValueError: another kind.
+        ValueError: if the kind is another one.
     """
     if kind not in NOISES:
         raise ValueError(f"noise {kind!r} is not one of {', '.join(map(repr, NOISES))}")
@@ -57,15 +58,15 @@ def noise_function(
 
 
 def white_noise_function(box: Box) -> MeshFunction:
-    """`f(seed)`: unit normal white noise [..., x, y, z], fixed by the seed and the cell alone."""
+    """Returns `f(seed)`: unit normal white noise [..., x, y, z], keyed by seed and cell."""
     return noise_function(box)
 
 
 def fixed(box: Box) -> MeshFunction:
-    """`f(white_noise)`: the same phases, and each mode's amplitude the expected one.
+    """Returns `f(white_noise)`: white noise of the same phases with each mode's expected amplitude.
 
-    Over the square root of the number of cells every mode of the result has modulus 1 (modes that
-    are exactly 0 stay so).
+    Divided by the square root of the number of cells, every mode of the result has modulus 1. Modes
+    that are exactly 0 stay 0.
     """
     return box.function(lambda _, noise: _fixed(noise, box), white_noise=box.shape)
 
@@ -87,11 +88,14 @@ def _unit_modes(spectrum: Any, box: Box) -> Any:
 
 
 def check_white_noise(noise: np.ndarray, box: Box) -> None:
-    """Raise a `ValueError`, on every rank, that says what is wrong with given white noise.
+    """Checks white noise that a user gave, on all ranks together.
 
     Args:
-        noise: the whole array, of which each rank looks at its block, or this rank's block.
-        box: that it is for.
+        noise: the whole array, of which each rank checks its block, or this rank's block.
+        box: the box that it is for.
+
+    Raises:
+        ValueError: on every rank, if its shape or dtype does not fit, or a value is not finite.
     """
     whole = tuple(box.shape.to_integer_list)
     block = box.local_batch + box.block

@@ -24,27 +24,27 @@ class ReconstructionFolder(WorkFolder):
 
     @property
     def iterations(self) -> Path:
-        """A row for each iteration."""
+        """The table with a row for each iteration."""
         return self.path / "iterations.csv"
 
     @property
     def fields(self) -> Path:
-        """The universe that was found; moved here last."""
+        """The fields of the universe that was found; they are moved here last."""
         return self.path / FIELDS
 
     @property
     def chains(self) -> Path:
-        """Checkpoints of the chains."""
+        """The checkpoints of the chains."""
         return self.path / "chains"
 
     @property
     def draws(self) -> Path:
-        """A row for each move of each chain."""
+        """The table with a row for each move of each chain."""
         return self.path / "draws.csv"
 
     @property
     def result(self) -> Path:
-        """Figures of what was found."""
+        """The numbers of the result."""
         return self.path / "result.json"
 
     @property
@@ -53,11 +53,11 @@ class ReconstructionFolder(WorkFolder):
         return bool(self.mark().get("searched"))
 
     def last_iteration(self) -> int | None:
-        """Of the latest checkpoint of the search; None where there is none."""
+        """Returns the iteration of the search's latest checkpoint, or None if there is none."""
         return _latest(self.checkpoints)
 
     def last_move(self) -> int | None:
-        """Of the latest checkpoint of the chains; None where there is none."""
+        """Returns the move of the chains' latest checkpoint, or None if there is none."""
         return _latest(self.chains)
 
 

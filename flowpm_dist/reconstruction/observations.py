@@ -1,4 +1,4 @@
-"""The data of a reconstruction: checked before any work, and read by each rank for its block.
+"""The data of a reconstruction, which are checked first; each rank then reads its block.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
@@ -16,7 +16,7 @@ from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.reconstruction.options import ObservedOptions
 
 REASON = (0.5, 2.0)
-"""The mean of a density over the observed cells, and that of counts over what is expected."""
+"""Limits of the mean density of observed cells, and of the mean count over the expected one."""
 
 CHUNK_BYTES = 2**26  # of a file read at a time
 
@@ -27,13 +27,15 @@ def file_misfits(
     size: tuple[float, float, float] | None,
     a: float | None,
 ) -> list[str]:
-    """Why a file cannot be of a box, as far as it tells without being read; empty when it can.
+    """Returns the reasons why a file does not fit a box; empty if it fits.
+
+    The values in the file are not read.
 
     Args:
         path: see `open_volume`.
-        grid: cells along each side; None leaves it unchecked, as for the others.
-        size: of the box [Mpc/h].
-        a: scale factor.
+        grid: the cells along each side; None leaves it unchecked, as for the others.
+        size: the size of the box [Mpc/h].
+        a: the scale factor.
     """
     try:
         volume = open_volume(path)
@@ -56,11 +58,12 @@ def file_misfits(
 
 @dataclass(frozen=True)
 class ObservedBlock:
-    """What a rank holds of the observations, float64 [x, y, z].
+    """A rank's block of the observations, float64 [x, y, z].
 
     Attributes:
-        mask: from 0 to 1, 1 where all of a cell is observed.
-        sigma: of the noise [mean densities]; 1 where nothing is observed. None for counts.
+        mask: the share of each cell that is observed, from 0 to 1.
+        sigma: the standard deviation of the noise [mean density]; 1 where nothing is observed. None
+            for counts.
         data: a density or counts; 1 or 0 where nothing is observed. None for a mock.
     """
 
@@ -70,14 +73,14 @@ class ObservedBlock:
 
 
 class Observations:
-    """The opened files of what is observed, or the numbers in their place.
+    """The observations in opened files, or the numbers in their place.
 
     Args:
-        options: whose files fit `grid`, see `file_misfits`.
-        grid: cells along each side.
+        options: the options; their files must fit `grid`, see `file_misfits`.
+        grid: the cells along each side.
 
     Raises:
-        VolumeError: a file that cannot be opened any more.
+        VolumeError: if a file cannot be opened any more.
     """
 
     def __init__(self, options: ObservedOptions, grid: tuple[int, int, int]) -> None:
@@ -85,14 +88,14 @@ class Observations:
         self._volumes = {key: open_volume(path) for key, path in options.files.items()}
 
     def block(self, offset: tuple[int, int, int], shape: tuple[int, int, int]) -> ObservedBlock:
-        """A part of the grid; only that is read.
+        """Returns the observations in a part of the grid; only that part is read.
 
         Args:
-            offset: its first cell.
-            shape: its cells.
+            offset: the first cell of the part.
+            shape: the number of its cells along each side.
 
         Raises:
-            VolumeError: a file cannot be read.
+            VolumeError: if a file cannot be read.
         """
         place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
         mask, sigma, data = (self._read(key, place) for key in ("mask", "sigma", "file"))
@@ -111,12 +114,13 @@ class Observations:
         return None if volume is None else _read(volume, place)
 
     def problems(self) -> dict[str, str]:
-        """What is wrong with the values, by key of [data]: where first, and what would be right.
+        """Returns the errors in the values of the files, by key of [data].
 
-        Reads all files, plane by plane.
+        Each message says where the first wrong value is and what it must be. All files are read,
+        plane by plane.
 
         Raises:
-            VolumeError: a file cannot be read.
+            VolumeError: if a file cannot be read.
         """
         wrong: dict[str, str] = {}
         seen_cells, total, expected = 0, 0.0, 0.0
@@ -142,7 +146,7 @@ class Observations:
     def _bad(
         self, values: dict[str, Any], seen: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, str]]:
-        """Key, where its values are wrong, and what they must be."""
+        """Yields the key of each file, where its values are wrong, and what they must be."""
         if (mask := values.get("mask")) is not None:
             yield "mask", ~((mask >= 0) & (mask <= 1)), "must be from 0 to 1"
         if (sigma := values.get("sigma")) is not None:
@@ -177,7 +181,7 @@ class Observations:
 
 
 def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:
-    """Part of a volume, float64 [x, y, z]."""
+    """Reads a part of a volume, float64 [x, y, z]."""
     try:
         part = np.array(volume.array[place], dtype=np.float64)
     except (OSError, ValueError, RuntimeError) as error:

@@ -33,25 +33,25 @@ def _prior(what: str) -> Any:
 
 
 class ModelOptions(ForwardModelOptions):
-    """From white noise to what is observed, and how far that is trusted.
+    """The model from white noise to what is observed, and its error.
 
     Attributes:
-        error: standard deviation of the model, as a share of a cell's density.
+        error: the standard deviation of the model, as a share of a cell's density.
     """
 
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
 
 class ObservedOptions(Options):
-    """What is observed: a file, or a mock universe.
+    """The observations: a file, or a mock universe.
 
     Attributes:
         kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed.
-        file: of the data.
-        mock_seed: of the white noise of a mock universe, instead of a file.
-        noise_seed, add_noise: of the noise of a mock.
-        sigma: standard deviation of a cell's noise [mean density].
-        mean_count: of a cell of mean density.
+        file: the file of the data.
+        mock_seed: the seed of the white noise of a mock universe, instead of a file.
+        noise_seed, add_noise: the seed of the noise of a mock, and whether it has noise.
+        sigma: the standard deviation of a cell's noise [mean density].
+        mean_count: the mean count of a cell of mean density.
         mask: the share of each cell that is observed.
     """
 
@@ -84,7 +84,7 @@ class ObservedOptions(Options):
 
 
 class FittedOptions(ParameterRanges):
-    """The parameters that are found along, each uniform between two values."""
+    """The parameters that are fitted along, each with a uniform prior between two values."""
 
     A_s: Pair[PrimordialAmplitude] | None = _prior(RANGES["A_s"].what)
     b: Pair[BiasValue] | None = _prior(A_BIAS)
@@ -99,18 +99,18 @@ class FittedOptions(ParameterRanges):
 
 
 class SearchOptions(Options):
-    """How the most probable initial conditions are sought, see `reconstruction.search.Search`.
+    """The options of the search for the most probable initial conditions, see `Search`.
 
     Attributes:
         optimiser: "lbfgs" or "adam".
-        evaluations: of the gradient in all, of the default stages.
-        stages: radius [Mpc/h], inflation of the noise, and evaluations of each stage.
-        history: steps that L-BFGS remembers.
+        evaluations: the number of gradient evaluations of all default stages.
+        stages: the radius [Mpc/h], the inflation of the noise and the evaluations of each stage.
+        history: the number of steps that L-BFGS remembers.
         rate: the learning rate of Adam.
-        seed: of the small white noise that the search begins with.
+        seed: the seed of the small white noise that the search begins with.
         tolerance: see `Search`.
-        checkpoint_every: iterations between checkpoints.
-        keep: how many checkpoints are kept.
+        checkpoint_every: the number of iterations between checkpoints.
+        keep: the number of checkpoints that are kept.
     """
 
     optimiser: Literal["lbfgs", "adam"] = Field(default="lbfgs", description='"lbfgs" or "adam"')
@@ -129,21 +129,21 @@ class SearchOptions(Options):
 
 
 class SamplerOptions(Options):
-    """Draws from the posterior after the search, see `reconstruction.chains.Chains`.
+    """The options of draws from the posterior after the search, see `Chains`.
 
     Attributes:
-        draws: of each chain after the warm-up; 0: no chains are drawn.
-        chains: how many.
-        warm_up: moves before the draws.
+        draws: the number of draws of each chain after the warm-up; 0: no chains are run.
+        chains: the number of chains.
+        warm_up: the number of moves before the draws.
         start: where the chains begin: at draws of the "prior", or about the point that was "found".
         method: "microcanonical" or "hmc".
-        leaps: steps of a move.
-        length: over which a microcanonical momentum is forgotten.
-        energy_error: that the step size of microcanonical chains aims at.
+        leaps: the number of steps of a move.
+        length: the distance over which a microcanonical momentum is forgotten.
+        energy_error: the energy error that the step size of microcanonical chains aims at.
         target: the acceptance that the step size of HMC aims at.
-        seed: of all that is drawn.
-        keep_every: draws from one kept field to the next.
-        checkpoint_every: moves between checkpoints.
+        seed: the seed of all random numbers.
+        keep_every: the number of draws from one kept field to the next.
+        checkpoint_every: the number of moves between checkpoints.
     """
 
     draws: int = Field(default=0, ge=0, description="a whole number; 0: no chains are drawn")

@@ -1,4 +1,4 @@
-"""What a reconstruction does, as one object without TensorFlow."""
+"""The plan of a reconstruction, as one object without TensorFlow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReconstructionPlan:
 
     @property
     def evaluations(self) -> int:
-        """How many gradients the search takes, at most about."""
+        """The approximate upper limit of the number of gradients that the search takes."""
         stages = self.search.stages
         return sum(n for *_, n in stages) if stages else self.search.evaluations
 

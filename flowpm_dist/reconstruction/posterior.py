@@ -17,13 +17,13 @@ from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Minus the log posterior at a point, up to a constant; of each chain [...], on every rank.
+    """Minus the log posterior at a point, up to a constant, for each chain [...], on every rank.
 
     Attributes:
-        data: minus the log likelihood, smoothed if asked.
+        data: minus the log likelihood, annealed if asked.
         prior: half the sum of the squares of all unknowns.
-        gradient: of the loss.
-        volume: log of what coordinates stretch volumes by, where parameters change it.
+        gradient: the gradient of the loss.
+        volume: the log determinant of the coordinates, where parameters change it.
     """
 
     data: np.ndarray
@@ -33,20 +33,20 @@ class Evaluation:
 
     @property
     def loss(self) -> np.ndarray:
-        """data + prior + volume."""
+        """The loss: data + prior + volume."""
         return self.data + self.prior + self.volume
 
 
 class Posterior:
-    """What is known of the initial conditions of an observed universe.
+    """The posterior of the initial conditions of an observed universe.
 
     Args:
-        model: from white noise to a density.
-        likelihood: of the data, given that density.
-        priors: name -> (low, high) of parameters that are fitted along, uniform between.
+        model: the model from white noise to a density.
+        likelihood: the likelihood of the data, given that density.
+        priors: name -> (low, high) of the parameters that are fitted along, uniform between.
 
     Raises:
-        ValueError: a parameter that the model does not have, or a prior with no width.
+        ValueError: if the model does not have a parameter, or a prior has no width.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Posterior:
         self.space = Space(likelihood.box, tuple(self.priors))
 
     def parameters(self, x: Unknowns) -> dict[str, tf.Tensor]:
-        """Values of the parameters, float64 [...] of all chains.
+        """Returns the values of the parameters by name, float64 [...] of all chains.
 
-        The unit normal unknown is taken to the uniform prior by the normal distribution function.
+        The normal distribution function maps each unit normal unknown to the uniform prior.
         """
         return self._values(x.parameters)
 
@@ -77,14 +77,14 @@ class Posterior:
         return values
 
     def evaluate(self, x: Unknowns, annealing: Annealing = EXACT) -> Evaluation:
-        """Minus the log posterior and its gradient. On all ranks together.
+        """Returns minus the log posterior and its gradient. Must be called on all ranks together.
 
         Args:
             x: the point, or one for each chain.
-            annealing: of the likelihood.
+            annealing: the annealing of the likelihood.
 
         Raises:
-            HaloError: a particle left the halo that was asked for.
+            HaloError: if a particle left the halo that was asked for.
         """
         parts, field, parameters = self.model.with_room(lambda: self._data(x, annealing))
         data = self.space.total(parts)
@@ -102,7 +102,7 @@ class Posterior:
         return parts, *found
 
     def curvature(self) -> Curvature:
-        """Of linear theory."""
+        """Returns the curvature of the posterior in linear theory."""
         return Curvature(
             self.space,
             lambda normal: self.model.linear_response(self._values(normal)),
@@ -114,10 +114,10 @@ class EvenPosterior:
     """A posterior in coordinates of even curvature.
 
     Args:
-        posterior: of the unknowns.
-        scaling: to its coordinates.
-        annealing: of the likelihood.
-        held: whether the parameters stay as they are: the gradient by them is 0.
+        posterior: the posterior of the unknowns.
+        scaling: the scaling to its coordinates.
+        annealing: the annealing of the likelihood.
+        held: whether the parameters are held fixed: their gradient is then 0.
     """
 
     def __init__(
@@ -132,7 +132,10 @@ class EvenPosterior:
         self.space, self.held = posterior.space, held
 
     def evaluate(self, u: Unknowns) -> Evaluation:
-        """As `Posterior.evaluate`, of the density by the coordinates, with the gradient by them."""
+        """Returns minus the log density in the coordinates and its gradient in them.
+
+        See `Posterior.evaluate`.
+        """
         place = self.scaling.place(u)
         found = self.posterior.evaluate(place.point, self.annealing)
         volume = self.space.total(place.volume) if self.space.names else 0.0

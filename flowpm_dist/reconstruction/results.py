@@ -1,4 +1,4 @@
-"""What a reconstruction leaves at its end: fields, tables, figures."""
+"""The results of a reconstruction: fields, tables and figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What all samplers of the posterior share: chains in coordinates of even curvature, and draws.
+"""The base of all samplers of the posterior: chains in coordinates of even curvature, and draws.
 
-In these coordinates the mass of a mode is the curvature that the prior power and the noise give it.
-No library that is kept samples a field which no rank holds whole.
+In these coordinates the mass of a mode is the curvature that follows from the prior power and the
+noise. No maintained library samples a field that no rank holds as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 FIRST_STEP = 0.1
-"""Size of a step before any is known; of a Gaussian of unit variance 2 is unstable."""
+"""Initial step size; for a Gaussian of unit variance, a step of 2 is unstable."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Draw:
     """One draw of each chain.
 
     Attributes:
-        point: of the unknowns themselves.
-        evaluation: there, with the gradient by the coordinates.
-        accepted: bool [...] of each chain, whether it moved.
-        acceptance: probability that it would [...].
-        energy_error: square of the change of the energy, by the number of unknowns [...]: over the
-            move, or in the mean over its steps where each of them is kept.
-        step: size of the steps, in units of the posterior's width in linear theory.
-        evaluations: of the gradient.
+        point: the unknowns themselves.
+        evaluation: the evaluation there, with the gradient with respect to the coordinates.
+        accepted: whether each chain moved, bool [...].
+        acceptance: the probability that it would move [...].
+        energy_error: the square of the change of the energy divided by the number of unknowns
+            [...]: over the move, or averaged over its steps if no step is rejected.
+        step: the size of the steps, in units of the posterior's width in linear theory.
+        evaluations: the number of gradient evaluations.
     """
 
     point: Unknowns
@@ -46,44 +46,44 @@ class Draw:
 
 
 class Sampler(ABC):
-    """Draws of the posterior, a chain for each point of a batch.
+    """A sampler of the posterior, with a chain for each point of a batch.
 
-    What is random follows from the seed and the number of the move: the same on any mesh.
+    Random numbers depend on the seed and the number of the move. So they are the same on any mesh.
 
     Args:
-        seed: of all that is drawn.
+        seed: the seed of all random numbers.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed, self._count, self._spent = seed, 0, 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
-        """Begin at a point of the unknowns, for each chain its own; with the step size as it is.
+        """Begins at a point of the unknowns for each chain, with the present step size.
 
         Args:
             objective: the posterior, in coordinates of even curvature.
-            point: of the unknowns themselves.
+            point: the unknowns themselves.
 
         Raises:
-            HaloError, FloatingPointError: there the posterior is not finite.
+            HaloError, FloatingPointError: if the posterior is not finite there.
         """
         self._begin(objective, objective.scaling.to_even(point))
 
     @abstractmethod
     def draw(self, *, learn: bool) -> Draw:
-        """One move of every chain. On all ranks together.
+        """Makes one move of every chain. Must be called on all ranks together.
 
         Args:
-            learn: adapt the step size; draws made meanwhile are not of the posterior yet.
+            learn: whether to adapt the step size; such draws are not yet draws of the posterior.
         """
 
     @abstractmethod
     def memory(self) -> Memory:
-        """All that the next draw depends on."""
+        """Returns all that the next draw depends on."""
 
     @abstractmethod
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:
-        """Go on from what `memory` gave."""
+        """Resumes from what `memory` returned."""
 
     def _begin(self, objective: EvenPosterior, place: Unknowns) -> None:
         self._objective, self._space, self._place = objective, objective.space, place
@@ -94,14 +94,14 @@ class Sampler(ABC):
         self._unknowns = self._space.box.cells + free
 
     def _normal(self, *key: int) -> Unknowns:
-        """A unit normal direction; parameters that are held have none."""
+        """Returns a unit normal direction, which is 0 for parameters that are held."""
         drawn = self._space.normal(self._seed, *key)
         if self._objective.held:
             return Unknowns(drawn.field, tf.zeros_like(drawn.parameters))
         return drawn
 
     def _evaluated(self, place: Unknowns) -> Evaluation | None:
-        """None, on every rank, where the model fails."""
+        """Returns the evaluation at a place, or None on every rank if the model fails."""
         self._spent += 1
         try:
             return self._objective.evaluate(place)

@@ -1,4 +1,4 @@
-"""What result.json holds of chains: convergence, and what they say of parameters."""
+"""The results of chains in result.json: their convergence and the parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowpm_dist.reconstruction.draws_table import Rows, mode_names, values_of
 from flowpm_dist.reconstruction.options import SamplerOptions
 
 LEAST_DRAWS = 4
-"""How many draws R-hat needs."""
+"""The least number of draws for R-hat."""
 
 
 def sampling_facts(

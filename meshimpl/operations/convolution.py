@@ -1,8 +1,8 @@
 """3-D convolution of volumes that are split over ranks along any of their sides.
 
-A cell of the result needs `before` cells before and `after` cells behind it; where a side is split
-they come from the neighbours' blocks, and on the way back their gradients return to their owners
-and are added there. The local work is TensorFlow's own convolution (oneDNN, cuDNN).
+A cell of the result needs `before` cells before and `after` cells behind it. Where a side is split,
+they come from the neighbours' blocks. In the backward pass their gradients return to the owners and
+are added there. The local computation is TensorFlow's own convolution (oneDNN, cuDNN).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PADDINGS = ("periodic", "zero", "valid")
 
 
 def halo_widths(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Cells before and after a side of `size` that give ceil(size / stride) cells of the result.
+    """Returns the cells before and after a side of `size` for ceil(size / stride) cells out.
 
-    The even share goes before, the rest after, as in TensorFlow's padding SAME.
+    If their number is odd, one more cell is added after the side, as in TensorFlow's padding SAME.
     """
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -36,24 +36,23 @@ def convolution(
     edges: Padding = "periodic",
     name: str = "convolution",
 ) -> Any:
-    """Cross-correlation of volumes with a kernel, as networks have it.
+    """Returns the cross-correlation of volumes with a kernel, as in convolutional networks.
 
     Args:
-        x: mtf tensor [batch, x, y, z, channel], whatever the names; any but the channel may be
-            split.
-        filters: mtf tensor [., ., ., channel, out] of three more dimensions of any names; `out`
-            alone may be split. Its dtype may differ from that of `x`, which is worked in.
-        stride: 1 or more, along each side.
-        edges: the volume is "periodic", or zero beyond its edges, or "valid": no cell whose kernel
-            would reach beyond them; then no side may be split.
-        name: of the operation.
+        x: mtf tensor [batch, x, y, z, channel], with any names; all but the channel may be split.
+        filters: mtf tensor [., ., ., channel, out] with three more dimensions of any names; only
+            `out` may be split. Its dtype may differ from that of `x`, which is used in computing.
+        stride: the stride along each side, at least 1.
+        edges: "periodic"; "zero" beyond the edges of the volume; or "valid": cells whose kernel
+            would reach beyond the edges are left out, and no side may be split.
+        name: the name of the operation.
 
     Returns:
-        mtf tensor [batch, x, y, z, out]; periodic and zero: sides of ceil(n / stride).
+        mtf tensor [batch, x, y, z, out], with sides of ceil(n / stride) for "periodic" and "zero".
 
     Raises:
-        ValueError: shapes that do not fit, a split side with "valid", or one whose blocks the
-            stride does not divide.
+        ValueError: if shapes do not fit, a side is split with "valid", or the stride does not
+            divide the blocks of a split side.
     """
     if edges not in PADDINGS:
         raise ValueError(f"edges {edges!r} is not one of {', '.join(map(repr, PADDINGS))}")

@@ -51,19 +51,19 @@ class Pencils:
 
     @property
     def modes(self) -> tuple[int, int, int]:
-        """Padded (kz, ky, kx) of the whole spectrum."""
+        """The padded (kz, ky, kx) of the whole spectrum."""
         nx, ny, nz = self.grid
         return _padded(nz // 2 + 1, self.col.size), _padded(ny, self.row.size), nx
 
     @property
     def real_block(self) -> tuple[int, int, int]:
-        """(x, y, z) of this rank."""
+        """The cells (x, y, z) of this rank's block."""
         nx, ny, nz = self.grid
         return nx // self.row.size, ny // self.col.size, nz
 
     @property
     def spectral_block(self) -> tuple[int, int, int]:
-        """(kz, ky, kx) of this rank."""
+        """The modes (kz, ky, kx) of this rank's block."""
         kz, ky, kx = self.modes
         return kz // self.col.size, ky // self.row.size, kx
 
@@ -77,16 +77,16 @@ class Pencils:
 
     @property
     def _z_to_yx(self) -> Transfer:
-        """Of one row, where y and x are transformed at once."""
+        """The transfer for one row, where y and x are transformed at once."""
         return Transfer("b x y [kz] -> b kz [y] x", self.col)
 
     @property
     def _zy_to_x(self) -> Transfer:
-        """Of one column, where z and y are transformed at once."""
+        """The transfer for one column, where z and y are transformed at once."""
         return Transfer("b x [ky] kz -> b kz ky [x]", self.row)
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the complex spectrum [b, kz/col, ky/row, kx] of a real [b, x/row, y/col, z]."""
+        """Returns the complex spectrum [b, kz/col, ky/row, kx] of a real [b, x/row, y/col, z]."""
         kz, ky, _ = self.modes
         if self.row.size == 1:
             # [b, x, y/col, kz] -> [b, kz/col, y, x]
@@ -100,7 +100,7 @@ class Pencils:
         return tf.signal.fft(self._y_to_x(_pad(tf.signal.fft(lines), 3, ky)))
 
     def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
-        """Return the real block [b, x/row, y/col, z] of a spectrum, divided by the cells' number.
+        """Returns the real block [b, x/row, y/col, z] of a spectrum, over the number of cells.
 
         Args:
             spectrum: complex [b, kz/col, ky/row, kx].
@@ -118,18 +118,18 @@ class Pencils:
         return tf.signal.irfft(_crop(modes, nz // 2 + 1), fft_length=[nz])
 
     def multiplicity(self) -> np.ndarray:
-        """Return, for this rank's kz, 2 if a mode stands for its conjugate too, else 1."""
+        """Returns, for each kz of this rank, 2 if a mode also stands for its conjugate, else 1."""
         nz, kz = self.grid[2], self.spectral_block[0]
         index = self.col.index * kz + np.arange(kz)
         return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
 
     def mode_numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the signed integer wavenumbers (along x, y, z) of this rank's spectrum.
+        """Returns the signed integer wavenumbers (along x, y, z) of this rank's spectrum.
 
         Returns:
-            int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1]: they broadcast to a spectral
+            int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1], which broadcast to a spectral
             block. The Nyquist mode is -N/2 along x and y, N/2 along z. Padded modes hold no power;
-            their numbers just continue.
+            their numbers continue the sequence.
         """
         nx, ny, _ = self.grid
         kz, ky, _ = self.spectral_block
@@ -156,11 +156,11 @@ def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
 
 
 def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
-    """Return the transform of a shape that ends in x, y, z, under a layout.
+    """Returns the transform of a shape that ends in x, y, z, under a layout.
 
     Raises:
-        ValueError: z is split, the spectral dimensions are not split as the transform leaves them,
-            or a block would be uneven.
+        ValueError: if z is split, the spectral dimensions are not split as the transform leaves
+            them, or a block would be uneven.
     """
     x, y, z = shape.dims[-3:]
     row, col, alone = (impl.ranks_over(dim) for dim in (x, y, z))
@@ -192,15 +192,15 @@ def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
 
 
 def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
-    """Return the shape [..., kz, ky, kx, pair] of the spectrum of a field [..., x, y, z]."""
+    """Returns the shape [..., kz, ky, kx, pair] of the spectrum of a field [..., x, y, z]."""
     plan = pencils(shape, impl)
     return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
 
 
 class FFTOperation(mtf.Operation):
-    """rfft3d or irfft3d, or the adjoint of the other.
+    """The operation of rfft3d or irfft3d, or the adjoint of the other.
 
-    With M the multiplicity of a mode (2 where it stands for its conjugate too) and N the number of
+    With M the multiplicity of a mode (2 if it also stands for its conjugate) and N the number of
     cells, the adjoint of the forward transform F is N F^-1 / M, and that of F^-1 is M F / N.
     """
 
@@ -212,13 +212,13 @@ class FFTOperation(mtf.Operation):
         self._inverse, self._adjoint = inverse, adjoint
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """The transform back, with the weights of Hermitian modes."""
+        """Returns the cotangent of the input: the transform back, with Hermitian weights."""
         shape = self.inputs[0].shape
         operation = FFTOperation(grad_ys[0], shape, not self._inverse, not self._adjoint)
         return [operation.outputs[0]]
 
     def lower(self, lowering: Any) -> None:
-        """Two all-to-alls on pencils, one on slabs, none on one rank."""
+        """Lowers to two all-to-alls on pencils, one on slabs, and none on one rank."""
         impl = lowering.mesh_impl(self)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         output = self.outputs[0]
@@ -248,34 +248,34 @@ def _check_dtype(x: Any) -> None:
 
 
 def rfft3d(x: Any, name: str | None = None) -> Any:
-    """Return the spectrum of a real field; not normalised.
+    """Returns the spectrum of a real field, not normalised.
 
     Args:
-        x: mtf tensor [..., x, y, z] of a mesh function, float32 or float64; z whole on each rank.
-        name: of the operation.
+        x: mtf tensor [..., x, y, z] of a mesh function, float32 or float64; z is not split.
+        name: the name of the operation.
 
     Returns:
-        mtf tensor [..., kZ, kY, kX, pair] where X, Y, Z are the names of the dimensions; the layout
-        must split kY as X and kZ as Y.
+        mtf tensor [..., kZ, kY, kX, pair], where X, Y, Z are the names of the dimensions. The
+        layout must split kY like X and kZ like Y.
 
     Raises:
-        ValueError: another dtype, or a layout that does not fit.
+        ValueError: if the dtype is another one, or the layout does not fit.
     """
     _check_dtype(x)
     return FFTOperation(x, spectral_shape(x.shape, x.mesh.impl), False, False, name).outputs[0]
 
 
 def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
-    """Return the real field of a spectrum, divided by the number of cells.
+    """Returns the real field of a spectrum, divided by the number of cells.
 
     Args:
-        spectrum: mtf tensor as `rfft3d` gives it. Where kz = 0 (and nz / 2) only its Hermitian part
-            counts.
-        shape: `mtf.Shape` [..., x, y, z] of the field.
-        name: of the operation.
+        spectrum: mtf tensor as returned by `rfft3d`. At kz = 0 and kz = nz / 2, only its Hermitian
+            part is used.
+        shape: the `mtf.Shape` [..., x, y, z] of the field.
+        name: the name of the operation.
 
     Raises:
-        ValueError: the spectrum is not that of such a field.
+        ValueError: if the spectrum is not that of such a field.
     """
     _check_dtype(spectrum)
     expected = spectral_shape(shape, spectrum.mesh.impl)

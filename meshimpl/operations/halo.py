@@ -1,10 +1,9 @@
 """Halo exchange and its adjoint, the halo reduce.
 
-A block [nx, ny, ...] becomes [before + nx + after, ...]: its neighbours' planes around it, corners
-included, because y is exchanged after x was. The reduce sends every halo plane back to its owner
-and adds it there, y before x. The box is periodic, or zero beyond its edges. A halo may be wider
-than a block: it then takes as many hops as it needs. Each hop and axis is one message that carries
-both directions.
+The exchange extends a block [nx, ny, ...] to [before + nx + after, ...] by its neighbours' planes.
+Corners are included, because y is exchanged after x. The reduce sends every halo plane back to its
+owner and adds it there, y before x. The box is periodic, or zero beyond its edges. A halo wider
+than a block takes several hops. Each hop along an axis is one message for both directions.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _planes(x: tf.Tensor, axis: int, begin: int, size: int) -> tf.Tensor:
 
 
 def _hops(width: int, block: int) -> Iterator[tuple[int, int]]:
-    """(distance, planes) of each hop that a halo of `width` takes over blocks of `block` planes."""
+    """Yields (distance, planes) of each hop of a halo of `width` over blocks of `block` planes."""
     for distance in range(1, -(-width // block) + 1):
         yield distance, min(block, width - (distance - 1) * block)
 
@@ -46,7 +45,7 @@ def _hops(width: int, block: int) -> Iterator[tuple[int, int]]:
 def _within_box(
     from_previous: tf.Tensor, from_next: tf.Tensor, distance: int, group: Communicator, edges: Edges
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What arrived from `distance` blocks away; zero where that is beyond an edge of the box."""
+    """Returns the planes from `distance` blocks away, or zeros beyond an edge of the box."""
     if edges == "periodic":
         return from_previous, from_next
     dtype, ranks = from_previous.dtype, range(group.size)
@@ -58,14 +57,14 @@ def _within_box(
 def pad_axis(
     x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
 ) -> tf.Tensor:
-    """The planes of the neighbours along one axis, on both sides.
+    """Returns a block with its neighbours' planes on both sides along one axis.
 
     Args:
         x: this rank's block.
-        axis: of the block.
-        widths: planes before and after it.
+        axis: the axis of the block.
+        widths: the number of planes before and after it.
         group: the line of ranks along which the axis is split.
-        edges: what lies beyond the box.
+        edges: "periodic", or "zero" beyond the edges of the box.
     """
     before, after = widths
     if group.size == 1 and edges == "zero":
@@ -88,7 +87,7 @@ def pad_axis(
 def fold_axis(
     x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
 ) -> tf.Tensor:
-    """The adjoint of `pad_axis`: add the halo planes to the blocks that own them."""
+    """Adds the halo planes to the blocks that own them: the adjoint of `pad_axis`."""
     before, after = widths
     block, widest = x.shape[axis] - before - after, max(widths)
     core = _planes(x, axis, before, block)
@@ -127,7 +126,7 @@ def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) ->
 
 
 def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
-    """The shape whose blocks are those of `shape` with halos; names gain the suffix `_halo`."""
+    """Returns the shape whose blocks are those of `shape` with halos, with names `<name>_halo`."""
     dims = []
     for dim in shape:
         if dim.name in widths:
@@ -146,7 +145,7 @@ def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
 
 
 class HaloOperation(mtf.Operation):
-    """Halo exchange, or with `reduce` its adjoint."""
+    """The operation of the halo exchange, or of its adjoint if `reduce` is set."""
 
     def __init__(
         self,
@@ -162,12 +161,12 @@ class HaloOperation(mtf.Operation):
         self._widths, self._edges, self._reduce = dict(widths), edges, reduce
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """The other of the two."""
+        """Returns the cotangent of the input: the other of the two operations."""
         shape, other = self.inputs[0].shape, not self._reduce
         return HaloOperation(grad_ys[0], shape, self._widths, self._edges, other).outputs
 
     def lower(self, lowering: Any) -> None:
-        """One message a hop and axis."""
+        """Lowers to one message for each hop and axis."""
         impl = lowering.mesh_impl(self)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         plain = (self.outputs if self._reduce else self.inputs)[0].shape
@@ -195,20 +194,20 @@ def _check_widths(widths: Widths, edges: str, shape: Any) -> None:
 def halo_exchange(
     x: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
 ) -> Any:
-    """Each block with its neighbours' planes around it.
+    """Returns a tensor whose blocks have their neighbours' planes around them.
 
     Args:
         x: mtf tensor of a mesh function.
-        widths: of the halo; 0 only renames the dimension.
-        edges: of the box: "periodic", or "zero" beyond them.
-        name: of the operation.
+        widths: the widths of the halo; 0 only renames the dimension.
+        edges: "periodic", or "zero" beyond the edges of the box.
+        name: the name of the operation.
 
     Returns:
         mtf tensor whose named dimensions are called `<name>_halo`, of size n + (before + after)
-        blocks; the layout must split them as it splits the dimensions without halo.
+        blocks. The layout must split them as it splits the dimensions without halo.
 
     Raises:
-        ValueError: no such dimension, a negative width, or a layout that does not fit.
+        ValueError: if there is no such dimension, a width is negative, or the layout does not fit.
     """
     _check_widths(widths, edges, x.shape)
     shape = padded_shape(x.shape, widths, x.mesh.impl)
@@ -218,16 +217,16 @@ def halo_exchange(
 def halo_reduce(
     x: Any, shape: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
 ) -> Any:
-    """Add every halo plane to the cell it stands for: the adjoint of `halo_exchange`.
+    """Adds every halo plane to the cells it is a copy of: the adjoint of `halo_exchange`.
 
     Args:
         x: mtf tensor with halos.
-        shape: `mtf.Shape` without them, as it was given to `halo_exchange`.
-        widths, edges: as there.
-        name: of the operation.
+        shape: the `mtf.Shape` without halos, that of the input of `halo_exchange`.
+        widths, edges: as for `halo_exchange`.
+        name: the name of the operation.
 
     Raises:
-        ValueError: `x` does not have the shape that the exchange would give.
+        ValueError: if `x` does not have the shape of the result of the exchange.
     """
     _check_widths(widths, edges, shape)
     expected = padded_shape(shape, widths, x.mesh.impl)

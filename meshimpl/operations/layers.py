@@ -1,6 +1,6 @@
 """The other layers of a network on volumes: pooling, bias, activation, dense, dropout.
 
-Each works on its rank's block alone; `whole` brings together what is split.
+Each works on its rank's block only; `whole` gathers split dimensions.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ POOLS = ("average", "max")
 
 
 def pool(x: Any, kind: Literal["average", "max"], size: int, *, name: str = "pool") -> Any:
-    """One value for each cube of `size` cells a side; cells left over at the end are dropped.
+    """Returns one value for each cube of `size` cells a side.
+
+    Cells left over at the end of a side are dropped.
 
     Args:
         x: mtf tensor [batch, x, y, z, channel].
         kind: "average" or "max".
-        size: of the cubes.
-        name: of the operation.
+        size: the side of the cubes [cells].
+        name: the name of the operation.
 
     Raises:
-        ValueError: another kind, or a side that is split into blocks that `size` does not divide.
+        ValueError: if the kind is another one, or `size` does not divide the blocks of a split
+            side.
     """
     if kind not in POOLS:
         raise ValueError(f"pool {kind!r} is not one of {', '.join(map(repr, POOLS))}")
@@ -48,7 +51,7 @@ def _pooled(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
     if x.dtype != tf.float64:
         function = {"average": tf.nn.avg_pool3d, "max": tf.nn.max_pool3d}[kind]
         return function(x, size, size, "VALID")
-    # TensorFlow has no kernels for float64, in which gradients are proven.
+    # TensorFlow has no pooling kernels for float64, which tests of gradients need.
     nx, ny, nz = (n // size * size for n in x.shape[1:4])
     corners = itertools.product(range(size), repeat=3)
     members = [x[:, i:nx:size, j:ny:size, k:nz:size] for i, j, k in corners]
@@ -56,12 +59,12 @@ def _pooled(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
 
 
 def add_bias(x: Any, bias: Any, *, name: str = "bias") -> Any:
-    """A number for each channel, added.
+    """Adds a number to each channel.
 
     Args:
         x: mtf tensor [..., channel].
         bias: mtf tensor [channel], of any floating dtype.
-        name: of the operation.
+        name: the name of the operation.
     """
     return layer(_with_bias, [x, bias], x.shape, name=name)
 
@@ -80,17 +83,17 @@ def _with_bias(block: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Any]:
 
 
 def leaky_relu(x: Any, slope: float, *, name: str = "leaky_relu") -> Any:
-    """x where it is positive, slope x where it is not."""
+    """Returns x where it is positive, and slope x where it is not."""
     return layer(lambda block: tf.nn.leaky_relu(block, slope), [x], x.shape, name=name)
 
 
 def dense(x: Any, weights: Any, *, name: str = "dense") -> Any:
-    """Matrix product.
+    """Returns the matrix product of features and weights, mtf tensor [batch, units].
 
     Args:
         x: mtf tensor [batch, features].
         weights: mtf tensor [features, units], of any floating dtype.
-        name: of the operation.
+        name: the name of the operation.
     """
     return layer(
         lambda block, w: tf.matmul(block, tf.cast(w, block.dtype)),
@@ -103,18 +106,18 @@ def dense(x: Any, weights: Any, *, name: str = "dense") -> Any:
 def dropout(
     x: Any, rate: float, seed: Any, samples: Any, number: int, *, name: str = "dropout"
 ) -> Any:
-    """Zeros in place of a share of the features, the others enlarged to keep the mean.
+    """Sets a share of the features to zero and scales the others to keep the mean.
 
-    What is dropped depends on the seed, the layer and the sample: it is the same on all ranks that
-    work on a sample, and another for each sample.
+    The choice depends on the seed, the layer and the sample. So it is the same on all ranks that
+    work on a sample, and differs between samples.
 
     Args:
-        x: mtf tensor [batch, features], whole but for the batch.
-        rate: share that is dropped, from 0 to below 1.
-        seed: int64 mtf tensor [], another for each step.
+        x: mtf tensor [batch, features], of which only the batch may be split.
+        rate: the share that is dropped, from 0 to below 1.
+        seed: int64 mtf tensor [], which must differ between steps.
         samples: int64 mtf tensor [batch], the number of each sample.
-        number: of the layer.
-        name: of the operation.
+        number: the number of the layer.
+        name: the name of the operation.
     """
     batch, features = x.shape.dims
 
@@ -128,7 +131,7 @@ def dropout(
 
 
 def whole(x: Any, names: Sequence[str]) -> Any:
-    """Dimensions that are split brought together on every rank, under the names `<name>_whole`."""
+    """Gathers split dimensions on every rank, under the names `<name>_whole`."""
     for name in names:
         x = mtf.rename_dimension(x, name, f"{name}_whole")
     return x

@@ -1,4 +1,4 @@
-"""Operations that each rank carries out on its own blocks, with an adjoint given beside them."""
+"""Operations that each rank carries out on its own blocks, with explicit adjoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 
 Adjoint = Callable[[list[Any], list[Any]], list[Any]]
-"""(inputs, cotangents of the outputs) to cotangents of the inputs; mtf tensors, or None.
+"""A function from (inputs, cotangents of the outputs) to the cotangents of the inputs.
 
-An output that nothing depends on has the cotangent None.
+They are mtf tensors or None. An output that nothing depends on has the cotangent None.
 """
 
 
 class LocalOperation(mtf.Operation):
-    """`function` of this rank's blocks."""
+    """An operation that applies `function` to this rank's blocks."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class LocalOperation(mtf.Operation):
         return self._adjoint is not None
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """The adjoint that was given."""
+        """Returns the cotangents of the inputs, from the adjoint that was given."""
         assert self._adjoint is not None
         return self._adjoint(self.inputs, grad_ys)
 
     def lower(self, lowering: Any) -> None:
-        """No communication."""
+        """Lowers to the function itself, without communication."""
         impl = lowering.mesh_impl(self)
         blocks = [lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs]
         results = self._function(*blocks)
@@ -61,14 +61,15 @@ def local(
     adjoint: Adjoint | None = None,
     name: str = "local",
 ) -> list[Any]:
-    """Apply a TensorFlow function to each rank's blocks.
+    """Applies a TensorFlow function to each rank's blocks.
 
     Args:
-        function: blocks to one block, or several, of as many elements as the outputs' have.
+        function: a function from blocks to one block or several, with as many elements as those of
+            the outputs.
         inputs: mtf tensors.
-        outputs: shape and dtype of each result.
-        adjoint: without it, no gradient passes.
-        name: of the operation.
+        outputs: the shape and the dtype of each result.
+        adjoint: the adjoint; without it, the operation has no gradient.
+        name: the name of the operation.
 
     Returns:
         mtf tensors.
@@ -79,8 +80,9 @@ def local(
 class LayerGradientOperation(mtf.Operation):
     """The vector-Jacobian product of a layer, for every floating input.
 
-    That of an input which is whole where the layer's work is split, such as a kernel, is a sum over
-    those ranks. It is left as a `mtf.LazyAllreduceSum`, so that several may travel together.
+    If an input is whole where the layer's work is split, such as a kernel, its product is a sum
+    over those ranks. The sum is left as a `mtf.LazyAllreduceSum`, so that several can be reduced in
+    one message.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class LayerGradientOperation(mtf.Operation):
 
     @property
     def has_gradient(self) -> bool:
-        """First derivatives only."""
+        """False: there are first derivatives only."""
         return False
 
     def lower(self, lowering: Any) -> None:
-        """No communication yet."""
+        """Lowers to the products of this rank; sums over ranks stay lazy."""
         impl = lowering.mesh_impl(self)
         *blocks, cotangent = (
             lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs
@@ -121,26 +123,26 @@ class LayerGradientOperation(mtf.Operation):
 
 
 def _split_axes(shapes: Sequence[Any], impl: HvdSimdMeshImpl) -> set[int]:
-    """The mesh axes over which some dimension of some of the shapes is split."""
+    """Returns the mesh axes over which any dimension of any of the shapes is split."""
     layouts = [impl.tensor_layout(shape) for shape in shapes]
     sizes = [dim.size for dim in impl.shape]
     return {a for layout in layouts for a in layout if a is not None and sizes[a] > 1}
 
 
 def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, name: str) -> Any:
-    """A differentiable function of each rank's blocks, such as a layer of a network.
+    """Applies a differentiable function to each rank's blocks, such as a layer of a network.
 
     Args:
-        function: blocks to one block, without communication. TensorFlow differentiates it; where
-            the gradient needs what the function computes on the way, that is computed again, unless
-            TensorFlow sees that it has it.
-        inputs: mtf tensors. A mesh axis over which one of them is split must split the result, too;
-            others may be whole there, as kernels are.
-        shape: `mtf.Shape` of the result, of the first input's dtype.
-        name: of the operation.
+        function: a function from blocks to one block, without communication, which TensorFlow
+            differentiates. The gradient computes intermediate values again, unless TensorFlow
+            recognises them as the same.
+        inputs: mtf tensors. A mesh axis that splits one of them must also split the result. Other
+            inputs, such as kernels, may be whole along it.
+        shape: the `mtf.Shape` of the result, which has the first input's dtype.
+        name: the name of the operation.
 
     Raises:
-        ValueError: an input is split over a mesh axis and the result is not.
+        ValueError: if an input is split over a mesh axis and the result is not.
     """
     impl = inputs[0].mesh.impl
     lost = _split_axes([x.shape for x in inputs], impl) - _split_axes([shape], impl)
@@ -158,7 +160,7 @@ def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, na
 
 
 class TogetherOperation(mtf.Operation):
-    """Tensors that still have to be added over ranks, added in few messages."""
+    """An operation that carries out pending sums of tensors over ranks, in few messages."""
 
     def __init__(self, tensors: Sequence[Any], largest: int, name: str | None = None) -> None:
         super().__init__(list(tensors), name=name or "together")
@@ -166,10 +168,10 @@ class TogetherOperation(mtf.Operation):
         self._largest = largest
 
     def lower(self, lowering: Any) -> None:
-        """One message for all small tensors that want the same ranks and dtype.
+        """Lowers to one message for all small tensors with the same ranks and dtype.
 
-        Of the large ones the last goes first: it is that of the last layer, whose gradient is known
-        while those of the others are still worked on.
+        The last of the large tensors is sent first: it is that of the last layer, whose gradient is
+        known while those of the others are still being computed.
         """
         impl = lowering.mesh_impl(self)
         groups: dict[Any, list[tuple[Any, tf.Tensor]]] = {}
@@ -192,17 +194,17 @@ class TogetherOperation(mtf.Operation):
 
 
 def together(tensors: Sequence[Any], largest: int = 2**20) -> list[Any]:
-    """The same tensors; sums over ranks that are still due are carried out, small ones as one.
+    """Returns the same tensors with pending sums over ranks carried out, small ones together.
 
     Args:
-        tensors: such as the gradients of all weights.
-        largest: bytes of a tensor up to which it travels with others.
+        tensors: mtf tensors, such as the gradients of all weights.
+        largest: the size up to which a tensor is sent together with others [bytes].
     """
     return list(TogetherOperation(tensors, largest).outputs)
 
 
 class MaximumOperation(mtf.Operation):
-    """The largest of a block of numbers that each rank has for itself, on every rank."""
+    """The maximum over all ranks, element by element, of a block that differs between ranks."""
 
     def __init__(self, x: Any, name: str | None = None) -> None:
         super().__init__([x], name=name or "maximum_over_ranks")
@@ -210,11 +212,11 @@ class MaximumOperation(mtf.Operation):
 
     @property
     def has_gradient(self) -> bool:
-        """None: it is for checks."""
+        """False: the maximum is used in checks only."""
         return False
 
     def lower(self, lowering: Any) -> None:
-        """One small message."""
+        """Lowers to one small allreduce."""
         impl = lowering.mesh_impl(self)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         largest = impl.mesh.world.allreduce(value, "max")
@@ -222,5 +224,5 @@ class MaximumOperation(mtf.Operation):
 
 
 def maximum_over_ranks(x: Any) -> Any:
-    """Element by element the largest over all ranks, whatever the layout says of `x`."""
+    """Returns the maximum over all ranks, element by element, whatever the layout of `x`."""
     return MaximumOperation(x).outputs[0]

@@ -1,7 +1,7 @@
-"""White noise that is the same field on any number of ranks: keyed by cell, or by mode.
+"""White noise that is the same field on any number of ranks, keyed by cell or by mode.
 
-Keyed by (seed, global cell), a cell's value depends on the grid's shape. Keyed by (seed, mode), the
-large scales of a universe stay when its grid is refined, see `mode_noise`.
+Noise keyed by (seed, global cell) depends on the shape of the grid. Noise keyed by (seed, mode)
+keeps the large scales of a universe when its grid is refined, see `mode_noise`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODE_BITS = 21  # of each signed wavenumber in a mode's key
 
 
 class WhiteNoiseOperation(mtf.Operation):
-    """Unit normal values that depend on the seed and on the cell's place in the grid only."""
+    """Unit normal noise that depends only on the seed and on the cell's place in the grid."""
 
     def __init__(self, seed: Any, grid: Any, dtype: tf.DType, name: str | None = None) -> None:
         super().__init__([seed], name=name or "white_noise")
@@ -33,7 +33,7 @@ class WhiteNoiseOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, mtf.Shape(seed.shape.dims + grid.dims), dtype)]
 
     def lower(self, lowering: Any) -> None:
-        """Draw this rank's cells; nothing is communicated."""
+        """Lowers to draws of this rank's cells, without communication."""
         impl = lowering.mesh_impl(self)
         (output,) = self.outputs
         begin = tf.cast(impl.slice_begin_tensor(self._grid), tf.int64)
@@ -46,7 +46,7 @@ class WhiteNoiseOperation(mtf.Operation):
 
 
 class ModeNoiseOperation(mtf.Operation):
-    """The spectrum of white noise whose modes depend on the seed and on their wavenumbers only."""
+    """The spectrum of white noise whose modes depend only on the seed and on their wavenumbers."""
 
     def __init__(self, seed: Any, grid: Any, dtype: tf.DType, name: str | None = None) -> None:
         super().__init__([seed], name=name or "mode_noise")
@@ -56,7 +56,7 @@ class ModeNoiseOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, shape, dtype)]
 
     def lower(self, lowering: Any) -> None:
-        """Draw this rank's modes; nothing is communicated."""
+        """Lowers to draws of this rank's modes, without communication."""
         impl = lowering.mesh_impl(self)
         begin = tf.cast(impl.slice_begin_tensor(self._modes), tf.int64)
         size = impl.slice_shape(self._modes)[:3]
@@ -82,7 +82,7 @@ def _lower_for_each_seed(
 def _mode_rows(
     grid: tuple[int, ...], size: tuple[int, ...], dtype: tf.DType
 ) -> Callable[..., tf.Tensor]:
-    """Compiled `f(begin [kz, ky, kx, pair], seed)`: the modes of a block, [rows, 64, pair]."""
+    """Returns compiled `f(begin [kz, ky, kx, pair], seed)`: a block's modes [rows, 64, pair]."""
 
     @tf.function(jit_compile=True, autograph=False)
     def rows(begin: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -106,22 +106,22 @@ def _mode_rows(
 
 
 def _half(place: tf.Tensor, n: int) -> tf.Tensor:
-    """In which half of an axis of n modes: 1, -1, or 0 for those that are their own negative."""
+    """Returns the half of an axis of n modes: 1, -1, or 0 for modes that are their own negative."""
     own_negative = (place == 0) | (2 * place == n)
     sign = tf.where(2 * place < n, tf.ones_like(place), -tf.ones_like(place))
     return tf.where(own_negative, tf.zeros_like(place), sign)
 
 
 def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | None = None) -> Any:
-    """A field of independent unit normal values, keyed by (seed, cell).
+    """Returns a field of independent unit normal values, keyed by (seed, cell).
 
     The values are drawn in float64 and rounded, so that float32 and float64 give one universe.
 
     Args:
-        seed: integer mtf tensor; a scalar, or of shape [batch] for a field each.
-        grid: `mtf.Shape` of one field.
+        seed: integer mtf tensor: a scalar, or [batch] for one field each.
+        grid: the `mtf.Shape` of one field.
         dtype: float32 or float64.
-        name: of the operation.
+        name: the name of the operation.
 
     Returns:
         mtf tensor of shape seed.shape + grid.
@@ -130,22 +130,23 @@ def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | 
 
 
 def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | None = None) -> Any:
-    """The spectrum of independent unit normal values, keyed by (seed, mode).
+    """Returns the spectrum of independent unit normal values, keyed by (seed, mode).
 
-    Over the square root of the number of cells, the amplitude w(n) of the mode with whole
-    wavenumbers n = (nx, ny, nz) is that of a complex normal deviate of unit variance, with
-    w(-n) = conj w(n). It is the same on every grid that has |nx|, |ny| and |nz| below half its
-    cells. A component of half the cells counts as minus half; such a mode differs from that of a
-    finer grid, where it is not its own alias. `irfft3d` makes the real field. Drawn in float64 and
-    rounded before that: layouts and dtypes agree to the rounding of the transform.
+    Divided by the square root of the number of cells, the amplitude w(n) of the mode with integer
+    wavenumbers n = (nx, ny, nz) is a complex normal deviate of unit variance, with
+    w(-n) = conj w(n). It is the same on every grid where |nx|, |ny| and |nz| are below half the
+    cells. A component of half the cells counts as minus half. Such a mode differs from that of a
+    finer grid, where it is not its own alias. `irfft3d` gives the real field. The modes are drawn
+    in float64 and rounded before that, so layouts and dtypes agree to the rounding of the
+    transform.
 
     Args:
-        seed: integer mtf tensor; a scalar, or of shape [batch] for a spectrum each.
-        grid: `mtf.Shape` [x, y, z] of one field, even and below 2^20 each.
+        seed: integer mtf tensor: a scalar, or [batch] for one spectrum each.
+        grid: the `mtf.Shape` [x, y, z] of one field, even and below 2^20 each.
         dtype: float32 or float64.
-        name: of the operation.
+        name: the name of the operation.
 
     Returns:
-        mtf tensor of shape seed.shape + [kz, ky, kx, pair], not normalised, as of `rfft3d`.
+        mtf tensor of shape seed.shape + [kz, ky, kx, pair], not normalised, as that of `rfft3d`.
     """
     return ModeNoiseOperation(mtf.cast(seed, tf.int64), grid, dtype, name).outputs[0]

@@ -15,18 +15,18 @@ Function = Callable[..., Any]
 
 
 def pointwise(function: Function, *fields: Any, outputs: Sequence[Any] | None = None) -> Any:
-    """`function` of this rank's blocks, compiled, and so is its gradient.
+    """Applies a function to this rank's blocks; the function and its gradient are compiled.
 
     Args:
-        function: of as many blocks as there are fields. What it returns at a point depends on the
-            fields there only, or on a whole dimension that no layout splits. Give the same object
-            again where the same function is meant: it is compiled once for each shape.
+        function: a function of as many blocks as there are fields. Its value at a point must depend
+            on the fields there only, or on a whole dimension that no layout splits. It is compiled
+            once for each object and shape, so pass the same object again.
         fields: mtf tensors of floating values, split alike.
-        outputs: `mtf.Shape` of each of several results; by default there is one, of the first
+        outputs: the `mtf.Shape` of each of several results. By default there is one, of the first
             field's shape. The results have its dtype.
 
     Returns:
-        mtf tensor, or a list of them.
+        An mtf tensor, or a list of them if `outputs` is given.
     """
     forward, backward = _compiled(function, len(fields))
     shapes = [fields[0].shape] if outputs is None else outputs
@@ -50,7 +50,10 @@ def pointwise(function: Function, *fields: Any, outputs: Sequence[Any] | None = 
 
 @functools.lru_cache(maxsize=256)
 def _compiled(function: Function, count: int) -> tuple[Function, Function]:
-    """The function of `count` blocks, and its vector-Jacobian product of those and cotangents."""
+    """Returns the function of `count` blocks and its vector-Jacobian product, compiled.
+
+    The arguments of the product are those blocks, followed by the cotangents.
+    """
 
     def backward(*blocks: tf.Tensor) -> list[tf.Tensor]:
         inputs, cotangents = list(blocks[:count]), list(blocks[count:])
@@ -66,7 +69,7 @@ def _compiled(function: Function, count: int) -> tuple[Function, Function]:
 
 
 def after(x: Any, other: Any) -> Any:
-    """`x`, available only once `other` has been computed: not everything is in memory at once."""
+    """Returns `x`, available only once `other` has been computed, which limits memory use."""
 
     def wait(value: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([first]):
@@ -78,10 +81,10 @@ def after(x: Any, other: Any) -> Any:
 
 
 def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
-    """sum_n factors[n] terms[n] in one pass.
+    """Returns sum_n factors[n] terms[n], computed in one pass.
 
     Args:
-        factors: mtf tensors of leading dimensions of the terms' shape, such as scalars.
+        factors: mtf tensors with leading dimensions of the terms' shape, such as scalars.
         terms: mtf tensors of one shape and dtype.
     """
     shape, dtype = terms[0].shape, terms[0].dtype
@@ -100,7 +103,11 @@ def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
 
 @tf.function(jit_compile=True, autograph=False)
 def sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
-    """What `combine` does on each rank: the factors' blocks first, then as many of the terms."""
+    """Returns the sum of products of `combine` on one rank.
+
+    Args:
+        blocks: those of the factors, followed by as many of the terms.
+    """
     count = len(blocks) // 2
     total = None
     for factor, term in zip(blocks[:count], blocks[count:], strict=True):
@@ -111,7 +118,7 @@ def sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
 
 
 def vector(parts: Sequence[Any]) -> Any:
-    """Components [...] as one mtf tensor [..., component]."""
+    """Returns components [...] as one mtf tensor [..., component]."""
     shape = mtf.Shape([*parts[0].shape.dims, mtf.Dimension("component", len(parts))])
     return pointwise(_stack, *parts, outputs=[shape])[0]
 

@@ -1,4 +1,4 @@
-"""How probable the data are, one likelihood a file; one of your own derives from `Likelihood`."""
+"""Likelihoods of the data, one in each file; your own derive from `Likelihood`."""
 
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, sum_over_cells
 from flowpm_dist.reconstruction.likelihoods.gaussian import Gaussian

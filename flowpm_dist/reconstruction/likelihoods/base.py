@@ -1,4 +1,4 @@
-"""What a likelihood provides, and how it is made easier while a search begins."""
+"""The interface of a likelihood, and the annealing that makes it easier while a search begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshimpl.mesh_function import MeshFunction
 
 @dataclass(frozen=True)
 class Annealing:
-    """How a likelihood is made easier: by noise that is greater, and more so on small scales.
+    """The annealing of a likelihood: greater noise, and more so on small scales.
 
     Residuals are divided by the inflation and smoothed with a Gaussian before they are squared.
     That is the likelihood of noise whose standard deviation in each mode is inflation x
@@ -43,7 +43,7 @@ class Likelihood(abc.ABC):
     it also overrides `parts` for the exact likelihood, and leaves the annealed ones to this class.
 
     Args:
-        box: of the model's densities.
+        box: the box of the model's densities.
         observed: block [x, y, z]: 1 where there are data, 0 elsewhere, or a weight between.
     """
 
@@ -73,7 +73,7 @@ class Likelihood(abc.ABC):
 
         Args:
             density: block [..., x, y, z].
-            annealing: of the noise.
+            annealing: the annealing of the noise.
         """
         residual = self.residual(density, annealing)
         if annealing.radius:
