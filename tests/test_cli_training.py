@@ -126,8 +126,10 @@ def changed(folder: Path, *changes: tuple[str, str]) -> Path:
 def check_same(then, now, source: Path, output: Path) -> None:
     """As the command compares the training in `output` with a run file."""
     begun = f"the training in {output}"
-    texts = then.resolved(), now.resolved()
-    check_resumed(*texts, source, begun, may_differ=MAY_DIFFER, may_grow=MAY_GROW)
+    begun_with = output / "begun.toml"
+    begun_with.write_text(then.resolved())
+    options = {"may_differ": MAY_DIFFER, "may_grow": MAY_GROW}
+    check_resumed(begun_with, now.resolved(), source, begun, **options)
 
 
 def test_a_training_is_resumed_only_as_the_same(here):
@@ -155,6 +157,10 @@ def test_a_training_is_resumed_only_as_the_same(here):
     fewer = changed(here, ("batch = 2", "batch = 2\nsteps = 20\nwarmup = 2"))
     with pytest.raises(ConfigError, match="training.steps = 20: .* has 24; .* that or more"):
         check_same(then, load_training(fewer), fewer, here)
+    damaged = here / "damaged.toml"
+    damaged.write_text("[training\nbatch = 2")
+    with pytest.raises(ConfigError, match=r"damaged.toml: 1 problem\n  not TOML"):
+        check_resumed(damaged, then.resolved(), here / "run.toml", "the training", may_differ=())
 
 
 def test_a_buffer_larger_than_the_memory_is_refused(here):

@@ -134,7 +134,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         folder.check(resume=self.resume, overwrite=self.overwrite, needed=needed)
         if self.resume and folder.run_file.exists():
             check_resumed(
-                folder.run_file.read_text(encoding="utf-8"),
+                folder.run_file,
                 resolved,
                 run_file,
                 f"the {self.kind} in {folder.path}",

@@ -251,7 +251,7 @@ def fitting_mesh(
 
 
 def check_resumed(
-    then: str,
+    then: Path,
     now: str,
     source: Path,
     begun: str,
@@ -262,16 +262,18 @@ def check_resumed(
     """Check that a run file asks for the same work as the one that the work was begun with.
 
     Args:
-        then, now: texts of the two resolved run files; their meshes may differ.
+        then: path of the resolved run file that the work was begun with.
+        now: text of the resolved run file; its mesh may differ.
         source: path of the run file of `now`.
         begun: names the work in messages, such as "the training in here".
         may_differ: names of keys that may differ.
         may_grow: names of keys that may be greater than they were.
 
     Raises:
-        ConfigError: keys differ; it has a problem for each of them.
+        ConfigError: keys differ; it has a problem for each of them. Or the file `then` cannot be
+            read.
     """
-    before, after = _keys(then), _keys(now)
+    before, after = _keys(read_table(then)), _keys(tomllib.loads(now))
     problems, growing = [], set(may_grow)
     for key in sorted({*before, *after} - set(may_differ)):
         was, asked = before.get(key), after.get(key)
@@ -286,10 +288,10 @@ def check_resumed(
         raise ConfigError(source, problems)
 
 
-def _keys(text: str) -> dict[str, Any]:
+def _keys(table: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{section}.{key}": value
-        for section, keys in tomllib.loads(text).items()
-        if section != "mesh"
+        for section, keys in table.items()
+        if section != "mesh" and isinstance(keys, Mapping)
         for key, value in keys.items()
     }
