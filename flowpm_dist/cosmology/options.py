@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from flowpm_dist.cosmology.ranges import RANGES
+from flowpm_dist.cosmology.ranges import RANGES, Transfer
 from flowpm_dist.options import Options, Pair
 
 OmegaM = Annotated[float, RANGES["Omega_m"].field]
@@ -39,9 +39,7 @@ class PartialCosmologyOptions(Options):
     sigma8: Sigma8 | None = _value("sigma8", None)
     w0: W0 = _value("w0", -1.0)
     wa: Wa = _value("wa", 0.0)
-    transfer: Literal["eisenstein-hu", "camb"] = Field(
-        default="eisenstein-hu", description='"eisenstein-hu" or "camb"'
-    )
+    transfer: Transfer = Field(default="eisenstein-hu", description='"eisenstein-hu" or "camb"')
 
 
 class CosmologyOptions(PartialCosmologyOptions):

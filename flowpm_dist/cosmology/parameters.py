@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, RANGES, dark_energy_fades
+from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, RANGES, Transfer, dark_energy_fades
 
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
 """A number, or a scalar floating tensor when gradients are wanted."""
 
-TRANSFERS = ("eisenstein-hu", "camb")
+TRANSFERS = get_args(Transfer)
 
 _SHAPE = ("Omega_m", "Omega_b", "h", "n_s", "w0", "wa", "T_cmb", "k_pivot")
 AMPLITUDES = ("A_s", "sigma8")
@@ -55,7 +55,7 @@ class Cosmology:
     wa: Parameter = 0.0
     T_cmb: Parameter = 2.7255
     k_pivot: Parameter = 0.05
-    transfer: Literal["eisenstein-hu", "camb"] = "eisenstein-hu"
+    transfer: Transfer = "eisenstein-hu"
 
     def __post_init__(self) -> None:
         given = [name for name in AMPLITUDES if getattr(self, name) is not None]

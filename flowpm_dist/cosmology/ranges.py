@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -55,6 +55,9 @@ RANGES = {
     "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0, below=math.inf),
 }
 """The range of each parameter by its name, see `Cosmology`."""
+
+Transfer = Literal["eisenstein-hu", "camb"]
+"""Where the transfer function comes from."""
 
 VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
 """Parameters that may differ from universe to universe of a training."""

@@ -19,7 +19,7 @@ beyond one half at third order. The Nyquist planes of odd derivatives are set to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
@@ -27,11 +27,12 @@ from flowpm_dist.cosmology.growth import TERMS, GrowthFunctions, Term, order_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.initial.lpt_sources import SequentialFFT, second_order_source, third_order_sources
+from flowpm_dist.initial.options import LptOrder
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.pointwise import combine, pointwise, vector
 
-ORDERS = (1, 2, 3)
+ORDERS = get_args(LptOrder)
 
 
 def terms_of(order: int) -> tuple[Term, ...]:

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from flowpm_dist.options import Options
 
+Noise = Literal["cells", "nested"]
+LptOrder = Literal[1, 2, 3]
+
 
 class InitialOptions(Options):
     """The options of initial conditions: the white noise and what is made of it.
@@ -18,8 +21,8 @@ class InitialOptions(Options):
         fixed_amplitude: whether each initial mode has its rms amplitude and only its phase varies.
     """
 
-    lpt_order: Literal[1, 2, 3] = Field(default=2, description="1, 2 or 3")
-    noise: Literal["cells", "nested"] = Field(
+    lpt_order: LptOrder = Field(default=2, description="1, 2 or 3")
+    noise: Noise = Field(
         default="cells", description='"cells" or "nested" (large scales that no finer grid changes)'
     )
     fixed_amplitude: bool = Field(default=False, description="true or false")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import to_field, to_spectrum
+from flowpm_dist.initial.options import Noise
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.noise import mode_noise, white_noise
 from meshimpl.operations.pointwise import pointwise
 
-NOISES = ("cells", "nested")
+NOISES = get_args(Noise)
 """The kinds of noise: keyed by cell, or by mode."""
 
 

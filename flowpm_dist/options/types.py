@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from flowpm_dist.options.hints import nearest
 
 T = TypeVar("T")
 
@@ -28,6 +31,25 @@ def rows(value: Any) -> Any:
 def count(default: int, least: int = 1) -> Any:
     """Returns the field of a whole number of at least `least`."""
     return Field(default=default, ge=least, description=f"a whole number of at least {least}")
+
+
+def from_registry(registry: Mapping[str, Callable[[], T]], what: str) -> Callable[[Any], Any]:
+    """Returns the validator of a field that holds an object, or is given the name of one.
+
+    Args:
+        registry: name -> how the object is made; looked up when a name is given.
+        what: the object is, for the message about an unknown name.
+    """
+
+    def made(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in registry:
+            known = ", ".join(map(repr, registry))
+            raise ValueError(f"there is no such {what}{nearest(value, registry)} (one of {known})")
+        return registry[value]()
+
+    return made
 
 
 def _from_folder(value: Any, info: ValidationInfo) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, InstanceOf
 
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
-from flowpm_dist.options import Options, nearest
+from flowpm_dist.options import Options, from_registry
 
 
 class Adjoint(Options, abc.ABC):
@@ -38,14 +38,5 @@ ADJOINTS: dict[str, type[Adjoint]] = {}
 """Name -> way to differentiate; filled by the package."""
 
 
-def _named(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value not in ADJOINTS:
-        known = ", ".join(map(repr, ADJOINTS))
-        raise ValueError(f"there is no such adjoint{nearest(value, ADJOINTS)} (one of {known})")
-    return ADJOINTS[value]()
-
-
-AdjointChoice = Annotated[InstanceOf[Adjoint], BeforeValidator(_named)]
+AdjointChoice = Annotated[InstanceOf[Adjoint], BeforeValidator(from_registry(ADJOINTS, "adjoint"))]
 """A way to differentiate, or the name of one."""

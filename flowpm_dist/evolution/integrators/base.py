@@ -8,11 +8,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, InstanceOf
 
-from flowpm_dist.options import Options, nearest
+from flowpm_dist.options import Options, from_registry
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -110,14 +110,7 @@ INTEGRATORS: dict[str, type[Integrator]] = {}
 """Name in a run file -> scheme; filled by the package."""
 
 
-def _named(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value not in INTEGRATORS:
-        known = ", ".join(map(repr, INTEGRATORS))
-        raise ValueError(f"there is no such scheme{nearest(value, INTEGRATORS)} (one of {known})")
-    return INTEGRATORS[value]()
-
-
-IntegratorChoice = Annotated[InstanceOf[Integrator], BeforeValidator(_named)]
+IntegratorChoice = Annotated[
+    InstanceOf[Integrator], BeforeValidator(from_registry(INTEGRATORS, "integrator"))
+]
 """A scheme, or the name of one."""

@@ -45,7 +45,7 @@ class COLA(Integrator):
     uses_lpt: ClassVar[bool] = True
 
     exponent: float = Field(default=-2.5, description="a number other than 0, such as -2.5")
-    half_step: HalfStep = Field(default="arithmetic", description='"arithmetic" or "geometric"')
+    half_step: HalfStep = "arithmetic"
 
     @field_validator("exponent")
     @classmethod

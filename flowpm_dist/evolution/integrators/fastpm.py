@@ -8,7 +8,7 @@ Feng, Chu, Seljak and McDonald 2016, MNRAS 463, 2273 (arXiv:1603.00476), equatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +19,9 @@ from flowpm_dist.evolution.integrators.schedules import kick_drift_kick, rows
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.growth import GrowthFunctions
 
-HalfStep = Literal["arithmetic", "geometric"]
+HalfStep = Annotated[
+    Literal["arithmetic", "geometric"], Field(description='"arithmetic" or "geometric"')
+]
 
 
 def half_step_times(edges: Sequence[float], half_step: HalfStep) -> np.ndarray:
@@ -39,7 +41,7 @@ class FastPM(Integrator):
         ValueError: another mean.
     """
 
-    half_step: HalfStep = Field(default="arithmetic", description='"arithmetic" or "geometric"')
+    half_step: HalfStep = "arithmetic"
 
     def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`. The growth is evaluated for all times at once."""
