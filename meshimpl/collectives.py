@@ -28,7 +28,7 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 def _as_carried(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Return `x` in a dtype that the engine carries, and the way back (for moves, not for sums)."""
+    """Returns `x` in a dtype that the engine carries, and the way back; for moves, not for sums."""
     dtype = x.dtype
     if dtype.is_complex:
         return tf.bitcast(x, dtype.real_dtype), lambda y: tf.bitcast(y, dtype)
@@ -67,7 +67,7 @@ class Communicator:
         return len(self.ranks)
 
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
-        """Return the element-wise reduction over the group, on every rank of it.
+        """Returns the element-wise reduction over the group, on every rank of it.
 
         Args:
             x: any dtype of the table above.
@@ -113,7 +113,7 @@ class Communicator:
         return result / self.size if reduction == "mean" else result
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
-        """Return the group's tensors, joined in group order.
+        """Returns the group's tensors, joined in group order.
 
         Args:
             x: the same static shape on each rank.
@@ -139,7 +139,7 @@ class Communicator:
         return guarded(gather, x, "allgather", self.ranks)
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
-        """Send piece j of dim 0 to rank j of the group; return the pieces that arrive, in order.
+        """Sends piece j of dim 0 to rank j of the group; returns the pieces that arrive, in order.
 
         Args:
             x: shape [size * m, ...].
@@ -160,7 +160,7 @@ class Communicator:
         return back(tf.ensure_shape(moved, carried.shape))
 
     def alltoallv(self, x: tf.Tensor, counts: Any) -> tf.Tensor:
-        """Send `counts[j]` rows of dim 0 to rank j of the group; return the rows that arrive.
+        """Sends `counts[j]` rows of dim 0 to rank j of the group; returns the rows that arrive.
 
         Args:
             x: the rows for each rank, one after the other.
@@ -190,7 +190,7 @@ class Communicator:
         return guarded(exchange, x, "alltoall", self.ranks)
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
-        """Return the tensor of rank `sources[index]` of the group, or zeros if that is None.
+        """Returns the tensor of rank `sources[index]` of the group, or zeros if that is None.
 
         Args:
             x: the same static shape on each rank.
@@ -222,7 +222,7 @@ class Communicator:
         return back(tf.reshape(whole, carried.shape))
 
     def shift(self, x: tf.Tensor, offset: int, *, wrap: bool = True) -> tf.Tensor:
-        """Return the tensor of the rank `offset` places before; `wrap` makes the line periodic.
+        """Returns the tensor of the rank `offset` places before; `wrap` makes the line periodic.
 
         Beyond an edge that is not periodic there are zeros.
         """
@@ -269,7 +269,7 @@ class Communicator:
         return both[0], both[1]
 
     def broadcast(self, x: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Return the tensor of the group's rank number `root` on every rank of the group."""
+        """Returns the tensor of the group's rank number `root` on every rank of the group."""
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not in the group of {self.size} ranks")
         x = tf.convert_to_tensor(x)
@@ -283,6 +283,6 @@ class Communicator:
         return back(guarded(broadcast, carried, "broadcast", self.ranks))
 
     def per_rank(self, values: Any) -> tf.Tensor:
-        """Return `values[index]` as a tensor that enters the same graph on every rank."""
+        """Returns `values[index]` as a tensor that enters the same graph on every rank."""
         mine = tf.constant(np.asarray(values)[self.index])
         return mine if tf.executing_eagerly() else fence(mine)

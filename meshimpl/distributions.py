@@ -20,7 +20,7 @@ def draw(
     name: str | None = None,
     **kwargs: Any,
 ) -> tf.Tensor:
-    """Draw what `tf_fn(shape, dtype=..., **kwargs)` draws, with values fixed by their place.
+    """Draws what `tf_fn(shape, dtype=..., **kwargs)` draws, with values fixed by their place.
 
     Args:
         tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.

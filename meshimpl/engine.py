@@ -1,4 +1,4 @@
-"""What a collective needs from an engine, and the engine of every job: Horovod's process sets.
+"""The interface of an engine of collectives, and the engine of every job: Horovod's process sets.
 
 This is the only module that names Horovod. Another engine is a subclass of `Engine` that `current`
 returns. Groups of one rank need no engine, so a job of one rank imports none.
@@ -39,7 +39,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def start(self, groups: Sequence[Ranks]) -> None:
-        """Start the engine once in this process, able to communicate within each of `groups`.
+        """Starts the engine once in this process, able to communicate within each of `groups`.
 
         Args:
             groups: sorted, without duplicates, of at least two ranks each; the same list on every
@@ -51,17 +51,17 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, x: tf.Tensor, reduction: Reduction, ranks: Ranks, name: str) -> tf.Tensor:
-        """Return the element-wise reduction over the group, on each of its ranks."""
+        """Returns the element-wise reduction over the group, on each of its ranks."""
 
     @abc.abstractmethod
     def gather(self, x: tf.Tensor, ranks: Ranks, name: str) -> tf.Tensor:
-        """Return the group's tensors joined along dimension 0, in the order of the ranks."""
+        """Returns the group's tensors joined along dimension 0, in the order of the ranks."""
 
     @abc.abstractmethod
     def exchange(
         self, x: tf.Tensor, counts: tf.Tensor | None, ranks: Ranks, name: str
     ) -> tf.Tensor:
-        """Send rows of dimension 0 to each rank of the group and return what arrives.
+        """Sends rows of dimension 0 to each rank of the group and returns what arrives.
 
         Args:
             x: rows for the first rank, then for the second, and so on.
@@ -75,7 +75,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, x: tf.Tensor, root: int, ranks: Ranks, name: str) -> tf.Tensor:
-        """Return the tensor of the rank `root` (its rank in the job) on each rank of the group."""
+        """Returns the tensor of the rank `root` (its rank in the job) on each rank of the group."""
 
 
 class HorovodEngine(Engine):
@@ -96,7 +96,7 @@ class HorovodEngine(Engine):
         return hvd
 
     def start(self, groups: Sequence[Ranks]) -> None:
-        """Register one process set for each group; see `Engine.start`."""
+        """Registers one process set for each group; see `Engine.start`."""
         hvd = self._hvd
         if not hvd.is_initialized():
             self._initialise(groups)
@@ -127,7 +127,7 @@ class HorovodEngine(Engine):
         self.process_sets.update({tuple(s.ranks): s for s in sets})
 
     def _leave_together(self) -> None:
-        """Wait for the others at the end: the first rank to shut Horovod down does so for all."""
+        """Waits for the others at the end: the first rank to shut Horovod down does so for all."""
         hvd = self._hvd
         failed = getattr(sys, "last_value", None) is not None
         if hvd.is_initialized() and not failed:
@@ -166,12 +166,12 @@ class HorovodEngine(Engine):
 
 @functools.cache
 def current() -> Engine:
-    """Return this process's engine; it is not started before `start`."""
+    """Returns this process's engine; it is not started before `start`."""
     return HorovodEngine()
 
 
 def start(groups: Sequence[Ranks]) -> None:
-    """Start the engine if any of `groups` has more than one rank.
+    """Starts the engine if any of `groups` has more than one rank.
 
     Args:
         groups: the ranks of each group, the same list on every rank. It may hold groups of one

@@ -48,7 +48,7 @@ class CollectiveNames:
         )
 
     def next(self, kind: str, ranks: tuple[int, ...]) -> str:
-        """Return a new name for a collective of a kind within a group."""
+        """Returns a new name for a collective of a kind within a group."""
         group = zlib.crc32(",".join(map(str, ranks)).encode())
         return f"{kind}_{group:08x}_{next(self._counters[ranks])}"
 
@@ -60,7 +60,7 @@ _stopwatch: Stopwatch | None = None
 
 
 def fence(x: tf.Tensor) -> tf.Tensor:
-    """Return the same tensor behind an operation that no graph optimiser folds or looks through."""
+    """Returns the same tensor behind an operation that graph optimisers cannot look through."""
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
 
 
@@ -69,7 +69,7 @@ def _chain(graph: Any) -> dict[Any, Any]:
 
 
 def last_collective() -> Any | None:
-    """Return the latest collective of the graph under construction; None eagerly or without any."""
+    """Returns the latest collective of the graph under construction, or None (also eagerly)."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -78,7 +78,7 @@ def last_collective() -> Any | None:
 
 @contextlib.contextmanager
 def separate_chain() -> Iterator[None]:
-    """Let the collectives built inside form their own chain: an entry point that runs by itself."""
+    """Lets the collectives built inside form a chain of their own, which runs by itself."""
     if tf.executing_eagerly():
         yield
         return
@@ -93,7 +93,7 @@ def separate_chain() -> Iterator[None]:
 
 @contextlib.contextmanager
 def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
-    """Let the collectives built inside report their time to a stopwatch whenever they run."""
+    """Lets the collectives built inside report their time to a stopwatch whenever they run."""
     global _stopwatch
     outer, _stopwatch = _stopwatch, stopwatch
     try:
@@ -108,7 +108,7 @@ def guarded(
     kind: str,
     ranks: tuple[int, ...],
 ) -> tf.Tensor:
-    """Return `collective(x, name)`; in a graph, fenced and after the collective before it.
+    """Returns `collective(x, name)`; in a graph, fenced and after the collective before it.
 
     Args:
         collective: makes one operation of the engine.
@@ -136,7 +136,7 @@ def guarded(
 
 
 def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
-    """Return the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
+    """Returns the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
     return tf.raw_ops.PreventGradient(
         input=x, message="a collective has no gradient; differentiate the mesh operation (mtf)"
     )

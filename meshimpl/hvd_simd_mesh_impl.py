@@ -100,7 +100,7 @@ class LaidOutVariable:
         values: Sequence[tf.Tensor],
         assign_to_tensor_list: Sequence[Any] | None = None,
     ) -> Any:
-        """Apply `assign_fn(mtf variable, slice variable, value)` to this rank's slice."""
+        """Applies `assign_fn(mtf variable, slice variable, value)` to this rank's slice."""
         (target,) = assign_to_tensor_list or [self.slice]
         (value,) = values
         return assign_fn(self._variable, target, value)
@@ -146,7 +146,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         self._replay = replay
 
     def _random_stream(self) -> tuple[int, tf.Tensor]:
-        """Return the number of a random operation and the number of its evaluation."""
+        """Returns the number of a random operation and the number of its evaluation."""
         number = self._random_operations
         self._random_operations += 1
         if number == len(self._random_calls):
@@ -163,7 +163,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return self.mesh.communicator(*[self.mesh.names[axis] for axis in mesh_axes])
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-        """Apply `fn` to this rank's slices; see `mtf.MeshImpl.slicewise`."""
+        """Applies `fn` to this rank's slices; see `mtf.MeshImpl.slicewise`."""
         converted = mtf.convert_args_to_laid_out_tensors(inputs)
         result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in converted])
         if isinstance(result, tuple):
@@ -183,13 +183,13 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([self._axes(mesh_axes).allreduce(value, reduction)])
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> Any:
-        """Join the slices along a mesh axis, at a tensor axis (a new one with `stack`)."""
+        """Joins the slices along a mesh axis, at a tensor axis (a new one with `stack`)."""
         value = x.to_laid_out_tensor().one_slice
         gathered = self._axes([mesh_axis]).allgather(value, axis=concat_axis, stack=stack)
         return LaidOutTensor([gathered])
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
-        """Split each slice at one tensor axis, exchange the pieces, join them at another."""
+        """Splits each slice at one tensor axis, exchanges the pieces, joins them at another."""
         value = x.to_laid_out_tensor().one_slice
         group = self._axes([mesh_axis])
         if group.size == 1:
@@ -204,27 +204,27 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([self._axes([mesh_axis]).permute(value, source_pcoord)])
 
     def laid_out_pnum(self) -> Slice:
-        """Return the rank, an int32 scalar."""
+        """Returns the rank, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.rank, tf.int32))])
 
     def laid_out_pcoord(self, mesh_axis: int) -> Slice:
-        """Return the coordinate along a mesh axis, an int32 scalar."""
+        """Returns the coordinate along a mesh axis, an int32 scalar."""
         return LaidOutTensor([fence(tf.constant(self.mesh.coordinates[mesh_axis], tf.int32))])
 
     def slice_begin_tensor(self, tensor_shape: Any) -> tf.Tensor:
-        """Return the begin of this rank's slice, int32 of shape [ndims], behind a fence."""
+        """Returns the begin of this rank's slice, int32 of shape [ndims], behind a fence."""
         begin = np.array(self.slice_begin(tensor_shape, self.mesh.rank), np.int32)
         return fence(tf.constant(begin, tf.int32, shape=[tensor_shape.ndims]))
 
     def slice(self, tf_tensor: tf.Tensor, tensor_shape: Any) -> Slice:
-        """Return this rank's slice of a whole tensor."""
+        """Returns this rank's slice of a whole tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return LaidOutTensor([tf_tensor])
         size = self.slice_shape(tensor_shape)
         return LaidOutTensor([tf.slice(tf_tensor, self.slice_begin_tensor(tensor_shape), size)])
 
     def gather(self, tf_slice: tf.Tensor, tensor_shape: Any) -> tf.Tensor:
-        """Return the whole tensor, on every rank, from the ranks' slices."""
+        """Returns the whole tensor, on every rank, from the ranks' slices."""
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
             if mesh_axis is not None:
                 tf_slice = self._axes([mesh_axis]).allgather(tf_slice, axis=tensor_axis)
@@ -235,21 +235,21 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return self.slice(tf_x, x.shape)
 
     def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
-        """Return the whole tensor, on every rank; split dimensions are gathered."""
+        """Returns the whole tensor, on every rank; split dimensions are gathered."""
         return self.gather(laid_out_x.to_laid_out_tensor().one_slice, x.shape)
 
     def ranks_over(self, tensor_dimension: Any) -> Communicator:
-        """Return the ranks over which a dimension is split; this rank alone if it is whole."""
+        """Returns the ranks over which a dimension is split; this rank alone if it is whole."""
         axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
         return self._axes([] if axis is None else [axis])
 
     def replicated_axes(self, tensor_shape: Any) -> list[int]:
-        """Return the mesh axes along which all slices of a tensor of this shape are equal."""
+        """Returns the mesh axes along which all slices of a tensor of this shape are equal."""
         split = set(self.tensor_layout(tensor_shape))
         return [axis for axis in range(self.ndims) if axis not in split]
 
     def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:
-        """Print the slices of `data`, with the rank, when `x` is computed.
+        """Prints the slices of `data`, with the rank, when `x` is computed.
 
         Args:
             x, data, message: as for `mtf.Print`.
@@ -261,7 +261,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         )
 
     def random(self, shape: Any, tf_fn: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Draw random values that depend on the place in the tensor, not on mesh or layout.
+        """Draws random values that depend on the place in the tensor, not on mesh or layout.
 
         Each evaluation draws anew. The key is this mesh's seed, the number of the operation among
         this mesh's, the number of the evaluation, and the element's place.

@@ -15,14 +15,14 @@ from meshimpl import launch, quiet
 
 
 def prepare_tensorflow() -> None:
-    """Import TensorFlow with this rank's share of the cores, unless it is imported already."""
+    """Imports TensorFlow with this rank's share of the cores, unless it is imported already."""
     if "tensorflow" not in sys.modules:
         launch.configure_threads()
         quiet.import_tensorflow()
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the module-level `__getattr__` of a package.
+    """Returns the module-level `__getattr__` of a package.
 
     Args:
         package: name of the package.

@@ -48,12 +48,12 @@ class LaidOutMesh(mtf.Mesh):
 def mesh_function(
     mesh: ProcessMesh, layout: Any, *, seed: int = 0, **inputs: Spec
 ) -> Callable[[Callable[..., Any]], MeshFunction]:
-    """Return a decorator that makes a `MeshFunction` with these arguments."""
+    """Returns a decorator that makes a `MeshFunction` with these arguments."""
     return lambda build: MeshFunction(build, mesh, layout, inputs, seed=seed)
 
 
 def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
-    """Return a tensor that is the same on every rank, such as a cosmological parameter.
+    """Returns a tensor that is the same on every rank, such as a cosmological parameter.
 
     This is the identity; its gradient is added over all ranks, so each receives the whole.
     """
@@ -218,7 +218,7 @@ class MeshFunction:
         return outputs, gradient
 
     def block_of(self, name: str, value: Any) -> tf.Tensor:
-        """Return this rank's block of an input, given as the block or as the whole array.
+        """Returns this rank's block of an input, given as the block or as the whole array.
 
         Raises:
             ValueError: it has neither shape, or another dtype.
@@ -251,26 +251,26 @@ class MeshFunction:
         return outputs[0] if self._single else tuple(outputs)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:
-        """Return the whole array of output number `output`, on every rank, from all blocks."""
+        """Returns the whole array of output number `output`, on every rank, from all blocks."""
         self._forward  # noqa: B018  (the output shapes are known once it is lowered)
         return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
 
     def copy_slices_to_masters(self) -> dict[str, tf.Variable]:
-        """Gather every `mtf` variable into its master, which checkpoints save, on every rank."""
+        """Gathers every `mtf` variable into its master, which checkpoints save, on every rank."""
         self._forward  # noqa: B018
         if self.masters:
             self._copy_slices_to_masters()
         return self.masters
 
     def copy_masters_to_slices(self) -> None:
-        """Take rank 0's masters, as after a checkpoint was restored."""
+        """Takes rank 0's masters, as after a checkpoint was restored."""
         self._forward  # noqa: B018
         if self.masters:
             self._copy_masters_to_slices()
 
 
 def once_differentiable(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that computes gradients, itself hidden from tapes.
+    """Returns a function that computes gradients, itself hidden from tapes.
 
     Args:
         function: of tensors.
@@ -329,7 +329,7 @@ def block_of(
 
 
 def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> None:
-    """Raise a `ValueError` that names a dimension which its mesh axis does not divide."""
+    """Raises a `ValueError` that names a dimension which its mesh axis does not divide."""
     for dimension, axis in zip(shape, impl.tensor_layout(shape), strict=True):
         if axis is not None and dimension.size % impl.shape[axis].size:
             raise ValueError(
@@ -339,7 +339,7 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
 
 
 def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Return whether a `tf.GradientTape` records what is computed from these tensors."""
+    """Returns whether a `tf.GradientTape` records what is computed from these tensors."""
     from tensorflow.python.eager import record
 
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))

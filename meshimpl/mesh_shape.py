@@ -13,7 +13,7 @@ class MeshError(ValueError):
 
 
 def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:
-    """Return `"row:2,col:2"` (or a mapping, or pairs) as a tuple of (axis, size).
+    """Returns `"row:2,col:2"` (or a mapping, or pairs) as a tuple of (axis, size).
 
     Raises:
         MeshError: the text has another form, an axis is named twice, or a size is below 1.
@@ -41,5 +41,5 @@ def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:
 
 
 def format_mesh_shape(axes: Iterable[tuple[str, int]]) -> str:
-    """Return the text that `parse_mesh_shape` reads."""
+    """Returns the text that `parse_mesh_shape` reads."""
     return ",".join(f"{name}:{size}" for name, size in axes)

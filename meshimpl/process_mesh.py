@@ -21,7 +21,7 @@ from meshimpl.mesh_shape import MeshError, MeshShape, format_mesh_shape, parse_m
 
 
 def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
-    """Return the groups of ranks that differ only in some axes, for each non-empty set of axes."""
+    """Returns the groups of ranks that differ only in some axes, for each non-empty set of axes."""
     numbers = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
     groups = {}
     for count in range(1, len(axes) + 1):
@@ -35,7 +35,7 @@ def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tup
 
 
 def initialise(shapes: Iterable[MeshShape]) -> None:
-    """Start the engine with the communicators of every mesh shape this program will use.
+    """Starts the engine with the communicators of every mesh shape this program will use.
 
     Needed only by a program with several meshes: Horovod registers its process sets at its start,
     once in a process. A program with one mesh just makes its `ProcessMesh`.
@@ -96,13 +96,13 @@ class ProcessMesh:
         return self.coordinates_of(self.rank)
 
     def coordinates_of(self, rank: int) -> tuple[int, ...]:
-        """Return a rank's place along each axis."""
+        """Returns a rank's place along each axis."""
         if not 0 <= rank < self.size:
             raise MeshError(f"rank {rank} is not on the mesh {self} of {self.size} ranks")
         return tuple(int(c) for c in np.unravel_index(rank, self.shape)) if self.axes else ()
 
     def rank_of(self, coordinates: Sequence[int]) -> int:
-        """Return the rank at a place."""
+        """Returns the rank at a place."""
         if len(coordinates) != len(self.axes) or any(
             not 0 <= c < n for c, n in zip(coordinates, self.shape, strict=True)
         ):
@@ -110,11 +110,11 @@ class ProcessMesh:
         return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.axes else 0
 
     def axis_size(self, name: str) -> int:
-        """Return the size of an axis; 1 for an axis that the mesh does not have."""
+        """Returns the size of an axis; 1 for an axis that the mesh does not have."""
         return dict(self.axes).get(name, 1)
 
     def coordinate(self, name: str) -> int:
-        """Return this rank's place along an axis; 0 for an axis that the mesh does not have."""
+        """Returns this rank's place along an axis; 0 for an axis that the mesh does not have."""
         return dict(zip(self.names, self.coordinates, strict=True)).get(name, 0)
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class ProcessMesh:
         return {}
 
     def communicator(self, *names: str) -> Communicator:
-        """Return the ranks that differ from this one only in the named axes (in any order)."""
+        """Returns the ranks that differ from this one only in the named axes (in any order)."""
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise MeshError(f"the mesh {self} has no axis {unknown[0]!r}")
@@ -139,11 +139,11 @@ class ProcessMesh:
 
     @property
     def world(self) -> Communicator:
-        """All ranks."""
+        """The communicator of all ranks."""
         return self.communicator(*self.names)
 
     def without(self, axis: str) -> ProcessMesh:
-        """Return the ranks that share this one's place along an axis, as a mesh of the other axes.
+        """Returns the ranks that share this one's place along an axis, as a mesh of the other axes.
 
         Each such group works on its own. If the mesh has no such axis, or one of a single place,
         the result is this mesh.
@@ -151,12 +151,12 @@ class ProcessMesh:
         return self if self.axis_size(axis) == 1 else _Section(self, axis)
 
     def barrier(self) -> None:
-        """Wait until every rank has called this. Not for use inside a graph."""
+        """Waits until every rank has called this. Not for use inside a graph."""
         if self.size > 1:
             self.world.allreduce(tf.constant(0, tf.int32)).numpy()
 
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
-        """Return every rank's array, in rank order, on rank 0, and None on the others. Eager.
+        """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.
 
         Args:
             array: any dtype that numpy can view as bytes. Shapes may differ between ranks; dtype

@@ -23,7 +23,7 @@ _EAGER = "keras.src.optimizers"
 
 @contextmanager
 def without_keras() -> Iterator[None]:
-    """Let TensorFlow be imported without Keras, which takes 40 % of the time.
+    """Lets TensorFlow be imported without Keras, which takes 40 % of the time.
 
     `tf.keras` and `import keras` work afterwards: they load Keras when it is used.
     """
@@ -39,7 +39,7 @@ def without_keras() -> Iterator[None]:
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow, without Keras.
+    """Imports TensorFlow, without Keras.
 
     Of what it prints to the standard error, leaves out the known notices. With
     TF_CPP_MIN_LOG_LEVEL=0 in the environment everything is printed as it comes.

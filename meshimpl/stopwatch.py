@@ -20,16 +20,16 @@ class Stopwatch:
         }
 
     def now(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the time [s], in a graph, once some tensors have been computed."""
+        """Returns the time [s], in a graph, once some tensors have been computed."""
         with tf.control_dependencies(after):
             return tf.timestamp()
 
     def add(self, kind: str, begin: tf.Tensor, end: tf.Tensor) -> Any:
-        """Return the operation, in a graph, that adds a time to those of a kind."""
+        """Returns the operation, in a graph, that adds a time to those of a kind."""
         return self._seconds[kind].assign_add(end - begin, read_value=False)
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each kind since the last lap."""
+        """Returns the seconds of each kind since the last lap."""
         seconds = {kind: float(total) for kind, total in self._seconds.items()}
         for total in self._seconds.values():
             total.assign(0.0)

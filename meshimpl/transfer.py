@@ -32,7 +32,7 @@ class Transfer:
         return Transfer(f"{after} -> {before}", self.group)
 
     def __call__(self, block: tf.Tensor) -> tf.Tensor:
-        """Return the block after the transfer.
+        """Returns the block after the transfer.
 
         Args:
             block: any dtype that an alltoall carries; the whole dimension is a multiple of the

@@ -22,7 +22,7 @@ _FLIPS = list(itertools.product((1, -1), repeat=3))
 
 @dataclass(frozen=True)
 class View:
-    """How a volume is turned and shifted.
+    """A symmetry and a shift that are applied to a volume.
 
     Attributes:
         axes: the side of the volume that becomes x, y and z.

@@ -1,4 +1,4 @@
-"""What a training needs to go on: weights, optimiser, step. All else follows from the step."""
+"""Checkpoints of a training: weights, optimiser, step. All else follows from the step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Checkpoints:
         )
 
     def save(self, step: int) -> None:
-        """Write a checkpoint after `step` steps. On all ranks together.
+        """Writes a checkpoint after `step` steps. On all ranks together.
 
         All ranks go on with rank 0's values: should processors of different kinds round otherwise,
         the ranks stay equal, and equal to what is resumed.
@@ -67,7 +67,7 @@ class Checkpoints:
         self._mesh.barrier()
 
     def restore(self) -> int | None:
-        """Restore the latest checkpoint on all ranks; returns its number of steps, or None.
+        """Restores the latest checkpoint on all ranks; returns its number of steps, or None.
 
         Raises:
             TrainedError: on all ranks; it is damaged, or of another network or optimiser.
@@ -84,7 +84,7 @@ def take_up(
     *,
     partly: bool = False,
 ) -> bool:
-    """Read the latest checkpoint of a folder on rank 0, and give it to all ranks.
+    """Reads the latest checkpoint of a folder on rank 0, and gives it to all ranks.
 
     Args:
         folder: of checkpoints.

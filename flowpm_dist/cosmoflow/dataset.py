@@ -52,7 +52,7 @@ def check_dataset(
     compressed: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Check that splits can be written, without changing anything. Needs no TensorFlow.
+    """Checks that splits can be written, without changing anything. Needs no TensorFlow.
 
     Raises:
         OutputError: why not, and what to do about it.
@@ -91,7 +91,7 @@ def write_dataset(
     overwrite: bool = False,
     scale: float = 256.0,
 ) -> None:
-    """Simulate splits of a dataset. On all ranks together, each of which writes its blocks.
+    """Simulates splits of a dataset. On all ranks together, each of which writes its blocks.
 
     dataset.json tells of a split only when it is whole, and is written last. Splits of the same
     simulations that are in the folder already stay; beside each are its statistics, which
@@ -144,7 +144,7 @@ def write_dataset(
 
 
 def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
-    """Check that splits which stay have the same simulations and the same format."""
+    """Checks that the splits that are kept have the same simulations and the same format."""
     if not kept:
         return
     try:
@@ -173,7 +173,7 @@ def _universes(header: DatasetHeader) -> dict[str, Any]:
 
 
 def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | None) -> None:
-    """Remove splits, with what an interrupted session left of them, and from dataset.json."""
+    """Removes splits, with what an interrupted session left of them, and from dataset.json."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if header_of_kept is None:

@@ -38,10 +38,10 @@ from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
 MOST_MEASURED = 4096
-"""Volumes of a training set in files that baselines see."""
+"""Greatest number of volumes of a training set in files that baselines are fitted to."""
 
 SMALLEST = 125
-"""Of the learning curves [simulations]; each further one is twice as many."""
+"""Smallest size of the learning curves [simulations]; each further one is twice as large."""
 
 
 def evaluate(
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def check_comparable(trainings: Sequence[Training]) -> None:
-    """Check that trainings share one test set, and that none is given twice.
+    """Checks that trainings share one test set, and that none is given twice.
 
     Raises:
         TrainedError: otherwise.

@@ -36,12 +36,12 @@ class Asked:
 
     @property
     def seed(self) -> int:
-        """Of the weights."""
+        """The seed of the weights."""
         return self.training.plan.training.seed
 
     @property
     def method(self) -> str:
-        """The same of trainings that differ in seed and number of simulations alone."""
+        """A text that trainings share if they differ in seed and number of simulations only."""
         return json.dumps(method_of(self.training.plan), sort_keys=True)
 
 
@@ -66,7 +66,7 @@ def method_of(plan: TrainingPlan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Group:
-    """Trainings that differ in their seed alone.
+    """Trainings that differ in their seed only.
 
     Attributes:
         name: what tables call them.

@@ -1,4 +1,4 @@
-"""What an evaluation found, and the tables and figures that are made of it."""
+"""The results of an evaluation, with their tables and figures."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ OF_SEEDS = ("rmse", "rmse_over_mean", "r2")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good networks are on the untouched test set, beside other methods.
+    """The results of networks on the untouched test set, compared with other methods.
 
     Attributes:
-        main: name of the method that the figures are of, a network or the mean of several.
-        predictions: of the test set by method, `main` first, then networks, then baselines.
-        scores: of the same methods.
-        train_mean: mean of the training targets, [p].
+        main: the name of the method in the figures, a network or the mean of several.
+        predictions: the predictions for the test set by method: `main` first, then networks, then
+            baselines.
+        scores: the scores of the same methods.
+        train_mean: the mean of the training targets, [p].
         seeds: mean and standard deviation over runs that differ in their seed alone:
             [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
-        curves: error against number of simulations, the networks' first.
-        collapse: of each network, whether it has learnt anything, in a sentence.
-        notes: what one should know, in sentences.
-        trainings: of each: folder, step, steps, complete, seed, samples.
-        folder: where it goes by default.
+        curves: the error against the number of simulations, those of networks first.
+        collapse: a sentence for each network on whether it has learnt anything.
+        notes: sentences on the evaluation that a reader should know.
+        trainings: the folder, step, steps, complete, seed and samples of each training.
+        folder: the folder that it is written to by default.
     """
 
     main: str
@@ -87,7 +88,7 @@ class Evaluation:
         return f"On {count} test volumes:\n\n{markdown(self.scores)}\n{said}"
 
     def write(self, folder: Path | None = None) -> Path:
-        """Write tables, numbers and figures; an older evaluation there is replaced.
+        """Writes tables, numbers and figures; an older evaluation there is replaced.
 
         All are written aside first; scores.json, moved last, says that they are whole.
 
@@ -164,7 +165,7 @@ class Evaluation:
 
 
 def check_evaluation_folder(folder: Path) -> None:
-    """Check that an evaluation can be written to a folder, without changing anything.
+    """Checks that an evaluation can be written to a folder, without changing anything.
 
     Raises:
         OutputError: it is no folder, cannot be written to, or has files of these names from

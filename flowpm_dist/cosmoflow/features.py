@@ -31,7 +31,7 @@ class FeatureScaling:
         self.scale = tf.Variable(tf.ones([features], dtype), trainable=False, name="scale")
 
     def calibrate(self, features: np.ndarray) -> None:
-        """Give features mean 0 and variance 1, from those of some volumes [volume, features]."""
+        """Gives features mean 0 and variance 1, from those of some volumes [volume, features]."""
         found = features / self.scale.numpy() + self.shift.numpy()
         mean, spread = found.mean(axis=0), found.std(axis=0)
         if spread.max() <= 1e-6 * np.abs(mean).max():
@@ -40,5 +40,5 @@ class FeatureScaling:
         self.scale.assign(1 / np.maximum(spread, LEAST_SPREAD * np.abs(mean).max()))
 
     def recentre(self, features: np.ndarray) -> None:
-        """Give features mean 0, from those of some volumes [volume, features]."""
+        """Gives features mean 0, from those of some volumes [volume, features]."""
         self.shift.assign_add(features.mean(axis=0) / self.scale)

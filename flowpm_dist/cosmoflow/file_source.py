@@ -44,7 +44,7 @@ class FileSource:
         self._batches: Iterator[tuple[Any, Any, Any]] = iter(())
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read ahead from a step on; there is no progress to report."""
+        """Reads ahead from a step on; there is no progress to report."""
         lane = self.lanes.first, self.lanes.count
         batches = self.dataset.batches(self.lanes.batch, lane, seed=self.seed, start_step=step)
         self._batches = iter(batches)
@@ -73,7 +73,7 @@ class FileSource:
         return 0
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stops reading."""
         self._batches = iter(())
 
 

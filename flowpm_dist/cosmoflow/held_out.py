@@ -51,7 +51,7 @@ class Statistics:
         self._k = np.empty(0)
 
     def add(self, generation: Generation) -> None:
-        """Add the simulations of a generation."""
+        """Adds the simulations of a generation."""
         self._k = generation.k
         parts = generation.parameters, generation.power, generation.histogram
         self._sizes = tuple(part.shape[1] for part in parts)
@@ -59,7 +59,7 @@ class Statistics:
             self._rows[int(index)] = np.concatenate([part[place] for part in parts])
 
     def write(self) -> None:
-        """Write all statistics, with those that the file holds already. On all ranks together.
+        """Writes all statistics, with those that the file holds already. On all ranks together.
 
         While none have been added the file, if there is one, stays as it is.
 
@@ -122,7 +122,7 @@ def make_volumes(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Simulate the universes of a stream and write them as a split of a dataset. On all ranks.
+    """Simulates the universes of a stream and writes them as a split of a dataset. On all ranks.
 
     Args:
         maker: of the universes.
@@ -166,7 +166,7 @@ def hold_out(
     folder: TrainingFolder,
     progress: Progress,
 ) -> None:
-    """Simulate validation and test sets, unless they are there from an earlier session.
+    """Simulates validation and test sets, unless they are there from an earlier session.
 
     On all ranks together.
 
@@ -207,7 +207,7 @@ def measure_volumes(
     mesh: ProcessMesh,
     statistics: Statistics,
 ) -> None:
-    """Measure the statistics of volumes that are in files, numbered in their order. On all ranks.
+    """Measures the statistics of volumes that are in files, numbered in their order. On all ranks.
 
     Args:
         batches: this rank's blocks of them, of lanes that follow each other over the replicas.

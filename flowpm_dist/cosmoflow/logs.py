@@ -1,4 +1,4 @@
-"""What a training writes down of each step: a row of metrics.csv, and events for TensorBoard."""
+"""The logs of each step of a training: a row of metrics.csv, and events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TensorBoard:
         self._writer = tf.summary.create_file_writer(str(folder / f"from-{first}"))
 
     def add(self, step: int, **values: float) -> None:
-        """Add the values of a step, by name."""
+        """Adds the values of a step, by name."""
         with self._writer.as_default():
             for name, value in values.items():
                 tf.summary.scalar(name, value, step=step)
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Writes what is still in memory."""
         self._writer.close()
 
 
@@ -64,7 +64,7 @@ class TrainingLogs:
         samples: int,
         simulations: int,
     ) -> None:
-        """Add a step.
+        """Adds a step.
 
         Args:
             report: of the step.
@@ -90,6 +90,6 @@ class TrainingLogs:
         self._board.add(report.step, **values)
 
     def close(self) -> None:
-        """Close both."""
+        """Closes both."""
         self._board.close()
         self._table.close()

@@ -146,7 +146,7 @@ class Network(tf.Module):
 
     @property
     def input_dtype(self) -> np.dtype:
-        """Of the density."""
+        """The dtype of the density."""
         return np.dtype("float64" if self.precision == tf.float64 else "float32")
 
     def _inputs(self, **others: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Network(tf.Module):
 
     @property
     def state(self) -> list[tf.Variable]:
-        """What a checkpoint must hold: the weights, and the features' shift and scale."""
+        """The variables of a checkpoint: the weights, and the features' shift and scale."""
         return [*self.weights, self._scaling.shift, self._scaling.scale]
 
     @property
@@ -228,7 +228,7 @@ class Network(tf.Module):
         return self._predict(volume=volume, **self._held)[0]
 
     def calibrate(self, volumes: Iterable[Any]) -> None:
-        """Give the dense layers features of mean 0 and variance 1, see `FeatureScaling`.
+        """Gives the dense layers features of mean 0 and variance 1, see `FeatureScaling`.
 
         On all ranks together.
 
@@ -238,7 +238,7 @@ class Network(tf.Module):
         self._scaling.calibrate(self._features(volumes))
 
     def recentre(self, volumes: Iterable[Any]) -> None:
-        """Give the dense layers features of mean 0 where `predict` is asked. On all ranks together.
+        """Gives the dense layers features of mean 0 in `predict`. On all ranks together.
 
         With `centre` the features of a step are those less their mean over its batch, which follows
         every update of the layers before; a volume that is asked about alone has no batch.
@@ -272,6 +272,6 @@ class Network(tf.Module):
         return mtf.Shape(dims)
 
     def broadcast_weights(self) -> None:
-        """Give every rank the weights of rank 0."""
+        """Gives every rank the weights of rank 0."""
         for variable in self.state:
             variable.assign(self.mesh.world.broadcast(variable))

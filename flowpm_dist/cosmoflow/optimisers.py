@@ -20,7 +20,7 @@ SC18_TRUST = 0.002
 
 
 class Optimiser(tf.Module):
-    """What optimisers share: counter, slots, clipping, LARC's rate, and a skip of bad gradients.
+    """The base of optimisers: counter, slots, clipping, LARC's rate, skip of bad gradients.
 
     A subclass names its slots and gives `_step`. To be saved with `tf.train.Checkpoint`; what is
     restored before the slots exist is kept for them.
@@ -62,7 +62,7 @@ class Optimiser(tf.Module):
         self._compiled = tf.function(self._update, autograph=False, jit_compile=True)
 
     def build(self, variables: Sequence[tf.Variable]) -> None:
-        """Make the slots of these weights; the first `apply` does so where it was not done.
+        """Makes the slots of these weights; the first `apply` does so where it was not done.
 
         Raises:
             ValueError: there are slots of other shapes.

@@ -102,7 +102,7 @@ SMALLEST_CENTRED = 4
 
 
 class TrainingOptions(Options):
-    """How the network learns."""
+    """The options of the training of a network."""
 
     batch: int = count(4)
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
@@ -143,7 +143,7 @@ class TrainingOptions(Options):
 
 
 class DataOptions(Options):
-    """Where volumes come from, and how many."""
+    """The source and the number of the volumes."""
 
     source: Literal["simulate", "files", "dummy"] = Field(
         default="simulate", description='"simulate", "files" or "dummy"'

@@ -1,4 +1,4 @@
-"""How a session of a training ended, and the figures it leaves."""
+"""The outcome of a session of a training, and its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshimpl.process_mesh import ProcessMesh
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended.
+    """The outcome of a training.
 
     Attributes:
         step: updates made so far.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def write_phases(outcome: Outcome, folder: TrainingFolder, mesh: ProcessMesh) -> None:
-    """Write phases.json, phases.png and training.png, if a step was made. On rank 0.
+    """Writes phases.json, phases.png and training.png, if a step was made. On rank 0.
 
     Args:
         outcome: of the session.

@@ -1,4 +1,4 @@
-"""Where the time of training goes, phase by phase."""
+"""The time that each phase of a training takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PhaseClock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Count the time spent inside in a phase."""
+        """Adds the time spent inside the context to a phase."""
         begin = time.perf_counter()
         try:
             yield
@@ -27,7 +27,7 @@ class PhaseClock:
             self.seconds[phase] += time.perf_counter() - begin
 
     def move(self, phase: str, source: str, seconds: float) -> None:
-        """Count seconds in `phase` that were counted in `source`."""
+        """Moves seconds that were counted in `source` to `phase`."""
         self.seconds[phase] += seconds
         self.seconds[source] -= seconds
 

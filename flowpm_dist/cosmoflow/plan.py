@@ -1,4 +1,4 @@
-"""What a training is, as one plain object; no TensorFlow, and no reading of run files."""
+"""The plan of a training, as one plain object without TensorFlow and run files."""
 
 from __future__ import annotations
 

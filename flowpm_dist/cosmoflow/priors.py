@@ -1,4 +1,4 @@
-"""Which universes are made: their cosmologies from the priors, their white noise from seeds.
+"""The universes to simulate: their cosmologies from the priors, their white noise from seeds.
 
 Everything follows from the seed of the data, the name of a stream ("train", "validation", "test")
 and the number of the simulation in it: any rank can say what any simulation is, in any order, and a

@@ -70,7 +70,7 @@ class TrainingRun:
         )
 
     def run(self, *, resume: bool) -> Outcome:
-        """Train to the end, or until a signal comes. On all ranks together.
+        """Trains to the end, or until a signal comes. On all ranks together.
 
         Args:
             resume: go on from the latest checkpoint, if there is one.

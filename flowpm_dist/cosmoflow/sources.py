@@ -20,7 +20,7 @@ from meshimpl.process_mesh import ProcessMesh
 
 
 def stage_files(plan: TrainingPlan, progress: Progress) -> None:
-    """Copy the files of a training to the fast folder that it names, if any, once on each node.
+    """Copies the files of a training to the fast folder that it names, if any, once on each node.
 
     To be called before the ranks form a mesh: those that wait for others there do so for minutes
     at most.
@@ -35,7 +35,7 @@ def stage_files(plan: TrainingPlan, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Volumes:
-    """Where the batches of a training come from.
+    """The source of the batches of a training.
 
     Attributes:
         source: of the batches.

@@ -38,7 +38,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return self.folder.path.absolute().name
 
     @property
@@ -113,7 +113,7 @@ def trained_network(
 
 
 def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variable]) -> int:
-    """Restore the weights alone from the latest checkpoint, on all ranks.
+    """Restores the weights alone from the latest checkpoint, on all ranks.
 
     Returns:
         The number of steps it was written after.

@@ -26,7 +26,7 @@ class Source(Protocol):
     """A source of batches."""
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Make ready for a first step.
+        """Makes ready for a first step.
 
         Args:
             step: its number.
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Returns some batches after `start`, without changing what steps train on."""
 
     def close(self) -> None:
-        """End the work; no more steps will be asked for."""
+        """Ends the work; no more steps will be asked for."""
 
 
 class DivergedError(FloatingPointError):
@@ -98,7 +98,7 @@ class Trainer:
         self._failures = 0
 
     def step(self, number: int) -> StepReport:
-        """Train on one batch. On all ranks together.
+        """Trains on one batch. On all ranks together.
 
         Raises:
             DivergedError: the gradients of several steps in a row were not finite.

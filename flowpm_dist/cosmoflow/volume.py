@@ -1,4 +1,4 @@
-"""Whether a volume that a user brings is such as a network was trained on."""
+"""Checks that a user's volume is like those that a network was trained on."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ class UniformPriors:
 
     @property
     def low(self) -> np.ndarray:
-        """Lower ends, float64 [parameter]."""
+        """The lower ends of the ranges, float64 [parameter]."""
         return np.array([low for low, _ in self.ranges.values()], np.float64)
 
     @property
     def high(self) -> np.ndarray:
-        """Upper ends, float64 [parameter]."""
+        """The upper ends of the ranges, float64 [parameter]."""
         return np.array([high for _, high in self.ranges.values()], np.float64)
 
     @property
     def centre(self) -> np.ndarray:
-        """Means of the priors, float64 [parameter]."""
+        """The means of the priors, float64 [parameter]."""
         return 0.5 * (self.low + self.high)

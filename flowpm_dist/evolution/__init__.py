@@ -1,1 +1,1 @@
-"""From the first to the last step: integrators, kicks and drifts, and the way back."""
+"""The evolution of particles: integrators, kicks and drifts, and their adjoints."""

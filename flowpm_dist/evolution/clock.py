@@ -1,4 +1,4 @@
-"""Where the time of an evolution goes."""
+"""The time that each phase of an evolution takes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from flowpm_dist.options import Options
 
 
 class HaloOptions(Options):
-    """How far particles may stray.
+    """The options of the halo: how far particles may stray.
 
     Attributes:
         halo: planes exchanged along split axes [particle spacings]; "auto" sizes it from the LPT
@@ -23,7 +23,7 @@ class HaloOptions(Options):
 
 
 class RunOptions(HaloOptions):
-    """How a run is computed.
+    """The options of the computation of a run.
 
     Attributes:
         precision: of fields and particles, "float32" or "float64".

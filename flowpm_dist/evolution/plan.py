@@ -1,4 +1,4 @@
-"""What an evolution starts from, and what it is to carry out."""
+"""The particles that an evolution starts from, and the plan of its operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Particles:
 
 @dataclass(frozen=True)
 class EvolutionPlan:
-    """What an evolution is to carry out.
+    """The plan of an evolution.
 
     Attributes:
         operations: in order.

@@ -42,7 +42,7 @@ def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:
 
 
 def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> list[str]:
-    """Why a mesh does not fit, in words; empty when it does.
+    """Returns the reasons why a mesh does not fit, in words; empty if it fits.
 
     Args:
         axes: sizes by name.

@@ -53,12 +53,12 @@ class FilterOperation(mtf.Operation):
 
 
 def filter_real(spectrum: Any, box: Box, kernel: Kernel) -> Any:
-    """Multiply each mode by a real kernel that is even in k."""
+    """Multiplies each mode by a real kernel that is even in k."""
     return FilterOperation(spectrum, box, kernel, False).outputs[0]
 
 
 def filter_imaginary(spectrum: Any, box: Box, kernel: Kernel) -> Any:
-    """Multiply each mode by i and a real kernel that is odd in k."""
+    """Multiplies each mode by i and a real kernel that is odd in k."""
     return FilterOperation(spectrum, box, kernel, True).outputs[0]
 
 

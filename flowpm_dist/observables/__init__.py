@@ -1,4 +1,4 @@
-"""What a survey sees of a universe: structure formation, redshift space, biased tracers.
+"""The observables of a survey: structure formation, redshift space, biased tracers.
 
 `ForwardModel` goes from white noise to the observed density.
 """

@@ -1,4 +1,4 @@
-"""From white noise to what is observed: structure formation, redshift space, bias."""
+"""The forward model from white noise to observables: structure formation, redshift space, bias."""
 
 from __future__ import annotations
 

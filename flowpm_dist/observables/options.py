@@ -34,7 +34,7 @@ def _one_scheme(bias: Mapping[str, float]) -> Mapping[str, float]:
 
 
 class ForwardModelOptions(Options):
-    """From white noise to what is observed.
+    """The options of the model from white noise to what is observed.
 
     Attributes:
         structure: what forms structure, by cost: "linear" (linear theory on the grid), "1lpt",

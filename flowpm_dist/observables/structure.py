@@ -1,4 +1,4 @@
-"""What forms structure: linear theory on the grid, LPT, or the particle mesh."""
+"""Models of structure formation: linear theory on the grid, LPT, or the particle mesh."""
 
 from __future__ import annotations
 

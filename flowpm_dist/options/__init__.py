@@ -1,4 +1,4 @@
-"""How an option is declared: once, with its type, its default, and what it must be.
+"""The declaration of options: once, with their types, their defaults, and what they must be.
 
 The options of a room are a frozen `Options` model in that room. A job is given the model, and a
 section of a run file is the model, so that an option is one line wherever it is used.

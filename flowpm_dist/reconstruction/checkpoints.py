@@ -27,7 +27,7 @@ class CheckpointError(WorkError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come.
+    """The progress of a search or of chains.
 
     Attributes:
         iteration: the number of iterations so far.

@@ -40,7 +40,7 @@ def model_of(plan: ReconstructionPlan, mesh: ProcessMesh) -> ForwardModel:
 
 @dataclass(frozen=True)
 class Observed:
-    """What this rank knows of the observed universe.
+    """This rank's block of the observed universe, and the likelihood of the data.
 
     Attributes:
         data: density or counts, float64 block [x, y, z].

@@ -33,7 +33,7 @@ COMPARE_EVERY = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a reconstruction ended.
+    """The outcome of a reconstruction.
 
     Attributes:
         iteration, evaluations: made so far in the search.

@@ -1,4 +1,4 @@
-"""What a run is given, read and checked once: a seed, white noise or particles, and cosmologies."""
+"""The inputs of a run, read and checked once: seed, white noise or particles, and cosmologies."""
 
 from __future__ import annotations
 

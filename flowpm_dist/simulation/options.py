@@ -1,4 +1,4 @@
-"""How a simulation is carried out, whatever its universe and its box."""
+"""The options of a simulation, whatever its universe and its box."""
 
 from __future__ import annotations
 

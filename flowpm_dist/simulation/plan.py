@@ -1,4 +1,4 @@
-"""How a job simulates its universes, as one object without TensorFlow."""
+"""The plan of a job's simulations, as one object without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: paint, exchange, FFT, transposes, filter, read, update.
+"""The time of each part of a run: paint, exchange, FFT, transposes, filter, read, update.
 
 ::
 

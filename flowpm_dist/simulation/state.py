@@ -30,7 +30,7 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a state came from.
+    """The provenance of a state.
 
     Attributes:
         options: of the simulation.

@@ -87,7 +87,7 @@ def compare(
     shot_noise: float | tuple[float, float] = 0.0,
     interlaced: Pair = (None, None),
 ) -> Comparison:
-    """All two-point statistics of two fields, from one transform of each.
+    """Returns all two-point statistics of two fields, from one transform of each.
 
     Args:
         a, b: `Field`s on the same box (or whole arrays on one rank).

@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks of a job, and how a job starts and ends.
+"""The place of this process among the ranks of a job, and the start and the end of a job.
 
 Everything here is read from the environment that mpirun, srun or horovodrun leaves. Importing this
 package imports neither TensorFlow nor Horovod nor MPI.

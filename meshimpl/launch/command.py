@@ -28,13 +28,13 @@ ENVIRONMENT_DEFAULTS = {
 
 
 def set_horovod_defaults() -> None:
-    """Set the variables of Horovod and MPI to this package's defaults where the user has not."""
+    """Sets the variables of Horovod and MPI to this package's defaults where the user has not."""
     for name, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def find_mpirun() -> Path:
-    """Return the mpirun beside this Python, or else the first one in the PATH.
+    """Returns the mpirun beside this Python, or else the first one in the PATH.
 
     Raises:
         LaunchError: there is none.
@@ -51,7 +51,7 @@ def find_mpirun() -> Path:
 
 @functools.cache
 def is_open_mpi(mpirun: Path) -> bool:
-    """Return whether an mpirun is Open MPI's; MPICH's and its relatives take Hydra's options."""
+    """Returns whether an mpirun is Open MPI's; MPICH's and its relatives take Hydra's options."""
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
     return re.search("open.?mpi|open.?rte|prrte", version.stdout, re.IGNORECASE) is not None
 
@@ -59,7 +59,7 @@ def is_open_mpi(mpirun: Path) -> bool:
 def mpirun_command(
     ranks: int, argv: Sequence[str], *, threads: int | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment that run `argv` on several ranks of this machine.
+    """Returns the command and the environment that run `argv` on several ranks of this machine.
 
     Args:
         ranks: number of ranks; it may exceed the number of cores.

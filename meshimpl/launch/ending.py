@@ -1,4 +1,4 @@
-"""How one rank ends its whole job: on request, or when an exception is not caught."""
+"""The end of a whole job by one rank: on request, or when an exception is not caught."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from meshimpl.launch.job_folder import JobFolder
 
 
 def abort(status: int = 1) -> NoReturn:
-    """End every rank of this job at once, without waiting for any.
+    """Ends every rank of this job at once, without waiting for any.
 
     Args:
         status: the job's exit status.
@@ -29,7 +29,7 @@ def abort(status: int = 1) -> NoReturn:
 
 
 def _abort_mpi(status: int) -> None:
-    """Call MPI_Abort if MPI is running, whoever started it; return otherwise."""
+    """Calls MPI_Abort if MPI is running, whoever started it; returns otherwise."""
     try:
         import mpi4py
 
@@ -42,7 +42,7 @@ def _abort_mpi(status: int) -> None:
 
 
 def abort_on_error() -> None:
-    """Make an uncaught exception of this rank end the whole job within seconds.
+    """Makes an uncaught exception of this rank end the whole job within seconds.
 
     The rank prints the traceback and below it a line such as `[rank 1/4] ValueError: too small`.
     The job's exit status is 1, or 130 after an interrupt. On one rank Python's own handling stays.

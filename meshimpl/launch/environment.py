@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks of its job, from environment variables alone."""
+"""The place of this process among the ranks of its job, from environment variables only."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class RankEnvironment:
 
 
 def detect(environment: Mapping[str, str] | None = None) -> RankEnvironment:
-    """Return the place of this process in its job.
+    """Returns the place of this process in its job.
 
     A Slurm batch script without srun is one process, however many tasks the job has.
 
@@ -59,7 +59,7 @@ def _from_variables(env: Mapping[str, str], names: Sequence[str], launcher: str)
 
 
 def _slurm_step(env: Mapping[str, str]) -> RankEnvironment | None:
-    """Return the place in a step that srun started with more than one task, else None."""
+    """Returns the place in a step that srun started with more than one task, else None."""
     step = env.get("SLURM_STEP_ID", "")
     size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
     if "SLURM_PROCID" not in env or not step.isdigit() or int(step) >= _FIRST_SPECIAL_STEP:
@@ -73,7 +73,7 @@ def _slurm_step(env: Mapping[str, str]) -> RankEnvironment | None:
 
 
 def _tasks_on_node(per_node: str, node: int) -> int:
-    """Read Slurm's short form: "2(x3),1" is 2 tasks on each of three nodes and 1 on the fourth."""
+    """Reads Slurm's short form: "2(x3),1" is 2 tasks on each of three nodes and 1 on the fourth."""
     counts: list[int] = []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
         counts += [int(tasks)] * int(times or 1)

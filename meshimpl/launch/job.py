@@ -47,7 +47,7 @@ def launch_or_join(
 
 
 def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None = None) -> int:
-    """Run this same Python program on several ranks, and pass SIGINT and SIGTERM on to them.
+    """Runs this same Python program on several ranks, and passes SIGINT and SIGTERM on to them.
 
     mpirun ends its ranks one second after either signal. A program whose ranks need longer to end
     in good order sets `stop_as`.
@@ -98,7 +98,7 @@ def _describe_status(status: int, ranks: int) -> str:
 
 
 def _this_program() -> list[str]:
-    """Return the command that started this program, without its arguments."""
+    """Returns the command that started this program, without its arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None:
         return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
@@ -108,7 +108,7 @@ def _this_program() -> list[str]:
 def _supervise(
     command: list[str], env: dict[str, str], folder: JobFolder, stop_as: signal.Signals | None
 ) -> tuple[int, int | None]:
-    """Run mpirun to its end; return its status and the signal that asked it to stop, if any."""
+    """Runs mpirun to its end; returns its status and the signal that asked it to stop, if any."""
     # Loaded before the fork: between fork and exec nothing may be imported.
     prctl = ctypes.CDLL(None).prctl
 

@@ -18,16 +18,16 @@ class JobFolder:
 
     @classmethod
     def of_this_rank(cls) -> JobFolder | None:
-        """Return the folder of this rank's job; None if mpirun was not started by `relaunch`."""
+        """Returns the folder of this rank's job; None if mpirun was not started by `relaunch`."""
         folder = os.environ.get(VARIABLE)
         return cls(Path(folder)) if folder else None
 
     def report_failure(self, rank: int, summary: str) -> None:
-        """Note why a rank failed."""
+        """Notes why a rank failed."""
         (self.path / f"{rank:06d}").write_text(summary)
 
     def first_failure(self) -> str | None:
-        """Return the summary of the first rank that failed, which is the cause of later ones."""
+        """Returns the summary of the first rank that failed, which is the cause of later ones."""
         reports = sorted(self.path.glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
         return reports[0].read_text() if reports else None
 
@@ -36,16 +36,16 @@ class JobFolder:
         return self.path / "stopped-by"
 
     def announce_stop(self, signal_name: str) -> None:
-        """Note the signal that asked the job to stop."""
+        """Notes the signal that asked the job to stop."""
         self._stop.write_text(signal_name)
 
     def stop_signal(self) -> str | None:
-        """Return the signal that asked the job to stop; None if none has."""
+        """Returns the signal that asked the job to stop; None if none has."""
         return self._stop.read_text() if self._stop.exists() else None
 
 
 def stop_name(received: str) -> str:
-    """Return the name of the signal that asked this job to stop.
+    """Returns the name of the signal that asked this job to stop.
 
     The process that started the job may pass signals on as another one, see `relaunch`.
 

@@ -13,7 +13,7 @@ LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_
 
 
 def available_cores() -> int:
-    """Return the number of cores that affinity and container leave to this process."""
+    """Returns the number of cores that affinity and container leave to this process."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -23,7 +23,7 @@ def available_cores() -> int:
 
 
 def threads_per_rank(here: RankEnvironment | None = None) -> int:
-    """Return this rank's share of the node's cores.
+    """Returns this rank's share of the node's cores.
 
     MESHIMPL_THREADS or FLOWPM_THREADS in the environment override it.
 
@@ -48,7 +48,7 @@ def threads_per_rank(here: RankEnvironment | None = None) -> int:
 
 
 def configure_threads() -> int:
-    """Set the threads of TensorFlow, XLA and OpenMP to this rank's share of the node's cores.
+    """Sets the threads of TensorFlow, XLA and OpenMP to this rank's share of the node's cores.
 
     Call it before TensorFlow computes, and preferably before it is imported: OpenMP libraries read
     their setting when they are loaded.
@@ -68,7 +68,7 @@ def configure_threads() -> int:
 
 
 def place_devices(local_rank: int) -> None:
-    """Show TensorFlow one GPU for this rank if the node has any; local ranks take turns."""
+    """Shows TensorFlow one GPU for this rank if the node has any; local ranks take turns."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

@@ -1,4 +1,4 @@
-"""Ways to differentiate an evolution, one a file; one of your own derives from `Adjoint`."""
+"""Adjoints of an evolution, one in each file; your own derive from `Adjoint`."""
 
 from flowpm_dist.evolution.adjoints.base import ADJOINTS, Adjoint, AdjointChoice
 from flowpm_dist.evolution.adjoints.direct import DirectAdjoint

@@ -1,4 +1,4 @@
-"""What a way to differentiate an evolution must provide."""
+"""The interface of an adjoint of an evolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a time integration scheme must provide: kicks and drifts, and their factors.
+"""The interface of a time integration scheme: kicks and drifts, and their factors.
 
 Schemes are declared without TensorFlow, so that run files can name them and their options.
 """

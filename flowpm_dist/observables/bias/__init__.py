@@ -1,4 +1,4 @@
-"""How tracers follow matter, one scheme a file; a scheme of your own derives from `Bias`."""
+"""The bias of tracers, one scheme in each file; your own derive from `Bias`."""
 
 from __future__ import annotations
 

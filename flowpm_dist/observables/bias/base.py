@@ -1,4 +1,4 @@
-"""What a bias scheme provides."""
+"""The interface of a bias scheme."""
 
 from __future__ import annotations
 

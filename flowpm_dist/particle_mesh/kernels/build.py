@@ -22,7 +22,7 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler, CXX if that is set.
+    """Returns the command of the C++ compiler, CXX if that is set.
 
     Raises:
         BuildError: there is none.
@@ -35,7 +35,7 @@ def compiler() -> list[str]:
 
 
 def tensorflow_flags() -> tuple[list[str], list[str]]:
-    """Return what TensorFlow wants for compiling and for linking.
+    """Returns the flags that TensorFlow needs for compiling and for linking.
 
     Raises:
         BuildError: this Python has no TensorFlow.
@@ -52,7 +52,7 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
 
 
 def build(library: Path, objects: Path) -> None:
-    """Compile on all cores and link.
+    """Compiles on all cores and links.
 
     Args:
         library: the shared library to write.
