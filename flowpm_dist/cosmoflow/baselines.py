@@ -1,8 +1,8 @@
-"""What summary statistics of the same volumes tell of the parameters, without a network on volumes.
+"""Baselines that predict the parameters from summary statistics, without a network on volumes.
 
 Each baseline is fitted to the training set, and its settings are chosen on the validation set. Its
-sigma is the root mean square of its residuals on the validation set, the same for all samples; as
-the settings were chosen there, it is a little small.
+sigma is the root mean square of its residuals on the validation set, the same for all samples. As
+the settings were chosen there, it is slightly too small.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
 
 @dataclass(frozen=True)
 class Features:
-    """Summary statistics of n volumes, and what is true of them.
+    """Summary statistics of n volumes, and their true parameters.
 
     Attributes:
         names: of the p parameters.
@@ -70,7 +70,7 @@ class Baseline(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables and figures call it."""
+        """The name in tables and figures."""
         ...
 
     def fit(self, train: Features, validation: Features) -> Predictor:
@@ -171,7 +171,7 @@ class SmallNetwork:
 
     @property
     def name(self) -> str:
-        """What tables and figures call it."""
+        """The name in tables and figures."""
         return "MLP on log P(k) + histogram" if self.histogram else "MLP on log P(k)"
 
     def fit(self, train: Features, validation: Features) -> Predictor:

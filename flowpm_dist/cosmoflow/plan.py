@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def total_steps(self) -> int:
-        """Updates in the whole training."""
+        """The number of updates in the whole training."""
         return self.training.steps
 
     @property

@@ -93,7 +93,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class _Decay(Schedule):
-    """From the base rate to the end rate in `decay_steps` steps after the warm-up, then constant.
+    """A decay from the base rate to the end rate in `decay_steps` steps, then constant.
 
     Attributes:
         end: the rate from step warmup_steps + decay_steps on.

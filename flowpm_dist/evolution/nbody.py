@@ -39,12 +39,12 @@ class NBody:
 
     @functools.cached_property
     def paint(self) -> MeshFunction:
-        """`f(displacement)`: particles in each cell of the mesh, and their reach."""
+        """The function `f(displacement)`: particles in each cell of the mesh, and their reach."""
         return self.box.function(lambda _, s: paint(s, self.pm), displacement=self.box.vector_shape)
 
     @functools.cached_property
     def paint_weighted(self) -> MeshFunction:
-        """`f(displacement, weights)`: as `paint`, of particles with weights [..., x, y, z]."""
+        """The function `f(displacement, weights)`: `paint` with weights [..., x, y, z]."""
         return self.box.function(
             lambda _, s, w: paint(s, self.pm, w),
             displacement=self.box.vector_shape,
@@ -53,12 +53,12 @@ class NBody:
 
     @functools.cached_property
     def field(self) -> MeshFunction:
-        """`f(painted)`: what is read, see `Gravity.field`."""
+        """The function `f(painted)`: the field that is read, see `Gravity.field`."""
         return self.box.function(lambda _, n: self.gravity.field(n), painted=self.pm.mesh.shape)
 
     @functools.cached_property
     def field_adjoint(self) -> MeshFunction:
-        """`f(cotangent of the field)`: of what was painted."""
+        """The function `f(cotangent of the field)`: the cotangent of what was painted."""
         if self.gravity.force_gradient == "finite-difference":
             return self.field  # symmetric
         return self.box.function(
@@ -67,7 +67,7 @@ class NBody:
 
     @functools.cached_property
     def force(self) -> MeshFunction:
-        """`f(field, displacement)`: see `Gravity.force`."""
+        """The function `f(field, displacement)`, see `Gravity.force`."""
         return self.box.function(
             lambda _, f, s: self.gravity.force(f, s),
             field=self.gravity.field_shape,
@@ -76,7 +76,7 @@ class NBody:
 
     @functools.cached_property
     def kick(self) -> MeshFunction:
-        """`f(field, displacement, velocity, factors)`: see `Gravity.kick`."""
+        """The function `f(field, displacement, velocity, factors)`, see `Gravity.kick`."""
         vector = self.box.vector_shape
         return self.box.function(
             lambda _, *inputs: self.gravity.kick(*inputs),

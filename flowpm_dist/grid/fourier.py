@@ -38,13 +38,13 @@ class FilterOperation(mtf.Operation):
         self._box, self._kernel, self._imaginary, self._sign = box, kernel, imaginary, sign
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """The same filter, conjugated."""
+        """Returns the cotangent of the spectrum: the conjugate filter applied."""
         sign = -self._sign if self._imaginary else self._sign
         operation = FilterOperation(grad_ys[0], self._box, self._kernel, self._imaginary, sign)
         return [operation.outputs[0]]
 
     def lower(self, lowering: Any) -> None:
-        """Local: every rank filters its own modes."""
+        """Lowers to a filter of each rank's own modes, without communication."""
 
         apply = _multiply(Filter(self._kernel, self._imaginary), self._sign)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
@@ -63,13 +63,13 @@ def filter_imaginary(spectrum: Any, box: Box, kernel: Kernel) -> Any:
 
 
 def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-    """1 / k^2 [(Mpc/h)^2], 0 for the mean."""
+    """Returns 1 / k^2 [(Mpc/h)^2], which is 0 for the mean."""
     k2 = kx**2 + ky**2 + kz**2
     return tf.where(k2 > 0, 1 / tf.where(k2 > 0, k2, tf.ones_like(k2)), tf.zeros_like(k2))
 
 
 def without_nyquist(k: tf.Tensor, axis: int, box: Box) -> tf.Tensor:
-    """A wavenumber component with its Nyquist mode set to 0, as an odd kernel must have it."""
+    """Returns a wavenumber component with its Nyquist mode set to 0, as odd kernels require."""
     nyquist = math.pi / box.cell[axis]
     return tf.where(tf.abs(k) > 0.999 * nyquist, tf.zeros_like(k), k)
 
@@ -103,13 +103,13 @@ class ConvolveOperation(mtf.Operation):
         self._box, self._filters, self._is_adjoint = box, filters, adjoint
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Its adjoint."""
+        """Returns the cotangent of the input: the adjoint operation applied."""
         shape, adjoint = self.inputs[0].shape, not self._is_adjoint
         back = ConvolveOperation(grad_ys[0], shape, self._box, self._filters, adjoint)
         return [back.outputs[0]]
 
     def lower(self, lowering: Any) -> None:
-        """One transform of the input and one of each output; the filters are one pass each."""
+        """Lowers to one transform of the input and one of each output, with a pass per filter."""
         impl = lowering.mesh_impl(self)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
         single = isinstance(self._filters, Filter)
@@ -143,7 +143,7 @@ class ConvolveOperation(mtf.Operation):
 
 
 def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
-    """Compiled `f(pairs [..., kz, ky, kx, 2], kx, ky, kz)`: each mode times the filter."""
+    """Returns compiled `f(pairs [..., kz, ky, kx, 2], kx, ky, kz)`: each mode times the filter."""
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
@@ -157,7 +157,7 @@ def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
 
 
 def convolve(field: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
-    """Real mtf field F^-1 K F of a real mtf field, [..., x, y, z].
+    """Returns the real mtf field F^-1 K F of a real mtf field, [..., x, y, z].
 
     Args:
         field: mtf tensor [..., x, y, z].
@@ -170,24 +170,24 @@ def convolve(field: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
 
 
 def convolve_adjoint(components: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
-    """The adjoint of `convolve`, of its cotangent."""
+    """Returns the cotangent of the input of `convolve`, from that of its output."""
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
     return ConvolveOperation(components, shape, box, filters, True).outputs[0]
 
 
 def to_spectrum(field: Any) -> Any:
-    """Spectrum of a real mtf field; not normalised."""
+    """Returns the spectrum of a real mtf field, not normalised."""
     return rfft3d(field)
 
 
 def to_field(spectrum: Any, box: Box) -> Any:
-    """Real mtf field of a spectrum."""
+    """Returns the real mtf field of a spectrum."""
     return irfft3d(spectrum, box.shape)
 
 
 def cic_window(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box) -> tf.Tensor:
-    """Fourier transform of the cloud-in-cell assignment [1]."""
+    """Returns the Fourier transform of the cloud-in-cell assignment [1]."""
 
     def along(k: tf.Tensor, cell: float) -> tf.Tensor:
         x = 0.5 * k * cell
