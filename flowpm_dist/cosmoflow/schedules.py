@@ -93,7 +93,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class _Decay(Schedule):
-    """A decay from the base rate to the end rate in `decay_steps` steps, then constant.
+    """A decay after the warm-up: base rate to end rate in `decay_steps` steps, then constant.
 
     Attributes:
         end: the rate from step warmup_steps + decay_steps on.
