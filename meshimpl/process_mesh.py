@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,9 +146,13 @@ class ProcessMesh:
         """Returns the ranks that share this one's place along an axis, as a mesh of the other axes.
 
         Each such group works on its own. If the mesh has no such axis, or one of a single place,
-        the result is this mesh.
+        the result is this mesh. The same axis gives the same object, with what is `kept` for it.
         """
-        return self if self.axis_size(axis) == 1 else _Section(self, axis)
+        return self if self.axis_size(axis) == 1 else self._sections(axis)
+
+    @functools.cached_property
+    def _sections(self) -> Callable[[str], ProcessMesh]:
+        return functools.cache(functools.partial(_Section, self))
 
     def barrier(self) -> None:
         """Waits until every rank has called this. Not for use inside a graph."""
@@ -181,11 +185,16 @@ class ProcessMesh:
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcessMesh, (self.axes,)
 
+    @property
+    def _layout(self) -> tuple[Any, ...]:
+        """What two meshes have in common whose groups have the same ranks."""
+        return self.axes
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProcessMesh) and self.axes == other.axes
+        return isinstance(other, ProcessMesh) and self._layout == other._layout
 
     def __hash__(self) -> int:
-        return hash(self.axes)
+        return hash(self._layout)
 
     def __str__(self) -> str:
         return format_mesh_shape(self.axes)
@@ -205,6 +214,10 @@ class _Section(ProcessMesh):
     def __reduce__(self) -> tuple[Any, ...]:
         (axis,) = set(self._mesh.names) - set(self.names)
         return _Section, (self._mesh, axis)
+
+    @property
+    def _layout(self) -> tuple[Any, ...]:
+        return self._mesh._layout, self.axes
 
     @property
     def _communicators(self) -> dict[tuple[str, ...], Communicator]:

@@ -49,7 +49,8 @@ _failures = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
     config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
-    initialise([*shapes_of("any_mesh"), *shapes_of("network_mesh")])
+    others = ["row:2,replica:2"] if SIZE == 4 else []
+    initialise([*shapes_of("any_mesh"), *shapes_of("network_mesh"), *others])
 
 
 def shapes_of(fixture: str, every_split: bool = False) -> list[str]:

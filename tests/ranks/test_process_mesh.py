@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -31,6 +33,18 @@ def test_places(any_mesh: ProcessMesh) -> None:
         assert mesh.communicator(name).ranks == tuple(numbers[tuple(place)])
     assert mesh.axis_size("nowhere") == 1 and mesh.coordinate("nowhere") == 0
     assert str(mesh) == ",".join(f"{n}:{s}" for n, s in zip(mesh.names, mesh.shape, strict=True))
+
+
+@pytest.mark.ranks(4)
+def test_sections_of_other_meshes_are_others(line: ProcessMesh) -> None:
+    """`replica:2,row:2` and `row:2,replica:2` have rows of other ranks: what is kept for the one
+    must not serve the other."""
+    first, second = (process_mesh(shape) for shape in ("replica:2,row:2", "row:2,replica:2"))
+    rows = [mesh.without("replica") for mesh in (first, second)]
+    assert rows[0].axes == rows[1].axes and rows[0].world.ranks != rows[1].world.ranks
+    assert rows[0] != rows[1] and rows[0] != first
+    assert first.without("replica") is rows[0]
+    assert pickle.loads(pickle.dumps(rows[1])) == rows[1]
 
 
 def test_every_line_and_plane_communicates(any_mesh: ProcessMesh) -> None:
