@@ -38,12 +38,19 @@ from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.run import reconstruct
 
+SIGMA8, CELLS = (0.5, 1.1), 8
+
+
+@functools.cache
+def small_model(mesh):
+    sim = Simulation(COSMOLOGY, CELLS, 32.0, [0.5, 1.0], mesh=mesh, precision="float64")
+    return ForwardModel(sim, "linear")
+
 
 def chains_on(mesh, chains):
     """A linear universe seen with Gaussian noise, of several chains; its posterior is known."""
-    cells = 8
-    sim = Simulation(COSMOLOGY, cells, 32.0, [0.5, 1.0], mesh=mesh, precision="float64")
-    model, box = ForwardModel(sim, "linear"), sim.box_of(chains)
+    model, cells = small_model(mesh), CELLS
+    box = model.simulation.box_of(chains)
     data = 1 + 0.5 * np.random.default_rng(11).normal(size=[cells] * 3)
     return Posterior(model, Gaussian(box, block_of(data, box), 0.7))
 
@@ -94,9 +101,6 @@ def test_draws_of_a_gaussian_posterior(sampler):
     found = convergence(np.array(modes))
     assert np.median(found.rhat) < 1.05
     assert (found.ess > 10).all()
-
-
-SIGMA8, CELLS = (0.5, 1.1), 8
 
 
 def linear_universe(mesh):

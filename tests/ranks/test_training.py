@@ -218,11 +218,18 @@ def test_each_lane_keeps_to_its_universes(network_mesh, shared):
     assert newest == 4 and plan.steps(4) == 16
 
 
-def test_resuming_without_the_checkpoint_is_refused(shared):
-    """Nothing that was made is dropped in silence."""
+def test_resuming_where_nothing_is_left_to_do_or_to_go_on_from(shared):
+    """Completes the one; and nothing that was made is dropped in silence."""
     config = config_of(shared, steps=2, checkpoint_every=1)
     mesh = process_mesh(MESHES[0])
     train(config, mesh, shared / "run")
+    folder = TrainingFolder(shared / "run")
+    if RANK == 0:
+        folder.write_mark(complete=False, step=2)
+    mesh.barrier()
+    outcome, rows, _ = train(config, mesh, shared / "run", resume=True)
+    mesh.barrier()
+    assert outcome.step == 2 and len(rows) == 2 and folder.mark()["complete"] is True
     checkpoints = shared / "run" / "checkpoints"
     if RANK == 0:
         for file in checkpoints.glob("step-2*"):
@@ -237,16 +244,3 @@ def test_resuming_without_the_checkpoint_is_refused(shared):
     with pytest.raises(TrainedError, match="has made 2 steps, but .* holds no checkpoint"):
         train(config, mesh, shared / "run", resume=True)
     assert len(read_rows(shared / "run" / "metrics.csv")) == 2
-
-
-def test_a_training_with_nothing_left_to_do_is_complete(shared):
-    config = config_of(shared, steps=2, checkpoint_every=2)
-    mesh = process_mesh(MESHES[0])
-    train(config, mesh, shared / "run")
-    folder = TrainingFolder(shared / "run")
-    if RANK == 0:
-        folder.write_mark(complete=False, step=2)
-    mesh.barrier()
-    outcome, rows, _ = train(config, mesh, shared / "run", resume=True)
-    mesh.barrier()
-    assert outcome.step == 2 and len(rows) == 2 and folder.mark()["complete"] is True
