@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Generator
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshimpl import ProcessMesh, initialise, launch
@@ -98,13 +102,38 @@ def process_mesh(shape: str) -> ProcessMesh:
 
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new folder that all ranks see: rank 0's."""
-    import numpy as np
     import tensorflow as tf
 
     mine = str(tmp_path_factory.mktemp("shared")).encode().ljust(512)
     name = tf.constant(np.frombuffer(mine, np.uint8).astype(np.int32))
     chosen = process_mesh(f"row:{SIZE}").world.broadcast(name).numpy()
     return Path(bytes(chosen.astype(np.uint8)).decode().strip())
+
+
+def by_rank_zero(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, np.ndarray]:
+    """What rank 0 finds by itself, for every rank.
+
+    The others sleep meanwhile: ranks that wait in a collective take a core each.
+
+    Args:
+        name: of the result in this job.
+        compute: without collectives; its values are what `numpy.savez` takes.
+    """
+    file = Path(os.environ.get("RANKS_FOLDER") or tempfile.mkdtemp(), f"{name}.npz")
+    failed = file.with_suffix(".failed")
+    if RANK == 0 and not file.exists():
+        half = file.with_suffix(".half.npz")
+        try:
+            np.savez(half, **compute())
+        except BaseException:
+            failed.touch()
+            raise
+        half.rename(file)
+    while not file.exists():
+        assert not failed.exists(), f"rank 0 failed to compute {name}"
+        time.sleep(0.05)
+    with np.load(file) as held:
+        return dict(held)
 
 
 @pytest.fixture

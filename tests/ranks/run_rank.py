@@ -53,6 +53,7 @@ def main(folder: str, *arguments: str) -> int:
     output = os.open(Path(folder, f"rank-{rank}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    os.environ["RANKS_FOLDER"] = folder
     return int(pytest.main([*arguments], plugins=[Results(Path(folder, f"rank-{rank}.json"))]))
 
 

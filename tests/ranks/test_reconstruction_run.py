@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SIZE, process_mesh, shared_folder
+from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
 
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.io.files import snapshot_attributes
@@ -43,6 +43,7 @@ precision = "float64"
 """
 DENSITY = 'kind = "density"\nsigma = 0.4\nadd_noise = true'
 COUNTS = 'kind = "counts"\nmean_count = 3.0'
+KINDS = {"density": DENSITY, "counts": COUNTS}
 
 
 def config_of(folder, data, *changes):
@@ -69,16 +70,40 @@ class Searched:
     rows: list
     facts: dict
 
+    def mock(self, data, folder):
+        """Data of the kind asked for, of the universe that was searched for."""
+        if data is DENSITY:
+            return self.session.observed.data
+        return observed_of(config_of(folder, data).plan, self.session.model).data
+
+    def found(self):
+        """Losses, and the last line of results."""
+        table = np.loadtxt(self.path / "metrics.csv", delimiter=",", skiprows=1)
+        columns = ("loss", "data", "prior", "gradient_norm")
+        losses = {name: [float(row[name]) for row in self.rows] for name in columns}
+        return losses | {"table": table, "final": self.facts["loss"]}
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """Searches on a mesh, one for all tests of it."""
-    return functools.cache(lambda mesh: search_in(tmp_path_factory, mesh))
+    return functools.cache(lambda mesh: search_in(mesh, shared_folder(tmp_path_factory)))
 
 
-def search_in(tmp_path_factory, mesh):
-    alone = mesh.size == 1
-    path = tmp_path_factory.mktemp("alone") if alone else shared_folder(tmp_path_factory)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What rank 0 finds without the others."""
+
+    def rank_zeros():
+        folder = tmp_path_factory.mktemp("alone")
+        ended = search_in(solo(), folder)
+        mocks = {name: ended.mock(data, folder) for name, data in KINDS.items()}
+        return ended.found() | mocks
+
+    return by_rank_zero("search", rank_zeros)
+
+
+def search_in(mesh, path):
     config = config_of(path, DENSITY)
     folder = ReconstructionFolder(path / "found")
     if mesh.rank == 0:
@@ -93,34 +118,28 @@ def search_in(tmp_path_factory, mesh):
     return Searched(session, outcome, folder.path, rows, json.loads(folder.result.read_text()))
 
 
-@pytest.mark.parametrize("data", [DENSITY, COUNTS], ids=["density", "counts"])
-def test_a_mock_is_the_same_on_any_mesh(mesh, searched, tmp_path, data):
-    plan = config_of(tmp_path, data).plan
-    blocks = []
-    for ranks in (mesh, solo()):
-        session = searched(ranks).session
-        known = session.observed if data is DENSITY else observed_of(plan, session.model)
-        blocks.append((session.model.box, known.data))
-    (box, block), (_, whole) = blocks
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mock_is_the_same_on_any_mesh(mesh, searched, alone, tmp_path, kind):
+    box, whole = searched(mesh).session.model.box, alone[kind]
     place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
+    block = searched(mesh).mock(KINDS[kind], tmp_path)
     np.testing.assert_allclose(block, whole[place], atol=1e-10)
-    if data is COUNTS:
+    if kind == "counts":
         assert (whole == np.round(whole)).all()
         assert whole.mean() == pytest.approx(3.0, abs=6 * np.sqrt(3 / 16**3) + 0.03)
     else:
         assert 0.4 < whole.std() < 2.0
 
 
-def test_a_reconstruction_and_its_results(mesh, searched):
-    found, alone = (searched(ranks) for ranks in (mesh, solo()))
-    assert found.outcome.stopped_by is None
-    assert len(found.rows) == len(alone.rows) > 5
+def test_a_reconstruction_and_its_results(mesh, searched, alone):
+    ended = searched(mesh)
+    found = ended.found()
+    assert ended.outcome.stopped_by is None
+    assert len(found["loss"]) == len(alone["loss"]) > 5
     for column in ("loss", "data", "prior", "gradient_norm"):
-        ours, theirs = ([float(row[column]) for row in some.rows] for some in (found, alone))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-8)
-    assert found.facts["loss"] == pytest.approx(alone.facts["loss"], rel=1e-9)
-    assert snapshot_attributes(found.path / "reconstruction.zarr")["complete"]
-    tables = [np.loadtxt(x.path / "metrics.csv", delimiter=",", skiprows=1) for x in (found, alone)]
-    np.testing.assert_allclose(*tables, rtol=1e-6)
+        np.testing.assert_allclose(found[column], alone[column], rtol=1e-8)
+    np.testing.assert_allclose(found["final"], alone["final"], rtol=1e-9)
+    np.testing.assert_allclose(found["table"], alone["table"], rtol=1e-6)
+    assert snapshot_attributes(ended.path / "reconstruction.zarr")["complete"]
     for name in ("slabs.png", "correlation.png", "loss.png", "run.toml"):
-        assert (found.path / name).stat().st_size > 500
+        assert (ended.path / name).stat().st_size > 500

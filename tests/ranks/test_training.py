@@ -1,6 +1,7 @@
 """Trainings on every mesh against one on whole volumes: the same losses, step by step; stopped and
 gone on with; and what batches hold."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import NETWORK_SHAPES, RANK, SIZE, process_mesh, shared_folder
+from conftest import NETWORK_SHAPES, RANK, SIZE, by_rank_zero, process_mesh, shared_folder
 from tiny_network import TINY
 
 from flowpm_dist.config.training import load_training
@@ -87,19 +88,16 @@ def train(config, mesh, path, resume=False):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The training by one rank that shares nothing: rank 0's, which tells the others."""
-    folder = shared_folder(tmp_path_factory)
-    everyone = process_mesh(f"row:{SIZE}")
-    mesh = everyone.without("row")
-    try:
-        if RANK == 0:
-            weights = train(config_of(folder), mesh, folder / "run")[2]
-            np.savez(folder / "weights.npz", *weights)
-    finally:
-        everyone.barrier()
-    with np.load(folder / "weights.npz") as held:
-        weights = [held[name] for name in held.files]
-    return None, read_rows(folder / "run" / "metrics.csv"), weights
+    """The training by one rank that shares nothing."""
+
+    def rank_zeros():
+        folder = tmp_path_factory.mktemp("alone")
+        mesh = process_mesh(f"row:{SIZE}").without("row")
+        _, rows, weights = train(config_of(folder), mesh, folder / "run")
+        return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
+
+    found = by_rank_zero("training", rank_zeros)
+    return None, json.loads(str(found.pop("rows"))), [found[name] for name in sorted(found)]
 
 
 MESHES = NETWORK_SHAPES[SIZE]
