@@ -136,10 +136,10 @@ def test_the_number_of_steps(tmp_path, lines, count):
         ("seed = 1", 'seed = 1\n[mesh]\nshape = "replica:2"', "mesh.shape", "one simulation"),
         ("seed = 1", "seed = 1\n[evolution]\na_start = 1.0", "evolution.a_start", "below a_stop"),
         ("[box]", "[Box]", "Box", "did you mean box"),
-        ("[box]", "steps = 3\n[box]", "steps", r"belongs into \[evolution\]"),
+        ("[box]", "steps = 3\n[box]", "steps", r"belongs in \[evolution\]"),
         ("size =", "sice =", "box.sice", "did you mean size.*grid, size"),
         ("Omega_m", "omega_m", "cosmology.omega_m", "did you mean Omega_m"),
-        ("seed = 1", "seed = 1\nsteps = 3", "initial.steps", r"belongs into \[evolution\]"),
+        ("seed = 1", "seed = 1\nsteps = 3", "initial.steps", r"belongs in \[evolution\]"),
     ],
 )
 def test_one_mistake(tmp_path, old, new, where, told):
@@ -242,7 +242,7 @@ def test_all_mistakes_are_told_at_once(tmp_path):
         ("[evolution]\nforce_mesh = 2", "evolution.force_mesh is now mesh_factor"),
         (
             "[run]\nforce_mesh = 2",
-            "run.force_mesh is now mesh_factor; it belongs into [evolution]",
+            "run.force_mesh is now mesh_factor; it belongs in [evolution]",
         ),
     ],
 )

@@ -207,7 +207,7 @@ def test_priors_keep_their_ranges(tmp_path):
             "0.*between 0 and 1",
         ),
         ("seed = 0", '[sampler]\ndraws = 9\nstart = "far"', "sampler.start", '"prior" or "found"'),
-        ("seed = 0", "sigma = 2", "search.sigma", r"belongs into \[data\]"),
+        ("seed = 0", "sigma = 2", "search.sigma", r"belongs in \[data\]"),
     ],
 )
 def test_one_mistake(tmp_path, old, new, where, told):

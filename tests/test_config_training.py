@@ -188,7 +188,7 @@ ONE = [
     ("n_s = [0.9, 1.0]", "n_s = 0.9", "priors.n_s", "0.9: must be .low, high"),
     ("n_s = [0.9, 1.0]", "n_s = [0.9, 3.5]", "priors.n_s", "each a number above 0, below 3"),
     ("n_s = [0.9, 1.0]", "ns = [0.9, 1.0]", "priors.ns", "did you mean n_s"),
-    ("n_s = [0.9, 1.0]", "A_s = [1e-9, 2e-9]", "priors.A_s", r"belongs into \[cosmology\]"),
+    ("n_s = [0.9, 1.0]", "A_s = [1e-9, 2e-9]", "priors.A_s", r"belongs in \[cosmology\]"),
     ("[0.25, 0.35]", "[0.04, 0.35]", "cosmology.Omega_b", r"below Omega_m = \[0.04, 0.35\]"),
     ("n_s =", "wa = [0, 1]\nn_s =", "priors.wa", r"\[0.0, 1.0\]: w0 \+ wa must be at most -0.2"),
     ("n_s =", 'sampling = "grid"\nn_s =', "priors.sampling", '\'grid\'.*"sobol"'),
@@ -199,7 +199,7 @@ ONE = [
     ("[network]", "[initial]\nlpt_order = 4\n[network]", "initial.lpt_order", "1, 2 or 3"),
     ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.edges", "is given beside steps"),
     ("steps = 5", "a_start = 0", "evolution.a_start", "starts at 0, which only bullfrog can"),
-    ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"into \[network\]"),
+    ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
     ("[network]", '[mesh]\nshape = "rows:2"\n[network]', "mesh.shape", "did you mean row.*replica"),
     # training
@@ -241,7 +241,7 @@ ONE = [
     ("= 400", "= 400\nagument = true", "data.agument", "did you mean augment"),
     # whole sections
     ("[network]", "[results]\n[network]", "results", "is not a section"),
-    ("[box]", "batch = 3\n[box]", "batch", r"belongs into \[training\]"),
+    ("[box]", "batch = 3\n[box]", "batch", r"belongs in \[training\]"),
 ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def to_table(config: Options, idle: Mapping[str, Iterable[str]]) -> dict[str, di
 def _homes(key: str, models: Models) -> str:
     """Returns a hint at the sections that have a key; an empty text if none has."""
     homes = [f"[{name}]" for name, model in models.items() if key in model.model_fields]
-    return f"; it belongs into {' or '.join(homes)}" if homes else ""
+    return f"; it belongs in {' or '.join(homes)}" if homes else ""
 
 
 def _unknown_sections(table: Mapping[str, Any], models: Models) -> Iterator[Problem]:

@@ -83,7 +83,7 @@ class _Evolution(StepOptions, ForceOptions):
     @property
     def force(self) -> ForceOptions:
         """The options of the force alone."""
-        return ForceOptions(**{name: getattr(self, name) for name in ForceOptions.model_fields})
+        return self.part(ForceOptions)
 
 
 def integrators_with(option: str) -> list[str]:
