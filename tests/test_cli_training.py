@@ -11,6 +11,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
@@ -176,6 +177,15 @@ def test_a_buffer_larger_than_the_memory_is_refused(here):
     check_memory(load_training(path), "replica:1", 1, path)
 
 
+def test_a_buffer_of_less_than_a_batch_is_no_advice(here, monkeypatch):
+    path = changed(here, ("grid = 32", "grid = 64"))
+    config = load_training(path)
+    one_volume = 4 * 64**3
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": one_volume, "SC_PAGE_SIZE": 1}.get)
+    with pytest.raises(ConfigError, match="not even a batch of 2 leaves half of it free"):
+        check_memory(config, "replica:1", 1, path)
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
@@ -287,8 +297,43 @@ def test_a_network_is_judged_and_asked(here, trained):
     assert [name for name, _, _ in found] == ["Omega_m", "sigma8"]
     assert "divided by its mean" in done.stdout
     assert "must be (32, 32, 32)" not in done.stdout
+
+
+def told_without_tensorflow(*words: str) -> str:
+    """What a mistake was told as, by a process that has not loaded TensorFlow for it."""
+    script = (
+        "import sys; from flowpm_dist.cli.main import main\n"
+        f"sys.argv[1:] = {list(words)}\n"
+        "try: main()\n"
+        "finally: print('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+    return told(done)
+
+
+def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here):
+    """`read_training` asks for no more than these files of a training."""
+    folder = TrainingFolder(here / "trained")
+    folder.checkpoints.mkdir(parents=True)
+    (folder.checkpoints / "checkpoint").touch()
+    folder.run_file.write_text(load_training("run.toml").resolved())
+    folder.write_mark(complete=True, step=STEPS)
     np.save("small.npy", np.ones((16, 16, 16)))
-    assert "must be (32, 32, 32)" in told(flowpm_here("predict", str(folder), "small.npy"))
+    assert "must be (32, 32, 32)" in told_without_tensorflow("predict", "trained", "small.npy")
+    np.save("volume.npy", np.ones((32, 32, 32)))
+    wrong_box = told_without_tensorflow("predict", "trained", "volume.npy", "--box-size", "128")
+    assert "is a box of 128 Mpc/h: the network was trained on 32^3 cells" in wrong_box
+    for value, said in ((np.nan, "has 1 values that are not finite"), (-1, "has 1 negative")):
+        values = np.ones((32, 32, 32))
+        values[3, 4, 5] = value
+        np.save("wrong.npy", values)
+        assert said in told(flowpm_here("predict", "trained", "wrong.npy"))
+    with h5py.File("own.h5", "w") as file:
+        file["density"] = np.ones((32, 32, 32))
+        file.attrs["box_size"] = 128.0
+    said = told(flowpm_here("predict", "trained", "own.h5", "--box-size", "64"))
+    assert "own.h5:density tells of a box of 128 Mpc/h, and --box-size of 64" in said
 
 
 def test_a_dataset_is_one_to_train_on(here):

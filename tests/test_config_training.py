@@ -150,7 +150,7 @@ def test_a_short_training_has_a_short_warm_up(tmp_path):
     ],
 )
 def test_resolved_reads_back_the_same(tmp_path, changes):
-    dataset(tmp_path)
+    dataset(tmp_path, priors={"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95)})
     run = read(tmp_path, *changes)
     again = load_training(write(tmp_path, run.resolved()))
     assert again == run
@@ -305,6 +305,8 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
         ("epochs = 3", 'parameters = ["sigma8"]', r"data.parameters = \['sigma8'\]: those in"),
         ("epochs = 3", 'parameters = ["a", "a"]', "data.parameters .* 'a' is named twice"),
         ("epochs = 3", "[priors]\nn_s = [0.9, 1.0]", "priors are of n_s, .* Omega_m, sigma8"),
+        ("epochs = 3", "[priors]\nOmega_m = [0.2, 0.4]\nsigma8 = [0.7, 1]",
+         r"priors.sigma8 = \[0.7, 1.0\]: the volumes in .* were drawn from \[0.7, 0.9\]"),
         ("epochs = 3\n[box]\ngrid = 64", "", r"box.grid = 64: the volumes in .* \[32, 32, 32\]"),
     ],
 )  # fmt: skip
@@ -315,6 +317,24 @@ def test_one_mistake_about_files(tmp_path, training, data, told):
     text = text.replace("[box]\n", "[box]\nsize = 64.0\n")
     (found,) = problems(tmp_path, text)
     assert re.search(told, found), found
+
+
+def test_files_tell_the_box_that_is_left_out(tmp_path):
+    dataset(tmp_path, box_size=128.0)
+    text = "[training]\nepochs = 3\n" + FILES
+    run = load_training(write(tmp_path, text))
+    assert (run.grid, run.box_size) == ((32,) * 3, (128.0,) * 3)
+    again = load_training(write(tmp_path, run.resolved()))
+    assert again.settings == run.settings and again.settings["box"]["size"] == (128.0,) * 3
+    (found,) = problems(tmp_path, "[box]\nsize = 64.0\n" + text)
+    told = r"box.size = 64.0: the volumes in .*set have sides of \[128.0, 128.0, 128.0\] Mpc/h"
+    assert re.match(told, found)
+
+
+def test_files_of_an_unknown_box_need_its_size(tmp_path):
+    dataset(tmp_path)
+    (found,) = problems(tmp_path, "[training]\nepochs = 3\n" + FILES)
+    assert found.startswith("box.size is missing")
 
 
 def test_public_files_tell_neither_names_nor_numbers(tmp_path):

@@ -25,7 +25,13 @@ from flowpm_dist.jobs import folder
 from flowpm_dist.jobs import simulate as results
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
-from flowpm_dist.jobs.progress import TERMINAL_VARIABLE, Progress
+from flowpm_dist.jobs.progress import (
+    OUTPUT_VARIABLE,
+    TERMINAL_VARIABLE,
+    Progress,
+    output_columns,
+    terminal_environment,
+)
 
 
 class ThreadMesh:
@@ -462,6 +468,23 @@ def test_progress_is_a_bar_where_the_parent_has_a_terminal(monkeypatch):
     assert "2/2" in shown(rank=0)
     assert "step" not in shown(rank=0)
     assert shown(rank=1) == ""
+
+
+def test_a_rank_believes_what_its_parent_says_of_the_terminal(monkeypatch):
+    """mpirun gives each rank a terminal of its own as standard output, also into a file."""
+    main, of_rank = os.openpty()
+    with os.fdopen(of_rank, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setenv("TERM", "xterm")
+        assert output_columns() is not None
+        assert OUTPUT_VARIABLE in terminal_environment()
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
+            monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", "2" if "SIZE" in name else "0")
+        assert output_columns() is None
+        assert terminal_environment() == {}
+        monkeypatch.setenv(OUTPUT_VARIABLE, "90")
+        assert output_columns() == 90
+    os.close(main)
 
 
 @pytest.mark.parametrize(

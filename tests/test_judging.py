@@ -192,10 +192,23 @@ def test_tables_hold_every_method_of_every_parameter():
     assert error == pytest.approx(found.rmse_error, rel=0.05)
     assert lines[3].rstrip(" |").endswith("-"), "the mean has no error bars here"
 
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(judging.rich_table(scores))
-    shown = console.export_text()
-    assert all(word in shown for word in (*NAMES, "network", cells[2]))
+    shown = shown_at(scores, 120)
+    assert all(word in shown for word in (*NAMES, "network", cells[2], "bias"))
+
+
+def shown_at(scores: dict, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(judging.rich_table(scores, width))
+    return console.export_text()
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_names():
+    name = "a method with a rather long name"
+    scores = {name: both_scores()["network"]}
+    wide, narrow = shown_at(scores, 110), shown_at(scores, 90)
+    assert wide.count(name) == narrow.count(name) == len(NAMES)
+    assert "bias" in wide
+    assert "bias" not in narrow
 
 
 def test_csv_and_json_hold_the_numbers_unrounded(tmp_path):

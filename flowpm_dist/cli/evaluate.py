@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from flowpm_dist.config.trained import asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
 
 COLUMNS = 112
@@ -63,10 +63,11 @@ def evaluate(
 
 def show(evaluation: Evaluation, folder: Path) -> None:
     """Print the table, what it does not say, and where all of it is."""
-    console = Console(width=None if sys.stdout.isatty() else COLUMNS, highlight=False)
+    columns = output_columns()
+    console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
     console.print(f"On {count} test volumes, which no method has seen:")
-    console.print(evaluation.table())
+    console.print(evaluation.table(console.width))
     lines = [
         *evaluation.sentences(),
         "",

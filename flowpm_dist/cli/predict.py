@@ -9,9 +9,8 @@ import typer
 
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.config.trained import prediction_mesh, read_training
-from flowpm_dist.cosmoflow.prediction import Found, predict_volume
+from flowpm_dist.cosmoflow.prediction import Found, check_question, predict_volume
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.volume import open_volume
 from meshimpl import launch
 
 
@@ -36,7 +35,9 @@ def predict(
     try:
         trained = read_training(training)
         shape = prediction_mesh(trained, job_size(ranks), mesh)
-        open_volume(volume)
+        # Rank 0 alone looks: one pass through the volume is enough.
+        if launch.detect().rank == 0:
+            check_question(trained, volume, box_size)
     except UserError as error:
         refuse(str(error))
     begin_job(ranks)

@@ -14,7 +14,13 @@ from typing import Any
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
-from flowpm_dist.config.training_rules import GOES_WITH, RULES, dataset_of, total_steps
+from flowpm_dist.config.training_rules import (
+    GOES_WITH,
+    RULES,
+    dataset_of,
+    total_steps,
+    with_box_of_files,
+)
 from flowpm_dist.cosmoflow.options import (
     DERIVED,
     DataOptions,
@@ -91,13 +97,15 @@ def load_training(path: str | Path) -> TrainingPlan:
     """Returns the training that a run file describes, checked.
 
     Args:
-        path: TOML file; paths inside it are relative to its folder.
+        path: TOML file; paths inside it are relative to its folder. Of a training on files, grid
+            and size of the box may be left out: the dataset tells them.
 
     Raises:
         ConfigError: with every problem of the file.
     """
     source = Path(path)
-    sections = check_sections(read_table(source), source, MODELS, RULES)
+    table = with_box_of_files(read_table(source), source.parent)
+    sections = check_sections(table, source, MODELS, RULES)
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()
 

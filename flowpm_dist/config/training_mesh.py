@@ -120,8 +120,14 @@ def check_memory(plan: TrainingPlan, shape: str, ranks: int, source: Path) -> No
     if needed > memory:
         fits = plan.data.buffer * memory // (2 * needed)
         fits -= fits % plan.training.batch
+        advice = f"{fits} would leave half of it free"
+        if not fits:
+            advice = (
+                f"not even a batch of {plan.training.batch} leaves half of it free: make box.grid "
+                "or training.batch smaller, or take more machines"
+            )
         what = (
             f"= {plan.data.buffer}: these volumes take {human_size(needed)}, and this machine "
-            f"has {human_size(memory)} of memory; {fits} would leave half of it free"
+            f"has {human_size(memory)} of memory; {advice}"
         )
         raise ConfigError(source, [Problem("data.buffer", what)])

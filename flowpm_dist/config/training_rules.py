@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,30 @@ def dataset_of(file: ParsedRunFile) -> tuple[DatasetHeader, dict[str, dict[str, 
         return None
 
 
+def with_box_of_files(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Returns the tables of a run file, with the dataset's grid and size where [box] has none.
+
+    Args:
+        table: sections and their keys, not checked yet.
+        folder: of the run file.
+    """
+    data, box = table.get("data"), table.get("box", {})
+    if not (isinstance(data, Mapping) and isinstance(box, Mapping)):
+        return table
+    if data.get("source") != "files" or not isinstance(named := data.get("folder"), str):
+        return table
+    try:
+        header, _ = read_header(folder / Path(named).expanduser())
+    except RecordError:
+        return table
+    size = {} if header.box_size is None else {"size": list(_sides(header))}
+    return {**table, "box": {"grid": list(header.grid), **size, **box}}
+
+
+def _sides(header: DatasetHeader) -> tuple[float, ...]:
+    return three(header.box_size)
+
+
 def _of_files(file: ParsedRunFile) -> Iterator[Problem]:
     """The dataset is there, and is what the rest of the file says."""
     if _from(file) != "files" or "data" not in file.given:
@@ -214,6 +239,13 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
     if grid is not None and tuple(three(grid)) != header.grid:
         what = f"the volumes in {folder} have {list(header.grid)} cells"
         yield Problem("box.grid", f"= {file.given['box']['grid']}: {what}")
+    size = file.value("box", "size")
+    if None not in (size, header.box_size) and not all(
+        math.isclose(asked, told, rel_tol=1e-6)
+        for asked, told in zip(three(size), _sides(header), strict=True)
+    ):
+        what = f"the volumes in {folder} have sides of {list(_sides(header))} Mpc/h: give that, or "
+        yield Problem("box.size", f"= {file.given['box']['size']}: {what}leave it out")
     found = list(header.parameters)
     if names is not None and list(names) != found:
         yield Problem("data.parameters", f"= {list(names)}: those in {folder} are {found}")
@@ -221,6 +253,11 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
     if priors and set(priors) != set(found):
         what = f"are of {', '.join(priors)}, the parameters in {folder} are {', '.join(found)}"
         yield Problem("priors", f"{what}: give those, or leave [priors] out")
+    for name in priors:
+        limits, drawn = file.value("priors", name), (header.priors or {}).get(name)
+        if None not in (limits, drawn) and tuple(limits) != drawn:
+            what = f"the volumes in {folder} were drawn from {list(drawn)}: give that, or leave"
+            yield Problem(f"priors.{name}", f"= {list(limits)}: {what} [priors] out")
     if not priors and header.priors is None:
         what = f"is empty, and the dataset in {folder} tells no priors: give [low, high] for each"
         yield Problem("priors", f"{what} of {', '.join(found)}")

@@ -65,9 +65,9 @@ class Evaluation:
     trainings: tuple[Mapping[str, Any], ...]
     folder: Path
 
-    def table(self) -> Table:
-        """Returns the table for a terminal."""
-        return rich_table(self.scores)
+    def table(self, width: int) -> Table:
+        """Returns the table for a terminal of so many characters a line, see `rich_table`."""
+        return rich_table(self.scores, width)
 
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""

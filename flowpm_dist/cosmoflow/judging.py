@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE
+from rich.console import Console
 from rich.table import Table
 
 RESAMPLES = 400
@@ -312,13 +313,30 @@ def markdown(scores: Mapping[str, Scores]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def rich_table(scores: Mapping[str, Scores]) -> Table:
-    """Returns the columns `IN_TERMINAL` as a table for a terminal 100 characters wide.
+FEWEST = 4
+"""Columns that are shown however narrow the terminal is."""
 
-    A line separates the parameters.
+
+def rich_table(scores: Mapping[str, Scores], width: int) -> Table:
+    """Returns as many of the columns `IN_TERMINAL` as fit into a terminal.
+
+    A line separates the parameters. Names of methods are wrapped only where `FEWEST` columns are
+    too wide.
+
+    Args:
+        scores: of each method.
+        width: of the terminal [characters].
     """
+    for count in range(len(IN_TERMINAL), FEWEST - 1, -1):
+        drawn = _rich_table(scores, IN_TERMINAL[:count])
+        if Console(width=10 * width).measure(drawn).maximum <= width:
+            break
+    return drawn
+
+
+def _rich_table(scores: Mapping[str, Scores], keys: Sequence[str]) -> Table:
     drawn = Table(box=SIMPLE)
-    for key in IN_TERMINAL:
+    for key in keys:
         is_text = key in ("parameter", "method")
         drawn.add_column(
             HEADINGS[key].replace(" / ", " /\n"),
@@ -329,7 +347,7 @@ def rich_table(scores: Mapping[str, Scores]) -> Table:
     for row in table(scores):
         if before not in (None, row["parameter"]):
             drawn.add_section()
-        drawn.add_row(*(_text(row, key) for key in IN_TERMINAL))
+        drawn.add_row(*(_text(row, key) for key in keys))
         before = row["parameter"]
     return drawn
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.record_files import RecordError, read_header
 from flowpm_dist.cosmoflow.trained import Training, trained_network
-from flowpm_dist.cosmoflow.volume import check_volume
+from flowpm_dist.cosmoflow.volume import check_values, check_volume, read_part, refuse_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
 
@@ -32,6 +33,31 @@ class Found:
 
     parameters: tuple[tuple[str, float, float | None], ...]
     notes: tuple[str, ...]
+
+
+def check_question(training: Training, volume_path: str | Path, box_size: float | None) -> None:
+    """See whether a network can be asked about a volume, before TensorFlow is loaded.
+
+    Args:
+        training, volume_path, box_size: see `predict_volume`.
+
+    Raises:
+        VolumeError: see `predict_volume`.
+    """
+    plan, volume = training.plan, open_volume(volume_path)
+    channels: int | None = 1
+    if not training.simulated and plan.data.folder is not None:
+        try:
+            channels = read_header(plan.data.folder)[0].channels
+        except RecordError:  # public files: the first of them tells
+            channels = None
+    check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
+    check_values(volume)
+
+
+def _scale_factor(training: Training) -> float | None:
+    """Returns the scale factor of the volumes that a network was trained on, where it is known."""
+    return training.plan.simulation.a_stop if training.simulated else None
 
 
 def predict_volume(
@@ -63,7 +89,7 @@ def predict_volume(
 
     plan, volume = training.plan, open_volume(volume_path)
     files = None if training.simulated else training.files("test")
-    a = plan.simulation.a_stop if training.simulated else None
+    a = _scale_factor(training)
     channels = 1 if files is None else files.block_shape[-1]
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     progress.note(f"reading {volume.where}")
@@ -90,10 +116,7 @@ def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
     from flowpm_dist.cosmoflow.records import Block
 
     cut = Block(*block_of_volumes(mesh)).cut(volume.array.shape)
-    try:
-        block = np.array(volume.array[cut], dtype=np.float64)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise VolumeError(f"{volume.where} cannot be read ({error})") from error
+    block = read_part(volume, cut)
     return block[..., np.newaxis] if block.ndim == 3 else block
 
 
@@ -106,13 +129,7 @@ def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.nd
     with np.errstate(invalid="ignore"):
         sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)
     totals = group.world.allreduce(tf.constant([*bad, *sums], tf.float64)).numpy()
-    if totals[0]:
-        raise VolumeError(f"{volume.where} has {totals[0]:.0f} values that are not finite")
-    if totals[1]:
-        raise VolumeError(
-            f"{volume.where} has {totals[1]:.0f} negative values; must be a density or counts (of "
-            "an overdensity: add 1)"
-        )
+    refuse_values(volume, *map(int, totals[:2]))
     if not totals[2:].all():
         raise VolumeError(f"{volume.where} is empty: its mean is 0")
     return totals[2:]

@@ -1,21 +1,35 @@
-"""Checks that a user's volume is like those that a network was trained on."""
+"""Checks that a user's volume is like those that a network was trained on; no TensorFlow."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError
 
+CLOSE = 1e-4
+"""Relative difference of boxes and scale factors that are taken as equal."""
+
+READ_AT_ONCE = 2**26
+"""Size of the part of a volume that is checked at once, unless one chunk is larger [bytes]."""
+
 
 def check_volume(
-    volume: Volume, width: int, channels: int, size: float, box_size: float | None, a: float | None
+    volume: Volume,
+    width: int,
+    channels: int | None,
+    size: float,
+    box_size: float | None,
+    a: float | None,
 ) -> list[str]:
     """See that a volume is such as a network was trained on, as far as it tells without reading.
 
     Args:
         volume: opened.
         width: cells along a side in the training.
-        channels: likewise.
+        channels: likewise; None where only its files tell.
         size: of the box in the training [Mpc/h].
         box_size: of the volume, as the user says [Mpc/h].
         a: scale factor in the training, where it is known.
@@ -27,20 +41,76 @@ def check_volume(
         VolumeError: another number of cells, box or scale factor.
     """
     wanted = (width,) * 3
-    shapes = [wanted, (*wanted, 1)] if channels == 1 else [(*wanted, channels)]
+    shape = tuple(volume.array.shape)
+    beyond = shape[3:]
+    shapes = {1: ((), (1,)), None: (beyond,)}.get(channels, ((channels,),))
     trained = f"the network was trained on {width}^3 cells in a box of {size:g} Mpc/h"
-    if tuple(volume.array.shape) not in shapes:
+    if shape[:3] != wanted or beyond not in shapes:
         raise VolumeError(
-            f"{volume.where} has shape {tuple(volume.array.shape)}; must be {shapes[0]}: {trained}"
+            f"{volume.where} has shape {shape}; must be {(*wanted, *shapes[0])}: {trained}"
         )
-    told = volume.box_size if box_size is None else (box_size,) * 3
-    if told is not None and not np.allclose(told, size, rtol=1e-4):
-        sides = f"{told[0]:g}" if len(set(told)) == 1 else " x ".join(f"{s:g}" for s in told)
-        raise VolumeError(f"{volume.where} is a box of {sides} Mpc/h: {trained}")
-    if None not in (volume.a, a) and not np.isclose(volume.a, a, rtol=1e-4):  # type: ignore[arg-type]
+    told, own = (box_size,) * 3 if box_size is not None else volume.box_size, volume.box_size
+    if told is not None and own is not None and not np.allclose(told, own, rtol=CLOSE):
+        raise VolumeError(
+            f"{volume.where} tells of a box of {_shown(own)} Mpc/h, and --box-size of "
+            f"{box_size:g}: leave --box-size out, or mend the file"
+        )
+    if told is not None and not np.allclose(told, size, rtol=CLOSE):
+        raise VolumeError(f"{volume.where} is a box of {_shown(told)} Mpc/h: {trained}")
+    if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=CLOSE):
         raise VolumeError(
             f"{volume.where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
         )
     if told is None:
         return [f"The size of the box is not known: {trained}."]
     return []
+
+
+def check_values(volume: Volume) -> None:
+    """See that every value of a volume is that of a density, reading one part after the other.
+
+    Raises:
+        VolumeError: see `refuse_values`; or the file cannot be read.
+    """
+    not_finite = negative = 0
+    for part in _parts(volume):
+        not_finite += int(np.sum(~np.isfinite(part)))
+        negative += int(np.sum(part < 0))
+    refuse_values(volume, not_finite, negative)
+
+
+def refuse_values(volume: Volume, not_finite: int, negative: int) -> None:
+    """Raises VolumeError if a volume has values that are not finite, or negative ones."""
+    if not_finite:
+        raise VolumeError(f"{volume.where} has {not_finite} values that are not finite")
+    if negative:
+        raise VolumeError(
+            f"{volume.where} has {negative} negative values; must be a density or counts (of "
+            "an overdensity: add 1)"
+        )
+
+
+def read_part(volume: Volume, cut: Any) -> np.ndarray:
+    """Returns a part of a volume, float64.
+
+    Raises:
+        VolumeError: the file cannot be read.
+    """
+    try:
+        return np.array(volume.array[cut], dtype=np.float64)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise VolumeError(f"{volume.where} cannot be read ({error})") from error
+
+
+def _parts(volume: Volume) -> Iterator[np.ndarray]:
+    """Yields slabs along x, of whole chunks."""
+    array = volume.array
+    chunk = (getattr(array, "chunks", None) or (1,))[0]
+    plane = 8 * int(np.prod(array.shape[1:]))
+    slab = chunk * max(1, READ_AT_ONCE // max(1, chunk * plane))
+    for first in range(0, array.shape[0], slab):
+        yield read_part(volume, slice(first, first + slab))
+
+
+def _shown(sides: tuple[float, ...]) -> str:
+    return f"{sides[0]:g}" if len(set(sides)) == 1 else " x ".join(f"{side:g}" for side in sides)

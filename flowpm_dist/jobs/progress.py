@@ -8,24 +8,42 @@ import time
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from meshimpl import launch
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 TERMINAL_VARIABLE = "FLOWPM_TERMINAL_COLUMNS"
+OUTPUT_VARIABLE = "FLOWPM_OUTPUT_COLUMNS"
 EVERY = 10.0
 """Least time between two lines of one count, where there is no terminal [s]."""
 
 
-def terminal_environment(stream: IO[str] | None = None) -> dict[str, str]:
-    """Returns the variables that tell ranks under mpirun, which see a pipe, of this terminal.
+def terminal_environment() -> dict[str, str]:
+    """Returns the variables that tell ranks under mpirun of the terminal of this process.
 
-    Args:
-        stream: of this process; standard error by default.
+    mpirun gives its ranks a pipe for the standard error, and for the standard output a terminal of
+    its own, whatever its own are: a rank knows nothing of terminals.
     """
-    stream = stream or sys.stderr
-    if not can_draw(stream):
+    if launch.detect().size > 1:
         return {}
-    return {TERMINAL_VARIABLE: str(os.get_terminal_size(stream.fileno()).columns)}
+    names = {TERMINAL_VARIABLE: sys.stderr, OUTPUT_VARIABLE: sys.stdout}
+    return {
+        name: str(os.get_terminal_size(stream.fileno()).columns)
+        for name, stream in names.items()
+        if can_draw(stream)
+    }
+
+
+def output_columns() -> int | None:
+    """Returns the width of the terminal that the standard output goes to; None if to none.
+
+    A rank of several believes only what the process that started it has said, see
+    `terminal_environment`.
+    """
+    if launch.detect().size > 1:
+        return int(os.environ.get(OUTPUT_VARIABLE, 0)) or None
+    return os.get_terminal_size(sys.stdout.fileno()).columns if can_draw(sys.stdout) else None
 
 
 def can_draw(stream: IO[str]) -> bool:
@@ -72,7 +90,7 @@ class Progress:
             TimeRemainingColumn(),
             console=Console(file=self._stream, force_terminal=True, width=width),
             # What a command prints into a file or a pipe stays there.
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=output_columns() is not None,
         )
 
     def __enter__(self) -> Self:
