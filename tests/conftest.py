@@ -74,7 +74,8 @@ class Report:
         name = report.nodeid
         self._add(name, facts["seconds"], float("inf") if on_ranks else facts["budget"])
         for test, seconds in on_ranks.items():
-            self._add(f"{test} on {facts['ranks']} rank(s)", seconds, ON_RANKS)
+            budget = float("inf") if facts["long"] else ON_RANKS
+            self._add(f"{test} on {facts['ranks']} rank(s)", seconds, budget)
 
     def _add(self, name: str, seconds: float, budget: float) -> None:
         self.seconds[name] = seconds

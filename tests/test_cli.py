@@ -130,6 +130,7 @@ def two_runs(tmp_path_factory):
     return folder, done
 
 
+@pytest.mark.budget(40)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_leaves_all_its_results(two_runs, ranks):
     folder, done = two_runs

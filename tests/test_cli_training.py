@@ -225,6 +225,7 @@ def trained(tmp_path_factory):
     return folder / "whole", done
 
 
+@pytest.mark.budget(60)
 def test_a_training_leaves_all_it_names(trained):
     folder, done = trained
     for name in ("metrics.csv", "training.png", "phases.png", "phases.json", "run.toml"):
@@ -253,6 +254,7 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     assert (folder / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.budget(80)
 @needs_ranks
 def test_a_stopped_training_goes_on_to_the_same_losses(here, trained):
     process = start_training(2, "stopped", 8)
@@ -271,6 +273,7 @@ def test_a_stopped_training_goes_on_to_the_same_losses(here, trained):
     assert losses(Path("stopped")) == losses(trained[0])
 
 
+@pytest.mark.budget(40)
 def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     process = start_training(1, "killed", 9)
     os.killpg(process.pid, signal.SIGKILL)

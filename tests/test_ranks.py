@@ -32,6 +32,7 @@ def test_on_ranks(
     trouble, seconds = run_job(ranks, arguments, tmp_path, TIME_LIMIT)
     record_property("ranks", ranks)
     record_property("on ranks", seconds)
+    record_property("long", which == "long")
     assert trouble is None, trouble
 
 
