@@ -113,7 +113,7 @@ def test_the_number_of_steps(tmp_path, lines, count):
         ("size = 256.0", "size = -256.0", "box.size", "-256.0.*above 0"),
         ("size = 256.0", "size = [1.0, 2.0, 0.0]", "box.size", "above 0 in Mpc/h"),
         ("size = 256.0", "size = inf", "box.size", "inf.*above 0"),
-        ("h = 0.6766", "h = 67.66", "cosmology.h", "67.66.*from 0.1 to 3"),
+        ("h = 0.6766", "h = 67.66", "cosmology.h", "67.66.*above 0.1, below 3"),
         ("h = 0.6766", "h = nan", "cosmology.h", "nan"),
         ("A_s = 2.1064e-9", "A_s = 2.1", "cosmology.A_s", "2.1.*below 1e-6"),
         ("Omega_b = 0.04897", "Omega_b = 0.4", "cosmology.Omega_b", "below Omega_m = 0.30966"),

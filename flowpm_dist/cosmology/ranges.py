@@ -45,7 +45,7 @@ class ParameterRange:
 RANGES = {
     "Omega_m": ParameterRange("a number above 0, at most 1", above=0, most=1),
     "Omega_b": ParameterRange("a number of at least 0, below Omega_m", least=0, below=1),
-    "h": ParameterRange("H0 / (100 km/s/Mpc), from 0.1 to 3", above=0.1, below=3),
+    "h": ParameterRange("H0 / (100 km/s/Mpc), above 0.1, below 3", above=0.1, below=3),
     "n_s": ParameterRange("a number above 0, below 3", above=0, below=3),
     "A_s": ParameterRange("a number above 0, below 1e-6, such as 2.1e-9", above=0, below=1e-6),
     "sigma8": ParameterRange("a number above 0, below 10", above=0, below=10),

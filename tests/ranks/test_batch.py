@@ -88,7 +88,6 @@ def test_given_noise_and_pairs():
     np.testing.assert_array_equal(pair.white_noise.block, -noise.block)
 
 
-@pytest.mark.skipif(SIZE > 2, reason="another integrator's lowering: two ranks show it")
 def test_given_blocks_and_particles():
     """Canonical velocities, which each universe turns into BullFrog's with its own growth."""
     batch, alone = simulation(TOGETHER, "bullfrog"), simulation(ALONE, "bullfrog")

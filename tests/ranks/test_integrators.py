@@ -85,7 +85,7 @@ def whole(nbody, block):
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("integrator", ["bullfrog", "fastpm"] if SIZE < 4 else ["bullfrog"])
+@pytest.mark.parametrize("integrator", ["bullfrog", "fastpm"])
 def test_error_falls_with_the_square_of_the_step(integrator):
     """Of displacement and velocity, against 4 times as many steps as the most that are judged."""
     nbody, scheme = solver(), INTEGRATORS[integrator]
@@ -131,7 +131,7 @@ FORCES = [
     ("finite-difference", 2, True),
     ("finite-difference", 3, False),
     ("spectral", 1, False),
-][: 5 if SIZE < 4 else 2]
+]
 
 
 @pytest.mark.parametrize("gradient, mesh_factor, deconvolve", FORCES)

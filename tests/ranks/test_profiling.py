@@ -8,6 +8,7 @@ import flowpm_dist as fpm
 from flowpm_dist.simulation.profiling import PARTS, profile
 
 
+@pytest.mark.ranks(1, 2)
 def test_profile_accounts_for_the_evolution():
     mesh = process_mesh(MESHES[-1])
     sim = fpm.Simulation(

@@ -109,7 +109,7 @@ def test_interlacing_removes_aliases():
     assert errors[1] < 0.25 * errors[0]
 
 
-@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"] if SIZE < 4 else ["fastpm"])
+@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"])
 def test_a_run_goes_on_from_its_particles(integrator):
     """To a = 0.5 and on from there, as in one run: a kick or drift in two parts is the whole."""
     sim = simulation(integrator)
