@@ -110,6 +110,11 @@ def test_what_is_right_is_not_told_of(tmp_path, keys):
     assert problems(tmp_path, **keys) == {}
 
 
+def test_without_files_nothing_of_the_size_of_the_grid_is_made():
+    mock = ObservedOptions(kind="density", sigma=0.5, mock_seed=1)
+    assert Observations(mock, (100_000,) * 3).problems() == {}
+
+
 @pytest.mark.parametrize("kind", ["npy", "zarr", "hdf5"])
 def test_a_rank_reads_its_block(tmp_path, kind):
     density = a_density().astype(np.float32)

@@ -122,6 +122,8 @@ class Observations:
         Raises:
             VolumeError: if a file cannot be read.
         """
+        if not self._volumes:
+            return {}
         wrong: dict[str, str] = {}
         seen_cells, total, expected = 0, 0.0, 0.0
         for start, stop in self._planes():
@@ -175,7 +177,7 @@ class Observations:
 
     def _planes(self) -> Iterator[tuple[int, int]]:
         nx, ny, nz = self._grid
-        planes = max(1, CHUNK_BYTES // (8 * ny * nz)) if self._volumes else nx
+        planes = max(1, CHUNK_BYTES // (8 * ny * nz))
         for start in range(0, nx, planes):
             yield start, min(start + planes, nx)
 
