@@ -2,26 +2,137 @@
 
     python benchmarks/memory.py [--grid 128]        the gradient of 10, 40 and 160 steps
     python benchmarks/memory.py --large 512         a run of 10 steps on 2 ranks of one thread
+    python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
 
-Each figure is that of processes of their own: the peak of all ranks together, TensorFlow included.
+Each figure is that of processes of their own, TensorFlow included: the peak of all ranks together;
+of --jobs that of the rank with most, beside what the job tells of it before it begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from common import report, start_worker
 
 from meshimpl import launch
 
+COSMOLOGY = """
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+transfer = "eisenstein-hu"
+"""
+MATTER = "Omega_m = 0.31\nsigma8 = 0.81\n"
+JOBS = {
+    "simulate": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n",
+    "train": f"""{COSMOLOGY}
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[evolution]
+steps = 2
+[training]
+batch = 2
+steps = 2
+calibrate = 2
+[data]
+simulations = 4
+reuse = 1
+fill = 2
+validation = 2
+test = 2
+""",
+    "reconstruct": f"""{COSMOLOGY}{MATTER}
+[evolution]
+steps = 3
+[model]
+structure = "pm"
+[data]
+kind = "density"
+mock_seed = 1
+sigma = 0.1
+[search]
+stages = [[0.0, 1.0, 6]]
+history = 3
+""",
+}
+"""Run files without their box. Peaks do not grow with the number of steps."""
+PEAKS = "FLOWPM_BENCHMARK_PEAKS"
+
+
+def peak() -> int:
+    """The greatest memory that this process has held [bytes]."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def job_worker(words: list[str]) -> None:
+    """A command as one of its ranks, which leaves its peak memory in a file."""
+    from flowpm_dist.cli.main import main as command
+
+    sys.argv = ["flowpm-dist", *words]
+    try:
+        command()
+    finally:
+        (Path(os.environ[PEAKS]) / str(launch.detect().rank)).write_text(str(peak()))
+
+
+def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
+    """Peak memory of a job's largest rank, and what it told beforehand [bytes]."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
+        run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
+        words = [kind, str(run_file), "--output", str(output)]
+        threads = max(1, launch.available_cores() // ranks)
+        command = [sys.executable, __file__, "job", *words]
+        environment = dict(os.environ)
+        if ranks > 1:
+            command, environment = launch.mpirun_command(ranks, command, threads=threads)
+        environment |= {PEAKS: folder, "FLOWPM_THREADS": str(threads)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
+        peaks = [int((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
+    return max(peaks), estimated(kind, grid, ranks)
+
+
+def estimated(kind: str, grid: int, ranks: int) -> int:
+    """What a job tells of the memory of a rank [bytes]."""
+    from flowpm_dist.cli import reconstruct, simulate, train
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
+        run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
+        if kind == "simulate":
+            plan = simulate.make_plan(run_file, ranks, output, overwrite=False, mesh=None)
+            return plan.estimate.memory
+        work = train.Training if kind == "train" else reconstruct.Reconstruction
+        planned = work.plan(run_file, ranks, output, resume=False, overwrite=False, mesh=None)
+        return planned.estimate.memory
+
+
+def print_jobs(grids: list[int], kinds: list[str]) -> None:
+    """Print a row of the table of docs/performance.md for each job, grid and number of ranks."""
+    print("| job | grid | ranks | told [MiB] | measured [MiB] | told / measured |")
+    print("|---|---|---|---|---|---|")
+    for kind in kinds:
+        for grid in grids:
+            for ranks in (1, 2):
+                measured, told = job(kind, grid, ranks)
+                figures = f"{told / 2**20:.0f} | {measured / 2**20:.0f} | {told / measured:.2f}"
+                print(f"| {kind} | {grid}^3 | {ranks} | {figures} |", flush=True)
+
 
 def worker(grid: int, steps: int, adjoint: str) -> None:
     """One run, or one value and gradient; peak memory over all ranks."""
     launch.configure_threads()
-    import resource
-
     import tensorflow as tf
 
     import flowpm_dist as fpm
@@ -44,24 +155,31 @@ def worker(grid: int, steps: int, adjoint: str) -> None:
             loss = tf.reduce_sum(state.density().block ** 2)
         tape.gradient(loss, noise)
         timings = state.timings
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    together = int(sim.box.mesh.world.allreduce(tf.constant(peak, tf.int64)))
+    together = int(sim.box.mesh.world.allreduce(tf.constant(peak(), tf.int64)))
     report({"peak": together, "step": timings["evolution"] / steps, "initial": timings["initial"]})
 
 
 def main() -> None:
     """Print the figures."""
+    if sys.argv[1:2] == ["job"]:
+        job_worker(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("role", nargs="?", default="driver", choices=["driver", "worker"])
     parser.add_argument("--grid", type=int, default=128)
     parser.add_argument("--large", type=int, default=0, metavar="GRID")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
+    parser.add_argument("--only", choices=list(JOBS), help="this job alone")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--adjoint", default="reversible", choices=["none", "reversible", "direct"])
     options = parser.parse_args()
     if options.role == "worker":
         worker(options.grid, options.steps, options.adjoint)
+        return
+    if options.jobs:
+        print_jobs(options.jobs, [options.only] if options.only else list(JOBS))
         return
 
     def measured(grid: int, steps: int, adjoint: str, ranks: int, threads: int) -> Any:

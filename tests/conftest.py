@@ -9,6 +9,7 @@ mpirun has started count where tests/test_ranks.py runs them, test by test.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,11 @@ from typing import Any
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(_name, "1")
+
+# Nothing that a test measures or builds is left in the user's cache.
+if "FLOWPM_CACHE" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="flowpm-cache-")
+    os.environ["FLOWPM_CACHE"] = _cache.name
 
 import pytest
 from processor_time import processor_time

@@ -19,8 +19,8 @@ from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 from flowpm_dist.cli.train import MAY_DIFFER, MAY_GROW
 from flowpm_dist.config.checks import ConfigError, check_resumed
 from flowpm_dist.config.training import load_training
-from flowpm_dist.config.training_mesh import check_memory
 from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder, training_bytes
+from meshimpl import launch
 
 RUN = """
 [box]
@@ -168,22 +168,21 @@ def test_a_buffer_larger_than_the_memory_is_refused(here):
     cells = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     many = 2 * (cells // 32**3 + 1)
     path = changed(here, ("simulations = 6", f"simulations = {many}"))
-    config = load_training(path)
-    with pytest.raises(ConfigError, match=rf"data.buffer = {many}: .* of memory; \d+ would"):
-        check_memory(config, "replica:1", 1, path)
-    fits = re.search(r"(\d+) would", told(flowpm_here("train", str(path))))[1]
+    done = flowpm_here("train", str(path))
+    assert done.returncode == 2
+    fits = re.search(r"; data.buffer = (\d+)\b.* would fit", told(done))[1]
+    assert many // 10 < int(fits) < many
     fitting = (f"simulations = {many}", f"simulations = {many}\nbuffer = {fits}")
     path.write_text(path.read_text().replace(*fitting))
-    check_memory(load_training(path), "replica:1", 1, path)
+    assert flowpm_here("train", str(path), "--check").returncode == 0
 
 
 def test_a_buffer_of_less_than_a_batch_is_no_advice(here, monkeypatch):
-    path = changed(here, ("grid = 32", "grid = 64"))
-    config = load_training(path)
-    one_volume = 4 * 64**3
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": one_volume, "SC_PAGE_SIZE": 1}.get)
-    with pytest.raises(ConfigError, match="not even a batch of 2 leaves half of it free"):
-        check_memory(config, "replica:1", 1, path)
+    little = launch.HostMemory(limit=2**29, free=2**29, is_container=True)
+    monkeypatch.setattr(launch, "host_memory", lambda: little)
+    done = flowpm_here("train", "run.toml")
+    assert done.returncode == 2
+    assert "has 512.0 MiB, which is too little for any grid" in told(done)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

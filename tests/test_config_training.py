@@ -12,8 +12,9 @@ import pytest
 
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import MODELS, load_training
-from flowpm_dist.config.training_mesh import buffer_bytes, check_training_mesh
+from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.memory import buffer_bytes
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -292,7 +293,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
     assert run.total_steps == 3 * 640 // 10
     assert run.fixed_parameters.keys() <= {"w0", "wa", "transfer"}
     assert set(tomllib.loads(run.resolved())) == {"box", "network", "training", "data", "run"}
-    assert buffer_bytes(run, "replica:2") == 0
+    assert buffer_bytes(run, run.grid, {"replica": 2}) == 0
 
 
 @pytest.mark.parametrize(
@@ -430,8 +431,8 @@ def test_a_mesh_that_does_not_fit(tmp_path, ranks, shape, changes, told):
 def test_the_buffer_is_spread_over_all_ranks(tmp_path):
     run = read(tmp_path, ("= 400", "= 400\nbuffer = 80"))
     whole = 80 * 32**3 * 4
-    assert buffer_bytes(run, "replica:1") == whole
-    assert buffer_bytes(run, "replica:2,row:2,col:2") * 8 == whole
+    assert buffer_bytes(run, run.grid, {"replica": 1}) == whole
+    assert buffer_bytes(run, run.grid, {"replica": 2, "row": 2, "col": 2}) * 8 == whole
 
 
 def test_nothing_heavy_is_imported(tmp_path):

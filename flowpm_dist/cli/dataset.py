@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,11 +11,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.dataset import check_dataset, write_dataset
+from flowpm_dist.cosmoflow.dataset import check_dataset, dataset_bytes, write_dataset
+from flowpm_dist.cosmoflow.memory import dataset_memory
 from flowpm_dist.cosmoflow.record_files import read_header
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.estimate import Demand
 from meshimpl import launch
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")]
@@ -52,6 +57,8 @@ def dataset(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace these splits in DIR.")
     ] = False,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
     splits = [chosen.value for chosen in split or Split]
@@ -59,13 +66,27 @@ def dataset(
     try:
         plan = load_training(run_file)
         shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
+        demand = Demand(
+            "the dataset",
+            plan.grid,
+            shape,
+            functools.partial(dataset_memory, plan),
+            lambda ranks: check_training_mesh(replace(plan, mesh=None), ranks, source=run_file),
+        )
+        needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
+        estimate = demand.estimate(needed)
+        if not ignore_memory:
+            demand.check(estimate, launch.host_memory())
         # Rank 0 alone looks: soon the ranks write there.
         if launch.detect().rank == 0:
             check_dataset(plan, output, splits, **options)
     except UserError as error:
         refuse(str(error))
+    if check:
+        show_check(plan.with_mesh(shape).resolved(), shape, estimate, output)
+        return
     begin_job(ranks)
-    with job() as progress:
+    with job(told(estimate)) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
         write_dataset(
@@ -73,9 +94,9 @@ def dataset(
             samples_per_file=samples_per_file, progress=progress, **options,
         )  # fmt: skip
     if launch.detect().rank == 0:
-        told = ", ".join(
+        written = ", ".join(
             f"{count['samples']} of {name}" for name, count in read_header(output)[1].items()
         )
         print(f"""
-Dataset in {output}: {told}.
+Dataset in {output}: {written}.
 To train on it, in the run file: [data] source = "files", folder = "{output}".""")

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
-from flowpm_dist.config.trained import asking_mesh, common_mesh, read_training
+from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.io.errors import UserError
@@ -37,6 +38,8 @@ def evaluate(
         Path | None,
         typer.Option(metavar="DIR", help="By default DIR/evaluation of the first DIR."),
     ] = None,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Judge trained networks on simulations they never saw, beside other methods."""
     try:
@@ -44,12 +47,19 @@ def evaluate(
         for training in read:
             plan = training.plan
             samples = plan.data.test if plan.simulates else plan.training.batch
-            asking_mesh(training, job_size(ranks), samples, mesh)
+            shape = asking_mesh(training, job_size(ranks), samples, mesh)
+        demand = asking_demand(read[0], shape, "the evaluation")
+        estimate = demand.estimate()
+        if not ignore_memory:
+            demand.check(estimate, launch.host_memory())
         check_evaluation_folder(output or TrainingFolder(trainings[0]).evaluation)
     except UserError as error:
         refuse(str(error))
+    if check:
+        show_check(read[0].plan.resolved(), shape, estimate)
+        return
     begin_job(ranks)
-    with job() as progress:
+    with job(told(estimate)) as progress:
         from flowpm_dist.cosmoflow.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh

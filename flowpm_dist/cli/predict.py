@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
-from flowpm_dist.config.trained import prediction_mesh, read_training
+from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
 from flowpm_dist.cosmoflow.prediction import Found, check_question, predict_volume
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
@@ -30,6 +31,8 @@ def predict(
     box_size: Annotated[
         float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
     ] = None,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Find the parameters of a volume with a trained network."""
     try:
@@ -38,10 +41,17 @@ def predict(
         # Rank 0 alone looks: one pass through the volume is enough.
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
+        demand = asking_demand(trained, shape, "the prediction")
+        estimate = demand.estimate()
+        if not ignore_memory:
+            demand.check(estimate, launch.host_memory())
     except UserError as error:
         refuse(str(error))
+    if check:
+        show_check(trained.plan.resolved(), shape, estimate)
+        return
     begin_job(ranks)
-    with job() as progress:
+    with job(told(estimate)) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
         found = predict_volume(trained, volume, ProcessMesh(shape), progress, box_size)

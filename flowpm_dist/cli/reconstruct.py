@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -10,6 +11,7 @@ import numpy as np
 import typer
 
 from flowpm_dist.cli.common import Ranks, mesh_option
+from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
     ResumableJob,
     output_option,
@@ -23,10 +25,14 @@ from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
 )
+from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.reconstruction.memory import memory_at
 from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.plan import search_mesh
 from meshimpl import launch
@@ -92,6 +98,51 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
             f"initial conditions of {data}: {unknowns}; model {config.model.structure}, "
             f"{config.search.optimiser}, mesh {search_mesh(self.mesh)}{chains}"
         )
+
+    @property
+    def resolved(self) -> str:
+        """See `ResumableJob.resolved`."""
+        return self.config.with_mesh(self.mesh).resolved()
+
+    @property
+    def demand(self) -> Demand:
+        """See `ResumableJob.demand`."""
+        config, free = self.config, self.config.with_mesh(None)
+        return Demand(
+            "the reconstruction",
+            config.box.grid,
+            self.mesh,
+            functools.partial(memory_at, config.plan),
+            lambda ranks: check_reconstruction_mesh(free, ranks, source=Path()),
+        )
+
+    @property
+    def estimate(self) -> Estimate:
+        """See `ResumableJob.estimate`."""
+        config = self.config
+        # Of chains, and of what remains of a search that is resumed, nothing is known.
+        if config.sampler.draws or self.resume:
+            rate = None
+        else:
+            rate = measured_rate(self._kind, self._cells)
+        seconds = None if rate is None else rate * self._cells * config.plan.evaluations
+        return self.demand.estimate(needed_bytes(config), seconds)
+
+    def remember(self, outcome: Outcome) -> None:
+        """See `ResumableJob.remember`."""
+        if (seconds := outcome.facts.get("seconds_per_evaluation")) is not None:
+            record_rate(self._kind, self._cells, seconds / self._cells)
+
+    @property
+    def _kind(self) -> Kind:
+        model, steps = self.config.model.structure, self.config.evolution.step_count
+        work = f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
+        ranks = math.prod(parse_mesh(self.mesh, batched=True).values())
+        return kind_of(work, ranks)
+
+    @property
+    def _cells(self) -> int:
+        return math.prod(self.config.box.grid)
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `ResumableJob.last_checkpoint`."""
@@ -220,6 +271,11 @@ def reconstruct(
     output: Annotated[Path | None, output_option(Reconstruction.kind)] = None,
     resume: Annotated[bool, resume_option(Reconstruction.kind)] = False,
     overwrite: Annotated[bool, overwrite_option(Reconstruction.kind)] = False,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Find the initial conditions that an observed universe most probably grew from."""
-    start(Reconstruction, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite)
+    start(
+        Reconstruction, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        check=check, ignore_memory=ignore_memory,
+    )  # fmt: skip

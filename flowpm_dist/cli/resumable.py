@@ -12,8 +12,10 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 import typer
 
 from flowpm_dist.cli.common import begin_job, default_output, job, job_size, refuse, stoppable
+from flowpm_dist.cli.preview import show_check, told
 from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.work_folder import WorkFolder
@@ -86,6 +88,25 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     @abstractmethod
     def describe(self) -> str:
         """Returns a line that says what the work is."""
+
+    @property
+    @abstractmethod
+    def resolved(self) -> str:
+        """The run file with all its settings."""
+
+    @property
+    @abstractmethod
+    def demand(self) -> Demand:
+        """The memory that the work takes, and what would take less."""
+
+    @property
+    @abstractmethod
+    def estimate(self) -> Estimate:
+        """What the work will take."""
+
+    @abstractmethod
+    def remember(self, outcome: OutcomeT) -> None:
+        """Keep how fast the complete work was, for the next estimate. On rank 0."""
 
     @abstractmethod
     def last_checkpoint(self) -> tuple[Path, str] | None:
@@ -161,7 +182,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
 
     def _run(self) -> OutcomeT:
         rank = launch.detect().rank
-        with job(self.describe(), self.kept) as progress:
+        with job(f"{self.describe()}\n{told(self.estimate)}", self.kept) as progress:
             if rank == 0:
                 self.folder.begin(resume=self.resume, overwrite=self.overwrite)
             outcome = self.work(progress)
@@ -176,6 +197,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     def _tell(self, outcome: OutcomeT) -> None:
         if outcome.stopped_by is None:
             print(self.report(outcome), flush=True)
+            self.remember(outcome)
             return
         name = launch.stop_name(outcome.stopped_by)
         message = f"stopped by {name} {outcome.stopped_at}; go on with --resume"
@@ -191,6 +213,8 @@ def start(
     *,
     resume: bool,
     overwrite: bool,
+    check: bool,
+    ignore_memory: bool,
 ) -> None:
     """Plan the work of a command, start the ranks, and do the work. Mistakes end the process.
 
@@ -201,6 +225,7 @@ def start(
         mesh: value of `--mesh`.
         output: value of `--output`; by default a folder that is named after the run file.
         resume, overwrite: whether `--resume` and `--overwrite` were given.
+        check, ignore_memory: likewise.
     """
     output = output or default_output(run_file, kind.kind)
     try:
@@ -211,11 +236,16 @@ def start(
         planned = kind.plan(
             run_file, job_size(ranks), output, resume=resume, overwrite=overwrite, mesh=mesh
         )
+        if not (planned.is_complete or ignore_memory):
+            planned.demand.check(planned.estimate, launch.host_memory())
     except UserError as error:
         refuse(str(error))
     if planned.is_complete:
         if launch.detect().rank == 0:
             print(planned.complete_message())
+        return
+    if check:
+        show_check(planned.resolved, planned.mesh, planned.estimate, output)
         return
     begin_job(ranks, stop_as=signal.SIGUSR1)
     planned.run()

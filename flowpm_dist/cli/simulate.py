@@ -24,13 +24,22 @@ from flowpm_dist.cli.common import (
     refuse_after,
     stop_on,
 )
+from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.jobs.estimate import Estimate
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.simulate import SimulationWork, Summary, results_bytes, simulate_and_write
+from flowpm_dist.jobs.simulate import (
+    SimulationWork,
+    Summary,
+    demand_of,
+    results_bytes,
+    simulate_and_write,
+    usual_seconds,
+)
 from meshimpl import launch
 
 
@@ -43,12 +52,14 @@ class Plan:
         mesh: shape of the mesh of ranks.
         folder: of the results.
         overwrite: whether a finished run in the folder may be replaced.
+        estimate: what the run will take.
     """
 
     work: SimulationWork
     mesh: str
     folder: OutputFolder
     overwrite: bool
+    estimate: Estimate
 
 
 def add_to(app: typer.Typer) -> None:
@@ -69,19 +80,37 @@ def simulate(
         bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
     ] = False,
     mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
     output = output or default_output(run_file, "output")
     try:
-        plan = make_plan(run_file, job_size(ranks), output, overwrite=overwrite, mesh=mesh)
+        plan = make_plan(
+            run_file,
+            job_size(ranks),
+            output,
+            overwrite=overwrite,
+            mesh=mesh,
+            ignore_memory=ignore_memory,
+        )
     except UserError as error:
         refuse(str(error))
+    if check:
+        show_check(plan.work.run_text, plan.mesh, plan.estimate, output)
+        return
     begin_job(ranks)
     run(plan)
 
 
 def make_plan(
-    run_file: Path, ranks: int, output: Path, *, overwrite: bool, mesh: str | None
+    run_file: Path,
+    ranks: int,
+    output: Path,
+    *,
+    overwrite: bool,
+    mesh: str | None,
+    ignore_memory: bool = False,
 ) -> Plan:
     """Check everything that can be checked before the work begins.
 
@@ -91,18 +120,24 @@ def make_plan(
         output: folder of the results.
         overwrite: whether a finished run in the folder may be replaced.
         mesh: shape of the mesh, instead of the run file's.
+        ignore_memory: whether the run may begin where the memory seems too small.
 
     Raises:
         ConfigError: the run file has mistakes.
         OutputError: results cannot go to the folder.
+        TooLargeError: the run does not fit into the memory.
     """
     config = load(run_file)
     shape = check_mesh(config, ranks, source=run_file, shape=mesh)
     config = config.with_mesh(shape)
     folder = OutputFolder(output)
     work = work_of(config)
-    folder.check(overwrite=overwrite, needed=results_bytes(work.plan))
-    return Plan(work, shape, folder, overwrite)
+    demand = demand_of(work.plan, shape)
+    estimate = demand.estimate(results_bytes(work.plan), usual_seconds(work, ranks))
+    if not ignore_memory:
+        demand.check(estimate, launch.host_memory())
+    folder.check(overwrite=overwrite, needed=estimate.disk)
+    return Plan(work, shape, folder, overwrite, estimate)
 
 
 def run(plan: Plan) -> None:
@@ -111,6 +146,7 @@ def run(plan: Plan) -> None:
     try:
         threads = launch.configure_threads()
         with results_of(plan, rank), Progress(rank) as progress:
+            progress.note(f"{told(plan.estimate)}\nbeginning")
             summary = simulate_and_write(
                 plan.work, plan.mesh, plan.folder, progress, threads=threads
             )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
 from flowpm_dist.cli.common import Mesh, Ranks
+from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
     ResumableJob,
     output_option,
@@ -16,11 +18,15 @@ from flowpm_dist.cli.resumable import (
     start,
 )
 from flowpm_dist.config.training import load_training
-from flowpm_dist.config.training_mesh import buffer_bytes, check_memory, check_training_mesh
+from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.memory import buffer_bytes
 from flowpm_dist.cosmoflow.plan import TrainingPlan
+from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
+from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
 MAY_GROW = ("training.steps", "training.epochs")
+ENOUGH = 20
+"""Steps from which on their mean duration is not that of the compilation in the first."""
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate and learn.")]
 
@@ -57,7 +65,6 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
         """
         config = load_training(run_file)
         shape = check_training_mesh(config, ranks, source=run_file, shape=mesh)
-        check_memory(config, shape, ranks, run_file)
         folder = TrainingFolder(output)
         planned = cls(config, shape, folder, resume=resume, overwrite=overwrite)
         # Rank 0 alone looks: soon it writes there.
@@ -85,11 +92,46 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
         """Returns a line that says what will be trained."""
         config = self.config
         weights = config.declaration.parameters(config.width, outputs=config.outputs)
-        kept = buffer_bytes(config, self.mesh)
+        kept = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
         told = f"{config.network.name}, {weights:,} weights, mesh {self.mesh}"
         if not kept:
             return told
         return f"{told}; {config.data.buffer} volumes kept: {human_size(kept)} on each rank"
+
+    @property
+    def resolved(self) -> str:
+        """See `ResumableJob.resolved`."""
+        return self.config.with_mesh(self.mesh).resolved()
+
+    @property
+    def demand(self) -> Demand:
+        """See `ResumableJob.demand`."""
+        return training_demand(self.config, self.mesh)
+
+    @property
+    def estimate(self) -> Estimate:
+        """See `ResumableJob.estimate`."""
+        config, demand = self.config, self.demand
+        rate = measured_rate(self._kind, config.width**3)
+        steps = config.total_steps - int(str(self.folder.mark().get("step", 0))) * self.resume
+        seconds = None if rate is None else rate * self._cells * steps
+        return demand.estimate(training_bytes(config, self.folder), seconds)
+
+    def remember(self, outcome: Outcome) -> None:
+        """See `ResumableJob.remember`."""
+        seconds = sum(outcome.phases.values())
+        if seconds and outcome.step >= ENOUGH:
+            record_rate(self._kind, self.config.width**3, seconds / self._cells)
+
+    @property
+    def _kind(self) -> Kind:
+        ranks = math.prod(parse_mesh(self.mesh, batched=True).values())
+        return kind_of(f"train {self.config.network.name}", ranks)
+
+    @property
+    def _cells(self) -> int:
+        """Cells of a batch."""
+        return self.config.training.batch * self.config.width**3
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `ResumableJob.last_checkpoint`."""
@@ -142,6 +184,11 @@ def train(
     output: Annotated[Path | None, output_option(Training.kind)] = None,
     resume: Annotated[bool, resume_option(Training.kind)] = False,
     overwrite: Annotated[bool, overwrite_option(Training.kind)] = False,
+    check: Check = False,
+    ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Train a network that finds cosmological parameters in volumes, simulated as it learns."""
-    start(Training, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite)
+    start(
+        Training, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        check=check, ignore_memory=ignore_memory,
+    )  # fmt: skip

@@ -112,8 +112,8 @@ class ReconstructionConfig(Options):
             idle["sampler"] = list(SamplerOptions.model_fields)
         return to_toml(self, idle)
 
-    def with_mesh(self, shape: str) -> ReconstructionConfig:
-        """The same reconstruction on a mesh of another shape."""
+    def with_mesh(self, shape: str | None) -> ReconstructionConfig:
+        """The same reconstruction on a mesh of another shape; None leaves it open."""
         return self.model_copy(update={"mesh": BatchedMeshOptions(shape=shape)})
 
 

@@ -6,6 +6,7 @@ begins.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +15,10 @@ from pathlib import Path
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import batched_mesh
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.memory import prediction_memory
 from flowpm_dist.cosmoflow.trained import Training
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
+from flowpm_dist.jobs.estimate import Demand
 
 
 def read_training(path: Path) -> Training:
@@ -87,6 +90,23 @@ def common_mesh(trainings: Sequence[Training], ranks: int, shape: str | None) ->
     for training in trainings[1:]:
         asking_mesh(training, ranks, samples, chosen)
     return chosen
+
+
+def asking_demand(training: Training, mesh: str, what: str) -> Demand:
+    """Returns the memory that asking a network takes.
+
+    Args:
+        training: whose network is asked.
+        mesh: shape of the mesh of ranks.
+        what: names the work in messages.
+    """
+    return Demand(
+        what,
+        training.plan.grid,
+        mesh,
+        functools.partial(prediction_memory, training.plan),
+        lambda ranks: prediction_mesh(training, ranks, None),
+    )
 
 
 def _replicas(shape: str) -> int:

@@ -1,19 +1,21 @@
-"""The mesh of ranks that a training runs on, and whether its volumes fit into memory.
+"""The mesh of ranks that a training runs on, and the memory that it takes there.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flowpm_dist.config.checks import ConfigError, Problem, fitting_mesh
+from flowpm_dist.cosmoflow.memory import training_memory
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
-from flowpm_dist.io.files import human_size
-from meshimpl import launch
+from flowpm_dist.jobs.estimate import Demand
 
 
 def check_training_mesh(
@@ -86,48 +88,40 @@ def batched_mesh(
     return chosen
 
 
-def buffer_bytes(plan: TrainingPlan, shape: str) -> int:
-    """Returns the memory of the kept volumes on each rank [bytes]; 0 where none are kept.
+def training_demand(plan: TrainingPlan, shape: str) -> Demand:
+    """Returns the memory that a training takes, and what would take less.
 
     Args:
-        plan: the training.
+        plan: of the training.
         shape: of the mesh, one that `check_training_mesh` has let pass.
     """
-    if not plan.simulates:
-        return 0
-    ranks = math.prod(parse_mesh(shape, batched=True).values())
-    value = 8 if plan.network.precision == "float64" else 4
-    return value * plan.data.buffer * plan.width**3 // ranks
+    axes = parse_mesh(shape, batched=True)
+    free = replace(plan, mesh=None)
+    return Demand(
+        "the training",
+        plan.grid,
+        shape,
+        functools.partial(training_memory, plan),
+        lambda ranks: check_training_mesh(free, ranks, source=Path()),
+        functools.partial(_lighter, plan, axes),
+    )
 
 
-def check_memory(plan: TrainingPlan, shape: str, ranks: int, source: Path) -> None:
-    """Check that the volumes which are kept to draw from fit into this machine.
-
-    Args:
-        plan: the training.
-        shape: of the mesh.
-        ranks: of the job.
-        source: the run file, for messages.
-
-    Raises:
-        ConfigError: they do not fit.
-    """
-    here = launch.detect()
-    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-    together = here.local_size if here.size > 1 else math.ceil(ranks / nodes)
-    needed = together * buffer_bytes(plan, shape)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory:
-        fits = plan.data.buffer * memory // (2 * needed)
-        fits -= fits % plan.training.batch
-        advice = f"{fits} would leave half of it free"
-        if not fits:
-            advice = (
-                f"not even a batch of {plan.training.batch} leaves half of it free: make box.grid "
-                "or training.batch smaller, or take more machines"
-            )
-        what = (
-            f"= {plan.data.buffer}: these volumes take {human_size(needed)}, and this machine "
-            f"has {human_size(memory)} of memory; {advice}"
-        )
-        raise ConfigError(source, [Problem("data.buffer", what)])
+def _lighter(
+    plan: TrainingPlan, axes: Mapping[str, int], fits: Callable[[int], bool]
+) -> Iterator[str]:
+    """Yields the largest smaller buffer and the largest smaller batch that fit."""
+    buffer, batch = plan.data.buffer, plan.training.batch
+    if plan.simulates:
+        for size in range(buffer - batch, plan.data.fill - 1, -batch):
+            data = plan.data.model_copy(update={"buffer": size})
+            if fits(training_memory(replace(plan, data=data), plan.grid, axes)):
+                yield f"data.buffer = {size}"
+                break
+    for size in range(batch // 2, 0, -1):
+        if batch % size or size % axes.get("replica", 1):
+            continue
+        training = plan.training.model_copy(update={"batch": size})
+        if fits(training_memory(replace(plan, training=training), plan.grid, axes)):
+            yield f"training.batch = {size}"
+            break

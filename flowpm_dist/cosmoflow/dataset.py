@@ -73,9 +73,20 @@ def check_dataset(
             f"{folder} holds the splits {', '.join(again)}{state}: add --overwrite to replace "
             "them, or give another --output"
         )
-    count = sum(simulations(plan, split) for split in splits)
-    needed = 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
+    needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
     check_room(folder, needed, "the dataset needs")
+
+
+def dataset_bytes(
+    plan: TrainingPlan, splits: Sequence[str], *, dtype: str, compressed: bool
+) -> int:
+    """Returns the size of the volumes of some splits [bytes]; 0 if they are compressed.
+
+    Args:
+        plan, splits, dtype, compressed: see `write_dataset`.
+    """
+    count = sum(simulations(plan, split) for split in splits)
+    return 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
 
 
 def write_dataset(

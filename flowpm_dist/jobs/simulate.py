@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 import resource
 import sys
@@ -14,12 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import SNAPSHOT, WriteError
 from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapshot
 from flowpm_dist.io.white_noise_file import open_white_noise
+from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.rates import kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.memory import simulation_bytes, writing_bytes
 from flowpm_dist.simulation.plan import SimulationPlan
 from meshimpl.quiet import import_tensorflow
 
@@ -32,6 +37,7 @@ PACKAGES = (
     "flowpm-dist", "tensorflow", "tensorflow-cpu", "mesh-tensorflow", "horovod", "mpi4py",
     "numpy", "zarr", "camb",
 )  # fmt: skip
+WORK = "simulate"
 FIGURES_AND_TABLES = 16 * 2**20  # [bytes], generous
 
 
@@ -86,6 +92,34 @@ def results_bytes(plan: SimulationPlan) -> int:
     """Returns an upper estimate of the size of all results of a run [bytes]."""
     itemsize = np.dtype(plan.run.precision).itemsize
     return snapshot_bytes(plan.box.grid, itemsize) + FIGURES_AND_TABLES
+
+
+def demand_of(plan: SimulationPlan, mesh: str) -> Demand:
+    """Returns the memory that a run takes.
+
+    Args:
+        plan: of the simulation.
+        mesh: shape of the mesh of ranks.
+    """
+    grid = plan.box.grid
+    return Demand(
+        "the simulation",
+        grid,
+        mesh,
+        lambda grid, axes: (
+            process_bytes(axes)
+            + simulation_bytes(plan, grid, axes)
+            + writing_bytes(plan, grid, axes)
+        ),
+        lambda ranks: default_mesh(ranks, grid),
+    )
+
+
+def usual_seconds(work: SimulationWork, ranks: int) -> float | None:
+    """Returns the duration of the steps [s] if the like was measured here before, else None."""
+    cells = math.prod(work.plan.box.grid)
+    rate = measured_rate(kind_of(WORK, ranks), cells)
+    return None if rate is None else rate * cells * work.steps
 
 
 def versions() -> dict[str, str]:
@@ -195,6 +229,8 @@ def write_results(
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
         mark_complete(snapshot)
         folder.publish()
+        cells = math.prod(work.plan.box.grid)
+        record_rate(kind_of(WORK, len(peaks)), cells, 1e-9 * summary.ns_per_particle_per_step)
     mesh.barrier()
     return summary
 

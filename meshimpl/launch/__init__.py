@@ -15,6 +15,7 @@ from meshimpl.launch.ending import abort, abort_on_error
 from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import stop_name
+from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
 from meshimpl.launch.resources import (
     available_cores,
     configure_threads,
@@ -24,6 +25,7 @@ from meshimpl.launch.resources import (
 
 __all__ = [
     "ENVIRONMENT_DEFAULTS",
+    "HostMemory",
     "LaunchError",
     "RankEnvironment",
     "abort",
@@ -32,10 +34,12 @@ __all__ = [
     "configure_threads",
     "detect",
     "find_mpirun",
+    "host_memory",
     "is_open_mpi",
     "launch_or_join",
     "mpirun_command",
     "place_devices",
+    "ranks_on_host",
     "relaunch",
     "set_horovod_defaults",
     "stop_name",

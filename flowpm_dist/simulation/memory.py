@@ -1,0 +1,55 @@
+"""How much memory a simulation takes, before TensorFlow is loaded.
+
+What is counted are the values that lie in memory at the same time, by particle. The numbers were
+measured; docs/performance.md compares the estimates with what runs take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from flowpm_dist.grid.decomposition import Grid
+from flowpm_dist.simulation.plan import SimulationPlan
+
+STATE = 6
+"""Values of a particle: displacement and velocity."""
+KICK = 3
+"""The new velocity, while the old one is still needed."""
+FORCE = {"finite-difference": 5, "spectral": 11}
+"""Values of a cell of the force mesh while it is transformed: fields, spectra, buffers."""
+LPT = {1: 15, 2: 18, 3: 24}
+"""Values of a particle while the initial conditions of an order are made."""
+LPT_FIELDS = 5
+"""More of them where the integrator keeps LPT fields."""
+WRITING = 6
+"""Values of a particle that the writing of a snapshot adds, up to a limit."""
+CHUNKS = 512 * 2**20
+"""That limit: chunks that are compressed at the same time [bytes]."""
+
+
+def evolution_values(plan: SimulationPlan) -> float:
+    """Returns the values of a particle that lie in memory together while it moves."""
+    force = FORCE[plan.force.force_gradient] * plan.force.mesh_factor**3
+    lpt = LPT_FIELDS if plan.integrator.uses_lpt else 0
+    return max(STATE + KICK + force, LPT[plan.initial.lpt_order]) + lpt
+
+
+def writing_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns what the writing of a snapshot adds to `simulation_bytes` on a rank [bytes]."""
+    values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
+    return min(CHUNKS, math.ceil(values * np.dtype(plan.run.precision).itemsize))
+
+
+def simulation_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the memory of the fields of one universe on a rank [bytes].
+
+    Args:
+        plan: of the simulation.
+        grid: cells along each side, instead of the plan's.
+        axes: of the mesh of ranks, whose row and col split the box.
+    """
+    cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
+    return math.ceil(evolution_values(plan) * np.dtype(plan.run.precision).itemsize * cells)

@@ -1,0 +1,163 @@
+"""What a job will take is told before it begins, and what cannot fit is refused in time."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from commands import flowpm_here, folder_with, plain
+from test_cli import HEAVY, RUN
+
+from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.jobs.estimate import Demand, Estimate, TooLargeError
+from flowpm_dist.jobs.rates import Kind, measured_rate, record_rate
+from meshimpl import launch
+from meshimpl.launch import HostMemory
+
+GIB = 2**30
+HOST = HostMemory(limit=16 * GIB, free=16 * GIB, is_container=False)
+
+here = folder_with(RUN)
+
+
+def memory_at(grid, axes):
+    """A rank of 1 GiB and 64 bytes a cell."""
+    x, y, z = grid
+    return GIB + 64 * x * y * z // (axes.get("row", 1) * axes.get("col", 1))
+
+
+def refusal(grid, mesh="row:1", together=1, host=HOST, others=lambda fits: ()):
+    demand = Demand(
+        "the job", grid, mesh, memory_at, lambda ranks: default_mesh(ranks, grid), others
+    )
+    with pytest.raises(TooLargeError) as raised:
+        demand.check(Estimate(together, together, demand.estimate().memory), host)
+    return str(raised.value)
+
+
+def test_what_does_not_fit_is_refused_with_a_grid_and_ranks_that_do():
+    told = refusal((1024,) * 3)
+    assert "the job needs about 65.0 GiB, and this host has 16.0 GiB" in told
+    # 15 GiB are 631^3 cells; 5 hosts would do, but no mesh of 5, 6 or 7 ranks divides the grid.
+    assert "a grid of 624, or 8 ranks on 8 hosts like this would fit" in told
+    assert "--ignore-memory" in told
+
+
+def test_ranks_of_one_host_share_its_memory():
+    told = refusal((1024,) * 3, "row:2", 2)
+    assert "33.0 GiB on each of 2 ranks, 66.0 GiB together" in told
+    assert "a grid of 608, or 16 ranks on 8 hosts" in told
+
+
+def test_a_grid_keeps_its_proportions_and_other_changes_come_first():
+    container = HostMemory(limit=4 * GIB, free=GIB, is_container=True)
+
+    def others(fits):
+        return (f"batch = {size}" for size in (2, 1) if fits(size * 3 * GIB))
+
+    told = refusal((512, 512, 1024), host=container, others=others)
+    assert "the container or batch job here has 4.0 GiB" in told
+    assert "; batch = 1, or a grid of [288, 288, 576], or" in told
+    assert "batch = 2" not in told
+
+
+def test_what_fits_is_told_with_what_is_free():
+    estimate = Estimate(4, 2, 5 * GIB, disk=3 * GIB, seconds=300)
+    memory, disk, time = estimate.lines(HostMemory(16 * GIB, 4 * GIB, False))
+    assert memory == (
+        "memory: about 5.0 GiB on each of 4 ranks, 10.0 GiB on this host; there are 16.0 GiB, of "
+        "which only 4.0 GiB are free now"
+    )
+    assert (disk, time) == (
+        "disk: at most 3.0 GiB",
+        "time: about 5 min, as measured here before",
+    )
+
+
+def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
+    (here / "large.toml").write_text(RUN.replace("grid = 16", "grid = 100000"))
+    for words, status, told in (
+        (["large.toml", "--ranks", "2"], 2, "the simulation needs about"),
+        (["large.toml", "--ignore-memory"], 2, "the results need about"),
+        (["run.toml", "--check"], 0, ""),
+    ):
+        script = (
+            "import sys; from flowpm_dist import cli\n"
+            f"sys.argv[1:] = {['simulate', *words]}\n"
+            "try: cli.main()\n"
+            f"finally: print('#', sorted({HEAVY} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert done.stdout.endswith("# []\n")
+        assert told in done.stderr
+
+
+def test_check_shows_a_run_file_and_does_nothing(here, monkeypatch):
+    done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
+    assert done.returncode == 0, done.stderr
+    assert "# mesh: row:2,col:1, 2 ranks" in done.stdout
+    assert "# memory: about" in done.stdout
+    assert "# disk: at most" in done.stdout
+    assert os.listdir(here) == ["run.toml"]
+    (here / "again.toml").write_text(done.stdout)
+    again = flowpm_here("simulate", "again.toml", "--ranks", "2", "--check")
+    assert again.stdout.replace("again-output", "run-output") == done.stdout
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("command", "example", "words"),
+    [
+        ("train", "demo_training.toml", []),
+        ("dataset", "demo_training.toml", ["--output", "volumes"]),
+        ("reconstruct", "reconstruct.toml", []),
+        ("reconstruct", "sample.toml", ["--mesh", "replica:2"]),
+    ],
+)
+def test_every_job_is_checked_and_refused(tmp_path, monkeypatch, command, example, words):
+    monkeypatch.chdir(tmp_path)
+    words = [command, str(EXAMPLES / example), "--ranks", "2", *words]
+    done = flowpm_here(*words, "--check")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"# memory: about .* on each of 2 ranks", done.stdout)
+    assert re.search(r"# disk: at most ", done.stdout)
+    assert tomllib.loads(done.stdout)["box"]["grid"]
+    tight = HostMemory(limit=GIB, free=GIB, is_container=True)
+    monkeypatch.setattr(launch, "host_memory", lambda: tight)
+    done = flowpm_here(*words, "--check")
+    assert done.returncode == 2
+    assert "together, and the container or batch job here has 1.0 GiB" in plain(done.stderr)
+    assert flowpm_here(*words, "--check", "--ignore-memory").returncode == 0
+    assert not any(tmp_path.iterdir())
+
+
+def test_memory_of_a_small_container_counts(here, monkeypatch):
+    tight = HostMemory(limit=GIB, free=GIB, is_container=True)
+    monkeypatch.setattr(launch, "host_memory", lambda: tight)
+    done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
+    assert done.returncode == 2
+    assert "2 ranks, 1.5 GiB together, and the container" in plain(done.stderr)
+    assert flowpm_here("simulate", "run.toml", "--check").returncode == 0
+
+
+def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache"))
+    kind = Kind("simulate", 2, 1)
+    assert measured_rate(kind, 32**3) is None
+    record_rate(kind, 16**3, 3.0)
+    record_rate(kind, 64**3, 2.0)
+    assert measured_rate(kind, 128**3) == 2.0
+    assert measured_rate(kind, 20**3) == 3.0
+    assert measured_rate(kind, 1024**3) is None
+    assert measured_rate(Kind("simulate", 1, 1), 64**3) is None
+    (tmp_path / "cache" / "rates.json").write_text("{")
+    assert measured_rate(kind, 64**3) is None
+    # A cache that cannot be written is no error.
+    monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache" / "rates.json" / "below"))
+    record_rate(kind, 64**3, 2.0)
