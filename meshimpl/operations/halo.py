@@ -48,10 +48,12 @@ def _within_box(
     """Returns the planes from `distance` blocks away, or zeros beyond an edge of the box."""
     if edges == "periodic":
         return from_previous, from_next
-    dtype, ranks = from_previous.dtype, range(group.size)
-    before = group.per_rank([float(k >= distance) for k in ranks])
-    after = group.per_rank([float(k + distance < group.size) for k in ranks])
-    return from_previous * tf.cast(before, dtype), from_next * tf.cast(after, dtype)
+    place = group.per_rank(range(group.size))
+    zeros = tf.zeros_like(from_previous)
+    return (
+        tf.where(place >= distance, from_previous, zeros),
+        tf.where(place + distance < group.size, from_next, zeros),
+    )
 
 
 def pad_axis(

@@ -117,6 +117,24 @@ def test_reduce_is_the_adjoint(mesh):
         np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
+def test_what_is_not_a_number_stays_on_its_side_of_a_zero_edge(mesh):
+    """On many ranks as on one, where nothing comes from the face across the box."""
+    cases = [(WIDTHS[i], "zero") for i in ((2,) if mesh.shape == (4,) else (0, 2))]
+    exchange = exchange_function(mesh, cases)
+    begin, block = exchange.impl.slice_begin(SHAPE, mesh.rank), exchange.impl.slice_shape(SHAPE)
+    faces = np.ones(GRID)
+    faces[0] = faces[:, -1] = np.nan
+    outside = []
+    for found, case in zip(exchange(*[faces] * len(cases)), cases, strict=True):
+        np.testing.assert_array_equal(found, padded_block(faces, *case, begin, block), f"{case}")
+        outside.append(padded_block(np.ones(GRID), *case, begin, block) == 0)
+    reduce = reduce_function(mesh, cases, exchange.output_shapes)
+    expected = reduce(*[np.where(cells, 0.0, 1.0) for cells in outside])
+    folded = reduce(*[np.where(cells, np.nan, 1.0) for cells in outside])
+    for found, whole in zip(folded, expected, strict=True):
+        np.testing.assert_array_equal(found, whole)
+
+
 def test_no_mass_is_lost(mesh):
     cases = [({"x": 5, "y": 7}, "periodic")]
     reduce = reduce_function(mesh, cases, exchange_function(mesh, cases).output_shapes)
