@@ -19,6 +19,9 @@ from meshimpl import engine, launch
 from meshimpl.collectives import Communicator
 from meshimpl.mesh_shape import MeshError, MeshShape, format_mesh_shape, parse_mesh_shape
 
+LARGEST_GATHER = 2**28
+"""Bytes that `ProcessMesh.gather_to_root` moves in one message; MPI counts them as int32."""
+
 
 def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
     """Returns the groups of ranks that differ only in some axes, for each non-empty set of axes."""
@@ -162,6 +165,8 @@ class ProcessMesh:
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
         """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.
 
+        Together they may be larger than one message can be.
+
         Args:
             array: any dtype that numpy can view as bytes. Shapes may differ between ranks; dtype
                 and number of dimensions may not.
@@ -170,17 +175,20 @@ class ProcessMesh:
         if self.size == 1:
             return [array]
         shapes = self.world.allgather(tf.constant([array.shape], tf.int64)).numpy()
-        data = np.frombuffer(array.tobytes(), np.uint8)
-        counts = [data.size] + [0] * (self.size - 1)
-        moved = self.world.alltoallv(tf.constant(data), tf.constant(counts)).numpy()
+        lengths = [math.prod(map(int, shape)) * array.itemsize for shape in shapes]
+        ends = np.cumsum(lengths)
+        data, mine = array.reshape(-1).view(np.uint8), int(ends[self.rank]) - array.nbytes
+        moved = np.empty(int(ends[-1]) if self.rank == 0 else 0, np.uint8)
+        for start in range(0, int(ends[-1]), LARGEST_GATHER):
+            first, last = np.clip([start - mine, start + LARGEST_GATHER - mine], 0, data.size)
+            counts = [last - first] + [0] * (self.size - 1)
+            part = self.world.alltoallv(tf.constant(data[first:last]), tf.constant(counts))
+            if self.rank == 0:
+                moved[start : start + LARGEST_GATHER] = part.numpy()
         if self.rank != 0:
             return None
-        lengths = [int(np.prod(s)) * array.itemsize for s in shapes]
-        pieces = np.split(moved, np.cumsum(lengths)[:-1])
-        return [
-            np.frombuffer(p.tobytes(), array.dtype).reshape(s)
-            for p, s in zip(pieces, shapes, strict=True)
-        ]
+        pieces = np.split(moved, ends[:-1])
+        return [p.view(array.dtype).reshape(s) for p, s in zip(pieces, shapes, strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcessMesh, (self.axes,)

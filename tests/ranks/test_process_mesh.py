@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 from conftest import SIZE, process_mesh
 
 from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise
+from meshimpl import process_mesh as process_mesh_module
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
@@ -58,6 +60,29 @@ def test_every_line_and_plane_communicates(any_mesh: ProcessMesh) -> None:
 
 
 def test_gather_to_root(mesh: ProcessMesh) -> None:
+    check_gather_to_root(mesh)
+
+
+def test_gather_to_root_of_more_than_a_message_holds(
+    mesh: ProcessMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 counts in int32 what all the others send: no message is larger than that."""
+    monkeypatch.setattr(process_mesh_module, "LARGEST_GATHER", 20)
+    exchange, received = engine.HorovodEngine.exchange, []
+
+    def counted(*args: Any) -> tf.Tensor:
+        received.append(exchange(*args))
+        return received[-1]
+
+    monkeypatch.setattr(engine.HorovodEngine, "exchange", counted)
+    check_gather_to_root(mesh)
+    if SIZE > 1:
+        assert len(received) == -(-sum(16 * rank + 16 for rank in range(SIZE)) // 20)
+        assert max(part.shape[0] for part in received) <= 20
+
+
+def check_gather_to_root(mesh: ProcessMesh) -> None:
+    """Of 16 bytes from rank 0, 32 from rank 1 and so on."""
     mine = np.full((mesh.rank + 1, 2), mesh.rank + 1j, np.complex64)
     found = mesh.gather_to_root(mine)
     if mesh.rank:
