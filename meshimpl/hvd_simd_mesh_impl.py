@@ -6,7 +6,7 @@ enters the graph behind a fence (see `meshimpl.graph_guards`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,8 @@ class LaidOutVariable:
             name=variable.name + "_slice",
             use_resource=True,
         )
-        self._laid_out_tensor = LaidOutTensor([tf.identity(self.slice)])
+        value = mesh_impl.remember(f"variable {variable.name}", lambda: tf.identity(self.slice))
+        self._laid_out_tensor = LaidOutTensor([value])
         with separate_chain():
             master = mesh_impl.mesh.world.broadcast(tf.identity(variable.get_master()))
             mine = mesh_impl.slice(tf.cast(master, variable.slice_dtype), shape).one_slice
@@ -86,8 +87,8 @@ class LaidOutVariable:
                 variable.assign_to_master(master), self.slice.assign(mine, read_value=False)
             )
         with separate_chain():
-            value = tf.cast(tf.identity(self.slice), variable.master_dtype)
-            self.copy_slices_to_master = variable.assign_to_master(mesh_impl.gather(value, shape))
+            kept = tf.cast(tf.identity(self.slice), variable.master_dtype)
+            self.copy_slices_to_master = variable.assign_to_master(mesh_impl.gather(kept, shape))
 
     @property
     def laid_out_tensor(self) -> LaidOutTensor:
@@ -100,10 +101,14 @@ class LaidOutVariable:
         values: Sequence[tf.Tensor],
         assign_to_tensor_list: Sequence[Any] | None = None,
     ) -> Any:
-        """Applies `assign_fn(mtf variable, slice variable, value)` to this rank's slice."""
+        """Applies `assign_fn(mtf variable, slice variable, value)` to this rank's slice.
+
+        What the graph computes from the variable is computed from its value before.
+        """
         (target,) = assign_to_tensor_list or [self.slice]
         (value,) = values
-        return assign_fn(self._variable, target, value)
+        with tf.control_dependencies([self._laid_out_tensor.one_slice]):
+            return assign_fn(self._variable, target, value)
 
 
 class HvdSimdMeshImpl(mtf.MeshImpl):
@@ -135,15 +140,27 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         self._random_calls: list[tf.Variable] = []
         self.begin_build()
 
-    def begin_build(self, *, replay: bool = False) -> None:
-        """Prepare for lowering a new graph.
+    def begin_build(self, remembered: Mapping[str, tf.Tensor] | None = None) -> None:
+        """Prepares for lowering a new graph.
 
         Args:
-            replay: let its random operations repeat the values that the same operations of the
-                graph before it drew last, to differentiate what was evaluated.
+            remembered: what an evaluation of a graph with the same operations has read
+                (`readings`). The new graph takes it instead of reading anew, to differentiate that
+                evaluation.
         """
         self._random_operations = 0
-        self._replay = replay
+        self._remembered = remembered or {}
+        self.readings: dict[str, tf.Tensor] = {}
+        """What the graph reads of the state that evaluations change: the values of variables, and
+        how often each random operation was evaluated."""
+
+    def remember(self, name: str, read: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns `read()`, or what was remembered under the name."""
+        value = self._remembered[name] if name in self._remembered else read()
+        graph = tf.compat.v1.get_default_graph()
+        if graph._get_control_flow_context() is None:  # what a loop reads has no single value
+            self.readings[name] = value
+        return value
 
     def _random_stream(self) -> tuple[int, tf.Tensor]:
         """Returns the number of a random operation and the number of its evaluation."""
@@ -157,7 +174,11 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
                 )
             self._random_calls.append(calls)
         calls = self._random_calls[number]
-        return number, tf.identity(calls) if self._replay else calls.assign_add(1)
+
+        def count() -> tf.Tensor:
+            return tf.identity(calls.assign_add(1))
+
+        return number, self.remember(f"random operation {number}", count)
 
     def _axes(self, mesh_axes: Sequence[int]) -> Communicator:
         return self.mesh.communicator(*[self.mesh.names[axis] for axis in mesh_axes])

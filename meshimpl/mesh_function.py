@@ -9,13 +9,13 @@
     mean_square(block)          # this rank's block, or the whole array on every rank
 
 Gradients: `tf.GradientTape` sees a mesh function as one operation, whose vector-Jacobian product is
-made by `mtf.gradients` (and evaluates the function again, with the random values that its latest
-call drew). On several ranks the loss is the sum over ranks of each rank's part, and every gradient
-is the derivative of that sum by the tensor of one rank. So the cotangents of an output that is
-replicated are added over its replicas, and each replica of an input gets its share of the gradient:
-functions compose. A parameter that is one number for all ranks enters through `replicated`, which
-adds the shares up. A loss that is itself a replicated output counts once for each rank, unless it
-is divided by their number.
+made by `mtf.gradients` (and evaluates the function again, with the random values and the values of
+variables that the call had). On several ranks the loss is the sum over ranks of each rank's part,
+and every gradient is the derivative of that sum by the tensor of one rank. So the cotangents of an
+output that is replicated are added over its replicas, and each replica of an input gets its share
+of the gradient: functions compose. A parameter that is one number for all ranks enters through
+`replicated`, which adds the shares up. A loss that is itself a replicated output counts once for
+each rank, unless it is divided by their number.
 """
 
 from __future__ import annotations
@@ -147,7 +147,11 @@ class MeshFunction:
             self.output_dtypes = [t.dtype for t in outputs]
             self.masters = {v.name: v.get_master() for v in lowering.variables}
             copies.extend([lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()])
-            return self._fetch(lowering, outputs, list(lowering.operations.values()))
+            graph = tf.compat.v1.get_default_graph()
+            readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
+            self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
+            fetched = self._fetch(lowering, outputs, list(lowering.operations.values()))
+            return [*fetched, *map(tf.identity, readings.values())]
 
         self.impl.begin_build()
         function = _wrap(trace, self._signature(list(self.inputs.values())))
@@ -158,17 +162,19 @@ class MeshFunction:
         return function
 
     @functools.cached_property
-    def _vjp(self) -> Callable[..., list[tf.Tensor]]:
+    def _vjp(self) -> Callable[..., list[Any]]:
         specs = list(self.inputs.values())
         wrt = [i for i, (_, dtype) in enumerate(specs) if dtype.is_floating]
         of = [i for i, dtype in enumerate(self.output_dtypes) if dtype.is_floating]
 
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
+            rest = iter(slices[len(specs) + len(of) :])
+            self.impl.begin_build(dict(zip(self._readings, rest, strict=True)))
             with tf.variable_creator_scope(self._create_variable):
                 graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
                 cotangents = [
                     self._import_cotangent(graph_mesh, dy, self.output_shapes[i])
-                    for i, dy in zip(of, slices[len(specs) :], strict=True)
+                    for i, dy in zip(of, slices[len(specs) :], strict=False)
                 ]
                 gradients = mtf.gradients(
                     [outputs[i] for i in of], [args[i] for i in wrt], cotangents
@@ -180,17 +186,18 @@ class MeshFunction:
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
             return self._fetch(lowering, gradients, [])
 
-        self.impl.begin_build(replay=True)
         signature = self._signature(
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
-        )
+        ) + list(self._readings.values())
         function = once_differentiable(
             _wrap(trace, signature), f"the mesh function {self.__name__}"
         )
 
-        def vjp(slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]) -> list[Any]:
+        def vjp(
+            slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
+        ) -> list[Any]:
             gradients: list[Any] = [None] * len(specs)
-            found = function(*slices, *[dys[i] for i in of])
+            found = function(*slices, *[dys[i] for i in of], *readings)
             for i, g in zip(wrt, found, strict=True):
                 gradients[i] = g
             return gradients
@@ -209,10 +216,11 @@ class MeshFunction:
     def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
-        outputs = self._forward(*[tf.stop_gradient(x) for x in slices])
+        found = self._forward(*[tf.stop_gradient(x) for x in slices])
+        outputs, readings = found[: len(self.output_shapes)], found[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
-            found = self._vjp(slices, dys)
+            found = self._vjp(slices, dys, readings)
             return found[0] if len(found) == 1 else found
 
         return outputs, gradient

@@ -118,12 +118,15 @@ def test_a_gradient_sees_the_random_values_of_its_call(mesh: ProcessMesh) -> Non
             return a * noise, noise
 
         block = function.block_of("a", WHOLE)
+        replicas = mesh.size * block.shape.num_elements() / WHOLE.size
+        calls = []
         for _ in range(2):
             with tf.GradientTape() as tape:
                 tape.watch(block)
                 product, noise = function(block)
-                replicas = mesh.size * block.shape.num_elements() / WHOLE.size
                 loss = tf.reduce_sum(product) / replicas
+            calls.append((tape, loss, noise))
+        for tape, loss, noise in calls:
             # each replica of the block has its share
             share = noise.numpy() / replicas
             np.testing.assert_allclose(tape.gradient(loss, block), share, rtol=1e-14)
@@ -154,6 +157,29 @@ def test_variables(mesh: ProcessMesh) -> None:
         function(WHOLE)
         found = function.gather(function(np.zeros([8, 4]))[0])
         np.testing.assert_allclose(found, start + WHOLE, rtol=1e-15)
+
+
+def test_a_gradient_sees_the_variables_of_its_call(line: ProcessMesh) -> None:
+    """Of `v * a`, which assigns v + a to v: the gradient is v before; asking for it assigns
+    nothing."""
+
+    @mesh_function(line, "x:row", a=(FIELD, tf.float64))
+    def function(graph_mesh: Any, a: Any) -> Any:
+        value = counting_variable(graph_mesh)
+        mtf.assign_add(value, a)
+        return value * a, value
+
+    block, calls = function.block_of("a", 1.0 + WHOLE), []
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(block)
+            product, value = function(block)
+        calls.append((tape, product, value))
+    np.testing.assert_allclose(calls[1][2], calls[0][2] + block, rtol=1e-15)
+    for tape, product, value in calls:
+        np.testing.assert_array_equal(product, value * block)
+        np.testing.assert_array_equal(tape.gradient(product, block), value)
+    np.testing.assert_allclose(function(block)[1], calls[1][2] + block, rtol=1e-15)
 
 
 def test_a_variable_read_after_its_assignment(mesh: ProcessMesh) -> None:
