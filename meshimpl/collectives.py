@@ -214,10 +214,9 @@ class Communicator:
         carried, back = _as_carried(x)
         flat = tf.reshape(carried, [-1])
         length = math.prod(carried.shape)
-        sends = [[length * (s == k) for s in sources] for k in range(self.size)]
-        counts = self.per_rank(np.array(sends, np.int32))
-        copies = self.per_rank(np.array([sum(map(bool, row)) for row in sends], np.int32))
-        moved = self._exchange(tf.tile(flat, copies[tf.newaxis]), counts)
+        sends = np.array([length * (s == self.index) for s in sources], np.int32)
+        counts, copies = _own(sends), _own(np.count_nonzero(sends, keepdims=True))
+        moved = self._exchange(tf.tile(flat, copies), counts)
         whole = tf.concat([moved, tf.zeros([length], moved.dtype)], axis=0)[:length]
         return back(tf.reshape(whole, carried.shape))
 
@@ -251,21 +250,18 @@ class Communicator:
         carried, back = _as_carried(tf.stack([to_previous, to_next]))
         pieces = tf.reshape(carried, [2, -1])
         length = pieces.shape[1]
-        order, counts, arrival = [], [], []
-        for k in range(n):
-            previous, following = (k - d) % n, (k + d) % n
-            order.append([0, 1] if previous <= following else [1, 0])
-            counts.append([length * ((j == previous) + (j == following)) for j in range(n)])
-            # From one rank that is both neighbours the two arrive as they were stacked: what it
-            # sent to its previous rank comes here from our next.
-            arrival.append([0, 1] if previous < following else [1, 0])
-        if any(row != [0, 1] for row in order):
-            pieces = tf.gather(pieces, self.per_rank(np.array(order, np.int32)))
-        moved = self._exchange(tf.reshape(pieces, [-1]), self.per_rank(np.array(counts, np.int32)))
-        both = back(tf.reshape(moved, carried.shape))
-        if all(row == [1, 0] for row in arrival):  # two ranks: nothing to look up
+        previous, following = (self.index - d) % n, (self.index + d) % n
+        counts = np.zeros(n, np.int32)
+        np.add.at(counts, [previous, following], length)
+        if previous == following:
+            # So it is on every rank. The two arrive as they were stacked: what the neighbour sent
+            # to its previous rank comes here from our next.
+            both = self._exchange(tf.reshape(pieces, [-1]), _own(counts))
+            both = back(tf.reshape(both, carried.shape))
             return both[1], both[0]
-        both = tf.gather(both, self.per_rank(np.array(arrival, np.int32)))
+        order = _own(np.array([0, 1] if previous < following else [1, 0], np.int32))
+        moved = self._exchange(tf.reshape(tf.gather(pieces, order), [-1]), _own(counts))
+        both = tf.gather(back(tf.reshape(moved, carried.shape)), order)
         return both[0], both[1]
 
     def broadcast(self, x: tf.Tensor, root: int = 0) -> tf.Tensor:
@@ -284,5 +280,10 @@ class Communicator:
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """Returns `values[index]` as a tensor that enters the same graph on every rank."""
-        mine = tf.constant(np.asarray(values)[self.index])
-        return mine if tf.executing_eagerly() else fence(mine)
+        return _own(np.asarray(values)[self.index])
+
+
+def _own(value: Any) -> tf.Tensor:
+    """Returns what differs between ranks as a tensor that enters the same graph on every rank."""
+    mine = tf.constant(value)
+    return mine if tf.executing_eagerly() else fence(mine)

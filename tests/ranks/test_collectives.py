@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import tensorflow as tf
 from conftest import process_mesh, shapes_of
 
-from meshimpl import Communicator, ProcessMesh
+from meshimpl import Communicator, ProcessMesh, engine
 from meshimpl.graph_guards import last_collective
 
 # Among four ranks there are groups of one, two and four.
@@ -275,3 +276,24 @@ def test_a_group_of_one_does_nothing(line: ProcessMesh) -> None:
     ):
         assert found is x
     assert not alone.shift(x, 1, wrap=False).numpy().any()
+
+
+@pytest.mark.ranks(1)
+def test_a_line_of_many_ranks_is_built_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message to neighbours takes steps for each rank of the line, not for each pair of them."""
+    sent: list[tf.Tensor] = []
+
+    class Echo(engine.HorovodEngine):
+        def exchange(self, x: tf.Tensor, counts: tf.Tensor | None, *_: Any) -> tf.Tensor:
+            assert counts is not None
+            sent.append(counts)
+            return x
+
+    monkeypatch.setattr(engine, "current", Echo)
+    line, x = Communicator(tuple(range(8192)), 5), tf.ones([3])
+    began = time.process_time()
+    line.exchange_neighbours(x, x, 2)
+    line.shift(x, 1)
+    assert time.process_time() - began < 2  # all pairs take many times that
+    for counts, expected in zip(sent, ({3: 3, 7: 3}, {6: 3}), strict=True):
+        assert {int(k): int(counts[k]) for k in np.flatnonzero(counts)} == expected
