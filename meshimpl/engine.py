@@ -121,8 +121,8 @@ class HorovodEngine(Engine):
                 f"the launcher started {len(world)} ranks, but Horovod finds {hvd.size()}: it was "
                 "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
             )
-        launch.place_devices(hvd.local_rank())
         launch.abort_on_error()
+        launch.place_devices(shared=not hvd.nccl_built())
         atexit.register(self._leave_together)
         self.process_sets.update({tuple(s.ranks): s for s in sets})
 

@@ -48,6 +48,8 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         CollectiveError: the engine runs already and lacks a group.
     """
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
+    if launch.detect().size == 1:
+        launch.place_devices()
     engine.start([g for axes in parsed for lines in groups_of(axes).values() for g in lines])
 
 

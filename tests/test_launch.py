@@ -9,6 +9,7 @@ import textwrap
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,86 @@ def test_one_rank_imports_neither_mpi_nor_horovod() -> None:
         assert not {"mpi4py", "horovod"} & set(sys.modules), "imported"
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+class Gpus:
+    """`tf.config` of a node with GPUs, which this machine may lack."""
+
+    def __init__(self, count: int, *, begun: bool = False) -> None:
+        self.all, self.begun = [f"GPU:{i}" for i in range(count)], begun
+        self.visible, self.growing = self.all, []
+        self.experimental = self
+
+    def list_physical_devices(self, kind: str) -> list[str]:
+        assert kind == "GPU"
+        return self.all
+
+    def get_visible_devices(self, kind: str) -> list[str]:
+        assert kind == "GPU"
+        return self.visible
+
+    def set_visible_devices(self, device: str, kind: str) -> None:
+        if self.begun and self.visible != [device]:
+            raise RuntimeError("Visible devices cannot be modified after being initialized")
+        self.visible = [device]
+
+    def set_memory_growth(self, device: str, enable: bool) -> None:
+        if self.begun:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        self.growing.append(device)
+
+
+def placed(patch: pytest.MonkeyPatch, gpus: Gpus, rank: int, ranks: int, **options: Any) -> Gpus:
+    """The GPUs after rank number `rank` of a node's `ranks` has chosen."""
+    import tensorflow as tf
+
+    patch.setattr(tf, "config", gpus)
+    launcher = options.pop("launcher", "mpirun")
+    here = launch.RankEnvironment(rank, ranks, rank, ranks, launcher)
+    launch.place_devices(here, **options)
+    return gpus
+
+
+def test_each_rank_has_a_gpu_that_grows(alone: pytest.MonkeyPatch) -> None:
+    alone.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for ranks, rank in ((1, 0), (4, 0), (4, 3)):
+        gpus = placed(alone, Gpus(4), rank, ranks)
+        assert gpus.visible == gpus.growing == [f"GPU:{rank}"]
+    assert placed(alone, Gpus(0), 1, 2).visible == []
+    assert placed(alone, Gpus(1), 3, 4, launcher="srun").visible == ["GPU:0"]  # its own
+    assert placed(alone, Gpus(2), 3, 4, shared=True).visible == ["GPU:1"]
+    mine = Gpus(4)
+    mine.visible = ["GPU:2"]  # the program's choice
+    assert placed(alone, mine, 3, 4).growing == ["GPU:2"]
+
+
+def test_ranks_without_a_gpu_of_their_own_are_refused(alone: pytest.MonkeyPatch) -> None:
+    """On every rank of the node, also on those that could have one."""
+    alone.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count, rank in ((2, 0), (2, 3), (1, 1)):
+        with pytest.raises(launch.LaunchError, match=f"has 4 ranks and {count} GPU"):
+            placed(alone, Gpus(count), rank, 4)
+    alone.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(launch.LaunchError, match="NCCL wants one GPU for each rank"):
+        placed(alone, Gpus(2), 1, 4)
+
+
+def test_tensors_that_came_before_the_mesh(alone: pytest.MonkeyPatch) -> None:
+    """They bind a rank to all GPUs: an error where ranks share them, none where one is alone."""
+    for rank in (0, 1):
+        with pytest.raises(launch.LaunchError, match="before the first tensor"):
+            placed(alone, Gpus(2, begun=True), rank, 2)
+    placed(alone, Gpus(2, begun=True), 0, 1)
+    placed(alone, Gpus(1, begun=True), 1, 2, launcher="srun")
+
+
+def test_one_rank_places_its_devices(alone: pytest.MonkeyPatch) -> None:
+    from meshimpl import ProcessMesh
+
+    gpus = Gpus(2)
+    alone.setattr("tensorflow.config", gpus)
+    ProcessMesh("row:1")
+    assert gpus.visible == gpus.growing == ["GPU:0"]
 
 
 PROLOGUE = """

@@ -67,12 +67,46 @@ def configure_threads() -> int:
     return threads
 
 
-def place_devices(local_rank: int) -> None:
-    """Shows TensorFlow one GPU for this rank if the node has any; local ranks take turns."""
+def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) -> None:
+    """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
+
+    Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
+    CUDA_VISIBLE_DEVICES has chosen for this rank is taken as it is.
+
+    Args:
+        here: the rank's place in its job; by default that of this process.
+        shared: let several ranks have one GPU, which NCCL refuses.
+
+    Raises:
+        LaunchError: the node has more ranks than GPUs, or TensorFlow has begun to use several GPUs
+            already. It is raised on every rank of the node.
+    """
     import tensorflow as tf
 
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        mine = gpus[local_rank % len(gpus)]
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return
+    here = here or detect()
+    chosen = (
+        here.launcher == "srun"
+        or "CUDA_VISIBLE_DEVICES" in os.environ
+        or gpus != tf.config.list_physical_devices("GPU")
+    )
+    if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
+        raise LaunchError(
+            f"this node has {here.local_size} ranks and {len(gpus)} "
+            f"GPU{'s' if len(gpus) > 1 else ''}, and NCCL wants one GPU for each rank: start "
+            f"{len(gpus)} ranks a node, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
+        )
+    mine = gpus[here.local_rank % len(gpus)]
+    try:
         tf.config.set_visible_devices(mine, "GPU")
         tf.config.experimental.set_memory_growth(mine, True)
+    except RuntimeError as error:
+        # A rank alone on its node, or with one GPU in sight, is where it should be.
+        if here.local_size > 1 and len(gpus) > 1:
+            raise LaunchError(
+                f"TensorFlow has begun to use all {len(gpus)} GPUs of this node before its ranks "
+                "shared them out: make the ProcessMesh, or call meshimpl.initialise, before the "
+                "first tensor"
+            ) from error
