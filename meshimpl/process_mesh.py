@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,35 @@ def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tup
     return groups
 
 
+def process_sets_of(axes: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
+    """Returns the groups of at least two ranks that a mesh registers with the engine, sorted.
+
+    These are the lines of every axis, and the blocks of consecutive ranks that share their place
+    along the first axes, such as a replica. Other planes have no set of their own (`Plane`): each
+    set of a rank costs a round of negotiation in every cycle, whether it is used or not.
+    """
+    names = [name for name, size in axes if size > 1]
+    found = groups_of([(name, size) for name, size in axes if size > 1])
+    chosen = {(name,) for name in names} | {tuple(names[i:]) for i in range(len(names))}
+    return sorted({group for kind in chosen for group in found[kind]})
+
+
+@dataclass(frozen=True)
+class Plane(Communicator):
+    """Ranks that differ in several axes and have no process set of their own.
+
+    It has no other collective than `allreduce`, which reduces along one axis after the other.
+    """
+
+    lines: tuple[Communicator, ...]
+
+    def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
+        """Returns the reduction over the plane; see `Communicator.allreduce`."""
+        for line in self.lines:
+            x = line.allreduce(x, reduction)
+        return x
+
+
 def initialise(shapes: Iterable[MeshShape]) -> None:
     """Starts the engine with the communicators of every mesh shape this program will use.
 
@@ -50,7 +80,7 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
     if launch.detect().size == 1:
         launch.place_devices()
-    engine.start([g for axes in parsed for lines in groups_of(axes).values() for g in lines])
+    engine.start([group for axes in parsed for group in process_sets_of(axes)])
 
 
 def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
@@ -124,10 +154,15 @@ class ProcessMesh:
 
     @functools.cached_property
     def _communicators(self) -> dict[tuple[str, ...], Communicator]:
-        return {
-            names: next(Communicator(g, self.rank) for g in groups if self.rank in g)
-            for names, groups in groups_of(self.axes).items()
-        }
+        registered, found = set(process_sets_of(self.axes)), {}
+        for names, groups in groups_of(self.axes).items():
+            mine = next(group for group in groups if self.rank in group)
+            if len(mine) == 1 or mine in registered:
+                found[names] = Communicator(mine, self.rank)
+            else:
+                lines = tuple(found[name,] for name in names)
+                found[names] = Plane(mine, self.rank, lines)
+        return found
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
@@ -152,8 +187,18 @@ class ProcessMesh:
 
         Each such group works on its own. If the mesh has no such axis, or one of a single place,
         the result is this mesh. The same axis gives the same object, with what is `kept` for it.
+
+        Raises:
+            MeshError: two other axes have several places, and the axis is not the first of them.
         """
-        return self if self.axis_size(axis) == 1 else self._sections(axis)
+        if self.axis_size(axis) == 1:
+            return self
+        if isinstance(self.communicator(*(name for name in self.names if name != axis)), Plane):
+            raise MeshError(
+                f"the mesh {self} can be cut along its first axis only: ranks that share a place "
+                f"along {axis!r} have no process set of their own; name {axis!r} first in the mesh"
+            )
+        return self._sections(axis)
 
     @functools.cached_property
     def _sections(self) -> Callable[[str], ProcessMesh]:

@@ -1,4 +1,4 @@
-"""The tests of tests/ranks, in jobs of 1, 2 and 4 ranks.
+"""The tests of tests/ranks, in jobs of 1, 2 and 4 ranks, and one file on 8.
 
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
@@ -33,6 +33,17 @@ def test_on_ranks(
     record_property("ranks", ranks)
     record_property("on ranks", seconds)
     record_property("long", which == "long")
+    assert trouble is None, trouble
+
+
+@pytest.mark.timeout(400)
+def test_on_eight_ranks(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """One file alone: each rank takes seconds to start."""
+    needs_horovod(8)
+    trouble, seconds = run_job(8, ["tests/ranks/test_eight.py", "--tb=short"], tmp_path, 360)
+    record_property("ranks", 8)
+    record_property("on ranks", seconds)
+    record_property("long", False)
     assert trouble is None, trouble
 
 

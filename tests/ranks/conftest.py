@@ -25,7 +25,7 @@ from meshimpl import ProcessMesh, initialise, launch
 
 TIME_LIMIT = 120  # [s] of one test; a rank that hangs ends the job
 DEFAULT_RANKS = (2,)
-SHAPES = {1: ["row:1,col:1"], 2: ["row:2"], 4: ["row:2,col:2"]}
+SHAPES = {1: ["row:1,col:1"], 2: ["row:2"], 4: ["row:2,col:2"], 8: ["row:4,col:2"]}
 # Slabs along either axis, and slabs whose neighbours before and behind are not the same.
 OTHER_SPLITS = {2: ["row:1,col:2"], 4: ["row:4"]}
 # Of tests that are about the mesh itself, or for which three axes matter.
@@ -39,6 +39,7 @@ OTHER_SHAPES = {
         "replica:2,row:2,col:1",
         "replica:1,row:2,col:2",
     ],
+    8: ["replica:2,row:2,col:2"],
 }
 # Of networks: batch, one side, the other, both, and mixed.
 NETWORK_SHAPES = {

@@ -16,7 +16,7 @@ from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.mesh_shape import parse_mesh_shape
-from meshimpl.process_mesh import groups_of
+from meshimpl.process_mesh import groups_of, process_sets_of
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -35,6 +35,24 @@ def test_places(any_mesh: ProcessMesh) -> None:
         assert mesh.communicator(name).ranks == tuple(numbers[tuple(place)])
     assert mesh.axis_size("nowhere") == 1 and mesh.coordinate("nowhere") == 0
     assert str(mesh) == ",".join(f"{n}:{s}" for n, s in zip(mesh.names, mesh.shape, strict=True))
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("shape", "sets", "of_a_rank"),
+    [
+        ("row:2", 1, 1),
+        ("row:4,col:2", 4 + 2 + 1, 3),
+        ("replica:1,row:4,col:2", 4 + 2 + 1, 3),
+        ("replica:256,row:2,col:2", 4 + 512 + 512 + 256 + 1, 5),
+        ("replica:16,row:8,col:8", 64 + 128 + 128 + 16 + 1, 5),
+    ],
+)
+def test_number_of_process_sets(shape: str, sets: int, of_a_rank: int) -> None:
+    """Lines, replicas, the world: a rank negotiates in each of its sets in every cycle."""
+    found = process_sets_of(parse_mesh_shape(shape))
+    assert len(found) == len(set(found)) == sets
+    assert sum(0 in group for group in found) == of_a_rank
 
 
 @pytest.mark.ranks(4)
