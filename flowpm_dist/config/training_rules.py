@@ -255,7 +255,7 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
         yield Problem("priors", f"{what}: give those, or leave [priors] out")
     for name in priors:
         limits, drawn = file.value("priors", name), (header.priors or {}).get(name)
-        if None not in (limits, drawn) and tuple(limits) != drawn:
+        if limits is not None and drawn is not None and tuple(limits) != drawn:
             what = f"the volumes in {folder} were drawn from {list(drawn)}: give that, or leave"
             yield Problem(f"priors.{name}", f"= {list(limits)}: {what} [priors] out")
     if not priors and header.priors is None:
