@@ -5,6 +5,7 @@ Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -45,6 +46,9 @@ def mesh_option(example: str) -> typer.models.OptionInfo:
 
 Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
 
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a disk that takes no more."""
 
 ENDS = (UserError, WorkError, launch.LaunchError)
 """Errors that end a job without a traceback."""
@@ -129,6 +133,10 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
                 yield progress
             except (HaloError, FloatingPointError) as error:
                 raise WorkError(str(error)) from error
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise WriteError.of(Path(error.filename or "a file"), error) from error
     except ENDS as error:
         refuse_after(error, kept)
 

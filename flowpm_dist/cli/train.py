@@ -80,9 +80,12 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether there is nothing left to do, and the last checkpoint is there."""
         done = self.folder.mark().get("step")
-        return super().is_complete and isinstance(done, int) and done >= self.config.total_steps
+        if not (super().is_complete and isinstance(done, int)):
+            return False
+        kept = (self.folder.checkpoints / f"step-{done}.index").exists()
+        return kept and done >= self.config.total_steps
 
     def complete_message(self) -> str:
         """See `ResumableJob.complete_message`."""

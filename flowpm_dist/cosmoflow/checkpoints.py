@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
@@ -63,17 +65,29 @@ class Checkpoints:
             try:
                 self._manager.save(checkpoint_number=step)
             except (tf.errors.OpError, OSError) as error:
-                raise WriteError(f"cannot write a checkpoint in {self._folder}: {error}") from error
+                raise WriteError.of(self._folder / f"step-{step}", error) from error
         self._mesh.barrier()
 
-    def restore(self) -> int | None:
-        """Restores the latest checkpoint on all ranks; returns its number of steps, or None.
+    def restore(self) -> TakenUp | None:
+        """Restores the latest checkpoint that is whole on all ranks; None where there is none.
 
         Raises:
-            TrainedError: on all ranks; it is damaged, or of another network or optimiser.
+            TrainedError: on all ranks; none is whole, or it is of another network or optimiser.
         """
-        found = take_up(self._folder, self._mesh, self._checkpoint, self._variables)
-        return int(self._step) if found else None
+        return take_up(self._folder, self._mesh, self._checkpoint, self._variables, earlier=True)
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """A checkpoint that was restored.
+
+    Attributes:
+        step: number of steps that it was written after.
+        note: on rank 0, what is damaged of those after it, in a sentence; empty if nothing is.
+    """
+
+    step: int
+    note: str
 
 
 def take_up(
@@ -82,43 +96,84 @@ def take_up(
     checkpoint: tf.train.Checkpoint,
     variables: Sequence[tf.Variable],
     *,
-    partly: bool = False,
-) -> bool:
+    earlier: bool,
+) -> TakenUp | None:
     """Reads the latest checkpoint of a folder on rank 0, and gives it to all ranks.
 
     Args:
         folder: of checkpoints.
         mesh: the ranks.
-        checkpoint: of the variables.
-        variables: what it holds.
-        partly: it may hold more.
+        checkpoint: of the variables; those in the folder may hold more.
+        variables: what it holds, first of them the number of steps.
+        earlier: whether one before the latest serves where later ones are damaged.
 
     Returns:
-        Whether there is one.
+        What was restored; None if there is no checkpoint.
 
     Raises:
         TrainedError: on all ranks; it is damaged, or does not hold these variables.
     """
-    latest, problem = None, ""
+    there, problem, note = False, "", ""
     if mesh.rank == 0:
-        latest = tf.train.latest_checkpoint(str(folder))
-        named = tf.train.get_checkpoint_state(str(folder))
         try:
-            if latest is not None:
-                status = checkpoint.restore(latest).assert_existing_objects_matched()
-                if partly:
-                    status.expect_partial()
-            elif named is not None:
-                problem = f"the files of {named.model_checkpoint_path} are missing"
-        except (ValueError, AssertionError) as error:
-            problem = f"it is of another network or optimiser: {error}"
-        except tf.errors.OpError as error:
-            problem = f"it is damaged: {error.message}"
-    state = tf.constant([int(latest is not None), int(bool(problem))])
-    there, bad = mesh.world.broadcast(state).numpy()
+            there, note = _read(folder, checkpoint, earlier=earlier)
+        except TrainedError as error:
+            problem = str(error)
+            # TensorFlow would tell of each variable that it has not restored.
+            tf.get_logger().setLevel("ERROR")
+    there, bad = mesh.world.broadcast(tf.constant([int(there), int(bool(problem))])).numpy()
     if bad:
-        raise TrainedError(f"the latest checkpoint in {folder} cannot be used; {problem}")
-    if there:
-        for variable in variables:
-            variable.assign(mesh.world.broadcast(variable))
-    return bool(there)
+        raise TrainedError(f"the latest checkpoint in {folder} cannot be used: {problem}")
+    if not there:
+        return None
+    for variable in variables:
+        variable.assign(mesh.world.broadcast(variable))
+    return TakenUp(int(variables[0]), note)
+
+
+def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
+    """Returns whether a checkpoint was there, which is then restored, and what was damaged."""
+    paths, damaged = saved_in(folder), ""
+    for path in paths:
+        if reason := _damage(path):
+            damaged = damaged or f"{path} is damaged ({reason})"
+            continue
+        if damaged and not earlier:
+            raise TrainedError(
+                f"{damaged}; {path.name} before it is whole: move the files {paths[0].name}.* "
+                f"away, and flowpm-dist train --resume goes on from {path.name}"
+            )
+        try:
+            status = checkpoint.restore(str(path)).expect_partial()
+            status.assert_existing_objects_matched()
+        except (ValueError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise TrainedError(f"it is of another network or optimiser ({reason})") from error
+        return True, f"{damaged}: going on from {path.name} before it" if damaged else ""
+    if damaged:
+        raise TrainedError(f"{damaged}, and none before it is whole: begin anew with --overwrite")
+    named = tf.train.get_checkpoint_state(str(folder))
+    if named is not None:
+        raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")
+    return False, ""
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a folder, the latest first, as paths without the last suffix."""
+    numbers = {
+        int(match[1]): path.with_suffix("")
+        for path in folder.glob("step-*.index")
+        if (match := re.fullmatch(r"step-(\d+)", path.stem))
+    }
+    return [numbers[number] for number in sorted(numbers, reverse=True)]
+
+
+def _damage(path: Path) -> str:
+    """Returns what is wrong with the files of a checkpoint, all of which are read; or nothing."""
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # of whatever kind: what TensorFlow raises depends on the damage
+        return str(error).partition("\n")[0].removesuffix(".") or type(error).__name__
+    return ""

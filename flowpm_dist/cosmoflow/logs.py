@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
@@ -9,6 +11,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.phases import PHASES
 from flowpm_dist.cosmoflow.training import StepReport
+from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.tables import Table
 
 COLUMNS = (
@@ -23,20 +26,38 @@ class TensorBoard:
     Args:
         folder: of the events of all sessions.
         first: step that this session begins with; its events go into a folder of their own.
+
+    Raises:
+        WriteError: by any method but `close`: events cannot be written.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
-        self._writer = tf.summary.create_file_writer(str(folder / f"from-{first}"))
+        self._path = folder / f"from-{first}"
+        with self._written():
+            self._writer = tf.summary.create_file_writer(str(self._path))
 
     def add(self, step: int, **values: float) -> None:
-        """Adds the values of a step, by name."""
-        with self._writer.as_default():
+        """Adds the values of a step, by name. They may stay in memory for a while."""
+        with self._written(), self._writer.as_default():
             for name, value in values.items():
                 tf.summary.scalar(name, value, step=step)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Writes what is still in memory."""
-        self._writer.close()
+        with self._written():
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file. Events that cannot be written, of which `flush` tells, are dropped."""
+        with contextlib.suppress(tf.errors.OpError):
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise WriteError.of(self._path, error) from error
 
 
 class TrainingLogs:
@@ -75,7 +96,7 @@ class TrainingLogs:
             simulations: made when the step began.
 
         Raises:
-            WriteError: the row cannot be written.
+            WriteError: the row, or events of earlier steps, cannot be written.
         """
         values = {
             "loss": report.loss,
@@ -89,7 +110,15 @@ class TrainingLogs:
         self._table.add(counts | values)
         self._board.add(report.step, **values)
 
+    def flush(self) -> None:
+        """Writes what is still in memory.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        self._board.flush()
+
     def close(self) -> None:
-        """Closes both."""
+        """Closes both, see `flush`."""
         self._board.close()
         self._table.close()

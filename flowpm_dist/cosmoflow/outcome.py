@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import write_text, written_whole
 from flowpm_dist.jobs.tables import read_rows
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
@@ -65,17 +65,17 @@ def write_phases(outcome: Outcome, folder: TrainingFolder, mesh: ProcessMesh) ->
         "seconds": outcome.seconds,
     }
     write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
-    save_figure(phases_figure(outcome.phases), path / "phases.png")
+    with written_whole(path / "phases.png") as aside:
+        save_figure(phases_figure(outcome.phases), aside)
     rows = read_rows(folder.metrics)
     if rows:
         held = [row for row in rows if row["validation_loss"]]
-        save_figure(
-            training_figure(
-                [int(row["step"]) for row in rows],
-                [float(row["loss"]) for row in rows],
-                [int(row["step"]) for row in held],
-                [float(row["validation_loss"]) for row in held],
-                [float(row["rate"]) for row in rows],
-            ),
-            path / "training.png",
+        figure = training_figure(
+            [int(row["step"]) for row in rows],
+            [float(row["loss"]) for row in rows],
+            [int(row["step"]) for row in held],
+            [float(row["validation_loss"]) for row in held],
+            [float(row["rate"]) for row in rows],
         )
+        with written_whole(path / "training.png") as aside:
+            save_figure(figure, aside)

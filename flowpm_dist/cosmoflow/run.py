@@ -105,7 +105,7 @@ class TrainingRun:
         return outcome
 
     def _resumed(self) -> int:
-        """The step to go on with: that of the latest checkpoint."""
+        """The step to go on with: that of the latest checkpoint that is whole."""
         said = int(str(self.folder.mark().get("step", 0)))
         found = self.checkpoints.restore()
         if found is None and int(self.mesh.world.broadcast(tf.constant(said))):
@@ -113,7 +113,11 @@ class TrainingRun:
                 f"{self.folder.path} has made {said} steps, but {self.folder.checkpoints} holds no "
                 "checkpoint: put it back, or begin anew with --overwrite"
             )
-        return found or 0
+        if found is None:
+            return 0
+        if found.note:
+            self.progress.note(f"warning: {found.note}\nresuming")
+        return found.step
 
     def _calibrate(self) -> None:
         """See `Network.calibrate`."""
@@ -159,6 +163,8 @@ class TrainingRun:
             # Only now: a row of every step that the checkpoint stands for is written.
             with self.clock("other"):
                 if saves:
+                    if logs is not None:
+                        logs.flush()
                     self._save(number)
             seconds["other"] += self.clock.lap()["other"]
             for phase, value in seconds.items():

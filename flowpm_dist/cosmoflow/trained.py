@@ -127,6 +127,7 @@ def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variab
 
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
     checkpoint = tf.train.Checkpoint(weights=list(weights), step=step)
-    if not take_up(folder, mesh, checkpoint, [step, *weights], partly=True):
+    found = take_up(folder, mesh, checkpoint, [step, *weights], earlier=False)
+    if found is None:
         raise TrainedError(f"{folder} holds no checkpoint")
-    return int(step)
+    return found.step

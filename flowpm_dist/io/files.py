@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,18 @@ class WriteError(WorkError):
     """Results could not be written. The message names the file and the cause."""
 
     @classmethod
-    def of(cls, path: Path, error: OSError) -> WriteError:
-        """Returns an error that tells the cause and the file of an error of the system."""
-        return cls(f"cannot write {path}: {error.strerror or error}")
+    def of(cls, path: Path, error: Exception) -> WriteError:
+        """Returns an error that tells the file, and the cause in one line.
+
+        Args:
+            path: of the file.
+            error: of the system, or of TensorFlow, whose messages begin with the file and end with
+                the cause.
+        """
+        cause = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+        lines = str(cause).splitlines() or [type(error).__name__]
+        line = re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", lines[0])  # the names of TensorFlow's nodes
+        return cls(f"cannot write {path}: {line.rpartition('; ')[2]}")
 
 
 def snapshot_attributes(path: Path) -> dict[str, object] | None:

@@ -115,25 +115,34 @@ class Checkpoints:
         path = self._folder / f"iteration-{number:06d}.zarr"
         attributes = snapshot_attributes(path)
         if attributes is None or not attributes.get("complete"):
-            raise CheckpointError(f"{path} is damaged: move it away to go on from the one before")
+            raise CheckpointError(self._damaged(path, "it is not complete"))
         box = self._space.box
         for key, ours in (("grid", list(box.grid)), ("names", list(self._space.names))):
             if attributes[key] != ours:
                 raise CheckpointError(f"{path} is of {key} {attributes[key]}; here it is {ours}")
         parameters: Any = attributes["parameters"]
-        points = {name: self._point(path / name, values) for name, values in parameters.items()}
+        points = {name: self._point(path, name, values) for name, values in parameters.items()}
         numbers: Any = attributes["numbers"]
         progress: Any = attributes["progress"]
         return Progress(**progress), Memory(points, numbers)
 
-    def _point(self, path: Path, parameters: list[Any]) -> Unknowns:
+    def _damaged(self, path: Path, reason: str) -> str:
+        """Returns the message about a damaged checkpoint, with what can be done."""
+        before = [other for other in self._all() if other.name < path.name]
+        advice = "there is none before it: begin anew with --overwrite"
+        if before:
+            advice = f"move it away, and --resume goes on from {before[-1].name}, the one before it"
+        return f"{path} is damaged ({reason}); {advice}"
+
+    def _point(self, path: Path, name: str, parameters: list[Any]) -> Unknowns:
         import zarr
 
         box = self._space.box
         try:
-            block = np.asarray(zarr.open_array(path, mode="r")[box.place])
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error})") from error
+            block = np.asarray(zarr.open_array(path / name, mode="r")[box.place])
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error
         return Unknowns(
             tf.constant(block, box.dtype), tf.constant(np.array(parameters, dtype=np.float64))
         )

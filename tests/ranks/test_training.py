@@ -230,7 +230,7 @@ def test_resuming_where_nothing_is_left_to_do_or_to_go_on_from(shared):
     assert outcome.step == 2 and len(rows) == 2 and folder.mark()["complete"] is True
     checkpoints = shared / "run" / "checkpoints"
     if RANK == 0:
-        for file in checkpoints.glob("step-2*"):
+        for file in checkpoints.glob("step-*"):
             file.write_bytes(file.read_bytes()[:10])
     mesh.barrier()
     with pytest.raises(TrainedError, match="the latest checkpoint in .* cannot be used"):

@@ -1,0 +1,123 @@
+"""Damaged checkpoints and full disks: what is whole is used, and what is not is named."""
+
+import resource
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.folder import TrainedError
+from flowpm_dist.cosmoflow.logs import TensorBoard
+from flowpm_dist.cosmoflow.optimisers import Momentum
+from flowpm_dist.cosmoflow.schedules import Constant
+from flowpm_dist.cosmoflow.trained import restore_weights
+from flowpm_dist.io.files import WriteError
+from meshimpl.process_mesh import ProcessMesh
+
+MESH = ProcessMesh("replica:1")
+DATA = ".data-00000-of-00001"
+
+
+def checkpoints(folder: Path) -> tuple[Checkpoints, tf.Variable]:
+    weights = tf.Variable(np.arange(2000.0, dtype=np.float32))
+    optimiser = Momentum(Constant(0.1))
+    optimiser.build([weights])
+    return Checkpoints(folder, MESH, [weights], optimiser, 3), weights
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Checkpoints after 2, 6 and 12 steps; the weights are those of step 2 times the step / 2."""
+    folder = tmp_path_factory.mktemp("three")
+    kept, weights = checkpoints(folder)
+    first = weights.numpy()
+    for step in (2, 6, 12):
+        weights.assign(first * step / 2)
+        kept.save(step)
+    return folder
+
+
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
+
+
+def alter(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated data": lambda stem: cut(Path(f"{stem}{DATA}"), 5000),
+    "truncated index": lambda stem: cut(Path(f"{stem}.index"), -20),
+    "empty index": lambda stem: cut(Path(f"{stem}.index"), 0),
+    "altered data": lambda stem: alter(Path(f"{stem}{DATA}")),
+    "altered index": lambda stem: alter(Path(f"{stem}.index")),
+    "missing data": lambda stem: Path(f"{stem}{DATA}").unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(three, tmp_path, kind, capfd):
+    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
+    DAMAGE[kind](tmp_path / "step-12")
+    kept, weights = checkpoints(tmp_path)
+    found = kept.restore()
+    assert found.step == 6
+    assert "step-12 is damaged (" in found.note
+    assert found.note.endswith("): going on from step-6 before it")
+    np.testing.assert_array_equal(weights, 3 * np.arange(2000.0))
+    with pytest.raises(TrainedError, match=r"step-12 is damaged .* --resume goes on from step-6"):
+        restore_weights(tmp_path, MESH, [weights])
+    del kept
+    assert capfd.readouterr().err == ""
+
+
+def test_whole_checkpoints_need_no_words(three):
+    kept, _ = checkpoints(three)
+    found = kept.restore()
+    assert (found.step, found.note) == (12, "")
+
+
+def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):
+    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("*.index"):
+        cut(path, 10)
+    with pytest.raises(TrainedError, match="step-12 is damaged .* begin anew with --overwrite"):
+        checkpoints(tmp_path)[0].restore()
+
+
+def test_a_checkpoint_of_another_network_is_not_damaged(three):
+    weights = tf.Variable(tf.zeros([7]))
+    with pytest.raises(TrainedError, match="it is of another network or optimiser"):
+        restore_weights(three, MESH, [weights])
+
+
+@contextmanager
+def disk_of(size: int):
+    """Inside, files take no more than this [bytes]; then writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_told_in_a_line_by_checkpoints_and_events(tmp_path):
+    kept, _ = checkpoints(tmp_path / "checkpoints")
+    kept.save(1)
+    board = TensorBoard(tmp_path / "board", 0)
+    with disk_of(1000):
+        with pytest.raises(WriteError, match="^cannot write .*checkpoints/step-2: File too large$"):
+            kept.save(2)
+        with pytest.raises(WriteError, match="^cannot write .*board/from-0: File too large$"):
+            for step in range(30):
+                board.add(step, loss=0.5, rate=0.1)
+            board.flush()
+        board.close()
+    assert checkpoints(tmp_path / "checkpoints")[0].restore().step == 1
