@@ -19,6 +19,7 @@ from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 from flowpm_dist.cli.train import MAY_DIFFER, MAY_GROW
 from flowpm_dist.config.checks import ConfigError, check_resumed
 from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.dataset import UNFINISHED
 from flowpm_dist.cosmoflow.folder import MARK, TrainingFolder, training_bytes
 from meshimpl import launch
 
@@ -104,6 +105,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
         (("", ""), ["--ranks", "3"], "no mesh of 3 ranks divides the grid [32, 32, 32]"),
         (("", ""), ["--output", "run.toml/out"], "run.toml is not a folder"),
         (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
+        (("", ""), ["--output", ".."], "holds other things ("),
         (("", ""), ["--resume"], "run-training holds no training to resume"),
         (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
     ],
@@ -338,6 +340,20 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
     assert "own.h5:density tells of a box of 128 Mpc/h, and --box-size of 64" in said
 
 
+@pytest.mark.parametrize("others", [["train-00000.tfrecord"], ["notes.txt", "dataset.json"]])
+def test_a_dataset_goes_only_where_nothing_else_is(here, others):
+    folder = here / "somebodys"
+    folder.mkdir()
+    for name in others:
+        (folder / name).write_text("mine")
+    for more in ([], ["--overwrite"]):
+        said = told(flowpm_here("dataset", "run.toml", "--output", "somebodys", *more))
+        assert f"somebodys holds other things ({', '.join(sorted(others))}), and a dataset" in said
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
+        others, "mine"
+    )
+
+
 def test_a_dataset_is_one_to_train_on(here):
     done = flowpm_here("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
     assert done.returncode == 0, done.stderr
@@ -345,6 +361,7 @@ def test_a_dataset_is_one_to_train_on(here):
     assert "add --overwrite" in told(
         flowpm_here("dataset", "run.toml", "--output", "set", "--split", "test")
     )
+    assert not Path("set", UNFINISHED).exists()
     Path("files.toml").write_text(
         "[box]\ngrid = 32\nsize = 64.0\n[cosmology]\n[priors]\n[training]\nbatch = 2\nsteps = 3\n"
         '[data]\nsource = "files"\nfolder = "set"\n'

@@ -19,14 +19,16 @@ from flowpm_dist.cosmoflow.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.folder import OutputError, check_ground, check_room
+from flowpm_dist.io.files import GENERATOR, WriteError
+from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 SPLITS = ("train", "validation", "test")
+UNFINISHED = ".unfinished-flowpm-dist"
+"""File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
 FREE = {"attributes", "samples_per_file"}
 """What may differ between the splits of a dataset."""
 
@@ -66,6 +68,8 @@ def check_dataset(
     if unknown or not splits:
         raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
     check_ground(folder)
+    if not _is_ours(folder):
+        check_alone(folder, "dataset")
     again = [split for split in splits if split in split_files(folder)]
     if again and not overwrite:
         state = "" if (folder / DATASET).exists() else ", not finished"
@@ -87,6 +91,15 @@ def dataset_bytes(
     """
     count = sum(simulations(plan, split) for split in splits)
     return 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
+
+
+def _is_ours(folder: Path) -> bool:
+    """Returns whether a folder is a dataset of ours, or one that was begun."""
+    try:
+        read_header(folder)
+    except RecordError:
+        return (folder / UNFINISHED).exists()
+    return True
 
 
 def write_dataset(
@@ -151,6 +164,7 @@ def write_dataset(
         )
     if mesh.rank == 0:
         finish_dataset(folder, header)
+        (folder / UNFINISHED).unlink(missing_ok=True)
     mesh.barrier()
 
 
@@ -187,6 +201,7 @@ def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | 
     """Removes splits, with what an interrupted session left of them, and from dataset.json."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
         if header_of_kept is None:
             (folder / DATASET).unlink(missing_ok=True)
         for split in splits:

@@ -80,6 +80,26 @@ def check_foreign(path: Path, names: Iterable[str]) -> None:
         )
 
 
+def check_alone(path: Path, kind: str) -> None:
+    """Check that a folder, if it is there, holds nothing but hidden files.
+
+    Args:
+        path: of the folder.
+        kind: of the work whose many files would lie among what is there.
+
+    Raises:
+        OutputError: it holds other things; the message names some of them.
+    """
+    there = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    others = [name for name in there if not name.startswith(".")]
+    if others:
+        named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise OutputError(
+            f"{path} holds other things ({named}), and a {kind} is many files: give it an --output "
+            f"of its own, such as {path / kind}"
+        )
+
+
 class JobFolder(ABC):
     """A folder that one job at a time writes in.
 
@@ -91,6 +111,8 @@ class JobFolder(ABC):
     """What the job is called."""
     contents: ClassVar[tuple[str, ...]]
     """Names of the files and folders that the job leaves."""
+    alone: ClassVar[bool] = False
+    """Whether the job begins only in a folder that holds nothing else."""
     alternative: ClassVar[str] = ""
     """What a user can do with older work here besides replacing it, such as "--resume ..., "."""
 
@@ -117,6 +139,8 @@ class JobFolder(ABC):
         older = self.older_work()
         if older is None:
             check_foreign(self.path, self.contents)
+            if self.alone:
+                check_alone(self.path, self.kind)
         elif older and not overwrite:
             raise OutputError(
                 f"{self.path} holds {older}: add {self.alternative}--overwrite to replace it, or "

@@ -24,6 +24,7 @@ class WorkFolder(JobFolder):
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Keys of the mark that a resumed job keeps."""
+    alone = True
     alternative = "--resume to go on with it, "
 
     @property
