@@ -110,16 +110,19 @@ def test_the_number_of_steps(tmp_path, lines, count):
         ("grid = 64", 'grid = "64"', "box.grid", "'64'.*whole number"),
         ("grid = 64", "grid = [64, 64]", "box.grid", r"\[64, 64\].*three"),
         ("grid = 64", "", "box.grid", "is missing.*whole number"),
-        ("size = 256.0", "size = -256.0", "box.size", "-256.0.*above 0"),
-        ("size = 256.0", "size = [1.0, 2.0, 0.0]", "box.size", "above 0 in Mpc/h"),
-        ("size = 256.0", "size = inf", "box.size", "inf.*above 0"),
+        ("size = 256.0", "size = -256.0", "box.size", "-256.0.*from 0.01 to 100000"),
+        ("size = 256.0", "size = [1.0, 2.0, 0.0]", "box.size", "0.01 to 100000 in Mpc/h"),
+        ("size = 256.0", "size = 1e-6", "box.size", "1e-06.*from 0.01 to"),
+        ("size = 256.0", "size = 1e9", "box.size", "1000000000.0.*to 100000 in Mpc/h"),
+        ("size = 256.0", "size = inf", "box.size", "inf.*from 0.01"),
         ("h = 0.6766", "h = 67.66", "cosmology.h", "67.66.*above 0.1, below 3"),
         ("h = 0.6766", "h = nan", "cosmology.h", "nan"),
         ("A_s = 2.1064e-9", "A_s = 2.1", "cosmology.A_s", "2.1.*below 1e-6"),
         ("Omega_b = 0.04897", "Omega_b = 0.4", "cosmology.Omega_b", "below Omega_m = 0.30966"),
         ("n_s = 0.96822", "n_s = 1\nwa = 1.5", "cosmology.wa", "must be at most -0.2"),
         ("n_s = 0.96822", 'n_s = 1\ntransfer = "EH"', "cosmology.transfer", "'EH'.*eisenstein-hu"),
-        ("seed = 1", "seed = -1", "initial.seed", "-1.*at least 0"),
+        ("seed = 1", "seed = -1", "initial.seed", "-1.*from 0 to 2.63 - 1"),
+        ("seed = 1", "seed = 9223372036854775808", "initial.seed", r"from 0 to 2\^63 - 1"),
         ("seed = 1", "seed = 1\nlpt_order = 4", "initial.lpt_order", "4.*1, 2 or 3"),
         ("seed = 1", 'seed = 1\nnoise = "white"', "initial.noise", "'white'.*nested"),
         ("seed = 1", "seed = 1\npaired = 1", "initial.paired", "1: must be true or false"),
@@ -214,6 +217,8 @@ def test_what_only_a_seed_can_be(tmp_path, line):
         (GOOD.replace("[initial]\nseed = 1", ""), "seed, initial.white_noise neither"),
         ("box = 3\n" + GOOD.split("size = 256.0")[1], r"box = 3: must be a section \[box\]"),
         (GOOD.replace("64", "64 64"), "not TOML.*line 3"),
+        (GOOD.replace("seed = 1", "seed = 1\nseed = 2"), r"line \d+: initial.seed is given twice"),
+        (GOOD + "[box]\ngrid = 8", r"line \d+: the section \[box\] is given twice"),
     ],
 )
 def test_mistakes_between_keys(tmp_path, text, told):
@@ -269,6 +274,11 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(ConfigError, match="UTF-8"):
         config.load(tmp_path / "latin.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    (tmp_path / "marked.toml").write_text(GOOD, encoding="utf-8-sig")
+    assert config.load(tmp_path / "marked.toml") == config.load(write(tmp_path, GOOD))
 
 
 def with_noise(folder: Path, array: np.ndarray | None, name: str = "noise.npy") -> str:

@@ -138,7 +138,7 @@ def test_priors_keep_their_ranges(tmp_path):
         ('"2lpt"', '"pm"\nbias = {bs = 1.0}', "model.bias", "no bias 'bs'; did you mean"),
         ('"2lpt"', '"pm"\nbias = 1.5', "model.bias", "1.5: must be a table"),
         ("mock_seed = 1", "", "data.mock_seed,", "neither is given"),
-        ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*at least 0"),
+        ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*from 0 to"),
         ("mock_seed = 1", 'mock_seed = 1\nfile = "f.npy"', "data.mock_seed,", "both are given"),
         ('"density"', '"densities"', "data.kind", '"density" or "counts"'),
         ('kind = "density"', "", "data.kind", "is missing"),

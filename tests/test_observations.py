@@ -70,12 +70,31 @@ def a_mask() -> np.ndarray:
             "0 at [1, 2, 3]; must be above 0",
         ),
         (
-            {"kind": "counts", "mean_count": 4.0, "file": with_value(a_density(), (1, 1, 1), -2)},
+            {
+                "kind": "counts",
+                "mean_count": 4.0,
+                "file": with_value(np.full(GRID, 4), (1, 1, 1), -2),
+            },
             "file",
             "-2 at [1, 1, 1]; counts must be at least 0",
         ),
         (
-            {"kind": "counts", "mean_count": 9.0, "file": 3 * a_density()},
+            {
+                "kind": "counts",
+                "mean_count": 2.0,
+                "file": with_value(np.full(GRID, 2), (0, 1, 2), 0)
+                + with_value(np.zeros(GRID), (3, 2, 1), 0.5),
+            },
+            "file",
+            "2.5 at [3, 2, 1]; counts must be whole numbers",
+        ),
+        (
+            {"file": with_value(a_density(), (1, 2, 3), -2), "sigma": 0.1},
+            "file",
+            "-2 at [1, 2, 3]; a density is at least 0, up to noise",
+        ),
+        (
+            {"kind": "counts", "mean_count": 9.0, "file": np.full(GRID, 3)},
             "mean_count",
             "has 3 in a cell that is observed, on average; must be about that",
         ),
@@ -103,7 +122,12 @@ def test_all_files_are_told_of_at_once(tmp_path):
         {"file": with_value(a_density(), (1, 1, 1), -0.3)},  # of noise
         {"file": with_value(a_density(), (0, 1, 1), np.nan), "mask": a_mask()},
         {"sigma": with_value(np.ones(GRID), (0, 1, 1), 0.0), "mock_seed": 1, "mask": a_mask()},
-        {"kind": "counts", "mean_count": 4.0, "file": 4 * a_mask() * a_density(), "mask": a_mask()},
+        {
+            "kind": "counts",
+            "mean_count": 4.0,
+            "file": np.round(4 * a_mask() * a_density()),
+            "mask": a_mask(),
+        },
     ],
 )
 def test_what_is_right_is_not_told_of(tmp_path, keys):

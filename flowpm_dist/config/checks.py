@@ -6,6 +6,7 @@ TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
+import re
 import reprlib
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,15 +87,43 @@ def read_table(path: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or is not TOML.
     """
     path = Path(path)
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte-order mark.
+        text = path.read_text(encoding="utf-8-sig")
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [Problem("", f"not TOML: {error}")]) from error
+        raise ConfigError(path, [_not_toml(text, str(error))]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(path, [Problem("", "not TOML: the file is not UTF-8 text")]) from error
     except OSError as error:
         problem = Problem("", f"cannot be read: {error.strerror}")
         raise ConfigError(path, [problem]) from error
+
+
+_ASSIGNMENT = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_SECTION = re.compile(r"\s*\[\s*([\w.\"'-]+)\s*\]")
+
+
+def _not_toml(text: str, said: str) -> Problem:
+    """Returns the problem of a text that is not TOML.
+
+    Args:
+        text: of the file.
+        said: the parser's message. Of what is given twice, it tells the line alone.
+    """
+    twice = re.match(r"Cannot (overwrite a value|declare \(.*\) twice)", said)
+    line = re.search(r"at line (\d+)", said)
+    if not twice:
+        return Problem("", f"not TOML: {said}")
+    before = text.splitlines()[: int(line[1])] if line else text.splitlines()
+    section = next((match[1] for match in map(_SECTION.match, reversed(before)) if match), "")
+    where = f"line {len(before)}: "
+    if "twice" in twice[0]:
+        return Problem("", f"{where}the section [{section}] is given twice: give each once")
+    key = next((match[1] for match in map(_ASSIGNMENT.match, reversed(before)) if match), "a key")
+    name = f"{section}.{key}" if section else key
+    return Problem("", f"{where}{name} is given twice: give each key once")
 
 
 def check_sections(

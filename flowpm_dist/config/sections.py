@@ -21,14 +21,14 @@ from pydantic import (
 from flowpm_dist.cosmology.time_steps import EQUAL_STEPS, StepOptions
 from flowpm_dist.evolution.integrators import INTEGRATORS, Integrator
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.options import AnyPath, Options, Seed, nearest
+from flowpm_dist.options import A_SEED, AnyPath, Options, Seed, nearest
 from flowpm_dist.particle_mesh.options import ForceOptions
 
 
 class InitialSection(InitialOptions):
     """The section [initial]: what the universe starts from."""
 
-    seed: Seed | None = Field(default=None, description="a whole number of at least 0")
+    seed: Seed | None = Field(default=None, description=A_SEED)
     white_noise: AnyPath | None = Field(
         default=None, description="a .npy file: real, shaped as box.grid, unit normal in real space"
     )

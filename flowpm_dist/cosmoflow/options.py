@@ -20,7 +20,7 @@ from pydantic import (
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmology.options import ParameterRanges
 from flowpm_dist.cosmology.ranges import VARIABLE
-from flowpm_dist.options import AnyPath, Names, Options, Seed, count, nearest, rows
+from flowpm_dist.options import A_SEED, AnyPath, Names, Options, Seed, count, nearest, rows
 
 DERIVED = -1
 """Default of an option that follows from others: the run file puts a number in its place."""
@@ -40,7 +40,7 @@ def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float
 
 
 def _seed() -> Any:
-    return Field(0, description="a whole number of at least 0")
+    return Field(0, description=A_SEED)
 
 
 Milestones = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.options import EvenSide, Length, Options, three
+from flowpm_dist.options import EvenSide, Options, three
 
 
 def _mesh(shape: str) -> str:
@@ -20,14 +20,19 @@ def _batched_mesh(shape: str) -> str:
     return shape
 
 
+SMALLEST, LARGEST = 0.01, 1e5
+"""Limits of a side [Mpc/h]: below is no cosmology, and beyond is more than can be observed."""
+Side = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+
+
 class BoxOptions(Options):
     """The periodic box."""
 
     grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(three)] = Field(
         description="an even whole number of at least 4, or three of them [nx, ny, nz]"
     )
-    size: Annotated[tuple[Length, Length, Length], BeforeValidator(three)] = Field(
-        description="a length above 0 in Mpc/h, or three of them"
+    size: Annotated[tuple[Side, Side, Side], BeforeValidator(three)] = Field(
+        description="a length from 0.01 to 100000 in Mpc/h, or three of them"
     )
 
 

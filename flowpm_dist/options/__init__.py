@@ -8,6 +8,7 @@ Nothing here imports TensorFlow.
 from flowpm_dist.options.base import Options, constructed
 from flowpm_dist.options.hints import RENAMED, nearest
 from flowpm_dist.options.types import (
+    A_SEED,
     AnyPath,
     EvenSide,
     Length,
@@ -22,6 +23,7 @@ from flowpm_dist.options.types import (
 )
 
 __all__ = [
+    "A_SEED",
     "RENAMED",
     "AnyPath",
     "EvenSide",

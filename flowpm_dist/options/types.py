@@ -76,6 +76,8 @@ EvenSide = Annotated[int, Field(ge=4, multiple_of=2)]
 Length = Annotated[float, Field(gt=0)]
 """[Mpc/h] where it is a distance."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+A_SEED = "a whole number from 0 to 2^63 - 1"
+"""What a `Seed` must be, for the description of a field."""
 Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
 """The lowest and the highest value."""
 Names = Annotated[

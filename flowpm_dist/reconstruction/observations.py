@@ -18,6 +18,9 @@ from flowpm_dist.reconstruction.options import ObservedOptions
 REASON = (0.5, 2.0)
 """Limits of the mean density of observed cells, and of the mean count over the expected one."""
 
+BELOW = 10
+"""How far the noise may carry a density below 0 [data.sigma]."""
+
 CHUNK_BYTES = 2**26  # of a file read at a time
 
 
@@ -159,6 +162,11 @@ class Observations:
             yield "file", seen & ~np.isfinite(data), must
             if self._options.kind == "counts":
                 yield "file", seen & (data < 0), "counts must be at least 0"
+                yield "file", seen & (data != np.round(data)), "counts must be whole numbers"
+            else:
+                noise = self._options.sigma if sigma is None else sigma
+                must = f"a density is at least 0, up to noise: must be above -{BELOW} data.sigma"
+                yield "file", seen & (data < -BELOW * np.asarray(noise, float)), must
 
     def _unreasonable(self, total: float, cells: int, expected: float) -> dict[str, str]:
         where, (low, high) = self._volumes["file"].where, REASON

@@ -10,9 +10,7 @@ from pydantic import BeforeValidator, Field
 from flowpm_dist.cosmology.options import ParameterRanges, PrimordialAmplitude
 from flowpm_dist.cosmology.ranges import RANGES
 from flowpm_dist.observables.options import A_BIAS, BiasValue, ForwardModelOptions
-from flowpm_dist.options import AnyPath, Length, Options, Pair, Seed, count, rows
-
-A_SEED = "a whole number of at least 0"
+from flowpm_dist.options import A_SEED, AnyPath, Length, Options, Pair, Seed, count, rows
 
 Stages = Annotated[
     tuple[
