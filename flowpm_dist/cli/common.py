@@ -95,6 +95,7 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) ->
         time.sleep(patience)
         message = f"[rank {here.rank}/{here.size}] {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
+    launch.end_was_told()
     leave(status)
 
 

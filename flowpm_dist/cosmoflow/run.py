@@ -98,7 +98,7 @@ class TrainingRun:
                 logs = TrainingLogs(self.folder, first)
                 opened.callback(logs.close)
             # Until here nothing is lost by ending at once.
-            stop = opened.enter_context(StopRequest(self.mesh).heard())
+            stop = opened.enter_context(StopRequest(self.mesh, "step", self.progress.say).heard())
             outcome = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
             write_phases(outcome, self.folder, self.mesh)

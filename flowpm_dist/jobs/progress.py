@@ -124,6 +124,13 @@ class Progress:
             self._say(text)
         self._said = -EVERY
 
+    def say(self, line: str) -> None:
+        """Show a line at once, above the bar if there is one; from any thread."""
+        if self._bar:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            self._say(line)
+
     def __call__(self, what: str, done: int, total: int, state: str = "") -> None:
         """Show a count. Of lines, there is one in ten seconds, and the last.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,21 +26,31 @@ class StopRequest:
 
     Args:
         mesh: the ranks of the job.
+        step: what a step of the job is called, such as "iteration".
+        say: shows the user a line; it is called from another thread.
     """
 
-    def __init__(self, mesh: ProcessMesh) -> None:
+    def __init__(self, mesh: ProcessMesh, step: str, say: Callable[[str], None]) -> None:
         self._mesh, self._received = mesh, 0
+        self._step, self._say = step, say
 
     @contextmanager
     def heard(self) -> Iterator[StopRequest]:
-        """Inside, signals are remembered and do not end the process."""
+        """Inside, signals are remembered and do not end the process.
+
+        The first one is answered at once with a line. A second SIGINT raises SystemExit where there
+        is one rank; where there are several, the process that started them ends them.
+        """
 
         def note(number: int, frame: FrameType | None) -> None:
+            if number == self._received == signal.SIGINT and self._mesh.size == 1:
+                raise SystemExit(128 + number)
             self._received = number
 
         before = {number: signal.signal(number, note) for number in SIGNALS}
         try:
-            yield self
+            with _answered(f"stopping after this {self._step} ...", self._say):
+                yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -50,3 +62,31 @@ class StopRequest:
         """
         received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
         return signal.Signals(received).name if received else None
+
+
+@contextmanager
+def _answered(line: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the first of `SIGNALS` is answered with a line.
+
+    Python calls a signal's handler only between two of its own instructions, and a step of
+    TensorFlow is one of them. What the interpreter writes to the wakeup file, it writes at once.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def answer() -> None:
+        while number := os.read(reader, 1):
+            if number[0] in SIGNALS:
+                say(line)
+                break
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)

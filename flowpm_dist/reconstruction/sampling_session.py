@@ -78,7 +78,7 @@ class SamplingSession:
             every=asked.checkpoint_every,
         )
         self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)
-        self._stop = StopRequest(mesh)
+        self._stop = StopRequest(mesh, "move", progress.say)
         self._table: DrawsTable | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
         self.stopped_by: str | None = None

@@ -90,7 +90,7 @@ class SearchSession:
             checkpoints=self.checkpoints,
             every=asked.checkpoint_every,
         )
-        self._stop = StopRequest(mesh)
+        self._stop = StopRequest(mesh, "iteration", progress.say)
         self._table: Table | None = None
         self._stopped_by: str | None = None
         self._correlation = ""

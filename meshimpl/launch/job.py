@@ -1,20 +1,27 @@
 """Starting a job of several ranks from this process, and watching it until it ends."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
+from meshimpl.launch.banners import WithoutBanners
 from meshimpl.launch.command import mpirun_command
 from meshimpl.launch.environment import LaunchError, detect
 from meshimpl.launch.job_folder import VARIABLE, JobFolder
+from meshimpl.launch.watch import Watch
 
 _PR_SET_PDEATHSIG = 1
+LOOK_EVERY = 5.0
+"""Time between two looks at the ranks [s]."""
 
 
 def launch_or_join(
@@ -76,11 +83,12 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
     with tempfile.TemporaryDirectory(prefix="meshimpl-") as path:
         folder = JobFolder(Path(path))
         status, received = _supervise(command, env | {VARIABLE: path}, folder, stop_as)
+        was_told = folder.told.exists()
         cause = folder.first_failure() or _describe_status(status, ranks)
     # Ranks that were asked to stop, not forced, may already have finished.
     if received is not None and (stop_as is None or status != 0):
         return 128 + received
-    if status != 0:
+    if status != 0 and not was_told:
         _print_error(cause)
     return status
 
@@ -105,6 +113,30 @@ def _this_program() -> list[str]:
     return [sys.executable, sys.argv[0]]
 
 
+def _pass_on(stream: IO[bytes]) -> None:
+    """Writes what comes from mpirun to the standard error, without its banners."""
+    banners = WithoutBanners()
+    while data := os.read(stream.fileno(), 2**16):
+        _write(banners.feed(data))
+    _write(banners.end())
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(2, data) :]
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Waits for mpirun; warns of ranks that stand still. Returns its status."""
+    watch = Watch(process.pid)
+    while True:
+        try:
+            return process.wait(LOOK_EVERY)
+        except subprocess.TimeoutExpired:
+            for line in watch.news():
+                print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
 def _supervise(
     command: list[str], env: dict[str, str], folder: JobFolder, stop_as: signal.Signals | None
 ) -> tuple[int, int | None]:
@@ -118,8 +150,15 @@ def _supervise(
     # In a process group of its own mpirun gets one SIGINT, ours, and not the terminal's as well:
     # at a second one it leaves at once, without waiting for its ranks.
     process = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,
+        preexec_fn=die_with_parent,
     )
+    reader = threading.Thread(target=_pass_on, args=[process.stderr], daemon=True)
+    reader.start()
     received: list[int] = []
 
     def forward(number: int, frame: object) -> None:
@@ -134,7 +173,9 @@ def _supervise(
     numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
     kept = {number: signal.signal(number, forward) for number in numbers}
     try:
-        status = process.wait()
+        status = _wait(process)
+        # What has left the job may still hold the pipe.
+        reader.join(timeout=5)
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

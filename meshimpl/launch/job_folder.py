@@ -32,6 +32,11 @@ class JobFolder:
         return reports[0].read_text() if reports else None
 
     @property
+    def told(self) -> Path:
+        """The file that is there once a rank has told why the job ends."""
+        return self.path / "told"
+
+    @property
     def _stop(self) -> Path:
         return self.path / "stopped-by"
 
@@ -42,6 +47,12 @@ class JobFolder:
     def stop_signal(self) -> str | None:
         """Returns the signal that asked the job to stop; None if none has."""
         return self._stop.read_text() if self._stop.exists() else None
+
+
+def end_was_told() -> None:
+    """Notes that this rank has told the user why the job ends: its starter need not say it again."""
+    if folder := JobFolder.of_this_rank():
+        folder.told.touch()
 
 
 def stop_name(received: str) -> str:

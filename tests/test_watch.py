@@ -1,0 +1,97 @@
+"""A rank that stands still is named, and mpirun's banners do not follow what a job has said."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshimpl.launch import find_mpirun, is_open_mpi, mpirun_command
+from meshimpl.launch import job as job_module
+from meshimpl.launch.banners import WithoutBanners
+from meshimpl.launch.watch import Watch
+
+RANKS = """
+import os, subprocess, sys, time
+busy, idle = "while True: pass", "import time; time.sleep(100)"
+for rank, code in enumerate([busy, idle]):
+    environment = {**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    print(process.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_rank_that_does_nothing_is_named_once():
+    launcher = subprocess.Popen([sys.executable, "-c", RANKS], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    busy, idle = (int(launcher.stdout.readline()) for _ in range(2))
+    watch = Watch(launcher.pid, patience=0.4)
+
+    def news() -> list[str]:
+        """What the watch says until there is something, for three seconds at most."""
+        for _ in range(20):
+            time.sleep(0.15)
+            if said := watch.news():
+                return said
+        return []
+
+    try:
+        (said,) = news()
+        assert said.startswith(f"rank 1 (process {idle}) has done nothing for ")
+        os.kill(busy, signal.SIGSTOP)
+        (said,) = news()
+        assert said.startswith("rank 0 ")
+        assert said.endswith(f"it is stopped, and `kill -CONT {busy}` lets it go on")
+        os.kill(busy, signal.SIGCONT)
+        assert news() == ["rank 0 goes on"]
+    finally:
+        for process in (busy, idle, launcher.pid):
+            os.kill(process, signal.SIGKILL)
+        launcher.wait()
+
+
+RULE = b"-" * 74 + b"\n"
+ABORT = (
+    RULE + b"MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
+    b"  Proc: [[1156,1],1]\n  Errorcode: 3\n\n"
+    b"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    b"You may or may not see output from other processes, depending on\n"
+    b"exactly when Open MPI kills them.\n" + RULE
+)
+MISSING = RULE + b"prterun was unable to find the specified executable file\n" + RULE
+
+
+@pytest.mark.parametrize(
+    ("printed", "passed_on"),
+    [
+        (b"error: full\n" + ABORT + b"last\n", b"error: full\nlast\n"),
+        (ABORT.replace(b"  Errorcode", b"stopped at step 3\n  Errorcode"), b"stopped at step 3\n"),
+        (MISSING, MISSING),
+        (b"-----\nmine\n" + RULE + b"and mine", b"-----\nmine\n" + RULE + b"and mine"),
+        (RULE + b"many\n" * 30, RULE + b"many\n" * 30),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_banners_alone_are_left_out(printed, passed_on, size):
+    banners = WithoutBanners()
+    parts = [banners.feed(printed[at : at + size]) for at in range(0, len(printed), size)]
+    assert b"".join([*parts, banners.end()]) == passed_on
+
+
+def test_a_line_that_is_redrawn_is_passed_on_at_once():
+    banners = WithoutBanners()
+    assert banners.feed(b"50 %\r") == b"50 %\r"
+    assert banners.feed(b"-- 60 %\r") == b"-- 60 %\r"
+
+
+def test_a_job_that_ends_with_a_status_ends_without_a_banner(capfd):
+    if not is_open_mpi(find_mpirun()):
+        pytest.skip("the banners are Open MPI's")
+    command, environment = mpirun_command(2, ["sh", "-c", "echo well said >&2; exit 138"])
+    folder = job_module.JobFolder(None)  # type: ignore[arg-type]  # nobody writes into it
+    status, _ = job_module._supervise(command, environment, folder, None)
+    assert status == 138
+    assert set(capfd.readouterr().err.splitlines()) == {"well said"}
