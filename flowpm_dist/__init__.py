@@ -33,9 +33,10 @@ _HOMES = {
     "logarithmic_steps": "cosmology.time_steps",
     "multipoles": "statistics",
     "power_spectrum": "statistics",
+    "run": "cli.from_python",
     "scale_factor_steps": "cosmology.time_steps",
     "transfer_function": "statistics",
 }
 
 __all__ = sorted(_HOMES)
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__, _HOMES, without_tensorflow=["run"])

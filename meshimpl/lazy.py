@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from meshimpl import launch, quiet
@@ -21,18 +21,22 @@ def prepare_tensorflow() -> None:
         quiet.import_tensorflow()
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(
+    package: str, homes: Mapping[str, str], without_tensorflow: Collection[str] = ()
+) -> Callable[[str], Any]:
     """Returns the module-level `__getattr__` of a package.
 
     Args:
         package: name of the package.
         homes: public name -> the submodule that defines it.
+        without_tensorflow: names that do not need it.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        prepare_tensorflow()
+        if name not in without_tensorflow:
+            prepare_tensorflow()
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     return get

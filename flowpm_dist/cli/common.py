@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import typer
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.progress import Progress, terminal_environment
+from flowpm_dist.jobs.verbosity import Verbosity, verbosity
 from meshimpl import launch
 from meshimpl.quiet import import_tensorflow
 
@@ -45,6 +47,14 @@ def mesh_option(example: str) -> typer.models.OptionInfo:
 
 
 Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="A value in place of the run file's own; can be repeated.",
+    ),
+]
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -106,6 +116,8 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
         error: one of `ENDS`. The status is 1 for a `WorkError`, otherwise 2.
         kept: returns a sentence on what is saved, which is added to the message of a `WorkError`.
     """
+    if verbosity() is Verbosity.VERBOSE:
+        traceback.print_exception(error)
     if not isinstance(error, WorkError):
         refuse(str(error))
     # A file that cannot be written is found by one rank alone.
@@ -126,7 +138,7 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
     try:
         launch.configure_threads()
         with Progress(launch.detect().rank) as progress:
-            progress.note("\n".join(filter(None, [first, "loading TensorFlow"])))
+            progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
             import_tensorflow()
             from flowpm_dist import HaloError
 
@@ -140,6 +152,18 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
                 raise WriteError.of(Path(error.filename or "a file"), error) from error
     except ENDS as error:
         refuse_after(error, kept)
+
+
+def setting() -> str:
+    """Returns what a verbose job says of where it runs; otherwise an empty text."""
+    if verbosity() is not Verbosity.VERBOSE:
+        return ""
+    from flowpm_dist.jobs.simulate import versions
+
+    here = launch.detect()
+    on = f"{here.size} ranks by {here.launcher}" if here.size > 1 else "1 rank"
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"{on}, {launch.threads_per_rank()} threads each; {packages}"
 
 
 def leave(status: int) -> NoReturn:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
+from flowpm_dist.cli.common import Mesh, Ranks, Set, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.dataset import check_dataset, dataset_bytes, write_dataset
@@ -59,12 +60,13 @@ def dataset(
     ] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
+    changes: Set = None,
 ) -> None:
     """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
     splits = [chosen.value for chosen in split or Split]
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
     try:
-        plan = load_training(run_file)
+        plan = load_training(run_file, parse_settings(changes or []))
         shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
             "the dataset",

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from flowpm_dist.cli.common import PATIENCE, leave
+from flowpm_dist.jobs.verbosity import Verbosity
 from meshimpl import launch
 
-COMMANDS = ("simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "doctor")
+COMMANDS = (
+    "simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "runs", "doctor",
+)  # fmt: skip
 """Names of modules of this package that have a function `add_to`."""
 
 
@@ -34,7 +38,42 @@ class Commands(TyperGroup):
         module = importlib.import_module(f"flowpm_dist.cli.{cmd_name}")
         one = typer.Typer(add_completion=False, rich_markup_mode="rich")
         module.add_to(one)
-        return typer.main.get_group(one).commands[cmd_name]
+        command = typer.main.get_group(one).commands[cmd_name]
+        command.params += _common_options()
+        return command
+
+
+def _choose(level: Verbosity) -> Callable[[bool], None]:
+    return lambda given: level.choose() if given else None
+
+
+VERBOSE = typer.Option(
+    "-v",
+    "--verbose",
+    help="Say more: every step, and whence an error came.",
+    expose_value=False,
+    callback=_choose(Verbosity.VERBOSE),
+)
+QUIET = typer.Option(
+    "-q",
+    "--quiet",
+    help="Say nothing but results, warnings and errors.",
+    expose_value=False,
+    callback=_choose(Verbosity.QUIET),
+)
+
+
+def _common_options() -> list[Any]:
+    """Returns the options that every command has."""
+    one = typer.Typer(add_completion=False)
+
+    @one.command(add_help_option=False)
+    def common(
+        verbose: Annotated[bool, VERBOSE] = False, quiet: Annotated[bool, QUIET] = False
+    ) -> None:
+        """Has the options."""
+
+    return typer.main.get_command(one).params
 
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import numpy as np
 import typer
 
-from flowpm_dist.cli.common import Ranks, mesh_option
+from flowpm_dist.cli.common import Ranks, Set, mesh_option
 from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
     ResumableJob,
@@ -25,6 +25,7 @@ from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
 )
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import OutputError
@@ -62,6 +63,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
         resume: bool,
         overwrite: bool,
         mesh: str | None,
+        settings: Settings,
     ) -> Self:
         """See `ResumableJob.plan`.
 
@@ -70,7 +72,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
             OutputError: the reconstruction cannot be there.
             VolumeError: a file cannot be read.
         """
-        config = load_reconstruction(run_file)
+        config = load_reconstruction(run_file, settings)
         shape = check_reconstruction_mesh(config, ranks, source=run_file, shape=mesh)
         folder = ReconstructionFolder(output)
         planned = cls(config, shape, folder, resume=resume, overwrite=overwrite)
@@ -273,9 +275,10 @@ def reconstruct(
     overwrite: Annotated[bool, overwrite_option(Reconstruction.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
+    changes: Set = None,
 ) -> None:
     """Find the initial conditions that an observed universe most probably grew from."""
     start(
         Reconstruction, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
-        check=check, ignore_memory=ignore_memory,
+        check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import typer
 from flowpm_dist.cli.common import begin_job, default_output, job, job_size, refuse, stoppable
 from flowpm_dist.cli.preview import show_check, told
 from flowpm_dist.config.checks import check_resumed
+from flowpm_dist.config.settings import Settings, parse_settings
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import OutputError
@@ -70,6 +71,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         resume: bool,
         overwrite: bool,
         mesh: str | None,
+        settings: Settings,
     ) -> Self:
         """Check everything that can be checked before the work begins.
 
@@ -80,6 +82,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
             resume: whether the work in the folder is resumed.
             overwrite: whether other work in the folder may be replaced.
             mesh: shape of the mesh, instead of the run file's.
+            settings: values in place of the run file's own.
 
         Raises:
             UserError: the work cannot begin; the message says why, and what to do about it.
@@ -215,6 +218,7 @@ def start(
     overwrite: bool,
     check: bool,
     ignore_memory: bool,
+    changes: list[str] | None,
 ) -> None:
     """Plan the work of a command, start the ranks, and do the work. Mistakes end the process.
 
@@ -226,6 +230,7 @@ def start(
         output: value of `--output`; by default a folder that is named after the run file.
         resume, overwrite: whether `--resume` and `--overwrite` were given.
         check, ignore_memory: likewise.
+        changes: values of `--set`.
     """
     output = output or default_output(run_file, kind.kind)
     try:
@@ -234,7 +239,13 @@ def start(
                 f"--resume goes on with a {kind.kind}, --overwrite drops it: give one"
             )
         planned = kind.plan(
-            run_file, job_size(ranks), output, resume=resume, overwrite=overwrite, mesh=mesh
+            run_file,
+            job_size(ranks),
+            output,
+            resume=resume,
+            overwrite=overwrite,
+            mesh=mesh,
+            settings=parse_settings(changes or []),
         )
         if not (planned.is_complete or ignore_memory):
             planned.demand.check(planned.estimate, launch.host_memory())

@@ -15,6 +15,7 @@ import typer
 from flowpm_dist.cli.common import (
     ENDS,
     Ranks,
+    Set,
     begin_job,
     default_output,
     job_size,
@@ -22,10 +23,12 @@ from flowpm_dist.cli.common import (
     mesh_option,
     refuse,
     refuse_after,
+    setting,
     stop_on,
 )
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.objects import simulation_plan
+from flowpm_dist.config.settings import Settings, parse_settings
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, human_size
@@ -82,6 +85,7 @@ def simulate(
     mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
+    changes: Set = None,
 ) -> None:
     """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
     output = output or default_output(run_file, "output")
@@ -93,6 +97,7 @@ def simulate(
             overwrite=overwrite,
             mesh=mesh,
             ignore_memory=ignore_memory,
+            settings=parse_settings(changes or []),
         )
     except UserError as error:
         refuse(str(error))
@@ -111,6 +116,7 @@ def make_plan(
     overwrite: bool,
     mesh: str | None,
     ignore_memory: bool = False,
+    settings: Settings | None = None,
 ) -> Plan:
     """Check everything that can be checked before the work begins.
 
@@ -121,13 +127,14 @@ def make_plan(
         overwrite: whether a finished run in the folder may be replaced.
         mesh: shape of the mesh, instead of the run file's.
         ignore_memory: whether the run may begin where the memory seems too small.
+        settings: values in place of the run file's own.
 
     Raises:
         ConfigError: the run file has mistakes.
         OutputError: results cannot go to the folder.
         TooLargeError: the run does not fit into the memory.
     """
-    config = load(run_file)
+    config = load(run_file, settings)
     shape = check_mesh(config, ranks, source=run_file, shape=mesh)
     config = config.with_mesh(shape)
     folder = OutputFolder(output)
@@ -146,7 +153,7 @@ def run(plan: Plan) -> None:
     try:
         threads = launch.configure_threads()
         with results_of(plan, rank), Progress(rank) as progress:
-            progress.note(f"{told(plan.estimate)}\nbeginning")
+            progress.note("\n".join(filter(None, [setting(), told(plan.estimate), "beginning"])))
             summary = simulate_and_write(
                 plan.work, plan.mesh, plan.folder, progress, threads=threads
             )

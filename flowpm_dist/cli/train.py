@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from flowpm_dist.cli.common import Mesh, Ranks
+from flowpm_dist.cli.common import Mesh, Ranks, Set
 from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
     ResumableJob,
@@ -17,6 +17,7 @@ from flowpm_dist.cli.resumable import (
     resume_option,
     start,
 )
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
@@ -56,6 +57,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
         resume: bool,
         overwrite: bool,
         mesh: str | None,
+        settings: Settings,
     ) -> Self:
         """See `ResumableJob.plan`.
 
@@ -63,7 +65,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
         """
-        config = load_training(run_file)
+        config = load_training(run_file, settings)
         shape = check_training_mesh(config, ranks, source=run_file, shape=mesh)
         folder = TrainingFolder(output)
         planned = cls(config, shape, folder, resume=resume, overwrite=overwrite)
@@ -189,9 +191,10 @@ def train(
     overwrite: Annotated[bool, overwrite_option(Training.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
+    changes: Set = None,
 ) -> None:
     """Train a network that finds cosmological parameters in volumes, simulated as it learns."""
     start(
         Training, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
-        check=check, ignore_memory=ignore_memory,
+        check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from flowpm_dist.config.settings import Settings, with_settings
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import RENAMED, Options, nearest
 
@@ -80,8 +81,12 @@ def models_of(config: type[Options]) -> Models:
     return {name: field.annotation for name, field in fields if isinstance(field.annotation, type)}
 
 
-def read_table(path: str | Path) -> dict[str, Any]:
+def read_table(path: str | Path, settings: Settings | None = None) -> dict[str, Any]:
     """Returns the tables of a TOML file.
+
+    Args:
+        path: of the file.
+        settings: values in place of the file's own.
 
     Raises:
         ConfigError: the file cannot be read, or is not TOML.
@@ -91,7 +96,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
     try:
         # Some editors begin a file with a byte-order mark.
         text = path.read_text(encoding="utf-8-sig")
-        return tomllib.loads(text)
+        return with_settings(tomllib.loads(text), settings or {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(path, [_not_toml(text, str(error))]) from error
     except UnicodeDecodeError as error:

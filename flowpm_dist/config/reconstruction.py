@@ -24,6 +24,7 @@ from flowpm_dist.config.checks import (
 )
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import check_mesh, evolution_rules, universe_rules
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.time_steps import StepOptions
@@ -120,16 +121,17 @@ class ReconstructionConfig(Options):
 MODELS = models_of(ReconstructionConfig)
 
 
-def load_reconstruction(path: str | Path) -> ReconstructionConfig:
+def load_reconstruction(path: str | Path, settings: Settings | None = None) -> ReconstructionConfig:
     """Read and check the run file of a reconstruction. Of the files that it names, the shapes.
 
     Args:
         path: TOML file; paths inside it are relative to its folder.
+        settings: values in place of the file's own.
 
     Raises:
         ConfigError: with every problem of the file.
     """
-    return check_reconstruction(read_table(path), Path(path))
+    return check_reconstruction(read_table(path, settings), Path(path))
 
 
 def check_reconstruction(table: Mapping[str, Any], source: Path) -> ReconstructionConfig:

@@ -30,6 +30,7 @@ from flowpm_dist.config.sections import (
     integrator_options,
     integrators_with,
 )
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, dark_energy_fades
 from flowpm_dist.cosmology.time_steps import EQUAL_STEPS
@@ -71,16 +72,17 @@ class RunConfig(Options):
 SECTIONS = models_of(RunConfig)
 
 
-def load(path: str | Path) -> RunConfig:
+def load(path: str | Path, settings: Settings | None = None) -> RunConfig:
     """Read and check the run file of a simulation.
 
     Args:
         path: of the TOML file; paths inside the file are relative to its folder.
+        settings: values in place of the file's own.
 
     Raises:
         ConfigError: the file has mistakes; the error has all of them.
     """
-    return check(read_table(path), Path(path))
+    return check(read_table(path, settings), Path(path))
 
 
 def check(table: Mapping[str, Any], source: Path) -> RunConfig:

@@ -14,6 +14,7 @@ from typing import Any
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.training_rules import (
     GOES_WITH,
     RULES,
@@ -93,18 +94,19 @@ class TrainingRunFile(Options):
 MODELS = models_of(TrainingRunFile)
 
 
-def load_training(path: str | Path) -> TrainingPlan:
+def load_training(path: str | Path, settings: Settings | None = None) -> TrainingPlan:
     """Returns the training that a run file describes, checked.
 
     Args:
         path: TOML file; paths inside it are relative to its folder. Of a training on files, grid
             and size of the box may be left out: the dataset tells them.
+        settings: values in place of the file's own.
 
     Raises:
         ConfigError: with every problem of the file.
     """
     source = Path(path)
-    table = with_box_of_files(read_table(source), source.parent)
+    table = with_box_of_files(read_table(source, settings), source.parent)
     sections = check_sections(table, source, MODELS, RULES)
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()

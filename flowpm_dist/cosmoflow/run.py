@@ -116,7 +116,7 @@ class TrainingRun:
         if found is None:
             return 0
         if found.note:
-            self.progress.note(f"warning: {found.note}\nresuming")
+            self.progress.warn(found.note)
         return found.step
 
     def _calibrate(self) -> None:

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from flowpm_dist.jobs.verbosity import Verbosity, verbosity
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -54,20 +55,26 @@ def can_draw(stream: IO[str]) -> bool:
 class Progress:
     """The display of a job's progress, a context manager: a bar on a terminal, lines otherwise.
 
+    A quiet job shows nothing; a verbose one shows lines, and every count.
+
     Args:
         rank: of this process; ranks other than 0 show nothing.
         stream: what is written to; standard error by default.
     """
 
     def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._silent = rank != 0
+        self._rank, self._stream = rank, stream or sys.stderr
+        told = verbosity()
+        self._silent = rank != 0 or told is Verbosity.QUIET
+        self._every = 0.0 if told is Verbosity.VERBOSE else EVERY
         self._said = -EVERY
         self._bar = None if self._silent else self._make_bar()
         if self._bar:
             self._task = self._bar.add_task("", total=None, state="")
 
     def _make_bar(self) -> Bar | None:
+        if self._every == 0:
+            return None
         own, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
         if not own and columns is None:
             return None
@@ -131,6 +138,11 @@ class Progress:
         else:
             self._say(line)
 
+    def warn(self, text: str) -> None:
+        """Show a warning, also where the job is quiet."""
+        if self._rank == 0:
+            print(f"warning: {text}", file=self._stream, flush=True)
+
     def __call__(self, what: str, done: int, total: int, state: str = "") -> None:
         """Show a count. Of lines, there is one in ten seconds, and the last.
 
@@ -142,7 +154,7 @@ class Progress:
         """
         if self._bar:
             self._update(what, done, total, state)
-        elif done == total or time.monotonic() - self._said >= EVERY:
+        elif done == total or time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             self._say_count(what, done, total, state)
 

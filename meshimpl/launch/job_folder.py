@@ -50,7 +50,7 @@ class JobFolder:
 
 
 def end_was_told() -> None:
-    """Notes that this rank has told the user why the job ends: its starter need not say it again."""
+    """Notes that this rank has told the user why the job ends: nobody need say it again."""
     if folder := JobFolder.of_this_rank():
         folder.told.touch()
 

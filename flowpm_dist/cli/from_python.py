@@ -1,0 +1,158 @@
+"""Run files run from Python, a notebook included, on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flowpm_dist.cli.common import MISUSE, default_output
+from flowpm_dist.cli.run_record import RunRecord, read_record
+from flowpm_dist.config.checks import read_table
+from flowpm_dist.config.reconstruction import MODELS as OF_RECONSTRUCTIONS
+from flowpm_dist.config.training import MODELS as OF_TRAININGS
+from flowpm_dist.io.errors import UserError, WorkError
+from meshimpl import launch
+
+FOLDERS = {"simulate": "output", "train": "training", "reconstruct": "reconstruction"}
+"""Commands that take a run file, and how their folders are named after it."""
+
+OF_A_TABLE = "the run"
+"""What a run is called in messages that has no file."""
+
+
+def run(
+    run_file: str | Path | Mapping[str, Mapping[str, Any]],
+    output: str | Path | None = None,
+    *,
+    command: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    mesh: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> RunRecord:
+    """Do what a run file asks for, in processes of its own, and return what came of it.
+
+    Args:
+        run_file: path of a TOML file, or its sections as dictionaries. Paths inside it are relative
+            to the folder of the file, or to the current one.
+        output: folder of the results; for a file it may be left out, as on the command line.
+        command: "simulate", "train" or "reconstruct"; by default the one whose sections these are.
+        settings: values in place of the run file's own, such as {"evolution.steps": 20}. None
+            leaves a key out.
+        ranks: number of ranks to start; 1 by default.
+        mesh: shape of the mesh of ranks.
+        resume: go on with the work in the folder; not for simulations.
+        overwrite: replace what is in the folder.
+        quiet: show no progress on the standard error.
+
+    Returns:
+        The folder of the run with its state, its main results and its settings.
+
+    Raises:
+        UserError: a mistake, which was found before the work began.
+        WorkError: the work could not go on; the message says why.
+        LaunchError: this process is one of several ranks already.
+        KeyboardInterrupt: it was interrupted; trainings and reconstructions keep a checkpoint.
+    """
+    if launch.detect().size > 1:
+        raise launch.LaunchError("run() starts ranks of its own: call it in a single process")
+    with _as_file(run_file) as path:
+        named = str(path) if isinstance(run_file, str | Path) else OF_A_TABLE
+        table = {**read_table(path)}
+        command = command or command_of({*table, *(k.partition(".")[0] for k in settings or {})})
+        if command not in FOLDERS:
+            known = ", ".join(FOLDERS)
+            raise UserError(f"command = {command!r}: must be one of {known}")
+        if output is None:
+            if named is OF_A_TABLE:
+                raise UserError("output is missing: a run without a file needs a folder's name")
+            output = default_output(path, FOLDERS[command])
+        words = [command, str(path), "--output", str(output)]
+        for name, value in (settings or {}).items():
+            words += ["--set", f"{name}={'' if value is None else _as_toml(value)}"]
+        words += [] if ranks is None else ["--ranks", str(ranks)]
+        words += [] if mesh is None else ["--mesh", mesh]
+        flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
+        words += [flag for flag, given in flags.items() if given]
+        _work(words, str(path), named)
+    found = read_record(Path(output))
+    if found is None:
+        raise WorkError(f"{output} holds no run")
+    return found
+
+
+def command_of(sections: set[str]) -> str:
+    """Returns the command whose run files have these sections."""
+    if sections & (set(OF_TRAININGS) - set(OF_RECONSTRUCTIONS)) - {"initial"}:
+        return "train"
+    return "reconstruct" if sections & {"model", "data", "search", "sampler"} else "simulate"
+
+
+@contextmanager
+def _as_file(run_file: str | Path | Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """Give the path of a run file, which is written for this context if it is a table."""
+    if isinstance(run_file, str | Path):
+        yield Path(run_file)
+        return
+    # Paths inside are relative to its folder.
+    here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else None
+    with tempfile.NamedTemporaryFile(prefix=".flowpm-", suffix=".toml", dir=here) as file:
+        file.write(tomli_w.dumps(_plain(run_file)).encode())
+        file.flush()
+        yield Path(file.name)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as TOML takes it; keys that are None are left out."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    # Of numpy: an array becomes a list, a number one of Python's.
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _as_toml(value: Any) -> str:
+    return tomli_w.dumps({"value": _plain(value)}).partition("=")[2].strip()
+
+
+def _work(words: Sequence[str], path: str, named: str) -> None:
+    """Run a command to its end, and show what it tells on the way."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flowpm_dist.cli", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # An interrupt of a terminal reaches this process, which passes it on once.
+        process_group=0,
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
+        for line in process.stderr:
+            if said or line.startswith("error: "):
+                said.append(line)
+            else:
+                print(line, end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    status = process.wait()
+    if status:
+        message = "".join(said).removeprefix("error: ").replace(path, named).strip()
+        kind = UserError if status == MISUSE else WorkError
+        raise kind(message or f"flowpm-dist {words[0]} ended with status {status}")
