@@ -2,13 +2,21 @@
 
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from reference import reference
 
-from flowpm_dist.cosmology import PMWD_TRANSFER_NODES, Cosmology, Growth, LinearPower, sigma8
+from flowpm_dist.cosmology import (
+    PMWD_TRANSFER_NODES,
+    Cosmology,
+    Growth,
+    LinearPower,
+    camb_spline,
+    sigma8,
+)
 
 EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, A_s=2e-9, w0=-0.9, wa=0.2)
 UNIVERSES = {"lcdm": Cosmology.planck18(), "w0wa": EVOLVING}
@@ -137,3 +145,14 @@ def test_another_amplitude_of_the_same_shape(transfer, amplitude):
         slopes.append(tape.gradient(whole, value))
     np.testing.assert_allclose(powers[1], powers[0], rtol=1e-12)
     np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-12)
+
+
+def test_camb_computes_while_something_else_is_done(monkeypatch):
+    """What it found serves what comes; a cosmology without CAMB starts nothing."""
+    parameters = {"Omega_m": 0.3123, "Omega_b": 0.05, "h": 0.7, "n_s": 0.96}
+    with camb_spline.camb_beside({**parameters, "sigma8": 0.8, "transfer": "camb"}):
+        pass
+    monkeypatch.delattr(camb_spline, "_run_camb")
+    LinearPower(Cosmology(**parameters, sigma8=0.8, transfer="camb"))
+    with camb_spline.camb_beside({**parameters, "transfer": "eisenstein-hu"}):
+        assert "CAMB" not in {thread.name for thread in threading.enumerate()}

@@ -1,23 +1,13 @@
-"""Linear power from CAMB as a smooth TensorFlow function; camb is imported only when asked."""
+"""Linear power from CAMB as a smooth TensorFlow function."""
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.camb_spline import SHAPE, camb_spline
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 
-K_MAX = 20.0
-"""Largest wavenumber that CAMB computes [1/Mpc]."""
-
-NEUTRINOS = 3.046
-"""Effective number of neutrino species, all massless."""
-
-_A_S = 2e-9  # CAMB's spectrum is proportional to A_s: one table serves all
-_SAMPLES = 4096
-_SHAPE = ("Omega_m", "Omega_b", "h", "n_s", "w0", "wa", "T_cmb", "k_pivot")
 _DIFFERENTIABLE = ("n_s",)
 
 
@@ -36,15 +26,15 @@ class CambTable:
     """
 
     def __init__(self, cosmology: Cosmology) -> None:
-        parameters = {name: getattr(cosmology, name) for name in _SHAPE}
+        parameters = {name: getattr(cosmology, name) for name in SHAPE}
         values = {name: _number(name, parameter) for name, parameter in parameters.items()}
-        start, step, coefficients = _table(**values)
+        start, step, coefficients = camb_spline(**values)
         self._start, self._step = start, step
         self._coefficients = tf.constant(coefficients)
         self._tilt = as_float64(cosmology.n_s) - values["n_s"]  # 0, with a derivative
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
         self._guard = _no_gradient(
-            {name: parameters[name] for name in _SHAPE if name not in _DIFFERENTIABLE}
+            {name: parameters[name] for name in SHAPE if name not in _DIFFERENTIABLE}
         )
 
     def __call__(self, k: tf.Tensor) -> tf.Tensor:
@@ -87,56 +77,3 @@ def _no_gradient(parameters: dict[str, object]) -> tf.Tensor:
             barrier = tf.raw_ops.PreventGradient(input=as_float64(parameter), message=message)
             guard += 0.0 * barrier
     return guard
-
-
-@functools.lru_cache(maxsize=16)
-def _table(**values: float) -> tuple[float, float, np.ndarray]:
-    """(first ln k, step in ln k, coefficients [cells, 4] of ln(P/A_s) in u = 0..1 of a cell)."""
-    k, power = _run_camb(**values)
-    from scipy.interpolate import CubicSpline  # comes with camb
-
-    spline = CubicSpline(np.log(k), np.log(power / _A_S))
-    ln_k = np.linspace(np.log(k[0]), np.log(k[-1]), _SAMPLES)
-    step = ln_k[1] - ln_k[0]
-    value, slope = spline(ln_k), spline(ln_k, 1) * step
-    left, right, d_left, d_right = value[:-1], value[1:], slope[:-1], slope[1:]
-    rise = right - left
-    cubic = [left, d_left, 3 * rise - 2 * d_left - d_right, d_left + d_right - 2 * rise]
-    return float(ln_k[0]), float(step), np.stack(cubic, axis=1)
-
-
-def _run_camb(
-    *,
-    Omega_m: float,
-    Omega_b: float,
-    h: float,
-    n_s: float,
-    w0: float,
-    wa: float,
-    T_cmb: float,
-    k_pivot: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """CAMB's own wavenumbers [h/Mpc] and linear power today [(Mpc/h)^3] for A_s = 2e-9."""
-    try:
-        import camb
-    except ImportError:
-        raise ImportError(
-            'transfer="camb" needs the package camb: pip install camb, or use '
-            'transfer="eisenstein-hu"'
-        ) from None
-    run = camb.CAMBparams()
-    run.set_dark_energy(w=w0, wa=wa, dark_energy_model="ppf")
-    run.set_cosmology(
-        H0=100 * h,
-        ombh2=Omega_b * h**2,
-        omch2=(Omega_m - Omega_b) * h**2,
-        omk=0,
-        mnu=0,
-        nnu=NEUTRINOS,
-        TCMB=T_cmb,
-    )
-    run.InitPower.set_params(As=_A_S, ns=n_s, pivot_scalar=k_pivot)
-    run.NonLinear = camb.model.NonLinear_none
-    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
-    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum()
-    return k, power[0]

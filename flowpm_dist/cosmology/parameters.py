@@ -9,7 +9,14 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, RANGES, Transfer, dark_energy_fades
+from flowpm_dist.cosmology.ranges import (
+    K_PIVOT,
+    LATEST_DARK_ENERGY,
+    RANGES,
+    T_CMB,
+    Transfer,
+    dark_energy_fades,
+)
 
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
 """A number, or a scalar floating tensor when gradients are wanted."""
@@ -53,8 +60,8 @@ class Cosmology:
     sigma8: Parameter | None = None
     w0: Parameter = -1.0
     wa: Parameter = 0.0
-    T_cmb: Parameter = 2.7255
-    k_pivot: Parameter = 0.05
+    T_cmb: Parameter = T_CMB
+    k_pivot: Parameter = K_PIVOT
     transfer: Transfer = "eisenstein-hu"
 
     def __post_init__(self) -> None:

@@ -62,6 +62,9 @@ Transfer = Literal["eisenstein-hu", "camb"]
 VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
 """Parameters that may differ from universe to universe of a training."""
 
+T_CMB, K_PIVOT = 2.7255, 0.05
+"""Temperature of the microwave background today [K], and pivot wavenumber [1/Mpc], unless given."""
+
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from flowpm_dist.cosmology.camb_spline import camb_beside
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import SNAPSHOT, WriteError
@@ -158,7 +159,8 @@ def simulate_and_write(
         WorkError: the simulation failed, or its results cannot be written.
     """
     progress.note("loading TensorFlow")
-    import_tensorflow()
+    with camb_beside(work.cosmology):
+        import_tensorflow()
     from flowpm_dist.cosmology.parameters import Cosmology
     from flowpm_dist.evolution.halo import HaloError
 
