@@ -40,7 +40,7 @@ here = folder_with(RUN)
 
 
 def plan(folder: Path, ranks: int = 1, **options) -> Reconstruction:
-    asked = {"resume": False, "overwrite": False, "mesh": None} | options
+    asked = {"resume": False, "overwrite": False, "mesh": None, "settings": {}} | options
     output = asked.pop("output", folder / "found")
     return Reconstruction.plan(folder / "run.toml", ranks, output, **asked)
 

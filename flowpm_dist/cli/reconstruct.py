@@ -28,7 +28,7 @@ from flowpm_dist.config.reconstruction import (
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Estimate
-from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from flowpm_dist.jobs.tables import read_rows
@@ -45,7 +45,6 @@ MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
 OF_ADAM = 4  # fields of a checkpoint
 OF_CHAIN = 3  # likewise
-FIGURES_AND_TABLES = 16 * 2**20  # [bytes], generous
 
 
 class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "Outcome"]):
@@ -192,9 +191,9 @@ Reconstruction in {path}:
   reconstruction.zarr all fields; in Python: flowpm_dist.io.load_snapshot("{self.folder.fields}")
   run.toml            the run with all its settings; result.json: losses, parameters, versions
 
-{outcome.evaluations} gradients in {facts["seconds"]:.3g} s. Of minus the log posterior, \
-{facts["data_per_observed_cell"]:.3g} of the data in each observed cell and \
-{facts["prior_per_cell"]:.3g} of the prior in each cell.{more}"""
+{outcome.evaluations} gradients in {facts["seconds"]:.3g} s. Minus the log posterior: \
+{facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
+{facts["prior_per_cell"]:.3g} from the prior for each cell.{more}"""
 
 
 def check_data(config: ReconstructionConfig, source: Path) -> None:
@@ -253,7 +252,7 @@ def _of_chains(facts: dict[str, Any]) -> str:
     for name, x in facts["parameters"].items():
         agreed = f" (R-hat {x['rhat']:.3f}, {x['ess']:.0f} effective draws)" if "rhat" in x else ""
         drawn = f"{x['mean']:.5g} +- {x['standard_deviation']:.2g}"
-        lines.append(f"Of the draws {name} = {drawn}{agreed}.")
+        lines.append(f"{name} = {drawn} over the draws{agreed}.")
     return "\n" + "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The run file of `flowpm-dist reconstruct`.
 
-Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
-launcher, before any work begins.
+Nothing here imports TensorFlow, Horovod or MPI: a wrong file is refused within a second, under any
+launcher, before work begins.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ MODELS = models_of(ReconstructionConfig)
 
 
 def load_reconstruction(path: str | Path, settings: Settings | None = None) -> ReconstructionConfig:
-    """Read and check the run file of a reconstruction. Of the files that it names, the shapes.
+    """Read and check the run file of a reconstruction, and the shapes of the files that it names.
 
     Args:
         path: TOML file; paths inside it are relative to its folder.
@@ -135,7 +135,7 @@ def load_reconstruction(path: str | Path, settings: Settings | None = None) -> R
 
 
 def check_reconstruction(table: Mapping[str, Any], source: Path) -> ReconstructionConfig:
-    """A reconstruction from the tables of a TOML file.
+    """Returns a reconstruction from the tables of a TOML file.
 
     Args:
         table: sections and their keys.
@@ -150,7 +150,7 @@ def check_reconstruction(table: Mapping[str, Any], source: Path) -> Reconstructi
 def check_reconstruction_mesh(
     config: ReconstructionConfig, ranks: int, *, source: Path, shape: str | None = None
 ) -> str:
-    """The mesh shape to run on; see `config.check_mesh`.
+    """Returns the shape of the mesh to run on, see `config.simulation.check_mesh`.
 
     Chains can be spread over a replica axis, if all ranks together can hold the box of the search.
     """

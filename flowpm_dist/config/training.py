@@ -1,7 +1,7 @@
 """The run file of `flowpm-dist train`: from its text to a `TrainingPlan`.
 
-Nothing here imports TensorFlow, Horovod or MPI: a wrong file is told within a second, on every
-launcher, before any work begins.
+Nothing here imports TensorFlow, Horovod or MPI: a wrong file is refused within a second, under any
+launcher, before work begins.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.work_folder import WorkFolder
 
-LOGS_AND_FIGURES = 16 * 2**20  # [bytes], generous
 LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
 CONTENTS = (
@@ -56,4 +56,4 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     needed = (plan.training.keep + 1) * 3 * weights * itemsize
     if plan.simulates and not folder.held_out.exists():
         needed += (plan.data.validation + plan.data.test) * plan.width**3 * itemsize
-    return needed + LOGS_AND_FIGURES + LOGS_OF_A_STEP * plan.total_steps
+    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps

@@ -24,7 +24,7 @@ from flowpm_dist.cosmoflow.record_batches import check_lane
 from flowpm_dist.cosmoflow.records import RecordDataset
 from flowpm_dist.cosmoflow.sources import files_of, volumes_of
 from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_loss
-from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
 from meshimpl.process_mesh import ProcessMesh
@@ -80,8 +80,7 @@ class TrainingRun:
         """
         first = self._resumed() if resume else 0
         if self.mesh.rank == 0:
-            text = f"# As run by flowpm-dist.\n{self.plan.resolved()}"
-            write_text(self.folder.run_file, text)
+            write_run_file(self.folder.run_file, self.plan.resolved())
         if self.volumes.maker is not None:
             hold_out(self.plan, self.volumes.maker, self.mesh, self.folder, self.progress)
         if self.plan.data.source != "dummy":

@@ -14,11 +14,23 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size
+from flowpm_dist.io.files import human_size, write_text
+
+FIGURES_AND_TABLES = 16 * 2**20
+"""Room that a job's figures, tables and logs take at most [bytes]."""
 
 
 class OutputError(UserError):
     """A folder that results cannot go to; found before any work."""
+
+
+def write_run_file(path: Path, text: str) -> None:
+    """Write the resolved run file of a job.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_text(path, f"# As run by flowpm-dist.\n{text}")
 
 
 def existing_part(path: Path) -> Path:

@@ -22,6 +22,7 @@ from flowpm_dist.io.files import SNAPSHOT, WriteError
 from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapshot
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, write_run_file
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.rates import kind_of, measured_rate, record_rate
@@ -39,7 +40,6 @@ PACKAGES = (
     "numpy", "zarr", "camb",
 )  # fmt: skip
 WORK = "simulate"
-FIGURES_AND_TABLES = 16 * 2**20  # [bytes], generous
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _write_texts(
     peaks: list[int],
     threads: int,
 ) -> Summary:
-    (folder / "run.toml").write_text(f"# As run by flowpm-dist.\n{work.run_text}")
+    write_run_file(folder / "run.toml", work.run_text)
     timings = {
         **state.timings,
         "particles": int(np.prod(work.plan.box.grid)),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import Table, read_rows
@@ -108,7 +108,7 @@ class SearchSession:
                 were.
         """
         if self.mesh.rank == 0:
-            write_text(self.folder.run_file, f"# As run by flowpm-dist.\n{self._run_text}")
+            write_run_file(self.folder.run_file, self._run_text)
         self.progress.note(f"searching, {self.plan.evaluations} gradients; compiling")
         with ExitStack() as opened:
             opened.callback(self._close)
