@@ -1,5 +1,6 @@
 """A signal is answered at once, and ends a step or, the second time, the process."""
 
+import errno
 import hashlib
 import os
 import signal
@@ -8,7 +9,9 @@ import time
 
 import pytest
 
+from flowpm_dist.cli.common import job
 from flowpm_dist.jobs.stop import StopRequest
+from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 MESH = ProcessMesh("replica:1")
@@ -42,3 +45,22 @@ def test_a_second_interrupt_of_one_rank_ends_it_now():
             signal.raise_signal(signal.SIGINT)
     assert end.value.code == 128 + signal.SIGINT
     assert said == ["stopping after this step ..."]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "table.csv"),
+            1,
+            "error: cannot write table.csv: No space left on device\n",
+        ),
+    ],
+)
+def test_every_job_ends_with_a_line(monkeypatch, capsys, error, status, said):
+    monkeypatch.setattr(launch, "configure_threads", lambda: 1)
+    with pytest.raises(SystemExit) as end, job():
+        raise error
+    assert end.value.code == status
+    assert capsys.readouterr().err.endswith(said)

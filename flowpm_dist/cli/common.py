@@ -143,15 +143,25 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
             from flowpm_dist import HaloError
 
             try:
-                yield progress
+                with full_disks_told():
+                    yield progress
             except (HaloError, FloatingPointError) as error:
                 raise WorkError(str(error)) from error
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise
-                raise WriteError.of(Path(error.filename or "a file"), error) from error
     except ENDS as error:
         refuse_after(error, kept)
+    except KeyboardInterrupt:
+        refuse("interrupted", status=128 + signal.SIGINT)
+
+
+@contextmanager
+def full_disks_told() -> Iterator[None]:
+    """Inside, the error of a disk that takes no more becomes a `WriteError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise WriteError.of(Path(error.filename or "a file"), error) from error
 
 
 def setting() -> str:

@@ -18,6 +18,7 @@ from flowpm_dist.cli.common import (
     Set,
     begin_job,
     default_output,
+    full_disks_told,
     job_size,
     leave,
     mesh_option,
@@ -152,7 +153,7 @@ def run(plan: Plan) -> None:
     rank = launch.detect().rank
     try:
         threads = launch.configure_threads()
-        with results_of(plan, rank), Progress(rank) as progress:
+        with results_of(plan, rank), full_disks_told(), Progress(rank) as progress:
             progress.note("\n".join(filter(None, [setting(), told(plan.estimate), "beginning"])))
             summary = simulate_and_write(
                 plan.work, plan.mesh, plan.folder, progress, threads=threads
