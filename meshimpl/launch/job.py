@@ -74,8 +74,8 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
         command, env = mpirun_command(ranks, [*_this_program(), *argv])
         if ranks > 1 and find_spec("horovod") is None:
             raise LaunchError(
-                "more than one rank needs Horovod, and this Python has none. `make setup` in the "
-                "project builds it (it wants g++ and make); one rank works without."
+                "more than one rank needs Horovod, and this Python has none. `flowpm-dist build "
+                "horovod` builds it (it wants g++ and make); one rank works without."
             )
     except LaunchError as error:
         _print_error(str(error))

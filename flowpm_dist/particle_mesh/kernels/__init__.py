@@ -54,7 +54,7 @@ def kernels() -> Kernels:
         return Compiled()
     if _choice() == "compiled":
         raise KernelsError(
-            f"{CHOICE}=compiled, but {reason}. To build them: make setup, or python setup.py "
-            "build_ext --inplace, with a C++ compiler and TensorFlow installed"
+            f"{CHOICE}=compiled, but {reason}. To build them: flowpm-dist build kernels, with a "
+            "C++ compiler and TensorFlow installed"
         )
     return Portable()

@@ -1,6 +1,7 @@
 """Build the compiled kernels for the TensorFlow that this Python has.
 
-Used by setup.py, before the package can be imported: standard library only at import.
+Used by setup.py before the package can be imported, and by the package itself: standard library
+only at import.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ OPTIMISED = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast
 
 class BuildError(Exception):
     """The kernels cannot be built here; the message is one line that says why."""
+
+
+def sources() -> list[Path]:
+    """Returns all files that the library is made from."""
+    return sorted([*HERE.glob("*.cc"), *HERE.glob("*.h"), Path(__file__)])
 
 
 def compiler() -> list[str]:

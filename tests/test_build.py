@@ -1,0 +1,146 @@
+"""An installed package compiles kernels and Horovod into the user's cache, and finds them there."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from commands import flowpm_here
+
+from flowpm_dist.particle_mesh.kernels import build, library
+from meshimpl.horovod_wheel import install, progress, wheel
+
+ROOT = Path(__file__).parents[1]
+FITTING = f"flowpm_dist kernels for TensorFlow {tf.__version__};"
+OTHER = "flowpm_dist kernels for TensorFlow 1.0;"
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """An installation without a library, and an empty cache; a library loads as its path."""
+    monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "PATH", tmp_path / "installed.so")
+    monkeypatch.setattr(tf, "load_op_library", lambda path: Path(path))
+    return tmp_path
+
+
+load = library.load.__wrapped__
+"""Without what it remembers."""
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_library_of_the_installation_comes_first(places):
+    assert load() == (None, library.NOT_BUILT)
+    cached = written(library.cached_path(), FITTING)
+    assert load() == (cached, None)
+    assert load() == (cached, None)
+    installed = written(library.PATH, OTHER)
+    assert load() == (cached, None)
+    written(installed, FITTING)
+    assert load() == (installed, None)
+    written(installed, OTHER)
+    cached.unlink()
+    assert "was built for another TensorFlow" in load()[1]
+
+
+def test_each_tensorflow_and_each_source_has_its_own_library(places, monkeypatch):
+    first = library.cached_path()
+    assert first.is_relative_to(places / "cache")
+    monkeypatch.setattr(tf, "__version__", "2.99.0")
+    second = library.cached_path()
+    changed = written(places / "ops.cc", "changed")
+    monkeypatch.setattr(build, "sources", lambda: [changed])
+    assert len({first, second, library.cached_path()}) == 3
+
+
+def test_kernels_are_built_where_they_are_looked_for(places, monkeypatch):
+    monkeypatch.setattr(build, "build", lambda path, objects: written(path, FITTING))
+    monkeypatch.setattr(library, "load", load)
+    done = flowpm_here("build", "kernels")
+    assert done.returncode == 0, done.stderr
+    assert str(library.cached_path()) in done.stdout
+
+    def broken(path, objects):
+        raise build.BuildError("no C++ compiler (g++ is not there)")
+
+    monkeypatch.setattr(build, "build", broken)
+    done = flowpm_here("build", "kernels")
+    assert (done.returncode, "no C++ compiler" in done.stderr) == (1, True)
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    """What building Horovod would run; wheels are empty files."""
+    monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path))
+    ran: list[str] = []
+    facts = {"flavour": "cpu", "python": "cpython-311", "machine": "x86_64"}
+
+    def build_wheel(target, facts, log):
+        assert target.tools is not None
+        ran.append("build")
+        return written(wheel.cache_folder(facts) / "horovod-0.whl", "")
+
+    monkeypatch.setattr(progress, "run", lambda step, command, **_: ran.append(step))
+    monkeypatch.setattr(wheel, "built_against", lambda target: facts)
+    monkeypatch.setattr(wheel, "missing_compiler", lambda: None)
+    monkeypatch.setattr(wheel, "build", build_wheel)
+    monkeypatch.setattr(wheel, "prove", lambda target, folder: "MPI 1, NCCL 0")
+    return ran
+
+
+def test_horovod_is_built_once(steps):
+    needs, tools, installs = (
+        "installing what Horovod needs",
+        "fetching CMake and the build packages",
+        "installing Horovod",
+    )
+    done = flowpm_here("build", "horovod")
+    assert (done.returncode, "MPI 1" in done.stdout) == (0, True), done.stderr
+    assert steps == [needs, tools, "build", installs]
+    steps.clear()
+    install.install()
+    assert steps == [needs, installs]
+
+
+def test_horovod_without_a_compiler(steps, monkeypatch):
+    monkeypatch.setattr(wheel, "missing_compiler", lambda: "apt-get install g++ make")
+    done = flowpm_here("build", "horovod")
+    assert done.returncode == 1
+    assert "apt-get install g++ make" in done.stderr
+    assert "build" not in steps
+
+
+def test_a_target_of_this_python_needs_no_environment_of_ours(tmp_path):
+    here = wheel.Target(Path(sys.prefix), "openmpi", "cpu", tmp_path)
+    assert here.python == Path(sys.executable)
+    environment = wheel._environment(here, tmp_path)
+    assert environment["HOROVOD_CMAKE"] == str(tmp_path / "bin" / "cmake")
+    assert environment["PYTHONPATH"] == str(tmp_path)
+
+
+def test_an_installed_package_has_all_that_is_built_from(tmp_path):
+    tree = tmp_path / "project"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    for name in ("flowpm_dist", "meshimpl"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    built = SimpleNamespace(
+        kernels=tmp_path / "lib/flowpm_dist/particle_mesh/kernels",
+        horovod=tmp_path / "lib/meshimpl/horovod_wheel",
+    )
+    wanted = {path.name for path in build.sources()}
+    assert len(wanted) > 10
+    assert wanted <= {path.name for path in built.kernels.iterdir()}
+    for path in (wheel.REQUIREMENT, wheel.BUILD_REQUIREMENTS, wheel.MPI_REQUIREMENT):
+        assert (built.horovod / path.name).read_text() == path.read_text()
