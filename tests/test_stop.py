@@ -1,20 +1,53 @@
 """A signal is answered at once, and ends a step or, the second time, the process."""
 
+import csv
 import errno
 import hashlib
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from flowpm_dist.cli.common import job
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
+sys.path.append(str(Path(__file__).parent / "ranks"))
+from tiny_network import TINY
+
 MESH = ProcessMesh("replica:1")
+RUN = f"""
+[box]
+grid = 16
+size = 64.0
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[network]
+name = "{TINY.name}"
+[training]
+batch = 4
+steps = 6
+learning_rate = 1e-3
+validate_every = 4
+checkpoint_every = 4
+[data]
+source = "dummy"
+"""
 
 
 def busy() -> None:
@@ -45,6 +78,30 @@ def test_a_second_interrupt_of_one_rank_ends_it_now():
             signal.raise_signal(signal.SIGINT)
     assert end.value.code == 128 + signal.SIGINT
     assert said == ["stopping after this step ..."]
+
+
+def losses_of(folder: Path, *, resume: bool = False) -> list[tuple[str, str]]:
+    """The losses of all steps as they are written, after a session of the training there."""
+    held = TrainingFolder(folder)
+    held.begin(resume=resume)
+    TrainingRun(load_training(folder.parent / "run.toml"), MESH, held, Progress(rank=1)).run(
+        resume=resume
+    )
+    held.release()
+    with held.metrics.open() as file:
+        return [(row["loss"], row["gradient_norm"]) for row in csv.DictReader(file)]
+
+
+def test_a_training_that_was_stopped_anywhere_goes_on_to_the_bit(tmp_path, monkeypatch):
+    """In float32, with features that are centred anew for the checkpoint of the stop."""
+    (tmp_path / "run.toml").write_text(RUN)
+    whole = losses_of(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        count = itertools.count(1)
+        patch.setattr(StopRequest, "name", lambda self: "SIGTERM" if next(count) == 3 else None)
+        assert losses_of(tmp_path / "stopped") == whole[:3]
+    assert losses_of(tmp_path / "stopped", resume=True) == whole
+    assert len(whole) == 6
 
 
 @pytest.mark.parametrize(

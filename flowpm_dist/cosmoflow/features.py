@@ -31,14 +31,17 @@ class FeatureScaling:
         self.scale = tf.Variable(tf.ones([features], dtype), trainable=False, name="scale")
 
     def calibrate(self, features: np.ndarray) -> None:
-        """Gives features mean 0 and variance 1, from those of some volumes [volume, features]."""
-        found = features / self.scale.numpy() + self.shift.numpy()
-        mean, spread = found.mean(axis=0), found.std(axis=0)
+        """Gives features mean 0 and variance 1, from those of some volumes [volume, features].
+
+        Args:
+            features: neither shifted nor scaled.
+        """
+        mean, spread = features.mean(axis=0, dtype=np.float64), features.std(axis=0)
         if spread.max() <= 1e-6 * np.abs(mean).max():
             return  # one volume, again and again: there is nothing to learn from
         self.shift.assign(mean)
         self.scale.assign(1 / np.maximum(spread, LEAST_SPREAD * np.abs(mean).max()))
 
     def recentre(self, features: np.ndarray) -> None:
-        """Gives features mean 0, from those of some volumes [volume, features]."""
-        self.shift.assign_add(features.mean(axis=0) / self.scale)
+        """Gives features mean 0, from those of some volumes, see `calibrate`."""
+        self.shift.assign(features.mean(axis=0, dtype=np.float64))

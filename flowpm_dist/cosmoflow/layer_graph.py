@@ -91,10 +91,9 @@ class LayerGraph:
                 kernel = next(rest)
                 x = mtf.reshape(x, mtf.Shape([x.shape[0], kernel.shape[0]]))
                 if features is None:
-                    features = _scaled(x, scaling, kernel.dtype)
-                    x = features
-                    if self.centre and dropping is not None:
-                        x = x - mtf.reduce_mean(x, reduced_dim=x.shape[0])
+                    x = features = self._scaled(
+                        x, scaling, kernel.dtype, training=dropping is not None
+                    )
                 x = layers.dense(x, kernel, name=stage.name)
             elif isinstance(here, Dropout) and dropping is not None and self.dropout:
                 drops += 1
@@ -105,6 +104,16 @@ class LayerGraph:
                 if stage is not self.stages[-1]:
                     x = layers.leaky_relu(x, self.declaration.slope, name=f"{stage.name}_relu")
         return self._finished(x), features
+
+    def _scaled(self, x: Any, scaling: tuple[Any, Any], dtype: tf.DType, *, training: bool) -> Any:
+        x = mtf.cast(x, dtype)  # few numbers from here on
+        shift, scale = scaling
+        if self.centre and training:
+            # Not the shift and then the mean: a step is the same to the bit whatever the shift is,
+            # which follows `recentre`, and with it where a training was stopped.
+            shift = mtf.reduce_mean(x, reduced_dim=x.shape[0])
+        parts = [x, shift, scale]
+        return layer(lambda y, shift, scale: (y - shift) * scale, parts, x.shape, name="scaled")
 
     def _prepared(self, volume: Any) -> Any:
         dims = volume.shape.dims + ([] if self.channels > 1 else [mtf.Dimension("channel", 1)])
@@ -162,8 +171,3 @@ def _split_sides(volume: Any) -> dict[str, int]:
 
 def _logarithm(density: tf.Tensor) -> tf.Tensor:
     return tf.math.log1p(density) - np.log(2.0)
-
-
-def _scaled(x: Any, scaling: tuple[Any, Any], dtype: tf.DType) -> Any:
-    x = mtf.cast(x, dtype)  # few numbers from here on
-    return layer(lambda y, shift, scale: (y - shift) * scale, [x, *scaling], x.shape, name="scaled")

@@ -169,8 +169,8 @@ class Network(tf.Module):
         return [*self.weights, self._scaling.shift, self._scaling.scale]
 
     @property
-    def _held(self) -> dict[str, tf.Variable]:
-        weights = {f"weight_{n}": w for n, w in enumerate(self.weights)}
+    def _held(self) -> dict[str, tf.Variable | tf.Tensor]:
+        weights: dict[str, Any] = {f"weight_{n}": w for n, w in enumerate(self.weights)}
         return weights | {"shift": self._scaling.shift, "scale": self._scaling.scale}
 
     @functools.cached_property
@@ -249,8 +249,10 @@ class Network(tf.Module):
         self._scaling.recentre(self._features(volumes))
 
     def _features(self, volumes: Iterable[Any]) -> np.ndarray:
-        """Returns the scaled features of each volume of all replicas [volume, features]."""
-        found = [self._predict(volume=v, **self._held)[1] for v in volumes]
+        """Returns the features of each volume of all replicas, not scaled [volume, features]."""
+        shift, scale = self._scaling.shift, self._scaling.scale
+        held = self._held | {"shift": tf.zeros_like(shift), "scale": tf.ones_like(scale)}
+        found = [self._predict(volume=v, **held)[1] for v in volumes]
         return self._of_all_replicas(tf.concat(found, axis=0))
 
     def _of_all_replicas(self, features: tf.Tensor) -> np.ndarray:
