@@ -16,11 +16,13 @@ from flowpm_dist.grid.decomposition import Grid
 from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.simulation.memory import simulation_bytes
 
-TRAINING = 260 * 2**20
+TRAINING = 140 * 2**20
 """Memory of the programs and libraries of a training [bytes]."""
+LEAST = 500 * 2**20
+"""What every training takes for a while, when its programs are compiled [bytes]."""
 COPIES_OF_WEIGHTS = 6
 """Weights, their gradients, Adam's two moments, and what an update makes."""
-OF_A_STEP = 1.62
+OF_A_STEP = 2.0
 """Values in memory for each output of a convolution, forward and backward."""
 OF_A_PREDICTION = 1.0
 """Values in memory for each output of a convolution, forward alone."""
@@ -60,7 +62,8 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     simulating = lanes * simulation_bytes(plan.simulation, grid, axes) if plan.simulates else 0
     # A replica of one rank simulates while it learns.
     busy = step + simulating if split == 1 else max(step, simulating)
-    return process_bytes(axes) + TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
+    held = TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
+    return process_bytes(axes) + max(LEAST, held)
 
 
 def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -74,7 +77,7 @@ def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -
     ranks = math.prod(axes.values())
     split = ranks // axes.get("replica", 1)
     outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
-    return process_bytes(axes) + TRAINING + math.ceil(outputs + 2 * _weights_bytes(plan, grid))
+    return process_bytes(axes) + LEAST + math.ceil(outputs + 2 * _weights_bytes(plan, grid))
 
 
 def _outputs(plan: TrainingPlan, grid: Grid) -> int:

@@ -27,7 +27,7 @@ class TooLargeError(UserError):
 
 PROCESS = 680 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
-OF_RANKS = 90 * 2**20
+OF_RANKS = 110 * 2**20
 """More of it where there are several ranks: Horovod, MPI and their buffers [bytes]."""
 
 

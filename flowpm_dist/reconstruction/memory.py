@@ -14,9 +14,9 @@ from flowpm_dist.grid.decomposition import Grid
 from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 
-GRADIENT = {"pm": 108, "2lpt": 80, "1lpt": 45, "linear": 30}
+GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
 """Values of a cell while the gradient is taken, by the structure of the model."""
-SEARCH = 45 * 2**20
+SEARCH = 90 * 2**20
 """Memory of the programs of a reconstruction [bytes]."""
 OF_HISTORY = 2
 """Values of a cell for each change that L-BFGS remembers."""
