@@ -41,7 +41,7 @@ def evaluate(
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
-    """Judge trained networks on simulations they never saw, beside other methods."""
+    """Judge trained networks on simulations they were not trained on, beside other methods."""
     try:
         read = [read_training(folder) for folder in trainings]
         for training in read:
@@ -76,7 +76,7 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     columns = output_columns()
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
-    console.print(f"On {count} test volumes, which no method has seen:")
+    console.print(f"On {count} test volumes, which no method was fitted to:")
     console.print(evaluation.table(console.width))
     lines = [
         *evaluation.sentences(),

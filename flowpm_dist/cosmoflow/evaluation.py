@@ -1,4 +1,4 @@
-"""Trained networks judged on the untouched test set, beside baselines from summary statistics."""
+"""Trained networks judged on the test set, beside baselines from summary statistics."""
 
 from __future__ import annotations
 

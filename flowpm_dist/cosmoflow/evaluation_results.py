@@ -37,7 +37,7 @@ OF_SEEDS = ("rmse", "rmse_over_mean", "r2")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of networks on the untouched test set, compared with other methods.
+    """The results of networks on the test set, compared with other methods.
 
     Attributes:
         main: the name of the method in the figures, a network or the mean of several.

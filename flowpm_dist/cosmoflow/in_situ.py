@@ -180,7 +180,7 @@ class ReplayPlan:
 
     Attributes:
         simulations: the number of all simulations, a multiple of the batch.
-        reuse: the number of times that each is trained on, on average.
+        reuse: the number of times that each is trained on, on average: early ones more often.
         buffer: the number of simulations that are kept to draw from.
         fill: the number of simulations made before the first step.
     """
