@@ -114,8 +114,8 @@ def estimated(kind: str, grid: int, ranks: int) -> int:
             plan = simulate.make_plan(run_file, ranks, output, overwrite=False, mesh=None)
             return plan.estimate.memory
         work = train.Training if kind == "train" else reconstruct.Reconstruction
-        planned = work.plan(run_file, ranks, output, resume=False, overwrite=False, mesh=None)
-        return planned.estimate.memory
+        given: Any = {"resume": False, "overwrite": False, "mesh": None, "settings": {}}
+        return work.plan(run_file, ranks, output, **given).estimate.memory
 
 
 def print_jobs(grids: list[int], kinds: list[str]) -> None:
