@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import weakref
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -55,8 +54,10 @@ class CollectiveNames:
 
 names = CollectiveNames()
 """The names of this process's collectives."""
-_chains: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _stopwatch: Stopwatch | None = None
+_CHAIN = "_meshimpl_chain"
+NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (mtf)"
+"""What TensorFlow says when it is asked for one."""
 
 
 def fence(x: tf.Tensor) -> tf.Tensor:
@@ -65,7 +66,11 @@ def fence(x: tf.Tensor) -> tf.Tensor:
 
 
 def _chain(graph: Any) -> dict[Any, Any]:
-    return _chains.setdefault(graph, {})
+    # An attribute of the graph: a table of graphs would keep each alive through its operations.
+    if not hasattr(graph, _CHAIN):
+        setattr(graph, _CHAIN, {})
+    chain: dict[Any, Any] = getattr(graph, _CHAIN)
+    return chain
 
 
 def last_collective() -> Any | None:
@@ -83,12 +88,12 @@ def separate_chain() -> Iterator[None]:
         yield
         return
     graph = tf.compat.v1.get_default_graph()
-    outer = dict(_chain(graph))
-    _chains[graph] = {}
+    outer = _chain(graph)
+    setattr(graph, _CHAIN, {})
     try:
         yield
     finally:
-        _chains[graph] = outer
+        setattr(graph, _CHAIN, outer)
 
 
 @contextlib.contextmanager
@@ -137,6 +142,4 @@ def guarded(
 
 def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
     """Returns the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
-    return tf.raw_ops.PreventGradient(
-        input=x, message="a collective has no gradient; differentiate the mesh operation (mtf)"
-    )
+    return tf.raw_ops.PreventGradient(input=x, message=NO_GRADIENT)

@@ -33,6 +33,7 @@ from meshimpl.graph_guards import last_collective, timed
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
 from meshimpl.stopwatch import Stopwatch
+from meshimpl.tapes import once_differentiable
 
 Spec = tuple[Any, tf.DType]
 
@@ -170,7 +171,7 @@ class MeshFunction:
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
             rest = iter(slices[len(specs) + len(of) :])
             self.impl.begin_build(dict(zip(self._readings, rest, strict=True)))
-            with tf.variable_creator_scope(self._create_variable):
+            with tf.variable_creator_scope(self._create_variable), timed(self._stopwatch):
                 graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
                 cotangents = [
                     self._import_cotangent(graph_mesh, dy, self.output_shapes[i])
@@ -277,25 +278,6 @@ class MeshFunction:
             self._copy_masters_to_slices()
 
 
-def once_differentiable(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns a function that computes gradients, itself hidden from tapes.
-
-    Args:
-        function: of tensors.
-        name: of the function that it differentiates, for the LookupError that a second derivative
-            raises.
-    """
-
-    def refuse(*_: tf.Tensor) -> Any:
-        raise LookupError(f"{name} has no second derivative; take differences of gradients instead")
-
-    @tf.custom_gradient
-    def once(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
-        return function(*[tf.stop_gradient(x) for x in inputs]), refuse
-
-    return once
-
-
 def _shape(shape: Any) -> Any:
     if isinstance(shape, mtf.Shape):
         return shape
@@ -344,13 +326,6 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
                 f"{name}: dimension {dimension.name}={dimension.size} does not divide by the mesh "
                 f"axis {impl.shape[axis].name}:{impl.shape[axis].size}"
             )
-
-
-def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Returns whether a `tf.GradientTape` records what is computed from these tensors."""
-    from tensorflow.python.eager import record
-
-    return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
 
 
 def _wrap(function: Callable[..., Any], signature: Any) -> Any:

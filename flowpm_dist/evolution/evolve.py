@@ -6,7 +6,7 @@ from flowpm_dist.evolution.adjoints import Adjoint
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
-from meshimpl.mesh_function import is_watched
+from meshimpl.tapes import is_watched
 
 
 def evolve(

@@ -13,7 +13,8 @@ from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
 from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
-from meshimpl.mesh_function import is_watched, replicated
+from meshimpl.mesh_function import replicated
+from meshimpl.tapes import is_watched
 
 S = TypeVar("S")
 T = TypeVar("T")

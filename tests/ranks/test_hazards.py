@@ -6,6 +6,8 @@ one of them hang.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -182,3 +184,12 @@ def test_an_error_while_building_leaves_nobody_behind(line: ProcessMesh) -> None
     with pytest.raises(KeyError, match="half way"):
         in_a_graph(fn)
     line.barrier()
+
+
+def test_graphs_do_not_outlive_their_use(line: ProcessMesh) -> None:
+    with tf.Graph().as_default() as graph:
+        line.world.allreduce(tf.compat.v1.placeholder(tf.float32, [2]))
+    alive = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert alive() is None

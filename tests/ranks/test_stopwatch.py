@@ -36,6 +36,24 @@ def test_waiting_for_a_late_rank_is_counted(line):
     assert watch.lap() == dict.fromkeys(seconds, 0.0)
 
 
+def test_collectives_of_the_gradient_are_counted(line):
+    watch = Stopwatch()
+    shape = mtf.Shape([mtf.Dimension("x", SIZE)])
+    build = lambda _, x: mtf.square(mtf.reduce_sum(x))  # noqa: E731
+    function = MeshFunction(build, line, "x:row", {"x": (shape, tf.float64)}, stopwatch=watch)
+    x = function.block_of("x", np.arange(float(SIZE)))
+    for late in (False, True):  # built, then timed
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        line.barrier()
+        watch.lap()
+        if late and RANK == 0:
+            time.sleep(0.3)
+        tape.gradient(y, x)
+    assert watch.lap()["allreduce"] > (0.25 if RANK else 0.0) or SIZE == 1
+
+
 def test_without_a_stopwatch_graphs_have_no_clock(line):
     shape = mtf.Shape([mtf.Dimension("x", SIZE)])
     function = MeshFunction(

@@ -23,7 +23,7 @@ from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
-from meshimpl.mesh_function import once_differentiable
+from meshimpl.tapes import once_differentiable
 
 
 class ReversibleAdjoint(Adjoint):
