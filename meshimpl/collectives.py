@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from meshimpl import engine
 from meshimpl.graph_guards import fence, guarded
+from meshimpl.rendezvous import eager_collective
 
 Reduction = Literal["sum", "max", "min", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
@@ -66,6 +67,11 @@ class Communicator:
         """Number of ranks."""
         return len(self.ranks)
 
+    @property
+    def meetings(self) -> tuple[tuple[int, ...], ...]:
+        """The groups in which these ranks meet, one after the other (`meshimpl.rendezvous`)."""
+        return (self.ranks,) if self.size > 1 else ()
+
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
         """Returns the element-wise reduction over the group, on every rank of it.
 
@@ -109,8 +115,35 @@ class Communicator:
         def reduce(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().reduce(y, kind, self.ranks, name)
 
-        result = guarded(reduce, x, "allreduce", self.ranks)
+        def combine(parts: np.ndarray) -> np.ndarray:
+            if kind == "sum":
+                return np.add.reduce(parts, dtype=parts.dtype)
+            return (np.maximum if kind == "max" else np.minimum).reduce(parts)
+
+        result = self._make(reduce, x, "allreduce", f"{x.shape}, {reduction}", combine)
         return result / self.size if reduction == "mean" else result
+
+    def _make(
+        self,
+        collective: Callable[[tf.Tensor, str], tf.Tensor],
+        x: tf.Tensor,
+        kind: str,
+        detail: str,
+        combine: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> tf.Tensor:
+        """Makes a collective: in a graph behind its guards, eagerly after all ranks have met.
+
+        Args:
+            collective: makes one operation of the engine.
+            x: its input.
+            kind: such as "allreduce".
+            detail: on which all ranks must agree, beside the kind and the dtype.
+            combine: see `eager_collective`.
+        """
+        what = f"{kind} of {x.dtype.name} {detail}".rstrip()
+        if not tf.executing_eagerly():
+            return guarded(collective, x, kind, self.ranks, what)
+        return eager_collective(lambda y: collective(y, kind), x, what, self.ranks, combine)
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
         """Returns the group's tensors, joined in group order.
@@ -136,7 +169,7 @@ class Communicator:
         def gather(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().gather(y, self.ranks, name)
 
-        return guarded(gather, x, "allgather", self.ranks)
+        return self._make(gather, x, "allgather", f"{x.shape}", lambda parts: parts[:, 0])
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
         """Sends piece j of dim 0 to rank j of the group; returns the pieces that arrive, in order.
@@ -187,7 +220,8 @@ class Communicator:
         def exchange(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().exchange(y, counts, self.ranks, name)
 
-        return guarded(exchange, x, "alltoall", self.ranks)
+        # With counts, each rank may have a shape of its own.
+        return self._make(exchange, x, "alltoall", f"{x.shape}" if counts is None else "")
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
         """Returns the tensor of rank `sources[index]` of the group, or zeros if that is None.
@@ -276,7 +310,8 @@ class Communicator:
         def broadcast(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().broadcast(y, self.ranks[root], self.ranks, name)
 
-        return back(guarded(broadcast, carried, "broadcast", self.ranks))
+        detail = f"{carried.shape}, from {root}"
+        return back(self._make(broadcast, carried, "broadcast", detail, lambda parts: parts[root]))
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """Returns `values[index]` as a tensor that enters the same graph on every rank."""

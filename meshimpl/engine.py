@@ -7,7 +7,6 @@ returns. Groups of one rank need no engine, so a job of one rank imports none.
 from __future__ import annotations
 
 import abc
-import atexit
 import contextlib
 import functools
 import sys
@@ -48,6 +47,11 @@ class Engine(abc.ABC):
         Raises:
             CollectiveError: the engine is running already and lacks one of the groups.
         """
+
+    @property
+    @abc.abstractmethod
+    def is_running(self) -> bool:
+        """Whether it has been started and not been shut down."""
 
     @abc.abstractmethod
     def reduce(self, x: tf.Tensor, reduction: Reduction, ranks: Ranks, name: str) -> tf.Tensor:
@@ -123,15 +127,12 @@ class HorovodEngine(Engine):
             )
         launch.abort_on_error()
         launch.place_devices(shared=not hvd.nccl_built())
-        atexit.register(self._leave_together)
         self.process_sets.update({tuple(s.ranks): s for s in sets})
 
-    def _leave_together(self) -> None:
-        """Waits for the others at the end: the first rank to shut Horovod down does so for all."""
-        hvd = self._hvd
-        failed = getattr(sys, "last_value", None) is not None
-        if hvd.is_initialized() and not failed:
-            hvd.allreduce(tf.constant(0), op=hvd.Sum, name="leave_together")
+    @property
+    def is_running(self) -> bool:
+        """Whether Horovod has been started and not been shut down."""
+        return "horovod.tensorflow" in sys.modules and bool(self._hvd.is_initialized())
 
     def _process_set(self, ranks: Ranks) -> Any:
         try:

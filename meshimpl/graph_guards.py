@@ -15,6 +15,7 @@ TensorFlow is refused a gradient through any collective. Adjoints live in the me
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import zlib
 from collections import defaultdict
@@ -53,7 +54,42 @@ class CollectiveNames:
 
 
 names = CollectiveNames()
-"""The names of this process's collectives."""
+"""The names of this process's collectives in graphs that have no plan."""
+
+
+class Plan:
+    """The collectives of one graph in order, with their names and what ranks must agree on.
+
+    Args:
+        name: with which the names begin; the same on every rank, and no other graph's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._collectives: list[str] = []
+
+    def add(self, kind: str, what: str, ranks: tuple[int, ...]) -> str:
+        """Returns the name of the next collective.
+
+        Args:
+            kind: such as "allreduce".
+            what: such as "allreduce sum of float32 [3]".
+            ranks: the group, of which only the size is the same on all ranks of the mesh.
+        """
+        self._collectives.append(f"{what} among {len(ranks)}")
+        return f"{self._name}_{kind}_{len(self._collectives)}"
+
+    def digest(self) -> bytes:
+        """Returns 16 bytes that are equal for equal plans."""
+        return hashlib.blake2b("\n".join(self._collectives).encode(), digest_size=16).digest()
+
+    def summary(self) -> str:
+        """Returns the number of collectives, and the last of them."""
+        last = f", the last: {self._collectives[-1]}" if self._collectives else ""
+        return f"collectives: {len(self._collectives)}{last}"
+
+
+_plan: Plan | None = None
 _stopwatch: Stopwatch | None = None
 _CHAIN = "_meshimpl_chain"
 NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (mtf)"
@@ -107,23 +143,34 @@ def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
         _stopwatch = outer
 
 
+@contextlib.contextmanager
+def planned(plan: Plan) -> Iterator[None]:
+    """Lets the collectives built inside enter a plan, and take their names from it."""
+    global _plan
+    outer, _plan = _plan, plan
+    try:
+        yield
+    finally:
+        _plan = outer
+
+
 def guarded(
     collective: Callable[[tf.Tensor, str], tf.Tensor],
     x: tf.Tensor,
     kind: str,
     ranks: tuple[int, ...],
+    what: str,
 ) -> tf.Tensor:
-    """Returns `collective(x, name)`; in a graph, fenced and after the collective before it.
+    """Returns `collective(x, name)` in a graph, fenced and after the collective before it.
 
     Args:
         collective: makes one operation of the engine.
         x: its input.
         kind: such as "allreduce"; part of the name, and the stopwatch's entry.
         ranks: the group.
+        what: all that the ranks must agree on, such as "allreduce sum of float32 [3]".
     """
-    name = names.next(kind, ranks)
-    if tf.executing_eagerly():
-        return collective(_not_differentiable(x), name)
+    name = names.next(kind, ranks) if _plan is None else _plan.add(kind, what, ranks)
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
     previous = _chain(graph).get(context)

@@ -32,6 +32,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective, timed
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
+from meshimpl.rendezvous import build_together
 from meshimpl.stopwatch import Stopwatch
 from meshimpl.tapes import once_differentiable
 
@@ -130,6 +131,15 @@ class MeshFunction:
         outputs = [mtf.identity(t) for t in ([result] if single else result)]
         return graph_mesh, args, outputs, single
 
+    def _wrap(self, function: Callable[..., Any], signature: Any, name: str) -> Any:
+        """Returns `function` as a graph of these inputs, when all ranks have built the same.
+
+        Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
+        """
+        plain = tf.autograph.experimental.do_not_convert(function)
+        wrap = functools.partial(tf.compat.v1.wrap_function, plain, signature)
+        return build_together(self.mesh.world.meetings, name, wrap)
+
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
         last = last_collective()
@@ -155,7 +165,7 @@ class MeshFunction:
             return [*fetched, *map(tf.identity, readings.values())]
 
         self.impl.begin_build()
-        function = _wrap(trace, self._signature(list(self.inputs.values())))
+        function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
         if self.masters:
             self._copy_masters_to_slices = function.prune([], copies[0])
             self._copy_slices_to_masters = function.prune([], copies[1])
@@ -191,7 +201,8 @@ class MeshFunction:
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         ) + list(self._readings.values())
         function = once_differentiable(
-            _wrap(trace, signature), f"the mesh function {self.__name__}"
+            self._wrap(trace, signature, f"gradient of {self.__name__}"),
+            f"the mesh function {self.__name__}",
         )
 
         def vjp(
@@ -247,7 +258,17 @@ class MeshFunction:
 
         Returns:
             This rank's block of the output, or a tuple of them.
+
+        Raises:
+            CollectiveError: at the first call, if it cannot be built on another rank, or the ranks
+                built different collectives.
+            RuntimeError: it is called inside a `tf.function`.
         """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"the mesh function {self.__name__} was called while TensorFlow builds a graph; it "
+                "is a graph already: call it eagerly, outside tf.function, tf.data and tf.Graph"
+            )
         names = list(self.inputs)
         given = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(given) != set(names):
@@ -326,11 +347,3 @@ def check_divisible(shape: Any, impl: HvdSimdMeshImpl, name: str = "tensor") -> 
                 f"{name}: dimension {dimension.name}={dimension.size} does not divide by the mesh "
                 f"axis {impl.shape[axis].name}:{impl.shape[axis].size}"
             )
-
-
-def _wrap(function: Callable[..., Any], signature: Any) -> Any:
-    """`function` as a graph of these inputs.
-
-    Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
-    """
-    return tf.compat.v1.wrap_function(tf.autograph.experimental.do_not_convert(function), signature)

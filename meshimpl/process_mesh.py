@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import engine, launch
+from meshimpl import engine, launch, rendezvous
 from meshimpl.collectives import Communicator
 from meshimpl.mesh_shape import MeshError, MeshShape, format_mesh_shape, parse_mesh_shape
 
@@ -60,6 +60,11 @@ class Plane(Communicator):
 
     lines: tuple[Communicator, ...]
 
+    @property
+    def meetings(self) -> tuple[tuple[int, ...], ...]:
+        """One line after the other."""
+        return tuple(line.ranks for line in self.lines if line.size > 1)
+
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
         """Returns the reduction over the plane; see `Communicator.allreduce`."""
         for line in self.lines:
@@ -81,6 +86,8 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     if launch.detect().size == 1:
         launch.place_devices()
     engine.start([group for axes in parsed for group in process_sets_of(axes)])
+    if launch.detect().size > 1:
+        rendezvous.stay_together(tuple(range(launch.detect().size)))
 
 
 def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
@@ -204,10 +211,19 @@ class ProcessMesh:
     def _sections(self) -> Callable[[str], ProcessMesh]:
         return functools.cache(functools.partial(_Section, self))
 
-    def barrier(self) -> None:
-        """Waits until every rank has called this. Not for use inside a graph."""
+    def barrier(self, name: str | None = None) -> None:
+        """Waits until every rank has called this. Not for use inside a graph.
+
+        Args:
+            name: by which ranks know that it is the same barrier; by default the line of the call.
+
+        Raises:
+            CollectiveError: another rank is in another collective; see `meshimpl.rendezvous`.
+        """
         if self.size > 1:
-            self.world.allreduce(tf.constant(0, tf.int32)).numpy()
+            where = f"at {rendezvous.caller()}" if name is None else repr(name)
+            for group in self.world.meetings:
+                rendezvous.meet(group, f"barrier {where}")
 
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
         """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.

@@ -1,4 +1,4 @@
-"""The hazard of tests/ranks/test_hazards.py is real: without a guard, ranks hang."""
+"""Hazards as jobs of their own: without a guard ranks hang, and one that leaves ends the job."""
 
 from __future__ import annotations
 
@@ -26,20 +26,48 @@ fn(tf.ones([4]))
 """
 
 
-@pytest.mark.timeout(90)
-def test_an_output_ignored_on_one_rank_hangs_without_a_guard(tmp_path: Path) -> None:
-    """Horovod's operation is pruned on rank 0; rank 1 waits until the stall check ends the job."""
+ONE_LEAVES = """
+import sys
+from meshimpl import ProcessMesh
+mesh = ProcessMesh("row:2")
+mesh.barrier()
+print("waited", flush=True)
+if mesh.rank == 0:
+    sys.exit(0)
+mesh.barrier()
+print("after the barrier", flush=True)
+"""
+
+
+def run_two(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program on two ranks."""
     needs_horovod(2)
-    script = tmp_path / "unguarded.py"
-    script.write_text(UNGUARDED)
-    command, environment = mpirun_command(2, [sys.executable, str(script)])
-    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
-    job = subprocess.run(
+    script = folder / "program.py"
+    script.write_text(text)
+    command, prepared = mpirun_command(2, [sys.executable, str(script)])
+    return subprocess.run(
         command,
-        env={**os.environ, **environment, **limits},
+        env={**os.environ, **prepared, **environment},
         timeout=60,
         text=True,
         capture_output=True,
     )
+
+
+@pytest.mark.timeout(90)
+def test_an_output_ignored_on_one_rank_hangs_without_a_guard(tmp_path: Path) -> None:
+    """Horovod's operation is pruned on rank 0; rank 1 waits until the stall check ends the job."""
+    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    job = run_two(tmp_path, UNGUARDED, **limits)
     assert job.stdout.count("started") == 2, job.stderr
     assert job.returncode != 0
+
+
+@pytest.mark.timeout(90)
+def test_a_rank_that_leaves_does_not_satisfy_a_barrier(tmp_path: Path) -> None:
+    """The job ends at once and says where each rank was."""
+    job = run_two(tmp_path, ONE_LEAVES)
+    assert job.stdout.count("waited") == 2, job.stderr
+    assert "after the barrier" not in job.stdout
+    assert job.returncode != 0
+    assert "rank 0: the end of the program\n  rank 1: barrier at __main__:9" in job.stderr

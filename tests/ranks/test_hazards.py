@@ -7,22 +7,25 @@ one of them hang.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE
+from conftest import SIZE, process_mesh
 
-from meshimpl import ProcessMesh
+from meshimpl import CollectiveError, ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60, method="thread")]
 ONES = np.ones([8, 4], np.float32)
+FIELD = ([("x", 8), ("y", 4)], tf.float32)
 
 
 def in_a_graph(fn: Callable[[tf.Tensor], Any], x: np.ndarray = ONES) -> Any:
@@ -99,28 +102,58 @@ def test_a_factor_that_is_zero_on_one_rank(line: ProcessMesh) -> None:
     np.testing.assert_array_equal(in_a_graph(fn), ONES * factors.sum() * line.rank)
 
 
-def test_ranks_that_take_different_branches(line: ProcessMesh) -> None:
-    """Rank-dependent choices are made on values, with the same graph on every rank."""
+def test_branches_that_differ_between_ranks(line: ProcessMesh) -> None:
+    """A choice of collectives is refused on every rank; one of values is the same graph."""
+    first = line.world.per_rank([rank == 0 for rank in range(SIZE)])
 
-    def fn(x: tf.Tensor) -> tf.Tensor:
-        first = line.world.per_rank([rank == 0 for rank in range(SIZE)])
-        return line.world.allreduce(tf.where(first, 10.0 * x, x))
+    @mesh_function(line, "x:row", a=FIELD)
+    def of_collectives(_: Any, a: Any) -> Any:
+        return mtf.shift(a, 1, a.shape[0], True) if line.rank == 0 else mtf.reduce_max(a)
 
-    np.testing.assert_array_equal(in_a_graph(fn), ONES * (10 + SIZE - 1))
+    with pytest.raises(
+        CollectiveError, match=r"rank 0: .*: 1, .*alltoall.*\n.*rank 1: .*: 1, .*allreduce"
+    ):
+        of_collectives(ONES)
+
+    @mesh_function(line, "x:row", a=FIELD, first=([], tf.bool))
+    def of_values(_: Any, a: Any, first: Any) -> Any:
+        return mtf.reduce_sum(mtf.where(first, 10.0 * a, a))
+
+    assert of_values(ONES, first).numpy() == ONES.sum() * (10 + SIZE - 1) / SIZE
 
 
 @pytest.mark.ranks(4)
-def test_many_in_flight(mesh: ProcessMesh) -> None:
-    """Independent collectives of one shape, on lines and planes: each has a name of its own."""
+def test_groups_may_build_more_than_others_before_all_meet() -> None:
+    """One replica builds what the other does not: all the same, names then agree among all."""
+    mesh = process_mesh("replica:2,row:2")
+    section, ahead = mesh.without("replica"), mesh.coordinate("replica") == 1
 
-    def fn(x: tf.Tensor) -> list[tf.Tensor]:
-        groups = [mesh.communicator(name) for name in mesh.names] + [mesh.world]
-        return [group.allreduce(x * float(i)) for i in range(5) for group in groups]
+    def total_of(group: ProcessMesh, layout: str) -> Any:
+        return mesh_function(group, layout, a=FIELD)(lambda _, a: mtf.reduce_sum(a))
 
-    found = in_a_graph(fn)
-    sizes = [*mesh.shape, SIZE]
-    for i, total in enumerate(found):
-        np.testing.assert_array_equal(total, ONES * (i // len(sizes)) * sizes[i % len(sizes)])
+    for _ in range(2 * ahead):
+        assert total_of(section, "x:row")(ONES).numpy() == ONES.sum()
+        in_a_graph(section.world.allreduce)
+    assert total_of(mesh, "x:replica;y:row")(ONES).numpy() == ONES.sum()
+    np.testing.assert_array_equal(in_a_graph(mesh.world.allreduce), SIZE * ONES)
+
+
+def test_every_collective_has_a_name_of_its_own(line: ProcessMesh) -> None:
+    """The same on every rank, and no other function's: no two of one shape can pair."""
+
+    def collectives_of(function: Any) -> list[str]:
+        function(ONES)
+        operations = function._forward.graph.get_operations()
+        return [op.name for op in operations if op.type.startswith("Horovod")]
+
+    def build(_: Any, a: Any) -> Any:
+        return [mtf.reduce_max(a * float(i)) for i in range(3)]
+
+    functions = [mesh_function(line, "x:row", a=FIELD)(build) for _ in range(2)]
+    found = [name for function in functions for name in collectives_of(function)]
+    assert len(set(found)) == len(found) == 6
+    digest = tf.constant(zlib.crc32(" ".join(found).encode()), tf.int64)
+    assert line.world.allreduce(digest, "max") == line.world.allreduce(digest, "min")
 
 
 def test_one_function_twice_without_waiting(line: ProcessMesh) -> None:
@@ -135,20 +168,53 @@ def test_one_function_twice_without_waiting(line: ProcessMesh) -> None:
         np.testing.assert_array_equal(total.numpy(), ONES * i * SIZE)
 
 
-def test_an_output_of_a_mesh_function_that_nobody_reads(line: ProcessMesh) -> None:
-    """Every rank calls; some look at one output, some at the other, some at the gradient's."""
+def test_a_mesh_function_whose_collective_one_rank_does_not_need(line: ProcessMesh) -> None:
+    """Its results wait for the last collective: TensorFlow prunes what no result needs."""
 
-    @mesh_function(line, "x:row", a=([("x", 8), ("y", 4)], tf.float32))
-    def function(graph_mesh: Any, a: Any) -> Any:
-        mtf.reduce_sum(mtf.square(a))  # is not even returned
-        return mtf.reduce_sum(a), mtf.shift(a, 1, a.shape[0], True)
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        shifted = mtf.shift(a, 1, a.shape[0], True)
+        return mtf.sin(a) if line.rank == 0 else shifted
 
-    total, shifted = function(ONES)
-    if line.rank == 0:
-        assert total.numpy() == ONES.sum()
-    else:
-        np.testing.assert_array_equal(shifted.numpy(), ONES[: 8 // SIZE])
+    block = ONES[: 8 // SIZE]
+    np.testing.assert_allclose(function(ONES), np.sin(block) if line.rank == 0 else block)
     line.barrier()
+
+
+def test_a_mesh_function_inside_a_graph_is_refused(line: ProcessMesh) -> None:
+    """At its first call, and when it has been built."""
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        return mtf.reduce_sum(a)
+
+    outer = tf.function(lambda x: 2.0 * function(x), autograph=False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="call it eagerly, outside tf.function"):
+            outer(tf.constant(ONES[: 8 // SIZE]))
+        assert function(ONES).numpy() == ONES.sum()
+
+
+def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:
+    """Of one kind and shape or not, small or large: refused on every rank, and the job goes on."""
+    world, large = line.world, tf.zeros([1000])
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: line.barrier(), lambda: world.allreduce(tf.constant(0))),
+        (
+            lambda: world.allreduce(tf.constant(1.0)),
+            lambda: world.allreduce(tf.constant(2.0)),
+        ),
+        (lambda: world.allreduce(large), lambda: world.broadcast(large)),
+        (lambda: line.barrier(), lambda: mesh_function(line, "")(lambda m: mtf.ones(m, []))()),
+    ]
+    for pair in pairs:
+        with pytest.raises(CollectiveError, match=r"rank 0: .*hazards:\d+\n  rank 1: "):
+            pair[min(line.rank, 1)]()
+    if line.rank == 0:
+        line.barrier("one barrier, called at two lines")
+    else:
+        line.barrier("one barrier, called at two lines")
+    assert world.allreduce(tf.constant(1)) == SIZE
 
 
 def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
@@ -176,14 +242,27 @@ def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
     line.barrier()
 
 
-def test_an_error_while_building_leaves_nobody_behind(line: ProcessMesh) -> None:
-    def fn(x: tf.Tensor) -> tf.Tensor:
-        line.world.allreduce(x)
-        raise KeyError("half way")
+def test_an_error_while_building_on_one_rank(line: ProcessMesh) -> None:
+    """It is an error on all at once; caught, the ranks go on, and may build again."""
+    wrong = [line.rank == SIZE - 1]
 
-    with pytest.raises(KeyError, match="half way"):
-        in_a_graph(fn)
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        total = mtf.reduce_max(a)
+        if wrong[0]:
+            raise KeyError("half way")
+        return mtf.reduce_sum(a) + total
+
+    begin = time.monotonic()
+    error = (
+        (KeyError, "half way") if wrong[0] else (CollectiveError, f"on rank {SIZE - 1}: KeyError")
+    )
+    with pytest.raises(error[0], match=error[1]):
+        function(ONES)
+    assert time.monotonic() - begin < 20
     line.barrier()
+    wrong[0] = False
+    assert function(ONES).numpy() == ONES.sum() + 1
 
 
 def test_graphs_do_not_outlive_their_use(line: ProcessMesh) -> None:

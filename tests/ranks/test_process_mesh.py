@@ -206,13 +206,3 @@ def test_without_an_axis_the_others_go_on(any_mesh):
         places = [any_mesh.coordinates_of(int(rank)) for (rank,) in gathered]
         if "replica" in any_mesh.names:
             assert {p[any_mesh.names.index("replica")] for p in places} == {mine}
-
-
-@pytest.mark.ranks(4)
-def test_groups_may_talk_more_than_others_before_all_meet():
-    """One replica makes collectives of its own that the other does not."""
-    mesh = process_mesh("replica:2,row:2")
-    section = mesh.without("replica")
-    for _ in range(3 * mesh.coordinate("replica")):
-        section.world.allreduce(tf.constant(1))
-    assert int(mesh.world.allreduce(tf.constant(1))) == 4

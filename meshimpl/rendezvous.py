@@ -1,0 +1,209 @@
+"""Meetings of ranks outside graphs: each says what it is about to do, and all must say the same.
+
+The engine knows an eager operation by its type alone, so that a barrier could pair with a sum made
+elsewhere in the program. Every eager collective therefore begins with a gather of one row from each
+rank: a digest of what the rank is about to do and where, and the data if they fit, which then need
+no message of their own. Ranks that do not say the same get a `CollectiveError` that names what each
+of them said. A mesh function's first call meets before and after it is built (`build_together`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshimpl import engine, launch
+from meshimpl.engine import CollectiveError, Ranks
+from meshimpl.graph_guards import NO_GRADIENT, Plan, planned
+from meshimpl.tapes import is_watched, not_differentiable
+
+_DIGEST, _ROW, _TEXT = 8, 128, 512
+ROOM = _ROW - _DIGEST
+"""Bytes of data that travel along with a meeting."""
+_PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
+_next_build = 0
+
+
+def caller() -> str:
+    """Returns the module and the line from which this package was called."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in _PASSED_OVER:
+        frame = frame.f_back
+    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
+
+
+def _package_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
+    """Waits for every rank of a group, and returns what each of them brings.
+
+    Args:
+        ranks: the group.
+        what: what this rank is about to do; the same text on every rank.
+        data: of the same length on every rank, at most `ROOM` bytes.
+
+    Returns:
+        uint8 of shape [ranks, length of the data].
+
+    Raises:
+        CollectiveError: another rank said something else; on every rank of the group.
+    """
+    digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
+    row = np.frombuffer((digest + data).ljust(_ROW, b"\0"), np.uint8)
+    rows = _gather(row, ranks)
+    if (rows[:, :_DIGEST] != row[:_DIGEST]).any():
+        raise CollectiveError(
+            "the ranks are at different places of the program:\n"
+            + by_rank(ranks, _gather_texts(what, ranks))
+            + "\nEvery rank must make the same collectives, in the same order and at the same line"
+        )
+    return rows[:, _DIGEST:][:, : len(data)]
+
+
+def _gather(row: np.ndarray, ranks: Ranks) -> np.ndarray:
+    # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
+    with tf.device("CPU:0"):
+        gathered: np.ndarray = (
+            engine.current().gather(tf.constant(row[np.newaxis]), ranks, "meeting").numpy()
+        )
+    return gathered
+
+
+def _gather_texts(text: str, ranks: Ranks) -> list[str]:
+    row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT, b"\0"), np.uint8)
+    return [bytes(r).rstrip(b"\0").decode(errors="ignore") for r in _gather(row, ranks)]
+
+
+def by_rank(ranks: Ranks, texts: Sequence[str]) -> str:
+    """Returns one line for each different text that is not empty, after the ranks that said it."""
+    said: dict[str, list[int]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        said.setdefault(text, []).append(rank)
+    return "\n".join(
+        f"  rank{'s' * (len(who) > 1)} {', '.join(map(str, who[:8]))}{', ...' * (len(who) > 8)}: "
+        f"{text}"
+        for text, who in said.items()
+        if text
+    )
+
+
+def eager_collective(
+    collective: Callable[[tf.Tensor], tf.Tensor],
+    x: tf.Tensor,
+    what: str,
+    ranks: Ranks,
+    combine: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> tf.Tensor:
+    """Returns `collective(x)` after all ranks of the group have said that they will make it.
+
+    TensorFlow is refused a gradient through it.
+
+    Args:
+        collective: makes one operation of the engine.
+        x: its input.
+        what: such as "allreduce of float32 [3]"; the caller's line is added.
+        ranks: the group.
+        combine: computes the result from the inputs of all ranks, stacked along a new first axis;
+            used in place of `collective` if the input is small.
+
+    Raises:
+        CollectiveError: another rank is elsewhere.
+    """
+    what = f"{what} at {caller()}"
+
+    def run(y: tf.Tensor) -> tf.Tensor:
+        size = y.shape.num_elements() * y.dtype.size
+        if combine is None or size > ROOM:
+            meet(ranks, what)
+            return collective(y)
+        mine = y.numpy()
+        rows = meet(ranks, what, mine.tobytes())
+        stacked = np.frombuffer(rows.tobytes(), mine.dtype).reshape(len(ranks), *mine.shape)
+        return tf.constant(combine(stacked))
+
+    # A tape would not see what goes through the meeting, and take the gradient for zero.
+    return not_differentiable(run, NO_GRADIENT)(x) if is_watched([x]) else run(x)
+
+
+def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any]) -> Any:
+    """Returns `build()`, a graph with collectives, once every rank has built the same.
+
+    The collectives get names that no other graph has, the same on every rank whatever each has
+    built before.
+
+    Args:
+        groups: in which all ranks that build the graph meet, one after the other: one group, or
+            the lines of a plane; none for a rank alone.
+        name: of the mesh function, for messages and names.
+        build: makes the graph; nothing of it runs before all ranks have agreed.
+
+    Raises:
+        CollectiveError: building failed on another rank, or the ranks built different collectives.
+            If it failed on this rank, its own exception is raised.
+    """
+    global _next_build
+    if not groups:
+        return build()
+    what, number = f"the first call of the mesh function {name}", _next_build
+    for ranks in groups:
+        numbers = meet(ranks, what, number.to_bytes(8, "little"))
+        number = int(np.frombuffer(numbers.tobytes(), np.uint64).max())
+    _next_build = number + 1
+    plan = Plan(f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{number}")
+    failure, built, trouble = None, None, ""
+    try:
+        with planned(plan):
+            built = build()
+    except Exception as error:
+        failure = error
+        cause = traceback.format_exception_only(error)[-1].strip()
+        trouble = f"{name} could not be built on rank {launch.detect().rank}: {cause}"
+    for ranks in groups:
+        rows = meet(ranks, f"{what}, now built", bytes([bool(trouble)]) + plan.digest())
+        if rows[:, 0].any():
+            trouble = next(filter(None, _gather_texts(trouble, ranks)))
+        elif (rows != rows[0]).any():
+            trouble = (
+                f"{name} has other collectives on one rank than on another:\n"
+                + by_rank(ranks, _gather_texts(plan.summary(), ranks))
+                + "\nBuild the same on every rank; what depends on the rank is a value, such as "
+                "Communicator.per_rank returns"
+            )
+    if failure is not None:
+        raise failure
+    if trouble:
+        raise CollectiveError(f"the mesh function {trouble}")
+    return built
+
+
+@functools.cache
+def stay_together(ranks: Ranks) -> None:
+    """Lets the ranks of a job wait for each other at their end.
+
+    The first rank to stop the engine stops it for all.
+
+    Args:
+        ranks: all of the job's.
+    """
+
+    @atexit.register
+    def leave() -> None:
+        failed = getattr(sys, "last_value", None) is not None
+        if failed or not engine.current().is_running:
+            return
+        try:
+            meet(ranks, "the end of the program")
+        except CollectiveError as error:
+            sys.excepthook(CollectiveError, error, None)
+            launch.abort(1)
