@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective, timed
+from meshimpl.heartbeat import at
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
 from meshimpl.rendezvous import build_together
@@ -209,7 +210,8 @@ class MeshFunction:
             slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
         ) -> list[Any]:
             gradients: list[Any] = [None] * len(specs)
-            found = function(*slices, *[dys[i] for i in of], *readings)
+            with at(f"the gradient of the mesh function {self.__name__}"):
+                found = function(*slices, *[dys[i] for i in of], *readings)
             for i, g in zip(wrt, found, strict=True):
                 gradients[i] = g
             return gradients
@@ -277,7 +279,8 @@ class MeshFunction:
                 f"and {', '.join(kwargs) or 'none'} by name"
             )
         slices = [self.block_of(name, given[name]) for name in names]
-        outputs = self._differentiable(*slices)
+        with at(f"the mesh function {self.__name__}"):
+            outputs = self._differentiable(*slices)
         return outputs[0] if self._single else tuple(outputs)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from meshimpl import engine, launch
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.graph_guards import NO_GRADIENT, Plan, planned
+from meshimpl.heartbeat import Heart, at, by_rank, end_job
 from meshimpl.tapes import is_watched, not_differentiable
 
 _DIGEST, _ROW, _TEXT = 8, 128, 512
@@ -61,7 +62,8 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     """
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
     row = np.frombuffer((digest + data).ljust(_ROW, b"\0"), np.uint8)
-    rows = _gather(row, ranks)
+    with at(what, waiting=True):
+        rows = _gather(row, ranks)
     if (rows[:, :_DIGEST] != row[:_DIGEST]).any():
         raise CollectiveError(
             "the ranks are at different places of the program:\n"
@@ -83,19 +85,6 @@ def _gather(row: np.ndarray, ranks: Ranks) -> np.ndarray:
 def _gather_texts(text: str, ranks: Ranks) -> list[str]:
     row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT, b"\0"), np.uint8)
     return [bytes(r).rstrip(b"\0").decode(errors="ignore") for r in _gather(row, ranks)]
-
-
-def by_rank(ranks: Ranks, texts: Sequence[str]) -> str:
-    """Returns one line for each different text that is not empty, after the ranks that said it."""
-    said: dict[str, list[int]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        said.setdefault(text, []).append(rank)
-    return "\n".join(
-        f"  rank{'s' * (len(who) > 1)} {', '.join(map(str, who[:8]))}{', ...' * (len(who) > 8)}: "
-        f"{text}"
-        for text, who in said.items()
-        if text
-    )
 
 
 def eager_collective(
@@ -163,7 +152,7 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
     plan = Plan(f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{number}")
     failure, built, trouble = None, None, ""
     try:
-        with planned(plan):
+        with planned(plan), at(f"building {name}", alone=True):
             built = build()
     except Exception as error:
         failure = error
@@ -189,13 +178,15 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
 
 @functools.cache
 def stay_together(ranks: Ranks) -> None:
-    """Lets the ranks of a job wait for each other at their end.
+    """Lets the ranks of a job watch each other, and wait for each other at their end.
 
     The first rank to stop the engine stops it for all.
 
     Args:
         ranks: all of the job's.
     """
+    limit = launch.stall_limit()
+    heart = Heart(ranks, limit) if limit else None
 
     @atexit.register
     def leave() -> None:
@@ -205,5 +196,6 @@ def stay_together(ranks: Ranks) -> None:
         try:
             meet(ranks, "the end of the program")
         except CollectiveError as error:
-            sys.excepthook(CollectiveError, error, None)
-            launch.abort(1)
+            end_job(str(error))
+        if heart is not None:
+            heart.stop()

@@ -96,7 +96,18 @@ def test_horovod_defaults_leave_the_users_settings(alone: pytest.MonkeyPatch) ->
         alone.delenv(name)
     launch.set_horovod_defaults()
     assert os.environ["HOROVOD_CYCLE_TIME"] == "2.5"
-    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "300"
+    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "3600"
+
+
+def test_stall_limit(alone: pytest.MonkeyPatch) -> None:
+    alone.delenv("MESHIMPL_STALL_LIMIT", raising=False)
+    assert launch.stall_limit() == 300
+    alone.setenv("MESHIMPL_STALL_LIMIT", "0")
+    assert launch.stall_limit() == 0
+    for wrong in ("soon", "-1", "nan", "inf"):
+        alone.setenv("MESHIMPL_STALL_LIMIT", wrong)
+        with pytest.raises(launch.LaunchError, match=f"MESHIMPL_STALL_LIMIT={wrong}"):
+            launch.stall_limit()
 
 
 def test_launch_or_join(alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

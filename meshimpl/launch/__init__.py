@@ -10,6 +10,7 @@ from meshimpl.launch.command import (
     is_open_mpi,
     mpirun_command,
     set_horovod_defaults,
+    stall_limit,
 )
 from meshimpl.launch.ending import abort, abort_on_error
 from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
@@ -43,6 +44,7 @@ __all__ = [
     "ranks_on_host",
     "relaunch",
     "set_horovod_defaults",
+    "stall_limit",
     "stop_name",
     "threads_per_rank",
 ]

@@ -17,10 +17,12 @@ ENVIRONMENT_DEFAULTS = {
     "HOROVOD_CYCLE_TIME": "0.5",
     # More collectives than this in a step are negotiated anew each time.
     "HOROVOD_CACHE_CAPACITY": "4096",
-    # A rank that waits for a collective which never comes warns, then ends; the default is to wait
-    # for ever.
+    # Seconds after which a job ends in which a rank gives no sign of life, or all wait in vain.
+    "MESHIMPL_STALL_LIMIT": "300",
+    # Horovod itself knows only that a rank has not come to a collective, not whether it is alive:
+    # it warns, and ends the job as a last resort.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "300",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3600",
     # Open MPI polls while it waits, and Horovod's thread waits in it beside the one that computes:
     # let it give up its core. Without this two ranks on two cores are slower than one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -28,9 +30,28 @@ ENVIRONMENT_DEFAULTS = {
 
 
 def set_horovod_defaults() -> None:
-    """Sets the variables of Horovod and MPI to this package's defaults where the user has not."""
+    """Sets the variables of ENVIRONMENT_DEFAULTS where the user has not."""
     for name, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def stall_limit() -> float:
+    """Returns the seconds after which a job that is stuck ends: MESHIMPL_STALL_LIMIT, or 300.
+
+    0 means that the ranks do not watch each other.
+
+    Raises:
+        LaunchError: the variable is not such a number.
+    """
+    name = "MESHIMPL_STALL_LIMIT"
+    text = os.environ.get(name, ENVIRONMENT_DEFAULTS[name])
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise LaunchError(f"{name}={text} is not a number of seconds (0: ranks do not watch)")
+    return limit
 
 
 def find_mpirun() -> Path:
