@@ -68,10 +68,19 @@ def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
     return tf.where(k2 > 0, 1 / tf.where(k2 > 0, k2, tf.ones_like(k2)), tf.zeros_like(k2))
 
 
+def beyond_mode(k: tf.Tensor, mode: float, axis: int, box: Box) -> tf.Tensor:
+    """Returns where a wavenumber component is beyond that of a mode number along its axis.
+
+    A mode number halfway between two modes tells them apart on any grid: next to the Nyquist
+    mode of 4096 cells, wavenumbers differ by one part in 2048.
+    """
+    return tf.abs(k) > 2.0 * math.pi / box.size[axis] * mode
+
+
 def without_nyquist(k: tf.Tensor, axis: int, box: Box) -> tf.Tensor:
     """Returns a wavenumber component with its Nyquist mode set to 0, as odd kernels require."""
-    nyquist = math.pi / box.cell[axis]
-    return tf.where(tf.abs(k) > 0.999 * nyquist, tf.zeros_like(k), k)
+    last = (box.grid[axis] - 1) / 2
+    return tf.where(beyond_mode(k, last, axis, box), tf.zeros_like(k), k)
 
 
 @dataclass(frozen=True)

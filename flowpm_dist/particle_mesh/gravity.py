@@ -6,7 +6,6 @@ With a density of mean 1 and time in 1/H0, the acceleration is -grad phi, where 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import tensorflow as tf
 from flowpm_dist.grid.fourier import (
     Filter,
     Kernel,
+    beyond_mode,
     cic_window,
     convolve,
     convolve_adjoint,
@@ -154,11 +154,13 @@ def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
         result = -(pm.mesh_factor**3) * inverse_square(kx, ky, kz)
         if not deconvolve:
             return result
-        nyquist = [math.pi / spacing for spacing in pm.box.cell]
-        x, y, z = (abs(k) < 1.001 * n for k, n in zip((kx, ky, kz), nyquist, strict=True))
-        inside = x & y & z
-        window = cic_window(kx, ky, kz, pm.mesh)
-        return tf.where(inside, result / tf.where(inside, window, 1.0) ** 2, result)
+        x, y, z = (
+            beyond_mode(k, (n + 1) / 2, axis, pm.box)
+            for axis, (k, n) in enumerate(zip((kx, ky, kz), pm.box.grid, strict=True))
+        )
+        inside = cic_window(kx, ky, kz, pm.mesh)
+        window = tf.where(x | y | z, tf.ones_like(result), inside)
+        return result / window**2
 
     return kernel
 
