@@ -213,3 +213,46 @@ def test_shapes_dtypes_and_limits():
     for nodes in ([], [0.0, 1.0], [0.5, 0.4]):
         with pytest.raises(ValueError, match="increasing and above 0"):
             InterpolatedGrowth(growth, nodes)
+
+
+EXTREMES = [
+    (0.3, -5.0, 0.0),
+    (0.3, -5.0, -10.0),
+    (0.3, -5.0, 4.8),
+    (0.3, -0.2, -10.0),
+    (0.3, -0.2, 0.0),
+    (0.3, -0.001, -0.199),
+]
+
+
+@pytest.mark.parametrize("parameters", EXTREMES)
+def test_growth_at_the_limits_of_dark_energy(parameters):
+    """D1 of an independent integrator, where dark energy appears all at once or was early."""
+    Omega_m, w0, wa = parameters
+    background = Background(universe(*parameters))
+    a = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5])
+
+    def equations(ln_a, y):
+        dark = (1 - Omega_m) * np.exp(-3 * (w0 + wa) * ln_a - 3 * wa * (1 - np.exp(ln_a)))
+        share, w = dark / (Omega_m + dark), w0 + wa * (1 - np.exp(ln_a))
+        return [y[1], 1.5 * (1 - share) * y[0] - (0.5 - 1.5 * w * share) * y[1]]
+
+    # From so early that dark energy is nothing even for w = -0.2.
+    start = 1e-16
+    grown = solve_ivp(
+        equations,
+        (np.log(start), np.log(2.0)),
+        [start, start],
+        method="DOP853",
+        t_eval=np.log(a),
+        rtol=1e-12,
+        atol=1e-40,
+    ).y
+    growth = Growth(background.cosmology)
+    np.testing.assert_allclose(growth.d1(a), grown[0], rtol=1e-6)
+    np.testing.assert_allclose(growth.f1(a), grown[1] / grown[0], atol=1e-6)
+
+
+def test_growth_that_is_not_resolved_is_refused():
+    with pytest.raises(ValueError, match="w0 = -5, wa = -10: dark energy rises too steeply"):
+        Growth(universe(0.01001, -5.0, -10.0))

@@ -26,20 +26,26 @@ from numpy.polynomial import chebyshev
 
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.ranges import A_MAX
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
 A_MIN = 1e-6
 """Scale factor at which the equations start, from their early-time series. Below, D ~ a^order."""
 
-A_MAX = 2.0
-"""Largest scale factor of the solution [1]."""
-
 TERMS: tuple[Term, ...] = (1, 2, "3a", "3b", "3c")
 """The terms of Lagrangian perturbation theory, by order; 3c is the transverse one."""
 
-# 128 nodes reach 1e-13 for w near -1 and 1e-9 for dark energy as extreme as w0 = -2, wa = -1.
-_NODES = 128
+NODES = (128, 256)
+"""Numbers of Chebyshev nodes that are tried in turn. The first does for w near -1."""
+
+CONVERGED = 1e-9
+"""Size of the last Chebyshev coefficients, over the largest, at which no more nodes are tried."""
+
+RESOLVED = 1e-5
+"""The same, beyond which the solution is refused; growth rates are then good to about 1e-6."""
+
+_TAIL = 8  # coefficients
 
 
 class GrowthFunctions(abc.ABC):
@@ -140,32 +146,59 @@ class Growth(GrowthFunctions):
     With g = D/a^n, n the order, and ' = d/dlna, the growth equations become equations for g, which
     hardly varies: g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna. They are solved for
     the second derivatives at Chebyshev nodes in ln a, which keeps the linear system well
-    conditioned (Greengard 1991). Errors are near rounding, without steps or tolerances. The
-    solution can be differentiated with respect to the parameters any number of times.
+    conditioned (Greengard 1991). The solution can be differentiated with respect to the parameters
+    any number of times.
+
+    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1, and to 1e-6 over the
+    ranges of `cosmology.ranges`: the steeper dark energy rises, the more nodes it takes. What the
+    last Chebyshev coefficients show to be worse is refused.
 
     Raises:
-        ValueError: from the methods, for a scale factor that is negative or above 2.
+        ValueError: dark energy that rises too steeply to be resolved (not found out inside a
+            tf.function, which does not know the parameters); or, from the methods, a scale factor
+            that is negative or above 2.
     """
 
     def __init__(self, cosmology: Cosmology) -> None:
         super().__init__(Background(cosmology))
-        derivatives = [
-            derivative
-            for term, solution in _solve(self.background).items()
-            for derivative in _ratios(solution, order_of(term))
-        ]
-        self._coefficients = tf.linalg.matmul(
-            _collocation().to_coefficients, tf.stack(derivatives, axis=1)
-        )
+        for nodes in NODES:
+            self._grid = _collocation(nodes)
+            derivatives = [
+                derivative
+                for term, solution in _solve(self.background, self._grid).items()
+                for derivative in _ratios(solution, order_of(term))
+            ]
+            self._coefficients = tf.linalg.matmul(
+                self._grid.to_coefficients, tf.stack(derivatives, axis=1)
+            )
+            tail = _tail(self._coefficients)
+            if tail is not None and tail <= CONVERGED:
+                break
+        if tail is not None and not tail <= RESOLVED:
+            values = {name: float(getattr(cosmology, name)) for name in ("Omega_m", "w0", "wa")}
+            given = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+            raise ValueError(
+                f"{given}: dark energy rises too steeply for its growth functions to be resolved; "
+                "w0 nearer to -1, wa nearer to 0 or more matter would do"
+            )
 
     def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
-        """See `GrowthFunctions.ratio`; accurate to rounding."""
-        grid = _collocation()
+        """See `GrowthFunctions.ratio`; the accuracy is that of the class."""
+        grid = self._grid
         t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
         # Slightly inside the ends, where the derivative of arccos is infinite.
         angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
-        basis = tf.cos(angle[..., tf.newaxis] * np.arange(_NODES))
+        basis = tf.cos(angle[..., tf.newaxis] * np.arange(len(grid.x)))
         return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
+
+
+def _tail(coefficients: tf.Tensor) -> float | None:
+    """Returns the last Chebyshev coefficients over the largest; None if they are not known yet."""
+    known = tf.get_static_value(coefficients)
+    if known is None:
+        return None
+    sizes = np.abs(known)
+    return float((sizes[-_TAIL:].max(axis=0) / sizes.max(axis=0)).max())
 
 
 @dataclass(frozen=True)
@@ -176,21 +209,24 @@ class _Collocation:
     half: float  # half the length of the interval in x
     x: np.ndarray  # [nodes]
     integrate: np.ndarray  # [nodes, nodes]: values -> values of the integral from A_MIN
+    integrate_twice: np.ndarray  # [nodes, nodes]
     to_coefficients: np.ndarray  # [nodes, nodes]: values -> Chebyshev coefficients
 
 
 @functools.cache
-def _collocation() -> _Collocation:
+def _collocation(nodes: int) -> _Collocation:
     start, stop = np.log(A_MIN), np.log(A_MAX)
     half = (stop - start) / 2
-    t = -np.cos(np.pi * np.arange(_NODES) / (_NODES - 1))
-    to_coefficients = np.linalg.inv(chebyshev.chebvander(t, _NODES - 1))
-    antiderivatives = chebyshev.chebint(np.eye(_NODES), lbnd=-1)
+    t = -np.cos(np.pi * np.arange(nodes) / (nodes - 1))
+    to_coefficients = np.linalg.inv(chebyshev.chebvander(t, nodes - 1))
+    antiderivatives = chebyshev.chebint(np.eye(nodes), lbnd=-1)
+    integrate = half * chebyshev.chebval(t, antiderivatives).T @ to_coefficients
     return _Collocation(
         start=start,
         half=half,
         x=start + half * (t + 1),
-        integrate=half * chebyshev.chebval(t, antiderivatives).T @ to_coefficients,
+        integrate=integrate,
+        integrate_twice=integrate @ integrate,
         to_coefficients=to_coefficients,
     )
 
@@ -199,31 +235,30 @@ _Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 """A function of ln a and its first two derivatives at the nodes, each [nodes]."""
 
 
-def _solve(background: Background) -> dict[Term, _Solution]:
+def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
     """Returns D/a^order of every term at the nodes, with its derivatives."""
-    a = np.exp(_collocation().x)
+    a = np.exp(grid.x)
+    solve = functools.partial(_solve_linear, grid)
     matter, dark = background.omega_m(a), background.omega_de(a)
     slope, w = background.dlne_dlna(a), background.w(a)
     early = _early_times(background)
-    first = _solve_linear(
+    first = solve(
         4.0 + slope,
         1.5 * dark * (1.0 - w),  # 3 + e - 1.5 Om, free of cancellation
         tf.zeros_like(matter),
         *early[1],
     )
     g1 = first[0]
-    second = _solve_linear(
-        6.0 + slope, 8.0 + 2.0 * slope - 1.5 * matter, 1.5 * matter * g1**2, *early[2]
-    )
+    second = solve(6.0 + slope, 8.0 + 2.0 * slope - 1.5 * matter, 1.5 * matter * g1**2, *early[2])
     friction, transverse = 8.0 + slope, 15.0 + 3.0 * slope
     longitudinal = transverse - 1.5 * matter
     mixed = 3.0 * matter * g1 * (second[0] + g1**2)
     return {
         1: first,
         2: second,
-        "3a": _solve_linear(friction, longitudinal, 3.0 * matter * g1**3, *early["3a"]),
-        "3b": _solve_linear(friction, longitudinal, mixed, *early["3b"]),
-        "3c": _solve_linear(friction, transverse, 1.5 * matter * g1**3, *early["3c"]),
+        "3a": solve(friction, longitudinal, 3.0 * matter * g1**3, *early["3a"]),
+        "3b": solve(friction, longitudinal, mixed, *early["3b"]),
+        "3c": solve(friction, transverse, 1.5 * matter * g1**3, *early["3c"]),
     }
 
 
@@ -252,13 +287,17 @@ def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tenso
 
 
 def _solve_linear(
-    p: tf.Tensor, q: tf.Tensor, source: tf.Tensor, start: tf.Tensor, slope: tf.Tensor
+    grid: _Collocation,
+    p: tf.Tensor,
+    q: tf.Tensor,
+    source: tf.Tensor,
+    start: tf.Tensor,
+    slope: tf.Tensor,
 ) -> _Solution:
     """Solves g'' + p g' + q g = source from g, g' = start, slope at A_MIN; all [nodes]."""
-    grid = _collocation()
-    once, twice = grid.integrate, grid.integrate @ grid.integrate
+    once, twice = grid.integrate, grid.integrate_twice
     line = start + slope * (grid.x - grid.start)
-    matrix = np.eye(_NODES) + p[:, tf.newaxis] * once + q[:, tf.newaxis] * twice
+    matrix = np.eye(len(grid.x)) + p[:, tf.newaxis] * once + q[:, tf.newaxis] * twice
     right = source - p * slope - q * line
     curvature = tf.linalg.solve(matrix, right[:, tf.newaxis])[:, 0]
     return (

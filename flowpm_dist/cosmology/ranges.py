@@ -65,6 +65,9 @@ VARIABLE = ("Omega_m", "Omega_b", "h", "n_s", "sigma8", "w0", "wa")
 T_CMB, K_PIVOT = 2.7255, 0.05
 """Temperature of the microwave background today [K], and pivot wavenumber [1/Mpc], unless given."""
 
+A_MAX = 2.0
+"""Largest scale factor [1] of growth functions and steps."""
+
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
 

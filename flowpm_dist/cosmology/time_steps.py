@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from flowpm_dist.cosmology.ranges import A_MAX
 from flowpm_dist.options import Options, listed
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:
     return edges
 
 
-ScaleFactor = Annotated[float, Field(ge=0, le=2)]
+ScaleFactor = Annotated[float, Field(ge=0, le=A_MAX)]
 Edges = Annotated[
     tuple[ScaleFactor, ...],
     Field(min_length=2),
@@ -47,8 +48,12 @@ class StepOptions(Options):
         edges: the scale factors at which steps begin and end, instead of all these [1].
     """
 
-    a_start: float = Field(default=0.1, ge=0, lt=2, description="a scale factor from 0, below 2")
-    a_stop: float = Field(default=1.0, gt=0, le=2, description="a scale factor above 0, at most 2")
+    a_start: float = Field(
+        default=0.1, ge=0, lt=A_MAX, description="a scale factor from 0, below 2"
+    )
+    a_stop: float = Field(
+        default=1.0, gt=0, le=A_MAX, description="a scale factor above 0, at most 2"
+    )
     steps: int = Field(default=10, ge=1, description="a whole number of at least 1")
     spacing: Literal["a", "log a", "D"] = Field(
         default="a", description='what the steps are equal in: "a", "log a" or "D"'
