@@ -26,7 +26,7 @@ from meshimpl import launch
 AT = (0.1, 0.2, 0.5, 1.0)  # [h/Mpc]
 STEPS = (5, 10, 20, 40)
 SEED = 2026
-COSMOLOGY = fpm.Cosmology.planck18()
+COSMOLOGY = fpm.Cosmology.planck18().replace(A_s=2.1064e-9)
 
 
 def densities(state: Any) -> tuple[Any, Any]:

@@ -55,7 +55,7 @@ def gradient(cosmology, function):
     return tape.gradient(value, parameters)
 
 
-LCDM = Cosmology.planck18()
+LCDM = Cosmology.planck18().replace(A_s=2.1064e-9)
 EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, sigma8=0.75, w0=-0.9, wa=0.2)
 
 

@@ -19,7 +19,8 @@ from flowpm_dist.cosmology import (
 )
 
 EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, A_s=2e-9, w0=-0.9, wa=0.2)
-UNIVERSES = {"lcdm": Cosmology.planck18(), "w0wa": EVOLVING}
+PLANCK = Cosmology.planck18().replace(A_s=2.1064e-9)
+UNIVERSES = {"lcdm": PLANCK, "w0wa": EVOLVING}
 
 
 @pytest.mark.parametrize("name", UNIVERSES)
@@ -62,7 +63,7 @@ def test_eisenstein_hu_over_camb():
 
 @pytest.mark.parametrize("transfer", ["eisenstein-hu", "camb"])
 def test_sigma8_normalises_and_comes_back(transfer):
-    by_amplitude = Cosmology.planck18().replace(transfer=transfer)
+    by_amplitude = PLANCK.replace(transfer=transfer)
     measured = sigma8(by_amplitude)
     by_sigma8 = LinearPower(by_amplitude.replace(sigma8=float(measured)))
     assert by_sigma8.A_s.numpy() == pytest.approx(by_amplitude.A_s, rel=1e-12)

@@ -19,7 +19,7 @@ def main() -> None:
     import flowpm_dist as fpm
     from flowpm_dist.cosmology import LinearPower
 
-    cosmology = fpm.Cosmology.planck18()
+    cosmology = fpm.Cosmology.planck18().replace(A_s=worker.COSMOLOGY["A_s"])
     for name, value in worker.COSMOLOGY.items():
         assert getattr(cosmology, name) == value, name
     steps = fpm.scale_factor_steps(worker.A_START, worker.A_STOP, options.steps)

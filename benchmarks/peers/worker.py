@@ -24,7 +24,7 @@ CELL = 2.0
 """[Mpc/h]."""
 
 COSMOLOGY = {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822, "A_s": 2.1064e-9}
-"""flowpm_dist's Cosmology.planck18()."""
+"""flowpm_dist's Cosmology.planck18(), with Planck's A_s."""
 
 Forward = Callable[[], tuple[Any, Any]]
 Gradient = Callable[[], tuple[Any, Any]]
