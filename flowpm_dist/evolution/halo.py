@@ -20,6 +20,20 @@ class HaloError(RuntimeError):
         self.needed = needed
 
 
+def check_finite(reach: float, label: str) -> None:
+    """Checks that displacements are finite, from their reach, which is infinite where one is not.
+
+    Args:
+        reach: largest displacement, as `MaxDisplacement` gives it.
+        label: of this moment of the run, for the message.
+
+    Raises:
+        FloatingPointError: one is not.
+    """
+    if not math.isfinite(reach):
+        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+
+
 def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None:
     """Checks that particles that stray `reach` cells are all within a halo.
 
@@ -33,8 +47,7 @@ def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None
         FloatingPointError: the displacement is not finite.
         HaloError: names the step, the reach and the halo that would do.
     """
-    if not math.isfinite(reach):
-        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+    check_finite(reach, label)
     if reach >= halo:
         whole_run = suggested_halo(reach, growth)
         raise HaloError(

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.evolution.arithmetic import combine, drift
 from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.halo import check_halo
+from flowpm_dist.evolution.halo import check_finite, check_halo
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, paint, paint_adjoint
@@ -160,9 +160,11 @@ class NBody:
         del state
         factors = tf.cast(plan.factors, self.box.dtype)
         begin = time.perf_counter()
+        unpainted = False
         for number, operation in enumerate(plan.operations):
             c = factors[..., number, :]
             if operation.kind == "drift":
+                unpainted = True
                 x = clock.measure("update", _drift, x, v, c, plan.lpt, fused)
             elif operation.kind == "velocity":
                 v = clock.measure("update", combine, [v, *plan.lpt], _without_force(c))
@@ -174,6 +176,7 @@ class NBody:
                 painted = clock.measure("paint", self.painted, x, label, growth)
                 field = clock.measure("force", self.field, painted)
                 del painted
+                unpainted = False
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
                 if plan.lpt:
@@ -186,6 +189,9 @@ class NBody:
                 begin = now
                 if operation.step < plan.steps:
                     clock.start_step()
+        if unpainted:  # each other drift is checked by the paint after it
+            label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
+            check_finite(self.max_displacement(x), label)
         return Particles(x, v)
 
     def _kick(

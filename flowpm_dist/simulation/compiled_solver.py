@@ -6,13 +6,12 @@ Simulations and states of the same box and options share it, so that nothing is 
 from __future__ import annotations
 
 import functools
-import math
 import time
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.halo import needed_halo, suggested_halo
+from flowpm_dist.evolution.halo import check_finite, needed_halo, suggested_halo
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box
@@ -103,8 +102,7 @@ class CompiledSolver:
             reach = self.max_displacement(particles.displacement)
         else:
             reach, growth = self.max_displacement(particles.velocity), from_rest
-        if not math.isfinite(reach):
-            raise FloatingPointError("the initial displacement has values that are not finite")
+        check_finite(reach, "initial conditions")
         halo = suggested_halo(reach, growth)
         return int(self.box.mesh.world.allreduce(tf.constant(halo), "max"))
 
@@ -147,8 +145,7 @@ class CompiledSolver:
             FloatingPointError: the displacement is not finite.
         """
         reach = self.max_displacement(displacement)
-        if not math.isfinite(reach):
-            raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+        check_finite(reach, label)
         if reach >= halo:
             halo = needed_halo(reach)
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)

@@ -76,8 +76,11 @@ def carried(nbody, schedule, particles, lpt=()):
 
 
 def run(integrator, nbody, edges):
+    """COLA around first-order LPT, in which all schemes start alike."""
     begin = start(integrator, nbody, edges[0])
-    return carried(nbody, integrator.schedule(growth(), edges), begin)
+    first = block_of(nbody.box, psi())
+    lpt = (first, tf.zeros_like(first)) if integrator.uses_lpt else ()
+    return carried(nbody, integrator.schedule(growth(), edges), begin, lpt)
 
 
 def whole(nbody, block):
@@ -98,6 +101,36 @@ def test_error_falls_with_the_square_of_the_step(integrator):
         errors = [relative_rms(coarse[i], fine[i]) for coarse in others]
         order = np.log2(np.divide(errors[:-1], errors[1:]))
         assert ((order > 1.85) & (order < 2.15)).all(), errors
+
+
+@pytest.mark.ranks(1)
+def test_all_schemes_meet_at_many_steps():
+    """Each follows the same equations of motion: COLA and BullFrog with their steps, to FastPM."""
+    nbody = solver()
+    fine = run(INTEGRATORS["fastpm"], nbody, fpm.logarithmic_steps(0.2, 1.0, 64))
+    for name in ("cola", "bullfrog"):
+        ends = [run(INTEGRATORS[name], nbody, fpm.logarithmic_steps(0.2, 1.0, n)) for n in (8, 32)]
+        for quantity in ("displacement", "velocity"):
+            expected = whole(nbody, getattr(fine, quantity))
+            coarse, close = (
+                relative_rms(whole(nbody, getattr(end, quantity)), expected) for end in ends
+            )
+            assert close < 2e-3
+            assert close < 0.2 * coarse
+
+
+@pytest.mark.ranks(1)
+def test_a_last_drift_to_nowhere_is_found():
+    """No paint follows it that would."""
+    nbody, scheme = solver(), INTEGRATORS["bullfrog"]
+    schedule = scheme.schedule(growth(), [0.2, 1.0])
+    factors = schedule.factors.numpy()
+    assert schedule.operations[-2].kind == "drift"
+    factors[-2, 1] = np.inf
+    broken = Schedule(schedule.operations, tf.constant(factors))
+    message = "step 1 of 1, a = 1: the displacement has values that are not finite"
+    with pytest.raises(FloatingPointError, match=message):
+        carried(nbody, broken, start(scheme, nbody, 0.2))
 
 
 def undone(schedule):

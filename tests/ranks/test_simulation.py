@@ -18,6 +18,7 @@ from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.initial.white_noise import white_noise_function
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
+from flowpm_dist.simulation.compiled_solver import compiled_solver
 from flowpm_dist.statistics import binned_power
 
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 4)
@@ -122,11 +123,15 @@ def test_halo_is_checked_and_the_message_says_what_would_do(box_mesh):
 
 
 def test_halo_that_was_asked_for_does(box_mesh):
-    """A halo of the size named is enough, and changes nothing; one wider than a block likewise."""
-    states = [
-        fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, halo=halo, **SMALL).run(seed=3)
-        for halo in (5, 9)
-    ]
+    """The halo that the error names is enough, and changes nothing; one wider than a block too."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, halo=1, **SMALL)
+    with pytest.raises(fpm.HaloError) as error:
+        sim.run(seed=3)
+    assert f"halo = {error.value.needed} should for the whole run" in str(error.value)
+    states = []
+    for halo in (error.value.needed, 9):
+        sim.halo = halo
+        states.append(sim.run(seed=3))
     densities = [s.density().numpy() for s in states]
     np.testing.assert_allclose(densities[0], densities[1], atol=1e-11)
     assert densities[0].mean() == pytest.approx(1.0, abs=1e-13)
@@ -140,6 +145,9 @@ def test_values_that_are_not_finite_stop_the_run(box_mesh):
         sim.run(white_noise=noise)
     with pytest.raises(FloatingPointError, match="not finite"):
         sim.run(white_noise=tf.constant(noise))
+    nowhere = tf.fill([*sim.box.block, 3], tf.constant(np.nan, tf.float64))
+    with pytest.raises(FloatingPointError, match="density: the displacement has values that are"):
+        compiled_solver(sim.box, sim.options).density(nowhere, halo=2)
 
 
 def test_uniform_lattice_feels_no_force(box_mesh):
