@@ -8,10 +8,14 @@ import functools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
-from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM
+from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
+from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, rows
+from flowpm_dist.evolution.integrators.schedules import drift_kick_drift
+from flowpm_dist.evolution.plan import EvolutionPlan
 
 PLANCK = fpm.Cosmology.planck18()
 W0WA = PLANCK.replace(w0=-0.9, wa=0.2)
@@ -278,3 +282,43 @@ def test_lists_that_are_no_steps(edges):
 def test_wrong_arguments_of_an_integrator(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# The way back
+
+
+def plan_of(name, edges):
+    growth = growth_of(PLANCK)
+    schedule = SCHEMES[name].schedule(growth, edges)
+    today = float(growth.d1(edges[-1]))
+    return EvolutionPlan(
+        schedule.operations, schedule.factors, growth=lambda a: today / float(growth.d1(a))
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_states_kept_for_the_way_back_do_not_grow_with_the_steps(name, spacing):
+    """By how far the run goes: in a matter universe errors grow as a^2.5, over the displacement."""
+    counts = {
+        (start, steps): len(
+            kicks_to_keep(plan_of(name, edges_of(spacing, PLANCK, start, 1.0, steps)), 32.0)
+        )
+        for start in (0.01, 0.1, 0.5)
+        for steps in (10, 40)
+    }
+    for steps in (10, 40):
+        assert 1 <= counts[0.01, steps] <= 3
+        assert counts[0.1, steps] <= 2
+        assert counts[0.5, steps] == 0
+
+
+def test_no_kick_that_forgets_the_velocity_is_undone():
+    """Nothing is divided by 0."""
+    tenth = tf.constant([0.1] * 3, tf.float64)
+    drift = rows(1.0, tenth, 0.0, 0.0)
+    kick = rows(tf.constant([1.0, 0.0, 1.0]), tenth, 0.0, 0.0)
+    schedule = drift_kick_drift([0.4, 0.6, 0.8, 1.0], drift, kick, drift)
+    forgets = [n for n, c in enumerate(schedule.factors.numpy()) if c[0] == 0]
+    plan = EvolutionPlan(schedule.operations, schedule.factors)
+    assert kicks_to_keep(plan, 1e6) == forgets

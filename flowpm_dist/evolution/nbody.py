@@ -140,7 +140,7 @@ class NBody:
         clock: Clock,
         *,
         fused: bool = True,
-        keep: Callable[[int, tf.Tensor], None] | None = None,
+        keep: Callable[[int, Particles], None] | None = None,
     ) -> Particles:
         """Carries the particles through the operations of a plan.
 
@@ -150,7 +150,7 @@ class NBody:
             plan: what to do.
             clock: gets an entry a step.
             fused: read and kick in one kernel, which plain differentiation cannot look into.
-            keep: called before each kick with its number and the velocity.
+            keep: called before each kick with its number and the state.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.
@@ -170,7 +170,7 @@ class NBody:
                 v = clock.measure("update", combine, [v, *plan.lpt], _without_force(c))
             else:
                 if keep is not None:
-                    keep(number, v)
+                    keep(number, Particles(x, v))
                 label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
                 growth = plan.growth(operation.a)
                 painted = clock.measure("paint", self.painted, x, label, growth)

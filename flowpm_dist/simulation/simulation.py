@@ -211,7 +211,7 @@ class Simulation:
             schedule.factors,
             lpt,
             steps=len(self.edges) - 1,
-            growth=lambda a: float(np.interp(a, self.edges, growth_left)),
+            growth=lambda a: float(1.0 / np.interp(a, self.edges, 1.0 / growth_left)),
             progress=progress,
         )
         waiting = [start]

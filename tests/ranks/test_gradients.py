@@ -8,7 +8,7 @@ from reference import pmwd_parameters, reference, relative_rms
 from test_simulation import MESHES, check_pmwd, pmwd_simulation
 
 import flowpm_dist as fpm
-from flowpm_dist.evolution.adjoints import ADJOINTS
+from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
 
 pytestmark = pytest.mark.timeout(240, method="thread")
 
@@ -60,6 +60,7 @@ def test_pmwd(box_mesh, name):
         assert float(gradient) == pytest.approx(expected, rel=1e-5), key
 
 
+KEEPS_MANY = ReversibleAdjoint(max_error_growth=2.0)
 SCHEMES = {
     "fastpm": dict(integrator="fastpm", steps=fpm.scale_factor_steps(0.1, 1.0, 4)),
     "fastpm, log a": dict(integrator="fastpm", steps=fpm.logarithmic_steps(0.1, 1.0, 4)),
@@ -74,6 +75,18 @@ SCHEMES = {
     ),
     "third order": dict(
         integrator="bullfrog", steps=fpm.scale_factor_steps(0.3, 1.0, 2), lpt_order=3
+    ),
+    "bullfrog, states kept": dict(
+        integrator="bullfrog", steps=fpm.logarithmic_steps(0.02, 1.0, 4), adjoint=KEEPS_MANY
+    ),
+    "cola, states kept": dict(
+        integrator="cola", steps=fpm.scale_factor_steps(0.1, 1.0, 3), adjoint=KEEPS_MANY
+    ),
+    "uneven box": dict(
+        integrator="fastpm",
+        steps=fpm.scale_factor_steps(0.1, 1.0, 2),
+        grid=(8, 12, 10),
+        box_size=(40.0, 42.0, 30.0),
     ),
 }
 
@@ -90,18 +103,14 @@ class Problem:
     """A loss of a small run by its white noise and four parameters."""
 
     def __init__(self, scheme, box_mesh):
+        options = {"grid": 12, "box_size": 48.0} | SCHEMES[scheme]
         self.sim = fpm.Simulation(
-            fpm.Cosmology.planck18(),
-            12,
-            48.0,
-            mesh=box_mesh,
-            precision="float64",
-            halo=8,
-            **SCHEMES[scheme],
+            fpm.Cosmology.planck18(), mesh=box_mesh, precision="float64", halo=8, **options
         )
+        self.reversible = options.get("adjoint", ReversibleAdjoint())
         random = np.random.default_rng(3)
         self.noise, self.direction, weights = (
-            block_of(self.sim, random.normal(size=(12, 12, 12))) for _ in range(3)
+            block_of(self.sim, random.normal(size=self.sim.box.grid)) for _ in range(3)
         )
         self.weights = weights
         # w0 = -1 and wa = 0: where naive derivatives are not finite.
@@ -118,7 +127,7 @@ class Problem:
 
     def gradient(self, adjoint):
         """Along the direction in the noise, and to each parameter."""
-        self.sim.options = self.sim.options.model_copy(update={"adjoint": ADJOINTS[adjoint]()})
+        self.sim.options = self.sim.options.model_copy(update={"adjoint": adjoint})
         parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in self.parameters.items()}
         with tf.GradientTape() as tape:
             tape.watch(self.noise)
@@ -133,7 +142,7 @@ class Problem:
 def test_finite_differences(line, scheme):
     """Steps as the reference's README advises: small enough not to cross kinks of cloud-in-cell."""
     problem = Problem(scheme, line)
-    adjoint, plain = problem.gradient("reversible"), problem.gradient("direct")
+    adjoint, plain = problem.gradient(problem.reversible), problem.gradient(DirectAdjoint())
     for name, slope in adjoint.items():
         assert slope == pytest.approx(plain[name], rel=1e-9), name
     step = 1e-8

@@ -1,8 +1,8 @@
 """The gradient of an evolution by going back in time: memory flat in the number of steps.
 
 Kicks and drifts are undone one by one from the final state, each force is computed again, and the
-cotangents of positions, velocities and factors are carried along. Nothing of the way forward is
-kept but its end, and the velocity before a kick that forgets most of it.
+cotangents of positions, velocities and factors are carried along. Of the way forward the end is
+kept, and a few states from which to go on where rounding errors would have grown too far.
 The adjoint method of Li, Modi, Jamieson and others 2022 (arXiv:2211.09815), for any schedule of
 kicks and drifts.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from pydantic import Field
 
@@ -29,13 +30,16 @@ from meshimpl.tapes import once_differentiable
 class ReversibleAdjoint(Adjoint):
     """Undoes the operations from the final state.
 
+    Rounding errors grow on the way back: there the decaying mode of linear theory grows. The state
+    before a kick is kept, and taken up on the way back, where they would grow too far. How many
+    states these are depends on how far the run goes, not on its number of steps.
+
     Attributes:
-        keep_below: kicks that multiply the velocity by less than this are not undone, as that would
-            amplify rounding errors: the velocity before them is kept (BullFrog's first steps, at
-            most).
+        max_error_growth: how many times the rounding error of the positions, relative to the
+            displacements of the moment, may grow between two kept states.
     """
 
-    keep_below: float = Field(default=0.25, ge=0, description="a number of at least 0")
+    max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")
 
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
@@ -47,8 +51,13 @@ class ReversibleAdjoint(Adjoint):
         def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
             x, v, factors, *lpt = (tf.stop_gradient(t) for t in inputs)
             here = replace(plan, factors=factors, lpt=tuple(lpt))
-            kept: dict[int, tf.Tensor] = {}
-            keep = self._keeper(here, kept)
+            chosen = kicks_to_keep(here, self.max_error_growth)
+            kept: dict[int, Particles] = {}
+
+            def keep(number: int, before: Particles) -> None:
+                if number in chosen:
+                    kept[number] = before
+
             final = nbody.evolve([Particles(x, v)], here, clock, keep=keep)
 
             def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
@@ -64,24 +73,55 @@ class ReversibleAdjoint(Adjoint):
         x, v = run(start.displacement, start.velocity, plan.factors, *plan.lpt)
         return Particles(x, v)
 
-    def _keeper(
-        self, plan: EvolutionPlan, kept: dict[int, tf.Tensor]
-    ) -> Callable[[int, tf.Tensor], None]:
-        """Returns what is called before each kick with its number and the velocity."""
-        decay = tf.abs(plan.factors[..., 0]).numpy().reshape(-1, len(plan.operations)).min(axis=0)
 
-        def keep(number: int, velocity: tf.Tensor) -> None:
-            if decay[number] < self.keep_below:
-                kept[number] = velocity
+def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
+    """Returns the numbers of the kicks before which the state is to be kept, the last one first.
 
-        return keep
+    Errors are followed back from the end in linear theory, where the force is the displacement, so
+    that drifts and kicks are linear in position and velocity. Positions are rounded in proportion
+    to the displacement of the moment, 1 / `plan.growth`. That velocities are rounded adds nothing
+    larger, as they are sums of kicks.
+
+    Args:
+        plan: its factors, of all universes of this rank, and its growth.
+        max_error_growth: see `ReversibleAdjoint`.
+    """
+    factors = np.abs(plan.factors.numpy()).reshape(-1, *plan.factors.shape[-2:])
+    kicks = [n for n, operation in enumerate(plan.operations) if operation.kind == "kick"]
+    scales = [1.0 / plan.growth(plan.operations[n].a) for n in kicks]
+
+    def undone(x: np.ndarray, v: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the errors before the operations from `begin` to `end`, from those after them."""
+        for number in reversed(range(begin, end)):
+            c0, c1 = factors[:, number, 0], factors[:, number, 1]
+            kind = plan.operations[number].kind
+            if kind == "drift":
+                x = x + c1 * v
+            else:
+                v = (v + (c1 * x if kind == "kick" else 0.0)) / c0
+        return x, v
+
+    kept = []
+    zero = np.zeros(len(factors))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x, v = undone(zero + 1.0, zero, kicks[-1] + 1, len(plan.operations))
+        for i in reversed(range(len(kicks))):
+            earlier = max(i - 1, 0)
+            before = undone(x, v, kicks[i - 1] + 1 if i else 0, kicks[i] + 1)
+            small = (x <= max_error_growth * scales[i]).all()
+            stays_small = (before[0] <= max_error_growth * scales[earlier]).all()
+            if not (small and stays_small):
+                kept.append(kicks[i])
+                before = zero + scales[i], zero
+            x, v = before
+    return kept
 
 
 class BackwardPass:
     """The way back in time from a final state."""
 
     def __init__(
-        self, nbody: NBody, plan: EvolutionPlan, final: Particles, kept: dict[int, tf.Tensor]
+        self, nbody: NBody, plan: EvolutionPlan, final: Particles, kept: dict[int, Particles]
     ) -> None:
         self._nbody, self._plan, self._kept = nbody, plan, kept
         self._x, self._v = final.displacement, final.velocity
@@ -133,6 +173,8 @@ class BackwardPass:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
         slopes = self._lpt_slopes(dv, c)
         kept = self._kept.get(number)
+        if kept is not None:
+            self._x = kept.displacement
         decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
         used = tf.concat([decay, c[..., 1:2]], axis=-1)
         label = f"on the way back through step {operation.step}, a = {operation.a:.4g}"
@@ -141,8 +183,8 @@ class BackwardPass:
         dx = nbody.paint_adjoint(nbody.field_adjoint(dfield), self._x, dx)
         along = sums[..., 0]
         if kept is not None:
-            self._v = kept
-            along = _inner(dv, kept)
+            self._v = kept.velocity
+            along = _inner(dv, self._v)
         if (c[..., 0].numpy() != 1).any():
             dv = dv * broadcast_per_universe(c[..., 0])
         return dx, dv, _row([along, sums[..., 1], *slopes], c)

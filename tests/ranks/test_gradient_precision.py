@@ -1,0 +1,72 @@
+"""Gradients in float32 against float64: each integrator, spacing and start."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import process_mesh
+from reference import relative_rms
+
+import flowpm_dist as fpm
+from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
+
+pytestmark = pytest.mark.ranks(1)
+
+N, LENGTH = 16, 48.0
+PLANCK = fpm.Cosmology.planck18()
+SPACINGS = {
+    "a": fpm.scale_factor_steps,
+    "log a": fpm.logarithmic_steps,
+    "D": functools.partial(fpm.growth_steps, PLANCK),
+}
+STARTS = {"fastpm": (0.01, 0.1), "cola": (0.01, 0.1), "bullfrog": (0.0, 0.01, 0.1)}
+FEW, MANY = 5, 30
+CASES = [
+    (integrator, start, spacing, FEW)
+    for integrator, starts in STARTS.items()
+    for start in starts
+    for spacing in SPACINGS
+    if start or spacing != "log a"
+]
+CASES += [(integrator, 0.01, "log a", MANY) for integrator in STARTS]
+CASES += [("bullfrog", 0.0, "D", MANY)]
+NOISE, WEIGHTS = np.random.default_rng(3).normal(size=(2, N, N, N)).astype(np.float32)
+TOLERANCE = 2e-5
+
+
+@functools.cache
+def simulation(integrator, precision):
+    return fpm.Simulation(
+        PLANCK,
+        N,
+        LENGTH,
+        [0.1, 1.0],
+        integrator=integrator,
+        precision=precision,
+        halo=N,
+        mesh=process_mesh("row:1,col:1"),
+    )
+
+
+def gradient(integrator, precision, adjoint, edges):
+    """Of a weighted density by the white noise, which both precisions have alike."""
+    sim = simulation(integrator, precision).with_steps(edges)
+    sim.options = sim.options.model_copy(update={"adjoint": adjoint})
+    noise = tf.constant(NOISE, sim.box.dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        density = sim.run(white_noise=noise).density().block
+        loss = tf.reduce_sum(density * tf.constant(WEIGHTS, sim.box.dtype))
+    return tape.gradient(loss, noise).numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("integrator, start, spacing, steps", CASES)
+def test_single_precision_is_double_precision(integrator, start, spacing, steps):
+    """To 2e-5, or to twice the error of plain differentiation: that of the way forward."""
+    edges = SPACINGS[spacing](start, 1.0, steps)
+    expected = gradient(integrator, "float64", ReversibleAdjoint(), edges)
+    error = relative_rms(gradient(integrator, "float32", ReversibleAdjoint(), edges), expected)
+    if error > TOLERANCE:
+        plain = gradient(integrator, "float32", DirectAdjoint(), edges)
+        assert error < 2 * relative_rms(plain, expected)
