@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import flowpm_dist as fpm
 
@@ -131,6 +132,12 @@ def test_particles_that_cannot_be_a_start():
         fpm.Simulation(PLANCK, 8, 32.0, STEPS, integrator="cola").run(particles=rest)
     with pytest.raises(ValueError, match="later than a = 0"):
         fpm.Simulation(PLANCK, 8, 32.0, [0, 1], integrator="bullfrog").run(particles=rest)
+    small, large = (fpm.Simulation(PLANCK, 8, size, STEPS) for size in (32.0, 64.0))
+    fields = [fpm.Field(tf.constant(x), small.box) for x in rest]
+    with pytest.raises(ValueError, match=r"displacement is of a box of \(32.*of one of \(64"):
+        large.run(particles=fields)
+    with pytest.raises(ValueError, match=r"\(8, 8, 8\).*one universe.*as grid \(16, 16, 16\)"):
+        fpm.Simulation(PLANCK, 16, 32.0, STEPS).run(particles=fields)
 
 
 def test_a_batch_is_its_universes():

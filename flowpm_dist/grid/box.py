@@ -158,9 +158,12 @@ class Box:
     @property
     def place(self) -> tuple[slice, ...]:
         """The slices of this rank's block in the whole array of a field: [batch,] x, y, z."""
-        batch = () if self.batch is None else (self.batch_offset,)
-        shape = self.local_batch + self.block
-        return tuple(slice(o, o + n) for o, n in zip(batch + self.offset, shape, strict=True))
+        return self.place_of(self.mesh.rank)
+
+    def place_of(self, rank: int) -> tuple[slice, ...]:
+        """Returns the slices of a rank's block in the whole array of a field: [batch,] x, y, z."""
+        begin, shape = self.impl.slice_begin(self.shape, rank), self.impl.slice_shape(self.shape)
+        return tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))
 
     def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +58,67 @@ class Field:
         """The dtype of the values."""
         return self.block.dtype
 
+    def on(self, box: Box) -> Field:
+        """Returns this field with each cell on the rank that holds it in another box.
+
+        Where the layouts differ, cells move between ranks; on all ranks together. Differentiable.
+
+        Args:
+            box: of the same grid and batch, on a mesh of the same ranks; its size does not matter.
+
+        Raises:
+            ValueError: it is of another grid, batch or set of ranks.
+        """
+        own = self.box
+        kinds = [(b.grid, b.batch, b.mesh.world.ranks) for b in (own, box)]
+        if kinds[0] != kinds[1]:
+            described = (
+                f"grid {b.grid}, {'one universe' if b.batch is None else f'a batch of {b.batch}'}, "
+                f"mesh {b.mesh} of the ranks {', '.join(map(str, b.mesh.world.ranks))}"
+                for b in (own, box)
+            )
+            raise ValueError("a field of {} cannot be laid out as {}".format(*described))
+        return Field(_moved(self.block, own, box), box)
+
     def numpy(self) -> np.ndarray:
         """The whole array on every rank. Gathers: for grids that fit one rank's memory."""
         shape = self.box.vector_shape if self._trailing else self.box.shape
         return self.box.whole(self.block, shape)
+
+
+def _moved(block: tf.Tensor, source: Box, target: Box) -> tf.Tensor:
+    """Returns this rank's block in the target's layout, from all ranks' blocks in the source's."""
+    ranks = range(source.mesh.size)
+    before, after = ([box.place_of(r) for r in ranks] for box in (source, target))
+    if before == after:
+        return tf.convert_to_tensor(block)
+    me = source.mesh.rank
+
+    @tf.custom_gradient
+    def move(block: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        values = block.numpy()
+        sent = [values[_common(before[me], place, before[me])].ravel() for place in after]
+        counts = tf.constant([piece.size for piece in sent], tf.int32)
+        arrived = source.mesh.world.alltoallv(tf.constant(np.concatenate(sent)), counts).numpy()
+        trailing = values.shape[len(before[me]) :]
+        moved = np.empty([*(s.stop - s.start for s in after[me]), *trailing], values.dtype)
+        for place in before:
+            cells = _common(place, after[me], after[me])
+            piece = moved[cells]
+            moved[cells] = arrived[: piece.size].reshape(piece.shape)
+            arrived = arrived[piece.size :]
+        return tf.constant(moved), lambda dy: _moved(dy, target, source)
+
+    return move(block)
+
+
+def _common(
+    one: tuple[slice, ...], other: tuple[slice, ...], origin: tuple[slice, ...]
+) -> tuple[slice, ...]:
+    """Returns the cells that two places share, counted from the first cell of `origin`."""
+    begins = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
+    ends = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
+    return tuple(
+        slice(b - o.start, max(b, e) - o.start)
+        for b, e, o in zip(begins, ends, origin, strict=True)
+    )

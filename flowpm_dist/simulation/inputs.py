@@ -110,7 +110,7 @@ class Source:
 
         Raises:
             ValueError: on every rank; a field of another shape or dtype, or with values that are
-                not finite.
+                not finite; particles of a box of another size.
         """
         if given.seed is not None:
             batch = box.number_shape.to_integer_list
@@ -119,16 +119,28 @@ class Source:
         if given.particles is None:
             noise = given.white_noise
             if isinstance(noise, Field):
-                noise = noise.block
+                noise = noise.on(box).block
             elif not isinstance(noise, (tf.Tensor, tf.Variable)):
                 noise = np.asanyarray(noise)
                 check_white_noise(noise, box)
             return cls(white_noise=box.block_of("white_noise", noise, box.shape))
         displacement, velocity = (
-            box.block_of(name, x.block if isinstance(x, Field) else x, box.vector_shape)
+            _vector_block(name, x, box)
             for name, x in zip(("displacement", "velocity"), given.particles, strict=True)
         )
         return cls(particles=Particles(displacement, velocity))
+
+
+def _vector_block(name: str, vector: Any, box: Box) -> tf.Tensor:
+    """Returns this rank's block [..., x, y, z, 3] of lengths or velocities that a user gave."""
+    if isinstance(vector, Field):
+        if vector.box.size != box.size:
+            raise ValueError(
+                f"{name} is of a box of {vector.box.size} Mpc/h, the simulation is of one of "
+                f"{box.size} Mpc/h"
+            )
+        vector = vector.on(box).block
+    return box.block_of(name, vector, box.vector_shape)
 
 
 def _batch_of(field: Any, rank: int, box: Box) -> int | None:

@@ -176,8 +176,8 @@ class Simulation:
 
         Args:
             seed: of the white noise; or
-            white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field`, the
-                whole array, or this rank's block; or
+            white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field` on
+                any mesh of the same ranks, the whole array, or this rank's block; or
             particles: a `State` at the first of the steps, of which the cosmology is not taken; or
                 displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3] each, given as
                 `white_noise` is.

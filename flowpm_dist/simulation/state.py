@@ -175,9 +175,11 @@ class State:
     def particles_for(self, a: float, box: Box, cosmology: Cosmology | None) -> tuple[Field, Field]:
         """Returns displacement and velocity, for a run that begins at scale factor `a`.
 
+        They are as they lie; a run on another mesh of the same ranks moves them, see `Field.on`.
+
         Args:
             a: scale factor.
-            box: of the run, of any batch and on any mesh.
+            box: of the run; its grid and size must be the state's.
             cosmology: that the run takes for granted; None if it is given one.
 
         Raises:

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import RANK, SHAPES, SIZE, process_mesh, shared_folder
 from reference import relative_rms
 
@@ -200,6 +201,27 @@ def test_a_run_starts_from_a_snapshot(tmp_path_factory):
     expected = rest.run(particles=first).displacement.numpy()
     np.testing.assert_array_equal(end.displacement.numpy(), expected)
     np.testing.assert_allclose(expected, state().displacement.numpy(), atol=1e-12)
+
+
+@pytest.mark.ranks(2, 4)
+def test_fields_of_another_mesh_go_to_the_ranks_that_hold_their_cells():
+    """On four ranks blocks of the two meshes have the same shape, but other cells."""
+    sim, other = simulation(), {2: "row:1,col:2", 4: "col:2,row:2"}[SIZE]
+    elsewhere = fpm.Box((N,) * 3, sim.box.size, process_mesh(other), sim.box.dtype)
+    assert elsewhere.place != sim.box.place or RANK in (0, SIZE - 1)
+    moved = state().white_noise.on(elsewhere)
+    np.testing.assert_array_equal(moved.block, state().white_noise.numpy()[elsewhere.place])
+    there = tuple(f.on(elsewhere) for f in (state().displacement, state().velocity))
+    on = sim.with_steps([1.0, 1.1])
+    found, expected = on.run(particles=there), on.run(particles=state())
+    np.testing.assert_array_equal(found.displacement.block, expected.displacement.block)
+    again = sim.with_steps([0.1, 0.3]).run(white_noise=moved)
+    np.testing.assert_array_equal(again.white_noise.block, state().white_noise.block)
+    with tf.GradientTape() as tape:
+        tape.watch(moved.block)
+        loss = tf.reduce_sum(moved.on(sim.box).block * state().linear_delta.block)
+    slope = tape.gradient(loss, moved.block)
+    np.testing.assert_array_equal(slope, state().linear_delta.numpy()[elsewhere.place])
 
 
 @pytest.mark.ranks(1, 2, 4)
