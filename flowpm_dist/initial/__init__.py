@@ -1,1 +1,13 @@
 """Initial conditions: white noise, the linear field, Lagrangian perturbation theory."""
+
+from meshimpl.lazy import lazy_names
+
+_HOMES = {
+    "InitialConditions": "conditions",
+    "linear_amplitude": "linear_field",
+    "lpt_function": "lpt",
+    "noise_function": "white_noise",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -16,7 +16,8 @@ Model = TypeVar("Model", bound="Options")
 class Options(BaseModel):
     """Options that belong together, checked at construction and frozen.
 
-    The description of a field says what its value must be; it is shown when the value is not that.
+    The description of a field says what its value must be. Messages about a run file and about the
+    options of a `Simulation` show it.
     """
 
     model_config = ConfigDict(

@@ -1,1 +1,15 @@
 """The front door: `Simulation` and the `State` it gives."""
+
+from meshimpl.lazy import lazy_names
+
+_HOMES = {
+    "Profile": "profiling",
+    "Simulation": "simulation",
+    "SimulationPlan": "plan",
+    "SolverOptions": "options",
+    "State": "state",
+    "profile": "profiling",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -2,7 +2,7 @@
 
 ::
 
-    from flowpm_dist.profiling import profile
+    from flowpm_dist.simulation import profile
 
     print(profile(simulation, seed=1))
 
