@@ -58,20 +58,6 @@ def noise_function(
     return box.function(build, seed=(box.number_shape, tf.int64))
 
 
-def white_noise_function(box: Box) -> MeshFunction:
-    """Returns `f(seed)`: unit normal white noise [..., x, y, z], keyed by seed and cell."""
-    return noise_function(box)
-
-
-def fixed(box: Box) -> MeshFunction:
-    """Returns `f(white_noise)`: white noise of the same phases with each mode's expected amplitude.
-
-    Divided by the square root of the number of cells, every mode of the result has modulus 1. Modes
-    that are exactly 0 stay 0.
-    """
-    return box.function(lambda _, noise: _fixed(noise, box), white_noise=box.shape)
-
-
 def _fixed(noise: Any, box: Box) -> Any:
     return to_field(_unit_modes(to_spectrum(noise), box), box)
 

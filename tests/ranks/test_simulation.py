@@ -15,7 +15,7 @@ import flowpm_dist as fpm
 from flowpm_dist.cosmology import PMWD_TRANSFER_NODES, Growth, InterpolatedGrowth, LinearPower
 from flowpm_dist.evolution import nbody
 from flowpm_dist.evolution.integrators import FastPM
-from flowpm_dist.initial.white_noise import white_noise_function
+from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.simulation.compiled_solver import compiled_solver
@@ -163,7 +163,7 @@ def test_uniform_lattice_feels_no_force(box_mesh):
 @pytest.mark.parametrize("window", [None, "cic"])
 def test_power_spectrum_is_numpys(box_mesh, window):
     sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, **SMALL)
-    noise = fpm.Field(white_noise_function(sim.box)(5), sim.box)
+    noise = fpm.Field(noise_function(sim.box)(5), sim.box)
     spectrum = fpm.power_spectrum(noise, 48.0, window=window, shot_noise=1.5)
     whole = noise.numpy()
     modes = np.abs(np.fft.fftn(whole)) ** 2 * (48.0**3 / whole.size**2)
@@ -182,7 +182,7 @@ def test_power_spectrum_is_numpys(box_mesh, window):
 def test_power_spectrum_has_a_gradient(box_mesh):
     """Quadratic in the field: its central difference is exact but for rounding."""
     sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, **SMALL)
-    field, direction = white_noise_function(sim.box)(5), white_noise_function(sim.box)(6)
+    field, direction = noise_function(sim.box)(5), noise_function(sim.box)(6)
     weights = np.linspace(1.0, 2.0, 8)
 
     def loss(x):
