@@ -15,9 +15,14 @@ class Clock:
     """Seconds of each phase and of each whole step, in the order of the steps."""
 
     def __init__(self) -> None:
+        self._begin = time.perf_counter()
         self.steps: list[float] = []
         self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
         self.start_step()
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the clock was made."""
+        return time.perf_counter() - self._begin
 
     def start_step(self) -> None:
         """Begins a new entry of every phase."""

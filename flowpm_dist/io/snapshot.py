@@ -53,7 +53,8 @@ class Snapshot:
 
     Attributes:
         arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3].
-        attributes: scale factor "a", "box_size" [Mpc/h], "grid", "cosmology", "seed" and
+        attributes: scale factor "a", "box_size" [Mpc/h], "grid", "cosmology", "seed", "paired",
+            "halo" [particle spacings], "options" of initial conditions and force, and
             "conventions"; of a run by `flowpm-dist simulate` also "versions" and, as TOML,
             "config".
     """

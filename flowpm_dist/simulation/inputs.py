@@ -1,10 +1,10 @@
-"""The inputs of a run, read and checked once: seed, white noise or particles, and cosmologies."""
+"""The inputs of a run, read and checked once, and what a state keeps of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,9 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
+from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
+from flowpm_dist.simulation.options import SolverOptions
 
 PAIRED = "paired goes with a seed"
 
@@ -26,7 +29,7 @@ class Given:
     Attributes:
         seed: of the white noise, or one for each universe; or
         white_noise: the noise itself; or
-        particles: displacement [Mpc/h] and canonical velocity [Mpc/h H0].
+        particles: a `State`, or displacement [Mpc/h] and canonical velocity [Mpc/h H0].
         cosmology: instead of the simulation's own, or one for each universe.
         paired: the opposite of the seed's white noise.
 
@@ -36,7 +39,7 @@ class Given:
 
     seed: int | Sequence[int] | None = None
     white_noise: Any = None
-    particles: tuple[Any, Any] | None = None
+    particles: Any = None
     cosmology: Cosmology | Sequence[Cosmology] | None = None
     paired: bool = False
 
@@ -81,21 +84,35 @@ class Given:
 
 @dataclass(frozen=True)
 class Source:
-    """What the particles of a state come from, checked: at most one of these is there.
+    """What the white noise of a universe comes from; nothing, if its particles were given.
 
     Attributes:
         seeds: int64, one for each universe of the box, and
         paired: whether their noise is taken with the opposite sign; or
-        white_noise: this rank's block [..., x, y, z]; or
-        particles: of this rank; or
+        white_noise: this rank's block [..., x, y, z], and
+        linear_delta: likewise, where a snapshot had it; or
         snapshot: that holds the state.
+        recorded_seed: the seed that a snapshot names; the noise is not drawn from it.
     """
 
     seeds: np.ndarray | None = None
     paired: bool = False
     white_noise: tf.Tensor | None = None
-    particles: Particles | None = None
+    linear_delta: tf.Tensor | None = None
     snapshot: Snapshot | None = None
+    recorded_seed: int | None = None
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> Source:
+        """Returns the source of the state that a snapshot holds."""
+        about = snapshot.attributes
+        paired = bool(about.get("paired", False))
+        return cls(paired=paired, snapshot=snapshot, recorded_seed=about.get("seed"))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of a single universe, if it has one that is known."""
+        return self.recorded_seed if self.seeds is None else int(self.seeds)
 
     @property
     def noise_is_known(self) -> bool:
@@ -104,31 +121,119 @@ class Source:
             return "white_noise" in self.snapshot.arrays
         return self.seeds is not None or self.white_noise is not None
 
-    @classmethod
-    def of(cls, given: Given, box: Box) -> Source:
-        """Returns the checked source of a run in a box.
+    def held(self, name: Literal["white_noise", "linear_delta"], box: Box) -> tf.Tensor | None:
+        """Returns this rank's block of a field, read where a snapshot holds it; None if unknown."""
+        snapshot, block = self.snapshot, getattr(self, name)
+        if snapshot is None or name not in snapshot.arrays:
+            return block
+        return tf.convert_to_tensor(np.asarray(snapshot.array(name)[box.place]), box.dtype)
 
-        Raises:
-            ValueError: on every rank; a field of another shape or dtype, or with values that are
-                not finite; particles of a box of another size.
-        """
-        if given.seed is not None:
-            batch = box.number_shape.to_integer_list
-            seeds = np.broadcast_to(np.asarray(given.seed, np.int64), batch)
-            return cls(seeds=seeds, paired=given.paired)
-        if given.particles is None:
-            noise = given.white_noise
-            if isinstance(noise, Field):
-                noise = noise.on(box).block
-            elif not isinstance(noise, (tf.Tensor, tf.Variable)):
-                noise = np.asanyarray(noise)
-                check_white_noise(noise, box)
-            return cls(white_noise=box.block_of("white_noise", noise, box.shape))
-        displacement, velocity = (
-            _vector_block(name, x, box)
-            for name, x in zip(("displacement", "velocity"), given.particles, strict=True)
+    def without_snapshot(self, box: Box) -> Source:
+        """Returns the same source, with this rank's blocks instead of the snapshot of them."""
+        noise, linear = self.held("white_noise", box), self.held("linear_delta", box)
+        return replace(self, white_noise=noise, linear_delta=linear, snapshot=None)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The provenance of a state.
+
+    Attributes:
+        options: of the simulation; of a state from a snapshot, those of initial conditions and
+            force, and the precision.
+        cosmologies: of this rank's universes.
+        halo: of the evolution [particle spacings].
+        source: what the white noise came from.
+    """
+
+    options: SolverOptions
+    cosmologies: LocalCosmologies
+    halo: int
+    source: Source
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that a run needs, read and checked.
+
+    Attributes:
+        solver: the lowered functions of the run's box.
+        options: of the simulation.
+        edges: scale factors at which steps begin and end, float64 [steps + 1].
+        halo: "auto" or a number of particle spacings.
+        cosmologies: of this rank's universes.
+        source: what the white noise comes from.
+        given: particles at the first of the edges, in a list from which the run takes them, so that
+            they are not kept while it goes on; empty where LPT makes the particles.
+    """
+
+    solver: CompiledSolver
+    options: SolverOptions
+    edges: np.ndarray
+    halo: Literal["auto"] | int
+    cosmologies: LocalCosmologies
+    source: Source
+    given: list[Particles]
+
+    @property
+    def box(self) -> Box:
+        """The box of one universe, or of a batch."""
+        return self.solver.box
+
+    @property
+    def from_particles(self) -> bool:
+        """Whether the run begins with given particles."""
+        return not self.source.noise_is_known
+
+    def white_noise(self) -> tf.Tensor:
+        """Returns the white noise that was given or is drawn, this rank's block [..., x, y, z]."""
+        source = self.source
+        if source.white_noise is not None:
+            return source.white_noise
+        return self.solver.initial.white_noise(source.seeds, paired=source.paired)
+
+    def provenance(self, halo: int) -> Provenance:
+        """Returns the provenance of a state that comes of these inputs with a halo."""
+        return Provenance(self.options, self.cosmologies, halo, self.source)
+
+
+def source_of(given: Given, box: Box) -> Source:
+    """Returns the checked source of a run in a box.
+
+    Raises:
+        ValueError: on every rank; a field of another shape or dtype, or with values that are not
+            finite.
+    """
+    if given.seed is not None:
+        batch = box.number_shape.to_integer_list
+        seeds = np.broadcast_to(np.asarray(given.seed, np.int64), batch)
+        return Source(seeds=seeds, paired=given.paired)
+    noise = given.white_noise
+    if noise is None:
+        return Source()
+    if isinstance(noise, Field):
+        noise = noise.on(box).block
+    elif not isinstance(noise, (tf.Tensor, tf.Variable)):
+        noise = np.asanyarray(noise)
+        check_white_noise(noise, box)
+    return Source(white_noise=box.block_of("white_noise", noise, box.shape))
+
+
+def particles_of(given: Given, box: Box) -> list[Particles]:
+    """Returns the particles that a run in a box begins with, if they are given, as a list of one.
+
+    Raises:
+        ValueError: a field of another shape or dtype, or of a box of another size.
+    """
+    if given.particles is None:
+        return []
+    displacement, velocity = given.particles
+    return [
+        Particles(
+            _vector_block("displacement", displacement, box),
+            _vector_block("velocity", velocity, box),
         )
-        return cls(particles=Particles(displacement, velocity))
+    ]
 
 
 def _vector_block(name: str, vector: Any, box: Box) -> tf.Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,23 +14,18 @@ from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.evolve import evolve
-from flowpm_dist.evolution.integrators import FastPM, Integrator, Operation, Schedule
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles, Progress
+from flowpm_dist.evolution.integrators import FastPM, Integrator
+from flowpm_dist.evolution.plan import Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.linear_field import linear_amplitude
 from flowpm_dist.options import constructed
-from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import Given, Source
-from flowpm_dist.simulation.local_cosmologies import (
-    CosmologyFactory,
-    GrowthOf,
-    LocalCosmologies,
-    PowerOf,
-)
+from flowpm_dist.simulation.compiled_solver import compiled_solver
+from flowpm_dist.simulation.inputs import Given, Inputs, particles_of, source_of
+from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
 from flowpm_dist.simulation.options import SolverOptions
-from flowpm_dist.simulation.state import Provenance, State
+from flowpm_dist.simulation.stages import evolve_particles, first_particles, lpt_particles
+from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
@@ -54,6 +47,8 @@ class Simulation:
         options: the `SolverOptions`.
         edges: scale factors at which steps begin and end, float64 [steps + 1].
         halo: "auto" or a number of particle spacings; may be changed between runs.
+        box_of_replicas: the box of one universe; if the mesh has several replicas, of one universe
+            for each.
 
     Raises:
         TypeError: an option that does not exist.
@@ -72,7 +67,7 @@ class Simulation:
         power: PowerOf = LinearPower,
         **options: Any,
     ) -> None:
-        cells = _three(grid, int, "grid")
+        cells, size = _three(grid, int, "grid"), _three(box_size, float, "box_size")
         self.options = constructed(SolverOptions, options)
         self.halo = self.options.halo
         self.edges = _check_edges(steps, self.options.integrator)
@@ -80,9 +75,9 @@ class Simulation:
             mesh = default_mesh(launch.detect().size, cells)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
-        dtype = tf.as_dtype(self.options.precision)
-        self._box_arguments = (cells, _three(box_size, float, "box_size"), mesh, dtype)
-        self.box_of_replicas  # noqa: B018  (a grid that does not fit is refused now)
+        self._grid, self._box_size, self._mesh = cells, size, mesh
+        replicas = mesh.axis_size("replica")
+        self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
 
     @property
@@ -109,19 +104,14 @@ class Simulation:
         """
         return self.box_of(None)
 
-    @functools.cached_property
-    def box_of_replicas(self) -> Box:
-        """The box of one universe; if the mesh has several replicas, of one universe for each."""
-        replicas = self._box_arguments[2].axis_size("replica")
-        return self.box_of(None if replicas == 1 else replicas)
-
     def box_of(self, batch: int | None) -> Box:
         """Returns the box of a batch of universes; of a single one for None.
 
         Raises:
             ValueError: the mesh's replicas do not divide it.
         """
-        return Box(*self._box_arguments, batch=batch)
+        dtype = tf.as_dtype(self.options.precision)
+        return Box(self._grid, self._box_size, self._mesh, dtype, batch)
 
     def with_steps(self, steps: Sequence[float] | np.ndarray) -> Simulation:
         """Returns the same simulation over other steps.
@@ -189,49 +179,12 @@ class Simulation:
             ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
-        begin = time.perf_counter()
-        if isinstance(particles, State):
-            granted = self.cosmology if cosmology is None else None
-            particles = particles.particles_for(float(self.edges[0]), self.box_of_replicas, granted)
-        given = Given(seed, white_noise, particles, cosmology, paired)
-        solver, source, local = self._read(given)
-        start, lpt = self._start(solver, source, local)
-        schedule = self._schedule(local, from_canonical=source.particles is not None)
-        source = replace(source, particles=None)  # so that the first state is not kept
-        growth_left = local.growth_between(self.edges)
-        from_rest = None if np.isfinite(growth_left[0]) else local.largest_d1(self.edges[-1])
-        halo = self.halo
-        if halo == "auto":
-            halo = solver.suggested_halo(start, float(growth_left[0]), from_rest)
-        initial = time.perf_counter() - begin
-        nbody, clock = solver.nbody(halo), Clock()
-        compile_seconds = solver.compile(nbody, start, float(self.edges[0]))
-        plan = EvolutionPlan(
-            schedule.operations,
-            schedule.factors,
-            lpt,
-            steps=len(self.edges) - 1,
-            growth=lambda a: float(1.0 / np.interp(a, self.edges, 1.0 / growth_left)),
-            progress=progress,
-        )
-        waiting = [start]
-        del start, lpt
-        begin_evolution = time.perf_counter()
-        final = evolve(nbody, waiting, plan, clock, self.options.adjoint)
-        evolution = time.perf_counter() - begin_evolution
-        work = solver.box.cells * (solver.box.batch or 1) * plan.steps
-        timings = {
-            "phases": clock.phases,
-            "steps": clock.steps,
-            "compile": compile_seconds,
-            "initial": initial,
-            "evolution": evolution,
-            "total": time.perf_counter() - begin - compile_seconds,
-            "halo": halo,
-            "ns_per_particle_per_step": evolution * 1e9 / work,
-        }
-        provenance = Provenance(self.options, local, halo, source)
-        return State.of(final, solver.box, float(self.edges[-1]), provenance, timings)
+        clock = Clock()
+        inputs = self._read(Given(seed, white_noise, particles, cosmology, paired))
+        start, lpt = first_particles(inputs)
+        end, timings = evolve_particles(start, lpt, inputs, clock, progress)
+        provenance = inputs.provenance(timings["halo"])
+        return State.of(end, inputs.box, float(self.edges[-1]), provenance, timings)
 
     def lpt(
         self,
@@ -259,52 +212,29 @@ class Simulation:
         a = float(self.edges[-1]) if a is None else a
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")
-        solver, source, local = self._read(Given(seed, white_noise, None, cosmology, paired))
-        order, canonical = self.options.lpt_order, FastPM()
-        factors = local.of_growths(lambda growth: canonical.initial(growth, a, order))
-        noise = _white_noise(solver, source)
-        found, _ = solver.particles(noise, local, local.stack(factors))
-        halo = solver.suggested_halo(found) if self.halo == "auto" else self.halo
-        provenance = Provenance(self.options, local, halo, source)
-        return State.of(found, solver.box, a, provenance)
+        inputs = self._read(Given(seed, white_noise, None, cosmology, paired))
+        found, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
+        halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
+        return State.of(found, inputs.box, a, inputs.provenance(halo))
 
-    def _read(self, given: Given) -> tuple[CompiledSolver, Source, LocalCosmologies]:
+    def _read(self, given: Given) -> Inputs:
         """Reads and checks all that a run is given."""
+        if isinstance(given.particles, State):
+            granted = self.cosmology if given.cosmology is None else None
+            begin, box = float(self.edges[0]), self.box_of_replicas
+            given = replace(given, particles=given.particles.particles_for(begin, box, granted))
         if given.particles is not None and self.options.integrator.uses_lpt:
             raise ValueError("this integrator follows LPT: it needs a seed or white_noise")
         box = self.box_of(given.batch(self.box_of_replicas))
-        local = self._cosmologies.local(given.cosmology, box)
-        return compiled_solver(box, self.options), Source.of(given, box), local
-
-    def _start(
-        self, solver: CompiledSolver, source: Source, local: LocalCosmologies
-    ) -> tuple[Particles, tuple[tf.Tensor, ...]]:
-        """Returns the particles at the first of the steps, and the integrator's LPT fields."""
-        if source.particles is not None:
-            return source.particles, ()
-        a, order, integrator = float(self.edges[0]), self.options.lpt_order, self.options.integrator
-        factors = local.of_growths(lambda growth: integrator.initial(growth, a, order))
-        return solver.particles(_white_noise(solver, source), local, local.stack(factors))
-
-    def _schedule(self, local: LocalCosmologies, *, from_canonical: bool) -> Schedule:
-        """Returns the schedule of all universes of this rank; factors [..., operations, 4]."""
-        edges, integrator = self.edges.tolist(), self.options.integrator
-        schedules = local.of_growths(lambda growth: integrator.schedule(growth, edges))
-        operations = schedules[0].operations
-        factors = local.stack([schedule.factors for schedule in schedules])
-        if from_canonical:
-            rows = local.of_growths(lambda growth: integrator.from_canonical(growth, edges[0]))
-            if rows[0] is not None:
-                first = local.stack(rows)[..., tf.newaxis, :]
-                operations = (Operation("velocity", edges[0], 1), *operations)
-                factors = tf.concat([first, factors], axis=-2)
-        return Schedule(operations, factors)
-
-
-def _white_noise(solver: CompiledSolver, source: Source) -> tf.Tensor:
-    if source.white_noise is not None:
-        return source.white_noise
-    return solver.initial.white_noise(source.seeds, paired=source.paired)
+        return Inputs(
+            solver=compiled_solver(box, self.options),
+            options=self.options,
+            edges=self.edges,
+            halo=self.halo,
+            cosmologies=self._cosmologies.local(given.cosmology, box),
+            source=source_of(given, box),
+            given=particles_of(given, box),
+        )
 
 
 def _three(value: Any, kind: type, name: str) -> tuple[Any, Any, Any]:

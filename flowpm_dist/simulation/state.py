@@ -16,10 +16,13 @@ from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.snapshot import Snapshot, load_snapshot, mark_complete, write_snapshot
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.snapshot import load_snapshot, mark_complete, write_snapshot
+from flowpm_dist.options import constructed
+from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.redshift_space import redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import Source
+from flowpm_dist.simulation.inputs import Provenance, Source
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
@@ -29,29 +32,12 @@ AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """The provenance of a state.
-
-    Attributes:
-        options: of the simulation.
-        cosmologies: of this rank's universes.
-        halo: of the evolution [particle spacings].
-        source: what the particles came from; of given particles, that they were given.
-    """
-
-    options: SolverOptions
-    cosmologies: LocalCosmologies
-    halo: int
-    source: Source
-
-
-@dataclass(frozen=True)
 class State:
     """A universe at one scale factor, or a batch of them.
 
     A state stands alone: it can be pickled (each rank's part by itself), written to a snapshot and
     read back, whatever became of the simulation. The pickle of a state with its own `growth` or
-    `power` holds these by name; that of a state from a snapshot refers to the snapshot.
+    `power` holds these by name; that of a state from a snapshot holds this rank's part of it.
 
     Attributes:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
@@ -79,8 +65,6 @@ class State:
         timings: Mapping[str, Any] | None = None,
     ) -> State:
         """Returns the state of particles in a box at scale factor `a`."""
-        # Given particles would be kept for the life of the state.
-        provenance = replace(provenance, source=replace(provenance.source, particles=None))
         displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)
         return cls(displacement, velocity, a, provenance, timings or {})
 
@@ -90,8 +74,9 @@ class State:
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
-        A snapshot does not hold `growth` and `power` of the simulation: those of its cosmology are
-        taken.
+        Halo and the options of initial conditions and force are those of the run. A snapshot does
+        not hold `growth`, `power`, integrator and adjoint of the simulation: growth and power of
+        its cosmology are taken, and the others have no part in what a state measures.
 
         Args:
             path: `snapshot.zarr`, or the folder that holds it.
@@ -114,8 +99,9 @@ class State:
         blocks = (snapshot.array(name)[box.place] for name in ("displacement", "velocity"))
         particles = Particles(*(tf.convert_to_tensor(np.asarray(b), box.dtype) for b in blocks))
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
-        options = SolverOptions(precision=precision)  # type: ignore[arg-type]
-        provenance = Provenance(options, local, 1, Source(snapshot=snapshot))
+        options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
+        halo = int(about.get("halo", 1))
+        provenance = Provenance(options, local, halo, Source.of_snapshot(snapshot))
         return cls.of(particles, box, float(about["a"]), provenance)
 
     def save(self, folder: str | Path, attributes: Mapping[str, Any] | None = None) -> Path:
@@ -159,17 +145,20 @@ class State:
 
     def header(self) -> dict[str, Any]:
         """Returns the attributes of a snapshot of this state, as JSON takes them."""
-        source = self._provenance.source
-        seed = None if source.seeds is None else int(source.seeds)
-        if source.snapshot is not None:
-            seed = source.snapshot.attributes.get("seed")
+        source, options = self._provenance.source, self._provenance.options
         return {
             "a": self.a,
             "box_size": list(self.box.size),
             "box_size_units": "Mpc/h",
             "grid": list(self.box.grid),
             "cosmology": self.cosmology.numbers(),
-            "seed": seed,
+            "seed": source.seed,
+            "paired": source.paired,
+            "halo": self.halo,
+            "options": {
+                **options.part(InitialOptions).model_dump(),
+                **options.part(ForceOptions).model_dump(),
+            },
         }
 
     def particles_for(self, a: float, box: Box, cosmology: Cosmology | None) -> tuple[Field, Field]:
@@ -203,17 +192,12 @@ class State:
 
     def __reduce__(self) -> tuple[Any, ...]:
         box, provenance = self.box, self._provenance
-        source = provenance.source
-        initial = None
-        if source.seeds is None and source.noise_is_known:
-            initial = (self.white_noise.block.numpy(), self.linear_delta.block.numpy())
         return _unpickled, (
             (box.grid, box.size, box.mesh, box.dtype.name, box.batch),
             (self.displacement.block.numpy(), self.velocity.block.numpy()),
             self.a,
+            replace(provenance, source=provenance.source.without_snapshot(box)),
             dict(self.timings),
-            (provenance.options, provenance.cosmologies, provenance.halo),
-            (source.seeds, source.paired, initial),
         )
 
     def __copy__(self) -> State:
@@ -249,15 +233,12 @@ class State:
             ValueError: it came from given particles.
         """
         source = self._provenance.source
-        if source.white_noise is not None:
-            return Field(source.white_noise, self.box)
-        if source.seeds is not None:
-            return Field(
-                self._solver.initial.white_noise(source.seeds, paired=source.paired), self.box
-            )
-        if source.snapshot is not None and "white_noise" in source.snapshot.arrays:
-            return self._read(source.snapshot, "white_noise")
-        raise ValueError("this universe came from given particles: its noise is not known")
+        noise = source.held("white_noise", self.box)
+        if noise is None:
+            if source.seeds is None:
+                raise ValueError("this universe came from given particles: its noise is not known")
+            noise = self._solver.initial.white_noise(source.seeds, paired=source.paired)
+        return Field(noise, self.box)
 
     @functools.cached_property
     def linear_delta(self) -> Field:
@@ -266,14 +247,11 @@ class State:
         Raises:
             ValueError: as for `white_noise`.
         """
-        snapshot, local = self._provenance.source.snapshot, self._provenance.cosmologies
-        if snapshot is not None and "linear_delta" in snapshot.arrays:
-            return self._read(snapshot, "linear_delta")
-        return Field(self._solver.linear_delta(self.white_noise.block, local), self.box)
-
-    def _read(self, snapshot: Snapshot, name: str) -> Field:
-        block = np.asarray(snapshot.array(name)[self.box.place])
-        return Field(tf.convert_to_tensor(block, self.box.dtype), self.box)
+        linear = self._provenance.source.held("linear_delta", self.box)
+        if linear is None:
+            local = self._provenance.cosmologies
+            linear = self._solver.linear_delta(self.white_noise.block, local)
+        return Field(linear, self.box)
 
     def density(
         self,
@@ -332,17 +310,11 @@ def _unpickled(
     box: tuple[Any, ...],
     particles: tuple[np.ndarray, np.ndarray],
     a: float,
+    provenance: Provenance,
     timings: dict[str, Any],
-    about: tuple[SolverOptions, LocalCosmologies, int],
-    source: tuple[Any, bool, tuple[np.ndarray, np.ndarray] | None],
 ) -> State:
     grid, size, mesh, dtype, batch = box
-    where = Box(grid, size, mesh, tf.as_dtype(dtype), batch)
-    seeds, paired, initial = source
-    noise, linear_delta = (None, None) if initial is None else map(tf.constant, initial)
-    came_from = Source(seeds=seeds, paired=paired, white_noise=noise)
     tensors = Particles(*(tf.constant(block) for block in particles))
-    state = State.of(tensors, where, a, Provenance(*about, came_from), timings)
-    if linear_delta is not None:
-        vars(state)["linear_delta"] = Field(linear_delta, where)  # the cached property
-    return state
+    return State.of(
+        tensors, Box(grid, size, mesh, tf.as_dtype(dtype), batch), a, provenance, timings
+    )

@@ -178,6 +178,7 @@ def copy(request, saved):
 def test_a_copy_measures_as_the_state_that_a_run_left(copy):
     fresh = state()
     assert copy.a == fresh.a and copy.box.size == fresh.box.size
+    assert copy.header() == fresh.header() and copy.halo == fresh.halo
     assert copy.cosmology.numbers() == fresh.cosmology.numbers()
     for name in ("white_noise", "linear_delta", "displacement", "velocity"):
         expected, found = getattr(fresh, name).numpy(), getattr(copy, name).numpy()
