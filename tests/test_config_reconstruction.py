@@ -72,6 +72,14 @@ def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
     assert load_reconstruction(write(tmp_path, listed)).plan.a == 0.6
 
 
+def test_the_adjoint(tmp_path):
+    assert load_reconstruction(write(tmp_path, GOOD)).plan.simulation.adjoint == "reversible"
+    direct = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "direct"')
+    assert load_reconstruction(write(tmp_path, direct)).plan.simulation.adjoint == "direct"
+    (told,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
+    assert re.match('evolution.adjoint .*must be "reversible" or "direct"', told)
+
+
 def test_the_examples():
     run = load_reconstruction(EXAMPLES / "reconstruct.toml")
     assert (run.box.grid, run.box.size) == ((64,) * 3, (128.0,) * 3)

@@ -1,14 +1,25 @@
 """The simulation on one rank: against linear theory, its complaints, and what it imports."""
 
+import importlib
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
+from flowpm_dist.cosmology.time_steps import StepOptions
+from flowpm_dist.evolution.adjoints import ADJOINTS
+from flowpm_dist.evolution.options import AdjointName
+from flowpm_dist.grid.options import BoxOptions
+from flowpm_dist.simulation import SimulationPlan
+from flowpm_dist.simulation.compiled_solver import CompiledSolver
 
 PLANCK = fpm.Cosmology.planck18()
 STEPS = fpm.scale_factor_steps(0.05, 0.1, 2)
@@ -169,6 +180,54 @@ def test_a_pair_of_fixed_universes():
     np.testing.assert_array_equal(pair.white_noise.numpy(), -state.white_noise.numpy())
     noise = fpm.power_spectrum(state.white_noise)
     np.testing.assert_allclose(noise.power, sim.box.volume / sim.box.cells, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["simulation", "evolution", "grid", "initial", "particle_mesh"])
+def test_a_room_has_the_names_it_tells(name):
+    """Twice: a name that is also a module's would be the module once that is imported."""
+    room = importlib.import_module(f"flowpm_dist.{name}")
+    assert room.__all__
+    for _ in range(2):
+        assert not [n for n in room.__all__ if isinstance(getattr(room, n), ModuleType)]
+
+
+def test_a_plan_names_an_adjoint():
+    assert set(get_args(AdjointName)) == set(ADJOINTS)
+    box = BoxOptions(grid=(8, 8, 8), size=(32.0, 32.0, 32.0))
+    for name, kind in ADJOINTS.items():
+        plan = SimulationPlan(box, StepOptions(), adjoint=name)
+        made = plan.simulation(PLANCK, mesh="row:1")
+        assert type(made.options.adjoint) is kind
+
+
+def test_a_snapshot_and_a_pickle_keep_how_a_universe_was_made(tmp_path):
+    """Read, pickled and saved again: the seed, the halo and the options go along."""
+    options = {"noise": "nested", "halo": 3, "mesh_factor": 2, "lpt_order": 1}
+    state = fpm.Simulation(PLANCK, 8, 32.0, STEPS, **options).lpt(seed=7, paired=True)
+    read = fpm.State.from_snapshot(state.save(tmp_path / "first"))
+    again = pickle.loads(pickle.dumps(read))
+    again.save(tmp_path / "second")
+    shutil.rmtree(tmp_path / "first")  # the pickle has its own copy
+    last = fpm.State.from_snapshot(tmp_path / "second")
+    for copy in (read, again, pickle.loads(pickle.dumps(again)), last):
+        assert copy.header() == state.header()
+        assert copy.halo == 3
+    for name in ("white_noise", "linear_delta"):
+        expected = getattr(state, name).block
+        for copy in (again, last):
+            np.testing.assert_array_equal(getattr(copy, name).block, expected)
+    about = state.header()
+    assert (about["seed"], about["paired"], about["options"]["noise"]) == (7, True, "nested")
+
+
+def test_a_rank_can_pickle_alone(monkeypatch):
+    """The linear field takes a transform over all ranks: it is left to who asks for it."""
+    state = fpm.Simulation(PLANCK, 8, 32.0, STEPS).lpt(white_noise=np.ones((8, 8, 8)))
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledSolver, "linear_delta", lambda *_: pytest.fail("a collective"))
+        copy = pickle.loads(pickle.dumps(state))
+    np.testing.assert_array_equal(copy.white_noise.block, state.white_noise.block)
+    np.testing.assert_array_equal(copy.linear_delta.block, state.linear_delta.block)
 
 
 ALONE = """

@@ -191,7 +191,6 @@ def work_of(config: RunConfig) -> SimulationWork:
     return SimulationWork(
         plan=simulation_plan(config.box, config.initial, config.evolution, config.run),
         cosmology=config.cosmology.model_dump(exclude_none=True),
-        steps=config.evolution.step_count,
         seed=config.initial.seed,
         white_noise=config.initial.white_noise,
         paired=config.initial.paired,
@@ -202,7 +201,7 @@ def work_of(config: RunConfig) -> SimulationWork:
 
 def report(plan: Plan, summary: Summary) -> str:
     """Returns what is printed at the end: where the results are, and the first numbers."""
-    path, steps = plan.folder.path, plan.work.steps
+    path, steps = plan.folder.path, plan.work.plan.steps.step_count
     memory = human_size(max(summary.peak_memory))
     return f"""
 Results in {path}:

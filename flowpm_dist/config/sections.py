@@ -20,6 +20,7 @@ from pydantic import (
 
 from flowpm_dist.cosmology.time_steps import EQUAL_STEPS, StepOptions
 from flowpm_dist.evolution.integrators import INTEGRATORS, Integrator
+from flowpm_dist.evolution.options import AdjointOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.options import A_SEED, AnyPath, Options, Seed, nearest
 from flowpm_dist.particle_mesh.options import ForceOptions
@@ -48,8 +49,8 @@ def _known_integrator(name: str) -> str:
     return name
 
 
-class _Evolution(StepOptions, ForceOptions):
-    """The section [evolution]: time steps, integrator with its own options, and force."""
+class _Evolution(StepOptions, ForceOptions, AdjointOptions):
+    """The section [evolution]: time steps, integrator with its own options, force and adjoint."""
 
     integrator: Annotated[str, AfterValidator(_known_integrator)] = Field(
         default=DEFAULT, description=_SCHEMES

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from flowpm_dist.options import Options
 
+AdjointName = Literal["reversible", "direct"]
+"""The adjoints of `evolution.adjoints.ADJOINTS` that run files can name."""
+
 
 class HaloOptions(Options):
     """The options of the halo: how far particles may stray.
@@ -32,3 +35,14 @@ class RunOptions(HaloOptions):
     precision: Literal["float32", "float64"] = Field(
         default="float32", description='"float32" or "float64"'
     )
+
+
+class AdjointOptions(Options):
+    """The choice of an adjoint by its name.
+
+    Attributes:
+        adjoint: how a run is differentiated: "reversible", with memory flat in the number of steps,
+            or "direct", which keeps every state.
+    """
+
+    adjoint: AdjointName = Field(default="reversible", description='"reversible" or "direct"')

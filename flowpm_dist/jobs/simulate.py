@@ -71,7 +71,6 @@ class SimulationWork:
     Attributes:
         plan: how it is simulated.
         cosmology: parameters by name, as `Cosmology` takes them.
-        steps: number of time steps.
         seed: of the white noise; None if the noise is read from a file.
         white_noise: .npy file of the white noise; None if it comes from a seed.
         paired: whether the paired universe of the seed is simulated.
@@ -81,7 +80,6 @@ class SimulationWork:
 
     plan: SimulationPlan
     cosmology: Mapping[str, Any]
-    steps: int
     seed: int | None
     white_noise: Path | None
     paired: bool
@@ -120,7 +118,7 @@ def usual_seconds(work: SimulationWork, ranks: int) -> float | None:
     """Returns the duration of the steps [s] if the like was measured here before, else None."""
     cells = math.prod(work.plan.box.grid)
     rate = measured_rate(kind_of(WORK, ranks), cells)
-    return None if rate is None else rate * cells * work.steps
+    return None if rate is None else rate * cells * work.plan.steps.step_count
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.integrators import FastPM, Integrator
-from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.evolution.options import AdjointName, RunOptions
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.options import ForceOptions
@@ -29,6 +29,7 @@ class SimulationPlan:
         integrator: the time integrator with its options.
         force: the options of the particle mesh.
         run: the halo and the precision.
+        adjoint: how a run under a `tf.GradientTape` is differentiated.
     """
 
     box: BoxOptions
@@ -37,11 +38,14 @@ class SimulationPlan:
     integrator: Integrator = field(default_factory=FastPM)
     force: ForceOptions = field(default_factory=ForceOptions)
     run: RunOptions = field(default_factory=RunOptions)
+    adjoint: AdjointName = "reversible"
 
     @property
     def a_stop(self) -> float:
         """The scale factor at which the simulation ends [1]."""
-        return self.steps.edges[-1] if self.steps.edges else self.steps.a_stop
+        last = self.steps.last
+        assert last is not None, "a plan is made of steps that were understood"
+        return last
 
     def simulation(self, cosmology: Cosmology, *, mesh: ProcessMesh | MeshShape) -> Simulation:
         """Returns the simulation of a cosmology.
@@ -52,7 +56,6 @@ class SimulationPlan:
         """
         from flowpm_dist.simulation.simulation import Simulation
 
-        initial = {name: getattr(self.initial, name) for name in InitialOptions.model_fields}
         return Simulation(
             cosmology,
             self.box.grid,
@@ -60,7 +63,8 @@ class SimulationPlan:
             self.steps.edges_of(cosmology),
             integrator=self.integrator,
             mesh=mesh,
-            **initial,
+            adjoint=self.adjoint,
+            **self.initial.part(InitialOptions).model_dump(),
             **self.force.model_dump(),
             **self.run.model_dump(),
         )

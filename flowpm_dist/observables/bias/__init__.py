@@ -1,4 +1,4 @@
-"""The bias of tracers, one scheme in each file; your own derive from `Bias`."""
+"""The bias of tracers, one scheme in each file."""
 
 from __future__ import annotations
 
