@@ -1,6 +1,7 @@
 """The folder in which what was built or measured is kept from one command to the next."""
 
 import os
+import tempfile
 from pathlib import Path
 
 VARIABLE = "FLOWPM_CACHE"
@@ -13,5 +14,7 @@ def user_cache() -> Path:
     """
     if given := os.environ.get(VARIABLE):
         return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):  # a user without a home, as in some containers
+        base = tempfile.gettempdir()
     return Path(base) / "flowpm-dist"

@@ -13,7 +13,6 @@ import pytest
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import MODELS, load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.memory import buffer_bytes
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, finish_dataset
@@ -276,7 +275,7 @@ def test_a_section_that_is_none_causes_no_second_complaint(tmp_path):
 
 
 def test_the_side_that_is_said_to_fit_does(tmp_path):
-    for name in DECLARATIONS:
+    for name in ("sc18", "sc18-periodic", "mlperf"):
         network = "[network]", f'[network]\nname = "{name}"'
         (found,) = problems(tmp_path, changed(network, ("grid = 32", "grid = 6")))
         side = int(found.rpartition(" ")[2])
@@ -417,6 +416,7 @@ SC18 = ("[network]", '[network]\nname = "sc18"'), ("grid = 32", "grid = 128")
         (3, "replica:3", (), "replica:3 does not divide the 4 volumes of the batch.*: 1, 2, 4"),
         (3, "row:3", (), "row:3 does not divide the 32 cells of x"),
         (3, "col:3", (), "col:3 does not divide the 32 cells of y"),
+        (8, "row:2,col:2,replica:2", (), "replica must come first: replica:...,row:...,col:..."),
         (2, "col:two", (), "is not of the form axis:size"),
         (4, "replica:2,row:2", SC18, "sc18 has valid edges.*use sc18-periodic, .* replica:4"),
         (8, None, SC18, "batch = 4: .* 4 of 8 ranks, and sc18 has valid edges.*such as 8"),

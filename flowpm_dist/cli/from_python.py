@@ -39,6 +39,7 @@ def run(
     mesh: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    ignore_memory: bool = False,
     quiet: bool = False,
 ) -> RunRecord:
     """Do what a run file asks for, in processes of its own, and return what came of it.
@@ -54,6 +55,7 @@ def run(
         mesh: shape of the mesh of ranks.
         resume: go on with the work in the folder; not for simulations.
         overwrite: replace what is in the folder.
+        ignore_memory: begin also where the estimate of memory does not fit.
         quiet: show no progress on the standard error.
 
     Returns:
@@ -84,6 +86,9 @@ def run(
         words += [] if ranks is None else ["--ranks", str(ranks)]
         words += [] if mesh is None else ["--mesh", mesh]
         flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
+        flags["--ignore-memory"] = ignore_memory
+        if resume and command == "simulate":
+            raise UserError("resume: a simulation has no checkpoints to go on from")
         words += [flag for flag, given in flags.items() if given]
         _work(words, str(path), named)
     found = read_record(Path(output))

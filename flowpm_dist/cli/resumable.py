@@ -249,7 +249,7 @@ def start(
         )
         if not (planned.is_complete or ignore_memory):
             planned.demand.check(planned.estimate, launch.host_memory())
-    except UserError as error:
+    except (UserError, launch.LaunchError) as error:
         refuse(str(error))
     if planned.is_complete:
         if launch.detect().rank == 0:

@@ -100,7 +100,7 @@ def simulate(
             ignore_memory=ignore_memory,
             settings=parse_settings(changes or []),
         )
-    except UserError as error:
+    except (UserError, launch.LaunchError) as error:
         refuse(str(error))
     if check:
         show_check(plan.work.run_text, plan.mesh, plan.estimate, output)

@@ -69,6 +69,9 @@ def batched_mesh(
                 f"{plan.network.name} has valid edges, so that its volumes cannot be split: use "
                 f"sc18-periodic, or the mesh replica:{ranks}"
             )
+        shared = [name for name, size in axes.items() if size > 1]
+        if len(shared) > 2 and shared[0] != "replica":
+            wrong.append("replica must come first: replica:...,row:...,col:...")
         return wrong
 
     if shape or plan.mesh:

@@ -55,7 +55,8 @@ def measured_rate(kind: Kind, cells: int) -> float | None:
         cells: of its box.
     """
     near = {}
-    for size, rate in _read().get(kind.key, {}).items():
+    found = _read().get(kind.key)
+    for size, rate in (found if isinstance(found, dict) else {}).items():
         ratio = max(int(size) / cells, cells / int(size))
         if ratio <= WITHIN:
             near[ratio] = rate

@@ -101,7 +101,9 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
                 v = (v + (c1 * x if kind == "kick" else 0.0)) / c0
         return x, v
 
-    kept = []
+    kept: list[int] = []
+    if not kicks:
+        return kept
     zero = np.zeros(len(factors))
     with np.errstate(divide="ignore", invalid="ignore"):
         x, v = undone(zero + 1.0, zero, kicks[-1] + 1, len(plan.operations))
