@@ -182,7 +182,7 @@ def known(training):
     optimiser = optimiser_of(read.plan)
     optimiser.build(network.weights)
     saved = Checkpoints(training / "checkpoints", solo(), network.state, optimiser, 1)
-    assert saved.restore() == read.plan.total_steps
+    assert saved.restore().step == read.plan.total_steps
     outputs = [network.predict(volumes[i : i + 2, ..., 0]).numpy() for i in (0, 2)]
     mean, sigma = in_physical_units(network, standardiser_of(read.plan), np.concatenate(outputs))
     order = np.argsort(truth.numpy()[:, 0])
