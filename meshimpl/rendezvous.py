@@ -62,7 +62,8 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     """
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
     row = np.frombuffer((digest + data).ljust(_ROW, b"\0"), np.uint8)
-    with at(f"{what}, among ranks {', '.join(map(str, ranks))}", waiting=True):
+    group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+    with at(f"{what}, {group}", waiting=True):
         rows = _gather(row, ranks)
     if (rows[:, :_DIGEST] != row[:_DIGEST]).any():
         raise CollectiveError(
