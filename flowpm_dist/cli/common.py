@@ -193,9 +193,6 @@ def stop_on(*numbers: signal.Signals) -> None:
         signal.signal(number, stop)
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 @contextmanager
 def stoppable(kept: Callable[[], str]) -> Iterator[None]:
     """Exit with a message if a signal comes inside, while the work does not handle it itself.
@@ -203,12 +200,12 @@ def stoppable(kept: Callable[[], str]) -> Iterator[None]:
     Args:
         kept: returns a sentence on what is saved, which is added to the message.
     """
-    stop_on(*STOPS)
+    stop_on(*launch.STOP_SIGNALS)
     try:
         yield
     except SystemExit as end:
         number = int(end.code or 0) - 128
-        if number not in STOPS:
+        if number not in launch.STOP_SIGNALS:
             raise
         name = launch.stop_name(signal.Signals(number).name)
         refuse(f"stopped by {name}; {kept()}", status=128 + number)

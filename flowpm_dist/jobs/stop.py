@@ -11,10 +11,8 @@ from types import FrameType
 
 import tensorflow as tf
 
+from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals by which a scheduler or a user stops a job."""
 
 
 class StopError(Exception):
@@ -47,7 +45,7 @@ class StopRequest:
                 raise SystemExit(128 + number)
             self._received = number
 
-        before = {number: signal.signal(number, note) for number in SIGNALS}
+        before = {number: signal.signal(number, note) for number in launch.STOP_SIGNALS}
         try:
             with _answered(f"stopping after this {self._step} ...", self._say):
                 yield self
@@ -66,7 +64,7 @@ class StopRequest:
 
 @contextmanager
 def _answered(line: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the first of `SIGNALS` is answered with a line.
+    """Inside, the first of `launch.STOP_SIGNALS` is answered with a line.
 
     Python calls a signal's handler only between two of its own instructions, and a step of
     TensorFlow is one of them. What the interpreter writes to the wakeup file, it writes at once.
@@ -77,7 +75,7 @@ def _answered(line: str, say: Callable[[str], None]) -> Iterator[None]:
 
     def answer() -> None:
         while number := os.read(reader, 1):
-            if number[0] in SIGNALS:
+            if number[0] in launch.STOP_SIGNALS:
                 say(line)
                 break
 

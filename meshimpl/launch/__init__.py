@@ -15,7 +15,7 @@ from meshimpl.launch.command import (
 from meshimpl.launch.ending import abort, abort_on_error
 from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
 from meshimpl.launch.job import launch_or_join, relaunch
-from meshimpl.launch.job_folder import end_was_told, stop_name
+from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
 from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
 from meshimpl.launch.resources import (
     available_cores,
@@ -28,6 +28,7 @@ __all__ = [
     "ENVIRONMENT_DEFAULTS",
     "HostMemory",
     "LaunchError",
+    "STOP_SIGNALS",
     "RankEnvironment",
     "abort",
     "abort_on_error",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "MESHIMPL_FAILURE_FOLDER"
 """Environment variable that names the folder to the ranks."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Signals by which a scheduler or a user stops a job."""
 
 
 @dataclass(frozen=True)
