@@ -11,8 +11,11 @@ _HOMES = {
     "InterpolatedGrowth": "interpolated",
     "InterpolatedTransfer": "interpolated",
     "LinearPower": "power",
+    "NonlinearPower": "nonlinear",
     "PMWD_TRANSFER_NODES": "interpolated",
+    "TabulatedPower": "tabulated",
     "lensing_weight": "distances",
+    "limber_power": "limber",
     "sigma8": "power",
 }
 

@@ -13,6 +13,7 @@ _HOMES = {
     "TabulatedDistribution": "sources",
     "born": "born_approximation",
     "convergence": "kaiser_squires",
+    "convergence_power": "theory",
     "lensing_efficiency": "planes",
     "plane_weights": "planes",
     "ray_trace": "ray_tracing",
