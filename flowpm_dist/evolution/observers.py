@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -59,6 +59,10 @@ class Observer(abc.ABC):
             moment: the particles.
             inputs: in place of `self.inputs`.
         """
+
+    @abc.abstractmethod
+    def results(self, seen: Seen) -> Any:
+        """Returns what becomes of all that was seen during a run; on all ranks together."""
 
 
 def add_to(seen: Seen, more: Seen) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -15,6 +15,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import FastPM, Integrator
+from flowpm_dist.evolution.observers import Observer
 from flowpm_dist.evolution.plan import Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
@@ -34,6 +35,9 @@ from flowpm_dist.simulation.stages import (
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
+
+ObserverOf = Callable[[Inputs, int], Observer]
+"""What makes an observer from the inputs of a run and its halo."""
 
 
 class Simulation:
@@ -226,19 +230,52 @@ class Simulation:
             ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
-        clock = Clock()
         if outputs is None and on_output is not None:
             raise ValueError("on_output goes with outputs: give the scale factors, too")
-        times = None if outputs is None else check_outputs(outputs, self.edges)
-        inputs = self._read(Given(seed, white_noise, particles, cosmology, paired))
+        given = Given(seed, white_noise, particles, cosmology, paired)
+        if outputs is None:
+            return self._carry(given, progress, None)[0]
+        times = check_outputs(outputs, self.edges)
+        return self._carry(
+            given, progress, lambda inputs, halo: Outputs(inputs, times, halo, on_output)
+        )[1]
+
+    def observe(
+        self,
+        observer: ObserverOf,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        particles: State | tuple[Any, Any] | None = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Simulates as `run` does, and returns what an observer makes of what it sees on the way.
+
+        Args:
+            observer: makes an `evolution.Observer` from the inputs of the run and its halo.
+            seed, white_noise, particles, cosmology, paired, progress: as for `run`.
+
+        Raises:
+            ValueError, HaloError: as `run` does.
+        """
+        given = Given(seed, white_noise, particles, cosmology, paired)
+        return self._carry(given, progress, observer)[1]
+
+    def _carry(
+        self, given: Given, progress: Progress | None, observer_of: ObserverOf | None
+    ) -> tuple[State, Any]:
+        """Returns the last state, and what an observer made of what it saw."""
+        clock = Clock()
+        inputs = self._read(given)
         start, lpt = first_particles(inputs)
         halo = halo_for(start[0], inputs)
-        observer = None if times is None else Outputs(inputs, times, halo, on_output)
+        observer = None if observer_of is None else observer_of(inputs, halo)
         done, timings = evolve_particles(start, lpt, inputs, halo, clock, progress, observer)
-        if observer is not None:
-            return observer.results(done.seen)
         end, provenance = float(self.edges[-1]), inputs.provenance(halo)
-        return State.of(done.particles, inputs.box, end, provenance, timings)
+        state = State.of(done.particles, inputs.box, end, provenance, timings)
+        return state, None if observer is None else observer.results(done.seen)
 
     def lpt(
         self,

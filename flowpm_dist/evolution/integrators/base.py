@@ -127,6 +127,30 @@ class Integrator(Options, abc.ABC):
             f"{type(self).__name__} gives no states on the way: it has no `interpolation`"
         )
 
+    def since_kick(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """Returns how places at given times follow from those at the last kick before each.
+
+        Between two kicks the velocity stays as it is.
+
+        Args:
+            growth: of the cosmology.
+            edges: of the steps, in scale factor.
+            times: scale factors from the first kick to the last of the edges, float64 [times].
+
+        Returns:
+            The numbers of the kicks, and the factors c of displacement = that at the kick +
+            c1 velocity after the kick + c2 psi1 + c3 psi2, float64 [times, 4] with c0 = 0,
+            differentiable by the times and the cosmology.
+
+        Raises:
+            ValueError: the scheme has no such places, or a time lies before the first kick.
+        """
+        raise ValueError(
+            f"{type(self).__name__} gives no places on the way: it has no `since_kick`"
+        )
+
     def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor | None:
         """Returns the factors [4] of the "velocity" operation from canonical to the scheme's own.
 

@@ -24,6 +24,7 @@ from flowpm_dist.evolution.integrators.schedules import (
     drift_kick_drift,
     followed_by_velocity,
     kicks_of,
+    last_kicks,
     rows,
 )
 
@@ -83,3 +84,14 @@ class BullFrog(Integrator):
         canonical = growth.g_drift(t)
         scale = tf.stack([tf.ones_like(canonical), canonical], axis=-1)
         return Interpolation(found.kicks, found.factors * scale[:, :, tf.newaxis])
+
+    def since_kick(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """See `Integrator.since_kick`."""
+        import tensorflow as tf
+
+        d1, now = growth.d1(np.asarray(edges, dtype=np.float64)), growth.d1(times)
+        middle = 0.5 * (d1[1:] + d1[:-1])
+        kicks = last_kicks(now.numpy(), middle.numpy())
+        return tuple(kicks.tolist()), rows(0.0, now - tf.gather(middle, kicks), 0.0, 0.0)

@@ -26,6 +26,7 @@ from flowpm_dist.evolution.integrators.schedules import (
     followed_by_velocity,
     kick_drift_kick,
     kick_drift_kick_between,
+    last_kicks,
     rows,
 )
 
@@ -105,8 +106,23 @@ class COLA(Integrator):
         factors = tf.concat([residual.factors[..., :2], lpt], axis=-1)
         return Interpolation(residual.kicks, factors)
 
+    def since_kick(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """See `Integrator.since_kick`."""
+        a = np.asarray(edges, dtype=np.float64)
+        kicks = last_kicks(times.numpy(), a[:-1])
+        half = half_step_times(edges, self.half_step)[kicks]
+        residual = self._drifts(growth, a[kicks], times, half)
+        lpt = (growth.d1(times) - growth.d1(a[kicks]), growth.d2(times) - growth.d2(a[kicks]))
+        return tuple(kicks.tolist()), rows(0.0, residual, *lpt)
+
     def _drifts(
-        self, growth: GrowthFunctions, begin: np.ndarray, end: np.ndarray, middle: np.ndarray
+        self,
+        growth: GrowthFunctions,
+        begin: np.ndarray,
+        end: np.ndarray | tf.Tensor,
+        middle: np.ndarray,
     ) -> tf.Tensor:
         import tensorflow as tf
 

@@ -17,6 +17,7 @@ from flowpm_dist.evolution.integrators.base import Integrator, Interpolation, Sc
 from flowpm_dist.evolution.integrators.schedules import (
     kick_drift_kick,
     kick_drift_kick_between,
+    last_kicks,
     rows,
 )
 
@@ -72,3 +73,13 @@ class FastPM(Integrator):
 
         halves = half_step_times(edges, self.half_step)
         return kick_drift_kick_between(edges, halves, times, growth.g_drift, drifted)
+
+    def since_kick(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """See `Integrator.since_kick`."""
+        a = np.asarray(edges, dtype=np.float64)
+        kicks = last_kicks(times.numpy(), a[:-1])
+        half = half_step_times(edges, self.half_step)[kicks]
+        drift = (growth.d1(times) - growth.d1(a[kicks])) / growth.g_drift(half)
+        return tuple(kicks.tolist()), rows(0.0, drift, 0.0, 0.0)

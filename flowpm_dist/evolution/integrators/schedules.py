@@ -128,6 +128,22 @@ def kick_drift_kick_between(
     return between_kicks(kicks, (kicked(t) - begin) / (end - begin), drift, later)
 
 
+def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
+    """Returns the number of the last kick before each time, the last one apart, which ends a run.
+
+    Args:
+        times: [n], in any unit.
+        kicks: times at whose places the kicks are made, in the same.
+
+    Raises:
+        ValueError: a time lies before the first kick.
+    """
+    found = np.searchsorted(kicks, times, side="right") - 1
+    if (found < 0).any():
+        raise ValueError("no force is known yet that early: begin the run earlier")
+    return found
+
+
 def followed_by_velocity(schedule: Schedule, factors: tf.Tensor) -> Schedule:
     """Returns the schedule with one more operation on the velocity, of factors [1, 4]."""
     import tensorflow as tf

@@ -1,9 +1,9 @@
 // Paint layers of particles on maps of the sky, and its adjoint.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
+#include "common.h"
 #include "kernels.h"
 
 namespace flowpm {
@@ -17,7 +17,6 @@ constexpr int64_t kAtOnce = 1 << 20;   // particles whose places are held
 struct Range {
   int64_t begin[3], end[3];
   int64_t rows() const { return (end[0] - begin[0]) * (end[1] - begin[1]); }
-  int64_t count() const { return rows() * (end[2] - begin[2]); }
 };
 
 template <typename T>
@@ -41,37 +40,43 @@ struct Sight {
   double distance, shift;
 };
 
-// Calls see(sight) for the particles of rows `from` to `to` of a slab that are in front of us.
+// Calls see(sight) for the particles of rows `from` to `to` of a slab that may lie on a map.
 template <typename T, typename See>
-void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int64_t from, int64_t to,
-                   const See& see) {
+FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int64_t from,
+                                 int64_t to, const See& see) {
   const int32_t* place = sky.places + 6 * slab;
   const double* direction = sky.directions + 5 * slab;
   const int ax = place[0], ay = place[1], az = place[2];
   const Range range = range_of(sky, slab);
   const int64_t columns = range.end[1] - range.begin[1];
-  const int64_t n1 = sky.particles[1], n2 = sky.particles[2];
+  const double lx = sky.lengths[ax], ly = sky.lengths[ay], per_x = 1 / lx, per_y = 1 / ly;
+  const double half = 0.5 * double(sky.pixels + 1) * sky.pixel;
   for (int64_t row = from; row < to; ++row) {
     int64_t at[3] = {range.begin[0] + row / columns, range.begin[1] + row % columns, 0};
+    const int64_t first =
+        ((b * sky.particles[0] + at[0]) * sky.particles[1] + at[1]) * sky.particles[2];
     for (at[2] = range.begin[2]; at[2] < range.end[2]; ++at[2]) {
-      const int64_t layer = place[5] + at[az] - place[3];
-      Sight sight;
-      sight.index = ((b * sky.particles[0] + at[0]) * n1 + at[1]) * n2 + at[2];
+      const int64_t layer = place[5] + at[az] - place[3], index = first + at[2];
       const T* factors = sky.factors + (b * sky.layers + layer) * sky.fields;
-      double moved[3] = {0, 0, 0};
-      for (int64_t f = 0; f < sky.fields; ++f) {
-        const T* s = sky.field[f] + 3 * sight.index;
-        for (int a = 0; a < 3; ++a) moved[a] += double(factors[f]) * double(s[a]);
-      }
-      sight.layer = int32_t(layer);
-      sight.shift = direction[4] * moved[az];
+      const auto moved = [&](int axis) {
+        double sum = 0;
+        for (int64_t f = 0; f < sky.fields; ++f) {
+          sum += double(factors[f]) * double(sky.field[f][3 * index + axis]);
+        }
+        return sum;
+      };
+      Sight sight;
+      sight.shift = direction[4] * moved(az);
       sight.distance = sky.distances[layer] + sight.shift;
-      if (!(sight.distance > 0)) continue;
-      const double lx = sky.lengths[ax], ly = sky.lengths[ay];
-      sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved[ax]);
-      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved[ay]);
-      sight.x -= lx * std::nearbyint(sight.x / lx);
-      sight.y -= ly * std::nearbyint(sight.y / ly);
+      const double reach = half * sight.distance;
+      sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved(ax));
+      sight.x -= lx * std::nearbyint(sight.x * per_x);
+      if (!(std::abs(sight.x) <= reach)) continue;  // nor does one behind us
+      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
+      sight.y -= ly * std::nearbyint(sight.y * per_y);
+      if (!(std::abs(sight.y) <= reach)) continue;
+      sight.index = index;
+      sight.layer = int32_t(layer);
       see(sight);
     }
   }
@@ -79,16 +84,21 @@ void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int64_t from, int
 
 // Calls image(px, py) [pixels] for the images of a particle that lie on the map.
 template <typename T, typename Image>
-void for_images(const Sky<T>& sky, const Sight& sight, int64_t slab, const Image& image) {
+FLOWPM_INLINE void for_images(const Sky<T>& sky, const Sight& sight, int64_t slab,
+                              const Image& image) {
   const int32_t* place = sky.places + 6 * slab;
-  const double size = sight.distance * sky.pixel, middle = 0.5 * double(sky.pixels) - 0.5;
-  const double reach = (middle + 1) * size, lx = sky.lengths[place[0]], ly = sky.lengths[place[1]];
+  const double per_pixel = 1 / (sight.distance * sky.pixel), middle = 0.5 * double(sky.pixels) - 0.5;
+  const double reach = (middle + 1) * sight.distance * sky.pixel;
+  const double lx = sky.lengths[place[0]], ly = sky.lengths[place[1]];
+  if (2 * reach < std::min(lx, ly)) {  // only the nearest image can be seen
+    image(sight.x * per_pixel + middle, sight.y * per_pixel + middle);
+    return;
+  }
   const double x0 = std::ceil((-reach - sight.x) / lx), x1 = std::floor((reach - sight.x) / lx);
-  if (x0 > x1) return;
   const double y0 = std::ceil((-reach - sight.y) / ly), y1 = std::floor((reach - sight.y) / ly);
   for (double i = x0; i <= x1; ++i) {
     for (double j = y0; j <= y1; ++j) {
-      image((sight.x + i * lx) / size + middle, (sight.y + j * ly) / size + middle);
+      image((sight.x + i * lx) * per_pixel + middle, (sight.y + j * ly) * per_pixel + middle);
     }
   }
 }
@@ -100,7 +110,7 @@ struct Hit {
 };
 
 template <typename T>
-void deposit(const Sky<T>& sky, int64_t b, const Hit& hit, int64_t begin, int64_t end) {
+FLOWPM_INLINE void deposit(const Sky<T>& sky, int64_t b, const Hit& hit, int64_t begin, int64_t end) {
   const int64_t n = sky.pixels;
   const T* amounts = sky.amounts + (b * sky.layers + hit.layer) * sky.weights * 2;
   for (int64_t w = 0; w < sky.weights; ++w) {
@@ -117,12 +127,115 @@ void deposit(const Sky<T>& sky, int64_t b, const Hit& hit, int64_t begin, int64_
   }
 }
 
+// A part of a slab, and the bands of rows that its particles are sorted by.
+template <typename T>
+struct Piece {
+  const Sky<T>* sky;
+  int64_t b, slab, from, to;
+  const int32_t* band_of;
+  std::vector<Hit>* hits;  // [kBands]
+};
+
+template <typename T>
+FLOWPM_INLINE void find(const Piece<T>& piece) {
+  const Sky<T>& sky = *piece.sky;
+  const int64_t n = sky.pixels;
+  for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+    for_images(sky, sight, piece.slab, [&](double px, double py) {
+      const double column = std::floor(px), row = std::floor(py);
+      if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
+      Hit hit;
+      hit.layer = sight.layer;
+      hit.column = int32_t(column);
+      hit.row = int32_t(row);
+      hit.x = px - column;
+      hit.y = py - row;
+      hit.shift = sight.shift;
+      hit.inverse = 1 / (sight.distance * sight.distance);
+      const int32_t low = piece.band_of[std::max<int64_t>(hit.row, 0)];
+      const int32_t high = piece.band_of[std::min<int64_t>(hit.row + 1, n - 1)];
+      piece.hits[low].push_back(hit);
+      if (high != low) piece.hits[high].push_back(hit);
+    });
+  });
+}
+
+// What one piece adds to the cotangents: those of fields, and its own sums for each layer.
+template <typename T>
+struct PieceVjp {
+  const SkyVjp<T>* call;
+  int64_t b, slab, from, to;
+  double* sums;  // [layers of the slab, fields + 2 weights]
+};
+
+template <typename T>
+FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
+  const SkyVjp<T>& call = *piece.call;
+  const Sky<T>& sky = call.sky;
+  const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights;
+  const int32_t* place = sky.places + 6 * piece.slab;
+  const double* direction = sky.directions + 5 * piece.slab;
+  const double middle = 0.5 * double(n) - 0.5;
+  for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+    const T* amounts = sky.amounts + (piece.b * sky.layers + sight.layer) * weights * 2;
+    double* sum = piece.sums + (sight.layer - place[5]) * (fields + 2 * weights);
+    const double per_pixel = 1 / (sight.distance * sky.pixel);
+    const double per_distance = 1 / sight.distance, inverse = per_distance * per_distance;
+    double to_x = 0, to_y = 0, to_distance = 0;
+    for_images(sky, sight, piece.slab, [&](double px, double py) {
+      const double column = std::floor(px), row = std::floor(py);
+      if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
+      const int64_t i = int64_t(column), j = int64_t(row);
+      const double x = px - column, y = py - row;
+      double slope_x = 0, slope_y = 0;
+      for (int64_t w = 0; w < weights; ++w) {
+        const T* map = call.dout + (piece.b * sky.maps + sky.first_map[sight.layer] + w) * n * n;
+        const auto value = [&](int64_t r, int64_t c) {
+          return r >= 0 && r < n && c >= 0 && c < n ? double(map[r * n + c]) : 0.0;
+        };
+        const double m00 = value(j, i), m01 = value(j, i + 1);
+        const double m10 = value(j + 1, i), m11 = value(j + 1, i + 1);
+        const double low = m00 + x * (m01 - m00), high = m10 + x * (m11 - m10);
+        const double slope = (low + y * (high - low)) * inverse;
+        const double by_shift = double(amounts[2 * w + 1]);
+        const double amount = double(amounts[2 * w]) + by_shift * sight.shift;
+        sum[fields + 2 * w] += slope;
+        sum[fields + 2 * w + 1] += slope * sight.shift;
+        to_distance += slope * (by_shift - 2 * amount * per_distance);
+        slope_x += amount * inverse * ((1 - y) * (m01 - m00) + y * (m11 - m10));
+        slope_y += amount * inverse * (high - low);
+      }
+      to_x += slope_x * per_pixel;
+      to_y += slope_y * per_pixel;
+      to_distance -= (slope_x * (px - middle) + slope_y * (py - middle)) * per_distance;
+    });
+    double to[3] = {0, 0, 0};
+    to[place[0]] = direction[1] * to_x;
+    to[place[1]] = direction[3] * to_y;
+    to[place[2]] = direction[4] * to_distance;
+    const T* factors = sky.factors + (piece.b * sky.layers + sight.layer) * fields;
+    for (int64_t f = 0; f < fields; ++f) {
+      const T* s = sky.field[f] + 3 * sight.index;
+      T* ds = call.dfield[f] + 3 * sight.index;
+      for (int a = 0; a < 3; ++a) {
+        ds[a] += T(double(factors[f]) * to[a]);
+        sum[f] += double(s[a]) * to[a];
+      }
+    }
+  });
+}
+
+FLOWPM_CLONES void find_clone(const Piece<float>& piece) { find(piece); }
+FLOWPM_CLONES void find_clone(const Piece<double>& piece) { find(piece); }
+FLOWPM_CLONES void carry_back_clone(const PieceVjp<float>& piece) { carry_back(piece); }
+FLOWPM_CLONES void carry_back_clone(const PieceVjp<double>& piece) { carry_back(piece); }
+
 }  // namespace
 
 template <typename T>
 void paint_sky(const Sky<T>& call, const Parallel& parallel) {
   const int64_t n = call.pixels, bands = std::min(kBands, n);
-  std::memset(call.out, 0, size_t(call.batch * call.maps * n * n) * sizeof(T));
+  clear(call.out, call.batch * call.maps * n * n, parallel);
   const auto edge = [&](int64_t band) { return band * n / bands; };
   std::vector<int32_t> band_of(n);
   for (int64_t band = 0; band < bands; ++band) {
@@ -139,26 +252,8 @@ void paint_sky(const Sky<T>& call, const Parallel& parallel) {
         parallel(kPieces, [&](int64_t piece) {
           std::vector<Hit>* mine = hits.data() + piece * bands;
           for (int64_t band = 0; band < bands; ++band) mine[band].clear();
-          const int64_t from = begin + piece * rows / kPieces;
-          const int64_t to = begin + (piece + 1) * rows / kPieces;
-          for_particles(call, b, slab, from, to, [&](const Sight& sight) {
-            for_images(call, sight, slab, [&](double px, double py) {
-              const double column = std::floor(px), row = std::floor(py);
-              if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
-              Hit hit;
-              hit.layer = sight.layer;
-              hit.column = int32_t(column);
-              hit.row = int32_t(row);
-              hit.x = px - column;
-              hit.y = py - row;
-              hit.shift = sight.shift;
-              hit.inverse = 1 / (sight.distance * sight.distance);
-              const int32_t low = band_of[std::max<int64_t>(hit.row, 0)];
-              const int32_t high = band_of[std::min<int64_t>(hit.row + 1, n - 1)];
-              mine[low].push_back(hit);
-              if (high != low) mine[high].push_back(hit);
-            });
-          });
+          find_clone(Piece<T>{&call, b, slab, begin + piece * rows / kPieces,
+                              begin + (piece + 1) * rows / kPieces, band_of.data(), mine});
         });
         parallel(bands, [&](int64_t band) {
           for (int64_t piece = 0; piece < kPieces; ++piece) {
@@ -175,78 +270,20 @@ void paint_sky(const Sky<T>& call, const Parallel& parallel) {
 template <typename T>
 void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel) {
   const Sky<T>& sky = call.sky;
-  const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights;
-  const int64_t each = fields + 2 * weights;
+  const int64_t fields = sky.fields, weights = sky.weights, each = fields + 2 * weights;
   const int64_t vectors = 3 * sky.batch * sky.particles[0] * sky.particles[1] * sky.particles[2];
-  for (int64_t f = 0; f < fields; ++f) {
-    parallel(kPieces, [&](int64_t piece) {
-      const int64_t from = piece * vectors / kPieces, to = (piece + 1) * vectors / kPieces;
-      std::memset(call.dfield[f] + from, 0, size_t(to - from) * sizeof(T));
-    });
-  }
+  for (int64_t f = 0; f < fields; ++f) clear(call.dfield[f], vectors, parallel);
   std::fill(call.dfactors, call.dfactors + sky.batch * sky.layers * fields, 0.0);
   std::fill(call.damounts, call.damounts + sky.batch * sky.layers * weights * 2, 0.0);
   for (int64_t b = 0; b < sky.batch; ++b) {
     for (int64_t slab = 0; slab < sky.slabs; ++slab) {
       const int32_t* place = sky.places + 6 * slab;
-      const double* direction = sky.directions + 5 * slab;
       const int64_t rows = range_of(sky, slab).rows(), count = place[4];
       std::vector<double> sums(kPieces * count * each, 0.0);
       parallel(kPieces, [&](int64_t piece) {
-        double* mine = sums.data() + piece * count * each;
-        for_particles(
-            sky, b, slab, piece * rows / kPieces, (piece + 1) * rows / kPieces,
-            [&](const Sight& sight) {
-              const T* amounts = sky.amounts + (b * sky.layers + sight.layer) * weights * 2;
-              double* sum = mine + (sight.layer - place[5]) * each;
-              const double size = sight.distance * sky.pixel;
-              const double inverse = 1 / (sight.distance * sight.distance);
-              const double middle = 0.5 * double(n) - 0.5;
-              double to_x = 0, to_y = 0, to_distance = 0;
-              for_images(sky, sight, slab, [&](double px, double py) {
-                const double column = std::floor(px), row = std::floor(py);
-                if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
-                const int64_t i = int64_t(column), j = int64_t(row);
-                const double x = px - column, y = py - row;
-                double slope_x = 0, slope_y = 0;
-                for (int64_t w = 0; w < weights; ++w) {
-                  const T* map =
-                      call.dout + (b * sky.maps + sky.first_map[sight.layer] + w) * n * n;
-                  const auto value = [&](int64_t r, int64_t c) {
-                    return r >= 0 && r < n && c >= 0 && c < n ? double(map[r * n + c]) : 0.0;
-                  };
-                  const double m00 = value(j, i), m01 = value(j, i + 1);
-                  const double m10 = value(j + 1, i), m11 = value(j + 1, i + 1);
-                  const double low = m00 + x * (m01 - m00), high = m10 + x * (m11 - m10);
-                  const double slope = (low + y * (high - low)) * inverse;
-                  const double amount =
-                      double(amounts[2 * w]) + double(amounts[2 * w + 1]) * sight.shift;
-                  sum[fields + 2 * w] += slope;
-                  sum[fields + 2 * w + 1] += slope * sight.shift;
-                  to_distance += slope * (double(amounts[2 * w + 1]) -
-                                          2 * amount / sight.distance);
-                  slope_x += amount * inverse * ((1 - y) * (m01 - m00) + y * (m11 - m10));
-                  slope_y += amount * inverse * (high - low);
-                }
-                to_x += slope_x / size;
-                to_y += slope_y / size;
-                to_distance -=
-                    (slope_x * (px - middle) + slope_y * (py - middle)) / sight.distance;
-              });
-              double to[3] = {0, 0, 0};
-              to[place[0]] = direction[1] * to_x;
-              to[place[1]] = direction[3] * to_y;
-              to[place[2]] = direction[4] * to_distance;
-              const T* factors = sky.factors + (b * sky.layers + sight.layer) * fields;
-              for (int64_t f = 0; f < fields; ++f) {
-                const T* s = sky.field[f] + 3 * sight.index;
-                T* ds = call.dfield[f] + 3 * sight.index;
-                for (int a = 0; a < 3; ++a) {
-                  ds[a] += T(double(factors[f]) * to[a]);
-                  sum[f] += double(s[a]) * to[a];
-                }
-              }
-            });
+        carry_back_clone(PieceVjp<T>{&call, b, slab, piece * rows / kPieces,
+                                     (piece + 1) * rows / kPieces,
+                                     sums.data() + piece * count * each});
       });
       for (int64_t piece = 0; piece < kPieces; ++piece) {
         for (int64_t l = 0; l < count; ++l) {

@@ -1,0 +1,12 @@
+"""Light cones: the particles of a run where they are when their light is on its way to us."""
+
+from meshimpl.lazy import lazy_names
+
+_HOMES = {
+    "ConvergenceMaps": "maps",
+    "DensityPlanes": "maps",
+    "LightCone": "light_cone",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

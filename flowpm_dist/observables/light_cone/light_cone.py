@@ -1,0 +1,253 @@
+"""A light cone with a flat, square field of view, of the runs of a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import tensorflow as tf
+from pydantic import Field
+
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.grid.box import Box
+from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
+from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
+from flowpm_dist.observables.light_cone.observer import SkyPainter
+from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.options import Options
+from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.simulation import Simulation
+
+
+class LightCone(Options):
+    """What an observer at z = 0 sees of a simulated universe, in a square field of the flat sky.
+
+    The periodic box is repeated along the line of sight. Each copy is shifted, flipped and has its
+    axes in another order, drawn from a seed, so that no structure is seen twice in the same way.
+    Where its light is seen, a particle is at the place that it has when the light leaves its
+    undisplaced place. Angles are small: a place x off the line of sight at distance chi is seen at
+    x / chi.
+
+    Attributes:
+        field_of_view: side of the field [deg].
+        pixels: along each side.
+        z_max: redshift to which matter is seen.
+        tiles: seed of shifts, flips and orders of the copies.
+        repeat: whether the box may be repeated across the line of sight, where the field is wider.
+    """
+
+    field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
+        description="an angle above 0 and not above 60 [deg]"
+    )
+    pixels: Annotated[int, Field(ge=2)] = Field(description="a whole number of at least 2")
+    z_max: Annotated[float, Field(gt=0)] = Field(description="a redshift above 0")
+    tiles: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="a whole number of at least 0"
+    )
+    repeat: bool = Field(default=False, description="true or false")
+
+    @property
+    def fov(self) -> float:
+        """Side of the field [rad]."""
+        return math.radians(self.field_of_view)
+
+    def convergence(
+        self,
+        simulation: Simulation,
+        sources: Sequence[Sources],
+        seed: int | Sequence[int] | None = None,
+        *,
+        alignment: IntrinsicAlignment | None = None,
+        **run: Any,
+    ) -> ConvergenceMaps:
+        """Simulates, and returns the convergence of sources in the Born approximation.
+
+        The maps are made as the run goes on: no planes are kept. Each particle is weighed by its
+        own distance. The mean that is subtracted is that of the universe. Under a tape gradients
+        flow to all that the run can be differentiated by, and to the parameters of the sources
+        that are tensors; memory does not grow with the number of steps.
+
+        Args:
+            simulation: from before z_max to a = 1.
+            sources: populations of sources, none of them behind z_max.
+            seed: as for `Simulation.run`.
+            alignment: intrinsic alignments; none by default.
+            **run: white_noise, particles, cosmology, paired and progress of `Simulation.run`.
+
+        Raises:
+            ValueError: a field that is wider than the box, a run that begins too late or ends too
+                early, sources behind z_max, or what `Simulation.run` refuses.
+        """
+        if not sources:
+            raise ValueError("lensing needs at least one source")
+
+        def painter(inputs: Inputs, halo: int) -> _Convergence:
+            return _Convergence(self, inputs, list(sources), alignment)
+
+        return simulation.observe(painter, seed, **run)
+
+    def planes(
+        self,
+        simulation: Simulation,
+        width: float,
+        seed: int | Sequence[int] | None = None,
+        **run: Any,
+    ) -> DensityPlanes:
+        """Simulates, and returns the matter of slabs of the universe, each on a plane.
+
+        A slab has the particles whose undisplaced places lie in it.
+
+        Args:
+            simulation: as for `convergence`.
+            width: of a slab [Mpc/h]; the nearest number of layers of particles is taken.
+            seed, **run: as for `convergence`.
+
+        Raises:
+            ValueError: as for `convergence`; or a width that is not above 0.
+        """
+        if not width > 0:
+            raise ValueError(f"width = {width}: planes of matter need a width above 0 [Mpc/h]")
+        return simulation.observe(lambda inputs, halo: _Planes(self, inputs, width), seed, **run)
+
+    def layers(self, inputs: Inputs) -> Layers:
+        """Returns the layers of particles that are seen, after checking that the run has them.
+
+        Raises:
+            ValueError: it has not.
+        """
+        box, edges = inputs.box, inputs.edges
+        begin = 1.0 / (1.0 + self.z_max)
+        if begin < edges[0]:
+            raise ValueError(
+                f"z_max = {self.z_max:g}: the run begins at z = {1 / edges[0] - 1:.4g}; begin it "
+                f"earlier, or see less far"
+            )
+        ends = [self.farthest(g.background.cosmology) for g in inputs.cosmologies.growths]
+        self._check_width(box, max(ends))
+        found = Layers.of(box, max(ends), self.tiles)
+        for growth in inputs.cosmologies.growths:
+            latest = float(Distances(growth.background.cosmology).scale_factor(found.distances[0]))
+            if latest > edges[-1]:
+                raise ValueError(
+                    f"the run ends at a = {edges[-1]:g}: a light cone to an observer today needs "
+                    "one that ends at a = 1"
+                )
+        return found
+
+    def farthest(self, cosmology: Any) -> float:
+        """Returns the comoving distance of z_max [Mpc/h]."""
+        return float(Distances(cosmology).comoving(1.0 / (1.0 + self.z_max)))
+
+    def _check_width(self, box: Box, end: float) -> None:
+        narrowest, wide = min(box.size), self.fov * end
+        if wide > narrowest * (1 + 1e-9) and not self.repeat:
+            raise ValueError(
+                f"a field of {self.field_of_view:g} degrees is {wide:.4g} Mpc/h wide at z = "
+                f"{self.z_max:g}, and the box {narrowest:g}: at most "
+                f"{math.degrees(narrowest / end):.3g} degrees fit; repeat = True repeats the box "
+                "across the field"
+            )
+
+    def particles_in_pixel(self, box: Box) -> float:
+        """Returns the mean number of particles in a pixel, per length along the line of sight,
+        times distance^-2 [h/Mpc (h/Mpc)^2]: 1 / the amount of a particle."""
+        return box.cells / box.volume * (self.fov / self.pixels) ** 2
+
+
+class _Convergence(SkyPainter):
+    """Paints the convergence of sources."""
+
+    def __init__(
+        self,
+        cone: LightCone,
+        inputs: Inputs,
+        sources: list[Sources],
+        alignment: IntrinsicAlignment | None,
+    ) -> None:
+        layers = cone.layers(inputs)
+        number = cone.particles_in_pixel(inputs.box)
+        means = []
+
+        def amounts(distances: Distances) -> tf.Tensor:
+            _check_sources(cone, sources, distances)
+            chi = layers.distances
+            a = distances.scale_factor(chi)
+            strength = lensing_weight(distances.cosmology, chi, a=a)
+            weights = [strength * source.efficiency(chi, distances) for source in sources]
+            slopes = [_slopes(weight, chi) for weight in weights]
+            if alignment is not None:
+                response = alignment.response(a, distances.cosmology)
+                for i, source in enumerate(sources):
+                    share = source.fractions(layers.edges, distances)
+                    weights[i] += response * share / layers.depths
+            means.append(tf.stack([tf.reduce_sum(w * layers.depths) for w in weights]))
+            pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
+            return tf.stack(pairs, axis=1) / number
+
+        first = np.zeros(len(layers.distances), np.int32)
+        super().__init__(inputs, layers, cone.fov, cone.pixels, first, len(sources), amounts)
+        self._means, self._cone = means, cone
+        self._local = inputs.cosmologies
+
+    def results(self, seen: Any) -> ConvergenceMaps:
+        """See `Observer.results`."""
+        maps = super().results(seen)
+        by_growth = dict(zip(map(id, dict.fromkeys(self._local.growths)), self._means, strict=True))
+        means = self._local.stack([by_growth[id(growth)] for growth in self._local.growths])
+        return ConvergenceMaps(
+            maps - tf.cast(means, maps.dtype)[..., tf.newaxis, tf.newaxis], self._cone.fov
+        )
+
+
+class _Planes(SkyPainter):
+    """Paints the matter of slabs."""
+
+    def __init__(self, cone: LightCone, inputs: Inputs, width: float) -> None:
+        layers = cone.layers(inputs)
+        each = max(1, round(width / float(layers.depths[0])))
+        of_layer = (np.arange(len(layers.distances)) // each).astype(np.int32)
+        ends = np.append(np.flatnonzero(np.diff(of_layer)), len(of_layer) - 1)
+        self._planes = LensPlanes(np.append(0.0, layers.edges[ends + 1]))
+        widths = np.asarray(self._planes.widths)
+        amount = 1.0 / (cone.particles_in_pixel(inputs.box) * widths[of_layer])
+        amounts = np.stack([amount, np.zeros_like(amount)], axis=-1)[:, np.newaxis]
+        super().__init__(
+            inputs,
+            layers,
+            cone.fov,
+            cone.pixels,
+            of_layer,
+            len(widths),
+            lambda _: tf.constant(amounts),
+        )
+        self._cone = cone
+
+    def results(self, seen: Any) -> DensityPlanes:
+        """See `Observer.results`."""
+        return DensityPlanes(super().results(seen) - 1.0, self._planes, self._cone.fov)
+
+
+def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
+    """Returns the slopes of values [n] at x [n] from those beside them."""
+    lower, upper = (
+        np.maximum(np.arange(len(x)) - 1, 0),
+        np.minimum(np.arange(len(x)) + 1, len(x) - 1),
+    )
+    across = np.where(upper > lower, x[upper] - x[lower], 1.0)
+    return (tf.gather(values, upper) - tf.gather(values, lower)) / across
+
+
+def _check_sources(cone: LightCone, sources: Sequence[Sources], distances: Distances) -> None:
+    end = cone.farthest(distances.cosmology)
+    for number, source in enumerate(sources):
+        farthest = float(source.farthest(distances))
+        if farthest > end * (1 + 1e-6):
+            z = float(distances.redshift(farthest))
+            raise ValueError(
+                f"sources[{number}] reach to z = {z:.4g}, behind z_max = {cone.z_max:g}: see "
+                "farther, or cut their distribution"
+            )

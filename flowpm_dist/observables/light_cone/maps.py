@@ -1,0 +1,43 @@
+"""What is seen on a light cone: planes of matter, and maps of convergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from flowpm_dist.observables.lensing.kaiser_squires import shear
+from flowpm_dist.observables.lensing.planes import LensPlanes
+
+
+@dataclass(frozen=True)
+class ConvergenceMaps:
+    """Maps of the convergence in the Born approximation.
+
+    Attributes:
+        kappa: [..., source, x, y] [1], whole on every rank.
+        fov: side of the field of view [rad].
+    """
+
+    kappa: tf.Tensor
+    fov: float
+
+    def shear(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns gamma1 and gamma2 [..., source, x, y] [1] of maps that are taken as periodic."""
+        return shear(self.kappa, self.fov)
+
+
+@dataclass(frozen=True)
+class DensityPlanes:
+    """The matter of slabs of the universe, projected along the lines of sight.
+
+    Attributes:
+        delta: overdensity against the mean of the universe [..., plane, x, y] [1], whole on every
+            rank.
+        planes: where they are.
+        fov: side of the field of view [rad].
+    """
+
+    delta: tf.Tensor
+    planes: LensPlanes
+    fov: float
