@@ -15,6 +15,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import FastPM, Integrator
+from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.evolution.plan import Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
@@ -27,6 +28,7 @@ from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.stages import evolve_particles, first_particles, lpt_particles
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
+from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 
@@ -182,9 +184,8 @@ class Simulation:
         clock = Clock()
         inputs = self._read(Given(seed, white_noise, particles, cosmology, paired))
         start, lpt = first_particles(inputs)
-        end, timings = evolve_particles(start, lpt, inputs, clock, progress)
-        provenance = inputs.provenance(timings["halo"])
-        return State.of(end, inputs.box, float(self.edges[-1]), provenance, timings)
+        end, halo, timings = evolve_particles(start, lpt, inputs, clock, progress)
+        return State.of(end, inputs.box, float(self.edges[-1]), inputs.provenance(halo), timings)
 
     def lpt(
         self,
@@ -219,6 +220,7 @@ class Simulation:
 
     def _read(self, given: Given) -> Inputs:
         """Reads and checks all that a run is given."""
+        check_eager("a simulation")
         if isinstance(given.particles, State):
             granted = self.cosmology if given.cosmology is None else None
             begin, box = float(self.edges[0]), self.box_of_replicas
@@ -230,7 +232,7 @@ class Simulation:
             solver=compiled_solver(box, self.options),
             options=self.options,
             edges=self.edges,
-            halo=self.halo,
+            halo=constructed(HaloOptions, {"halo": self.halo}).halo,
             cosmologies=self._cosmologies.local(given.cosmology, box),
             source=source_of(given, box),
             given=particles_of(given, box),

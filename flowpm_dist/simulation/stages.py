@@ -47,8 +47,8 @@ def evolve_particles(
     inputs: Inputs,
     clock: Clock,
     progress: Progress | None,
-) -> tuple[Particles, dict[str, Any]]:
-    """Returns the particles at the last of the edges, and the timings of a `State`.
+) -> tuple[Particles, int, dict[str, Any]]:
+    """Returns the particles at the last of the edges, their halo, and the timings of a `State`.
 
     Args:
         start, lpt: of `first_particles`; the particles are taken out of the list.
@@ -82,16 +82,19 @@ def evolve_particles(
     end = evolve(nbody, start, plan, clock, inputs.options.adjoint)
     evolution = clock.elapsed() - ready
     work = inputs.box.cells * (inputs.box.batch or 1) * plan.steps
-    return end, {
-        "phases": clock.phases,
-        "steps": clock.steps,
-        "compile": compile_seconds,
-        "initial": initial,
-        "evolution": evolution,
-        "total": clock.elapsed() - compile_seconds,
-        "halo": halo,
-        "ns_per_particle_per_step": evolution * 1e9 / work,
-    }
+    return (
+        end,
+        halo,
+        {
+            "phases": clock.phases,
+            "steps": clock.steps,
+            "compile": compile_seconds,
+            "initial": initial,
+            "evolution": evolution,
+            "total": clock.elapsed() - compile_seconds,
+            "ns_per_particle_per_step": evolution * 1e9 / work,
+        },
+    )
 
 
 def _schedule(inputs: Inputs) -> Schedule:
