@@ -1,11 +1,11 @@
 """Statistics of fields, measured where they lie: each rank bins its own modes or cells.
 
-The functions named `binned_...` and `soft_histogram` take this rank's block and are differentiable;
-the others take a `Field` and give numpy arrays, the same on every rank. A statistic of your own is
-built on `box_of`, `Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
+The functions named `binned_...` and `soft_histogram` give tensors and are differentiable; the
+others give numpy arrays, the same on every rank. A statistic of your own is built on `box_of`,
+`Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
 """
 
-from flowpm_dist.statistics.bins import bin_contents, bin_count
+from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
 from flowpm_dist.statistics.comparison import (
     Comparison,
     binned_compare,
@@ -18,18 +18,23 @@ from flowpm_dist.statistics.histogram import Histogram, density_histogram, soft_
 from flowpm_dist.statistics.measure import Sample, box_of, mode_means, whole
 from flowpm_dist.statistics.multipoles import Multipoles, binned_multipoles, multipoles
 from flowpm_dist.statistics.power import PowerSpectrum, binned_power, power_spectrum
+from flowpm_dist.statistics.wedges import Wedges, binned_wedges, power_wedges
 
 __all__ = [
+    "Bins",
     "Comparison",
     "Histogram",
     "Multipoles",
     "PowerSpectrum",
     "Sample",
+    "Wedges",
     "bin_contents",
     "bin_count",
+    "bin_edges",
     "binned_compare",
     "binned_multipoles",
     "binned_power",
+    "binned_wedges",
     "box_of",
     "compare",
     "correlation_coefficient",
@@ -38,6 +43,7 @@ __all__ = [
     "mode_means",
     "multipoles",
     "power_spectrum",
+    "power_wedges",
     "soft_histogram",
     "transfer_function",
     "whole",
