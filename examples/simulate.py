@@ -5,15 +5,19 @@ Runs as `python simulate.py`, and on four ranks as `mpirun -np 4 python simulate
 
 import flowpm_dist as fpm
 
-box_size = 128.0  # [Mpc/h]
 cosmology = fpm.Cosmology.planck18().replace(transfer="camb")
 steps = fpm.scale_factor_steps(0.1, 1.0, 10)
 
-simulation = fpm.Simulation(cosmology, grid=64, box_size=box_size, steps=steps)
+simulation = fpm.Simulation(
+    cosmology,
+    grid=64,
+    box_size=128.0,  # [Mpc/h]
+    steps=steps,
+)
 state = simulation.run(seed=42)
 
 density = state.density()
-k, power = fpm.power_spectrum(density, box_size)
+k, power = fpm.power_spectrum(density)
 linear = fpm.LinearPower(cosmology)(k, state.a).numpy()
 
 if density.mesh.rank == 0:

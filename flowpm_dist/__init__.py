@@ -7,12 +7,13 @@
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid=128, box_size=256.0,
                          steps=fpm.scale_factor_steps(0.1, 1.0, 10))
     state = sim.run(seed=42)
-    k, pk = fpm.power_spectrum(state.density(), box_size=256.0)
+    k, pk = fpm.power_spectrum(state.density())
 """
 
 from meshimpl.lazy import lazy_names
 
 _HOMES = {
+    "Bins": "statistics",
     "BullFrog": "evolution.integrators",
     "COLA": "evolution.integrators",
     "Cosmology": "cosmology",
@@ -33,6 +34,7 @@ _HOMES = {
     "logarithmic_steps": "cosmology.time_steps",
     "multipoles": "statistics",
     "power_spectrum": "statistics",
+    "power_wedges": "statistics",
     "run": "cli.from_python",
     "scale_factor_steps": "cosmology.time_steps",
     "transfer_function": "statistics",

@@ -96,6 +96,15 @@ NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (m
 """What TensorFlow says when it is asked for one."""
 
 
+def check_eager(what: str) -> None:
+    """Raises a RuntimeError about `what` was called, if TensorFlow builds a graph."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{what} was called while TensorFlow builds a graph; it runs graphs of its own: call "
+            "it eagerly, outside tf.function, tf.data and tf.Graph"
+        )
+
+
 def fence(x: tf.Tensor) -> tf.Tensor:
     """Returns the same tensor behind an operation that graph optimisers cannot look through."""
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl.compat import mtf
-from meshimpl.graph_guards import last_collective, timed
+from meshimpl.graph_guards import check_eager, last_collective, timed
 from meshimpl.heartbeat import at
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.process_mesh import ProcessMesh
@@ -266,11 +266,7 @@ class MeshFunction:
                 built different collectives.
             RuntimeError: it is called inside a `tf.function`.
         """
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                f"the mesh function {self.__name__} was called while TensorFlow builds a graph; it "
-                "is a graph already: call it eagerly, outside tf.function, tf.data and tf.Graph"
-            )
+        check_eager(f"the mesh function {self.__name__}")
         names = list(self.inputs)
         given = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(given) != set(names):

@@ -1,6 +1,7 @@
 """The simulation on one rank: against linear theory, its complaints, and what it imports."""
 
 import importlib
+import json
 import pickle
 import shutil
 import subprocess
@@ -40,7 +41,7 @@ def test_linear_field_has_the_linear_power(box_size, amplitude):
     cosmology = PLANCK.replace(**amplitude)
     sim = fpm.Simulation(cosmology, (32, 48, 40), box_size, STEPS, precision="float64")
     state = sim.run(seed=11)
-    spectrum = fpm.power_spectrum(state.linear_delta, box_size)
+    spectrum = fpm.power_spectrum(state.linear_delta)
     assert abs(deviation(spectrum, fpm.LinearPower(cosmology)(spectrum.k).numpy())) < 4
 
 
@@ -61,7 +62,7 @@ def test_modes_of_fixed_amplitude_have_the_linear_power():
 def test_early_density_has_the_grown_linear_power():
     """At a = 0.1 on scales of many cells: linear growth, the CIC window divided out."""
     sim = fpm.Simulation(PLANCK, 64, 640.0, STEPS, force_gradient="spectral", precision="float64")
-    spectrum = fpm.power_spectrum(sim.run(seed=12).density(), 640.0, window="cic")
+    spectrum = fpm.power_spectrum(sim.run(seed=12).density(), window="cic")
     large = slice(0, 10)
     theory = fpm.LinearPower(PLANCK)(spectrum.k, 0.1).numpy()
     cut = fpm.PowerSpectrum(spectrum.k[large], spectrum.power[large], spectrum.modes[large])
@@ -230,11 +231,38 @@ def test_a_rank_can_pickle_alone(monkeypatch):
     np.testing.assert_array_equal(copy.linear_delta.block, state.linear_delta.block)
 
 
+def test_numbers_of_numpy_are_options():
+    sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS, halo=np.int64(3), mesh_factor=np.int32(2))
+    assert type(sim.halo) is int and sim.options.mesh_factor == 2
+    sim.halo = np.int64(4)  # between runs
+    state = sim.run(seed=1)
+    assert state.halo == json.loads(json.dumps(state.header()))["halo"] == 4
+    assert "halo" not in state.timings
+    for wrong in (np.float64(3.0), np.int64(0), True):
+        with pytest.raises(ValueError, match='halo = .*: must be "auto" or a whole number'):
+            fpm.Simulation(PLANCK, 8, 32.0, STEPS, halo=wrong)
+    sim.halo = "wide"
+    with pytest.raises(ValueError, match="halo = 'wide': must be"):
+        sim.run(seed=1)
+
+
+@pytest.mark.parametrize("name", ["run", "lpt"])
+def test_a_simulation_inside_a_graph_is_refused(name):
+    sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS)
+
+    @tf.function
+    def traced(noise):
+        return getattr(sim, name)(white_noise=noise).displacement.block
+
+    with pytest.raises(RuntimeError, match="a simulation was called while TensorFlow builds a gr"):
+        traced(tf.ones([8, 8, 8]))
+
+
 ALONE = """
 import sys
 import flowpm_dist as fpm
 sim = fpm.Simulation(fpm.Cosmology.planck18(), 8, 32.0, fpm.scale_factor_steps(0.1, 1.0, 2))
-k, power = fpm.power_spectrum(sim.run(seed=1).density(), 32.0)
+k, power = fpm.power_spectrum(sim.run(seed=1).density())
 loaded = {name.split(".")[0] for name in sys.modules}
 assert not loaded & {"horovod", "mpi4py"}, loaded & {"horovod", "mpi4py"}
 """

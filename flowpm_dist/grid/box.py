@@ -66,6 +66,11 @@ class Box:
                 )
         check_divisible(self.shape, self.impl, "grid")
 
+    def __str__(self) -> str:
+        batch = "" if self.batch is None else f"batch {self.batch}, "
+        grid, size = (" x ".join(f"{n:g}" for n in three) for three in (self.grid, self.size))
+        return f"{batch}grid {grid}, size {size} Mpc/h, mesh {self.mesh}, {self.dtype.name}"
+
     def finer(self, factor: int) -> Box:
         """Returns the same box with `factor` times as many cells along each side."""
         x, y, z = (factor * n for n in self.grid)
@@ -165,6 +170,14 @@ class Box:
         begin, shape = self.impl.slice_begin(self.shape, rank), self.impl.slice_shape(self.shape)
         return tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))
 
+    def sites(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, y, z [Mpc/h] of this rank's cells: float64 arrays that broadcast to a block."""
+        x, y, z = (
+            side * np.arange(first, first + n)
+            for side, first, n in zip(self.cell, self.offset, self.block, strict=True)
+        )
+        return x[:, np.newaxis, np.newaxis], y[:, np.newaxis], z
+
     def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
         numbers = self.pencils.mode_numbers()
@@ -199,3 +212,9 @@ class Box:
     def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
         """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""
         return self.impl.gather(tf.convert_to_tensor(block), shape).numpy()
+
+
+def check_same_box(a: Box, b: Box, what: str) -> None:
+    """Raises a ValueError that shows both boxes, unless they are the same."""
+    if a != b:
+        raise ValueError(f"{what} are not on the same box: {a}; and {b}")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, check_same_box
+from meshimpl.graph_guards import check_eager
+from meshimpl.mesh_function import block_of
 from meshimpl.process_mesh import ProcessMesh
 
+_NO_MEAN = 1e-6
+"""A mean below this part of the root mean square is that of no density, but rounding."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Field:
     """A scalar or vector field: this rank's block of it, and the box it lives in.
+
+    `+ - * / **` work cell by cell, without communication, and gradients flow to both operands. The
+    other operand is a field of the same box (a scalar field acts on each component of a vector), a
+    number, one number for each universe of this rank's batch, three components for a vector field,
+    or an array or tensor: the whole one or this rank's block. The result has the field's dtype.
+
+    `numpy.asarray(field)` and numpy's functions take the whole array, gathered on every rank; all
+    ranks must call them. TensorFlow's functions take `field.block`. Fields are compared and hashed
+    by identity.
 
     Attributes:
         block: tensor of shape [..., nx/row, ny/col, nz] or, for a vector, [..., 3].
@@ -23,6 +39,8 @@ class Field:
 
     block: tf.Tensor
     box: Box
+
+    __array_priority__ = 100  # so that numpy leaves `array * field` to the field
 
     def __post_init__(self) -> None:
         space = self.box.local_batch + self.box.block
@@ -82,8 +100,149 @@ class Field:
 
     def numpy(self) -> np.ndarray:
         """The whole array on every rank. Gathers: for grids that fit one rank's memory."""
-        shape = self.box.vector_shape if self._trailing else self.box.shape
-        return self.box.whole(self.block, shape)
+        return self.box.whole(self.block, self._whole_shape)
+
+    def delta(self) -> Field:
+        """Returns the overdensity of a density or of counts, field / mean - 1 [1], differentiable.
+
+        Each universe has its own mean. On all ranks together.
+
+        Raises:
+            ValueError: a vector field, or a mean that is not above 0, as of an overdensity.
+        """
+        if self._trailing:
+            raise ValueError("the overdensity of a vector field: a scalar field is needed")
+        check_eager("Field.delta")
+        cells = float(self.box.cells)
+        mean = _total(self.block, self.box) / cells
+        square = _total(tf.stop_gradient(self.block) ** 2, self.box) / cells
+        if not np.all(mean > _NO_MEAN * np.sqrt(square)):
+            raise ValueError(
+                f"the overdensity of a field whose mean is {mean.numpy()}: a density or counts, "
+                "with a mean above 0, are needed"
+            )
+        return self / mean - 1.0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("the whole array of a Field is gathered: it cannot be had uncopied")
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"Field({'vector, ' if self._trailing else ''}{self.box})"
+
+    def __add__(self, other: Any) -> Field:
+        return self._with(operator.add, other)
+
+    def __radd__(self, other: Any) -> Field:
+        return self._with(operator.add, other, reflected=True)
+
+    def __sub__(self, other: Any) -> Field:
+        return self._with(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> Field:
+        return self._with(operator.sub, other, reflected=True)
+
+    def __mul__(self, other: Any) -> Field:
+        return self._with(operator.mul, other)
+
+    def __rmul__(self, other: Any) -> Field:
+        return self._with(operator.mul, other, reflected=True)
+
+    def __truediv__(self, other: Any) -> Field:
+        return self._with(operator.truediv, other)
+
+    def __rtruediv__(self, other: Any) -> Field:
+        return self._with(operator.truediv, other, reflected=True)
+
+    def __pow__(self, other: Any) -> Field:
+        return self._with(operator.pow, other)
+
+    def __rpow__(self, other: Any) -> Field:
+        return self._with(operator.pow, other, reflected=True)
+
+    def __neg__(self) -> Field:
+        return Field(-self.block, self.box)
+
+    @property
+    def _whole_shape(self) -> Any:
+        return self.box.vector_shape if self._trailing else self.box.shape
+
+    def _with(
+        self, operation: Callable[[Any, Any], Any], other: Any, *, reflected: bool = False
+    ) -> Field:
+        """Returns the field of an operation, cell by cell, with another operand behind or before.
+
+        Raises:
+            ValueError: the operands do not fit together.
+        """
+        if isinstance(other, Field):
+            check_same_box(self.box, other.box, "the two fields")
+            operands = self.block, tf.cast(other.block, self.dtype)
+            if len(self._trailing) != len(other._trailing):
+                fields = zip(operands, (self, other), strict=True)
+                operands = tuple(b if f._trailing else b[..., tf.newaxis] for b, f in fields)
+        else:
+            operand = self._operand(other)
+            if operand is NotImplemented:
+                return NotImplemented
+            operands = self.block, operand
+        return Field(operation(*(operands[::-1] if reflected else operands)), self.box)
+
+    def _operand(self, value: Any) -> Any:
+        """Returns what is not a field as a tensor that broadcasts to the block.
+
+        Returns:
+            NotImplemented for what is no number, nor an array of numbers.
+
+        Raises:
+            ValueError: it has none of the shapes that `Field` names.
+        """
+        if not isinstance(value, (tf.Tensor, tf.Variable)):
+            value = np.asarray(value)
+            if value.dtype.kind not in "biuf":
+                return NotImplemented
+        elif not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
+            return NotImplemented
+        shape, batch = tuple(value.shape), self.box.local_batch
+        per_universe, per_component = shape == batch, shape == self._trailing
+        if per_universe and per_component and shape:
+            raise ValueError(
+                f"shape {shape} may be one number for each universe or for each component: combine "
+                "it with field.block, in a shape that tells"
+            )
+        if shape == () or per_component:
+            return tf.cast(value, self.dtype)
+        if per_universe:
+            ones = [1] * (3 + len(self._trailing))
+            return tf.reshape(tf.cast(value, self.dtype), [*shape, *ones])
+        if isinstance(value, np.ndarray):
+            value = value.astype(self.dtype.as_numpy_dtype)
+        else:
+            value = tf.cast(value, self.dtype)
+        return block_of(self.box.impl, "the other operand", value, self._whole_shape, self.dtype)
+
+
+def _no_tensor(value: Field, *_: Any, **__: Any) -> Any:
+    raise TypeError(
+        "a Field is not a tensor: take field.block, this rank's part, or field.numpy(), the whole"
+    )
+
+
+# Else TensorFlow would take the whole array, gathered and without a gradient.
+tf.register_tensor_conversion_function(Field, _no_tensor)
+
+
+def _total(block: tf.Tensor, box: Box) -> tf.Tensor:
+    """Returns the sum over the cells of each universe, float64 [...], differentiable."""
+    ranks = box.mesh.communicator(*(name for name in box.mesh.names if name != "replica"))
+
+    @tf.custom_gradient
+    def over_ranks(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return ranks.allreduce(x), lambda dy: ranks.allreduce(dy)
+
+    along_z = tf.cast(tf.reduce_sum(block, axis=-1), tf.float64)
+    return over_ranks(tf.reduce_sum(along_z, axis=[-2, -1]))
 
 
 def _moved(block: tf.Tensor, source: Box, target: Box) -> tf.Tensor:

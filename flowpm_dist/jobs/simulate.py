@@ -270,6 +270,7 @@ def _write_texts(
     write_run_file(folder / "run.toml", work.run_text)
     timings = {
         **state.timings,
+        "halo": state.halo,
         "particles": int(np.prod(work.plan.box.grid)),
         "ranks": len(peaks),
         "mesh": mesh_shape,

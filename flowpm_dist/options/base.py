@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
                 f"there is no option {name!r}{nearest(name, fields)} (options: {known})"
             )
     try:
-        return model.model_validate(dict(given))
+        return model.model_validate({name: _plain(value) for name, value in given.items()})
     except ValidationError as error:
         lines = []
         for detail in error.errors():
@@ -64,3 +65,9 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
             value = reprlib.repr(given.get(name))
             lines.append(f"{name} = {value}: {said}must be {fields[name].description}")
         raise ValueError("; ".join(dict.fromkeys(lines))) from None
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of numpy's as Python's own, and any other value as it is."""
+    numpy = sys.modules.get("numpy")  # without it there is none; it takes long to import
+    return value.item() if numpy and isinstance(value, numpy.generic) else value

@@ -26,7 +26,7 @@ import tensorflow as tf
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
-from flowpm_dist.statistics.bins import multiplicities
+from flowpm_dist.statistics.modes import multiplicities
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 

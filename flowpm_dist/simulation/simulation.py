@@ -16,6 +16,7 @@ from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import FastPM, Integrator
 from flowpm_dist.evolution.observers import Observer
+from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.evolution.plan import Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
@@ -34,6 +35,7 @@ from flowpm_dist.simulation.stages import (
 )
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
+from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 ObserverOf = Callable[[Inputs, int], Observer]
@@ -310,6 +312,7 @@ class Simulation:
 
     def _read(self, given: Given) -> Inputs:
         """Reads and checks all that a run is given."""
+        check_eager("a simulation")
         if isinstance(given.particles, State):
             granted = self.cosmology if given.cosmology is None else None
             begin, box = float(self.edges[0]), self.box_of_replicas
@@ -321,7 +324,7 @@ class Simulation:
             solver=compiled_solver(box, self.options),
             options=self.options,
             edges=self.edges,
-            halo=self.halo,
+            halo=constructed(HaloOptions, {"halo": self.halo}).halo,
             cosmologies=self._cosmologies.local(given.cosmology, box),
             source=source_of(given, box),
             given=particles_of(given, box),

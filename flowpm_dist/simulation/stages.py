@@ -105,7 +105,6 @@ def evolve_particles(
         "initial": initial,
         "evolution": evolution,
         "total": clock.elapsed() - compile_seconds,
-        "halo": halo,
         "ns_per_particle_per_step": evolution * 1e9 / work,
     }
 

@@ -6,20 +6,21 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.plan import Particles
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.snapshot import load_snapshot, mark_complete, write_snapshot
 from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.positions import positions
 from flowpm_dist.particle_mesh.redshift_space import redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.inputs import Provenance, Source
@@ -28,10 +29,14 @@ from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
-AXES = ("x", "y", "z")
+Axis = Literal["x", "y", "z"]
+AXES = get_args(Axis)
+
+HUBBLE = 100.0
+"""H0 [km/s / (Mpc/h)]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class State:
     """A universe at one scale factor, or a batch of them.
 
@@ -44,9 +49,9 @@ class State:
         velocity: canonical, a^2 dx/dt [Mpc/h H0].
         a: scale factor [1].
         timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile", "initial",
-            "evolution" and "total" seconds (the latter without compilation),
-            "ns_per_particle_per_step" of the evolution over all particles, and "halo", the planes
-            that were exchanged; empty where no step was made here.
+            "evolution" and "total" seconds (the latter without compilation), and
+            "ns_per_particle_per_step" of the evolution over all particles; empty where no step was
+            made here.
     """
 
     displacement: Field
@@ -200,6 +205,9 @@ class State:
             dict(self.timings),
         )
 
+    def __repr__(self) -> str:
+        return f"State(a = {self.a:.6g}, {self.box})"
+
     def __copy__(self) -> State:
         return replace(self)
 
@@ -253,28 +261,56 @@ class State:
             linear = self._solver.linear_delta(self.white_noise.block, local)
         return Field(linear, self.box)
 
+    def positions(self, wrap: bool = True, *, redshift_space: Axis | None = None) -> Field:
+        """Returns the comoving positions of the particles [Mpc/h], differentiable.
+
+        Args:
+            wrap: whether they are taken into the periodic box, 0 <= x < side; else they are lattice
+                site and displacement added up, which may lie beyond a face.
+            redshift_space: the line of sight, along which peculiar velocities move the particles.
+
+        Returns:
+            A vector field on the lattice of the particles, whose sites are at whole multiples of
+            `box.cell`: the value of a cell is where its particle is now.
+        """
+        displacement = self._seen(redshift_space).block
+        return Field(positions(displacement, self.box, wrap=wrap), self.box)
+
+    def peculiar_velocity(self) -> Field:
+        """Returns the peculiar velocity of the particles, v = a dx/dt [km/s], differentiable.
+
+        The canonical velocity is p = a^2 dx/dt [Mpc/h H0], so v = p / a, and 1 Mpc/h H0 is 100
+        km/s.
+        """
+        return self.velocity * (HUBBLE / self.a)
+
     def density(
         self,
         mesh_factor: int = 1,
         *,
-        redshift_space: Literal["x", "y", "z"] | None = None,
+        redshift_space: Axis | None = None,
         shift: float = 0.0,
-        weights: tf.Tensor | None = None,
+        weights: Field | tf.Tensor | None = None,
     ) -> Field:
-        """Returns the cloud-in-cell density, mean 1.
+        """Returns the cloud-in-cell density, mean 1; `density().delta()` is the overdensity.
 
         Args:
             mesh_factor: mesh cells per particle spacing.
             redshift_space: the line of sight, along which peculiar velocities move the particles.
             shift: of all particles along each axis [mesh cells]; 0.5 for the second density of an
                 interlaced spectrum.
-            weights: of the particles, block [..., x, y, z]; then the mean is theirs.
+            weights: of the particles, a scalar field of the state's box or this rank's block
+                [..., x, y, z] of it; then the mean is theirs.
+
+        Raises:
+            ValueError: an argument out of its range, or weights of another box.
         """
         if mesh_factor < 1 or mesh_factor != int(mesh_factor):
             raise ValueError(f"mesh_factor {mesh_factor}: a whole number of at least 1 is needed")
-        displacement = self.displacement.block
-        if redshift_space is not None:
-            displacement = self.redshift_space(redshift_space)
+        displacement = self._seen(redshift_space).block
+        if isinstance(weights, Field):
+            check_same_box(self.box, weights.box, "the particles and their weights")
+            weights = weights.block
         box = self.box.finer(int(mesh_factor))
         if shift:
             displacement += tf.constant([shift * cell for cell in box.cell], box.dtype)
@@ -290,11 +326,11 @@ class State:
         local = self._provenance.cosmologies
         return local.stack(local.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
 
-    def redshift_space(self, axis: Literal["x", "y", "z"]) -> tf.Tensor:
+    def redshift_space(self, axis: Axis) -> Field:
         """Returns the displacement to where a distant observer sees the particles [Mpc/h].
 
-        Returns:
-            This rank's block [..., x, y, z, 3].
+        Args:
+            axis: the line of sight.
 
         Raises:
             ValueError: an unknown axis.
@@ -303,7 +339,12 @@ class State:
             raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
         local = self._provenance.cosmologies
         rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
-        return redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
+        seen = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
+        return Field(seen, self.box)
+
+    def _seen(self, axis: Axis | None) -> Field:
+        """Returns the displacement, to redshift space if there is a line of sight."""
+        return self.displacement if axis is None else self.redshift_space(axis)
 
 
 def _unpickled(

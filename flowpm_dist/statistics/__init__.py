@@ -1,7 +1,7 @@
 """Statistics of fields, measured where they lie: each rank bins its own modes or cells.
 
-The functions named `binned_...` and `soft_histogram` take this rank's block and are differentiable;
-the others take a `Field` and give numpy arrays, the same on every rank. A statistic of your own is
+The functions named `binned_...` and `soft_histogram` give tensors and are differentiable; the
+others give numpy arrays, the same on every rank. A statistic of your own is
 built on `box_of`, `Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
 
 Maps of the flat sky, tensors [..., x, y] that a rank has whole, are measured by `angular_power`,
@@ -13,7 +13,7 @@ from flowpm_dist.statistics.angular_power import (
     angular_power,
     binned_angular_power,
 )
-from flowpm_dist.statistics.bins import bin_contents, bin_count
+from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
 from flowpm_dist.statistics.comparison import (
     Comparison,
     binned_compare,
@@ -27,22 +27,27 @@ from flowpm_dist.statistics.maps import Peaks, map_histogram, peaks, soft_map_hi
 from flowpm_dist.statistics.measure import Sample, box_of, mode_means, whole
 from flowpm_dist.statistics.multipoles import Multipoles, binned_multipoles, multipoles
 from flowpm_dist.statistics.power import PowerSpectrum, binned_power, power_spectrum
+from flowpm_dist.statistics.wedges import Wedges, binned_wedges, power_wedges
 
 __all__ = [
     "AngularPower",
+    "Bins",
     "Comparison",
     "Histogram",
     "Multipoles",
     "Peaks",
     "PowerSpectrum",
     "Sample",
+    "Wedges",
     "angular_power",
     "bin_contents",
     "bin_count",
+    "bin_edges",
     "binned_angular_power",
     "binned_compare",
     "binned_multipoles",
     "binned_power",
+    "binned_wedges",
     "box_of",
     "compare",
     "correlation_coefficient",
@@ -53,6 +58,7 @@ __all__ = [
     "multipoles",
     "peaks",
     "power_spectrum",
+    "power_wedges",
     "soft_histogram",
     "soft_map_histogram",
     "transfer_function",

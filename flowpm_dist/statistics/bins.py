@@ -1,101 +1,273 @@
-"""Bins of wavenumber: one fundamental mode wide, up to the smallest Nyquist wavenumber.
+"""Bins of wavenumber and wedges of direction: which of them each mode is in.
 
-Bin number i holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side).
-The bin and the weight of a mode follow from three short vectors: nothing of the size of a spectrum
-is kept.
+By default the bins are one fundamental mode wide, up to the smallest Nyquist wavenumber: bin number
+i holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side). Bins with
+edges of one's own hold the modes with low <= k < high. The mode k = 0 is in none.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.statistics.modes import (
+    Axes,
+    multiplicities,
+    relative_wavenumber,
+    relative_wavenumbers,
+)
 from meshimpl.process_mesh import ProcessMesh
 
 _TIE = 1e-9
-"""Added before rounding down, so that rounding errors do not affect modes on an edge of a bin."""
+"""Added before a comparison, so that rounding errors do not affect modes on an edge of a bin."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of wavenumber of equal width, in k or in log k.
+
+    Attributes:
+        number: of the bins; or
+        width: of each, [h/Mpc], or [dex] with spacing "log". The range is filled from below; what
+            is left at its end is in no bin.
+        spacing: what the widths are equal in, "linear" or "log".
+        k_min, k_max: the ends of the range [h/Mpc]; by default the fundamental wavenumber of the
+            longest side, 2 pi / L, and the smallest Nyquist wavenumber of the box.
+
+    Raises:
+        ValueError: not exactly one of number and width, or a value out of its range.
+    """
+
+    number: int | None = None
+    width: float | None = None
+    spacing: Literal["linear", "log"] = "linear"
+    k_min: float | None = None
+    k_max: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.number is None) == (self.width is None):
+            raise ValueError("bins need either a number or a width: exactly one of them")
+        if self.number is not None and not (isinstance(self.number, Integral) and self.number >= 1):
+            raise ValueError(f"{self.number} bins: a whole number of at least 1 is needed")
+        if self.width is not None and not 0 < self.width < np.inf:
+            raise ValueError(f"bins of width {self.width}: a number above 0 is needed")
+        if self.spacing not in ("linear", "log"):
+            raise ValueError(f"spacing {self.spacing!r}: 'linear' or 'log'")
+
+    def edges(self, box: Box) -> np.ndarray:
+        """Returns the edges of the bins for fields of a box [h/Mpc], float64 [bins + 1].
+
+        Raises:
+            ValueError: the range is empty, too narrow for one bin, or begins at 0 with "log".
+        """
+        low = 2 * np.pi / max(box.size) if self.k_min is None else float(self.k_min)
+        high = np.pi / max(box.cell) if self.k_max is None else float(self.k_max)
+        log = self.spacing == "log"
+        if not low < high < np.inf or low < 0 or (log and low == 0):
+            least = "above 0" if log else "from 0 on"
+            raise ValueError(f"bins from k = {low:g} to {high:g} h/Mpc: a range {least} is needed")
+        if log:
+            low, high = np.log10(low), np.log10(high)
+        if self.width is None:
+            number = int(self.number or 0)
+            width = (high - low) / number
+        else:
+            width = self.width
+            number = int((high - low) / width * (1 + _TIE))
+            if number < 1:
+                raise ValueError(f"{self} has no bin: the range is {high - low:g} wide")
+        edges = low + width * np.arange(number + 1)
+        return 10**edges if log else edges
+
+
+BinChoice = Bins | int | Sequence[float] | np.ndarray | None
+"""How bins are asked for: `Bins`, a number of linear ones, edges [h/Mpc], or None: the default."""
+
+
+@dataclass(frozen=True)
+class Binning:
+    """Which bin, and which wedge in it, each mode of one box is in.
+
+    Attributes:
+        bins: their number.
+        edges: of the bins, k / k_f; none for bins one fundamental mode wide.
+        wedges: edges of |mu|, the cosine between k and the line of sight; none without wedges.
+        axis: of the line of sight, 0, 1 or 2.
+    """
+
+    bins: int
+    edges: tuple[float, ...] = ()
+    wedges: tuple[float, ...] = ()
+    axis: int = 2
+
+    @property
+    def size(self) -> int:
+        """The number of all bins, wedge by wedge."""
+        return self.bins * max(1, len(self.wedges) - 1)
+
+    def number(self, along: Axes, k: tf.Tensor) -> tf.Tensor:
+        """Returns the bin (int32) of each mode; `size` for a mode that is in none.
+
+        Args:
+            along: k / k_f along each axis.
+            k: |k| / k_f.
+        """
+        if self.edges:
+            number = _interval(k, self.edges)
+        else:
+            number = tf.cast(tf.floor(k + (0.5 + _TIE)), tf.int32) - 1
+        inside = (number >= 0) & (number < self.bins) & (k > _TIE)
+        if self.wedges:
+            mu = self.mu(along, k)
+            last = np.inf if self.wedges[-1] == 1 else self.wedges[-1]
+            wedge = _interval(mu, (*self.wedges[:-1], last))
+            inside &= (wedge >= 0) & (wedge < len(self.wedges) - 1)
+            number += self.bins * wedge
+        return tf.where(inside, number, self.size)
+
+    def mu(self, along: Axes, k: tf.Tensor) -> tf.Tensor:
+        """Returns |mu| of each mode; arguments as for `number`."""
+        return tf.math.divide_no_nan(tf.abs(along[self.axis]), k)
+
+
+def _interval(values: tf.Tensor, edges: tuple[float, ...]) -> tf.Tensor:
+    """Returns in which interval between edges each value is, from -1 (below) on, int32."""
+    number = tf.fill(values.shape, -1)
+    for edge in edges:  # vectorised passes, faster than a search
+        number += tf.cast(values + _TIE >= edge, tf.int32)
+    return number
 
 
 def bin_count(box: Box) -> int:
-    """Returns the number of bins up to the smallest Nyquist wavenumber."""
+    """Returns the number of the default bins: up to the smallest Nyquist wavenumber."""
     return int(np.floor(max(box.size) / (2 * max(box.cell)) + 1e-6))
 
 
-def relative_wavenumbers(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns k / k_f of this rank's modes along x, y and z.
+def binning(
+    choice: BinChoice | Binning,
+    box: Box,
+    wedges: int | Sequence[float] | None = None,
+    axis: int = 2,
+) -> Binning:
+    """Returns the bins that were asked for, on a box.
 
-    Returns:
-        Three float64 arrays: [1, 1, kx], [1, ky, 1], [kz, 1, 1].
+    Args:
+        choice: of the bins of wavenumber, see `BinChoice`.
+        box: of the modes.
+        wedges: a number of equal ones, or edges of |mu| from 0 to 1.
+        axis: of the line of sight.
+
+    Raises:
+        ValueError: edges that do not increase or are out of their range, or no wedges.
     """
-    numbers = box.pencils.mode_numbers()
-    x, y, z = (n * (max(box.size) / size) for n, size in zip(numbers, box.size, strict=True))
-    return x, y, z
+    if isinstance(choice, Binning):
+        return choice
+    mu = () if wedges is None else _wedge_edges(wedges)
+    if choice is None:
+        return Binning(bin_count(box), (), mu, axis)
+    edges = bin_edges(choice, box)
+    relative = edges * (max(box.size) / (2 * np.pi))
+    return Binning(edges.size - 1, tuple(relative.tolist()), mu, axis)
 
 
-def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the factors along x, y, z of each mode's multiplicity.
+def bin_edges(choice: BinChoice, box: Box) -> np.ndarray:
+    """Returns the edges of bins on a box [h/Mpc], float64 [bins + 1]; see `BinChoice`.
 
-    Their product is 2 where a mode also stands for its conjugate, 1 where it does not, and 0 where
-    it is padding. The shapes are those of `relative_wavenumbers`.
+    Raises:
+        ValueError: edges that do not increase from 0 or more, or see `Bins`.
     """
-    x, y, z = box.pencils.mode_numbers()
-    twice = box.pencils.multiplicity()[:, np.newaxis, np.newaxis]
-    real_z = np.where(z <= box.grid[2] // 2, twice, 0.0)
-    return np.ones(x.shape), np.where(y < box.grid[1] // 2, 1.0, 0.0), real_z
+    if choice is None:
+        return 2 * np.pi / max(box.size) * (np.arange(bin_count(box) + 1) + 0.5)
+    if isinstance(choice, Integral):
+        choice = Bins(int(choice))
+    if isinstance(choice, Bins):
+        return choice.edges(box)
+    return _increasing(choice, "bins", np.inf, "edges from 0 on [h/Mpc]")
 
 
-def inverse_windows(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the factors along x, y, z of the inverse cloud-in-cell window, sinc^-2(k cell / 2).
-
-    They are 0 for padded modes, where the window may be 0.
-    """
-    result = []
-    real = multiplicities(box)
-    for numbers, cells, used in zip(box.pencils.mode_numbers(), box.grid, real, strict=True):
-        window = np.sinc(numbers / cells) ** 2
-        result.append(np.divide(1.0, window, out=np.zeros_like(window), where=used > 0))
-    x, y, z = result
-    return x, y, z
+def _wedge_edges(wedges: int | Sequence[float]) -> tuple[float, ...]:
+    if isinstance(wedges, Integral):
+        if wedges < 1:
+            raise ValueError(f"{wedges} wedges: at least 1 is needed")
+        return tuple((np.arange(int(wedges) + 1) / int(wedges)).tolist())
+    return tuple(_increasing(wedges, "wedges", 1.0, "edges of |mu| from 0 to 1").tolist())
 
 
-def relative_wavenumber(x: tf.Tensor, y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """Returns |k| / k_f from its components."""
-    return tf.sqrt(x**2 + y**2 + z**2)
-
-
-def bin_number(relative: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the bin (int32) of |k| / k_f.
-
-    The mode k = 0 and the modes beyond the last bin are given bin `count`.
-    """
-    number = tf.cast(tf.floor(relative + (0.5 + _TIE)), tf.int32) - 1
-    return tf.where((number >= 0) & (number < count), number, count)
+def _increasing(given: object, name: str, most: float, kind: str) -> np.ndarray:
+    """Returns increasing edges from 0 to `most`, float64."""
+    edges = np.asarray(given, dtype=np.float64)
+    if (
+        edges.ndim != 1
+        or edges.size < 2
+        or not np.isfinite(edges).all()
+        or not (np.diff(edges) > 0).all()
+        or not (edges[0] >= 0 and edges[-1] <= most)
+    ):
+        raise ValueError(f"{name} {given!r}: increasing {kind} are needed, or a whole number")
+    return edges
 
 
 @functools.lru_cache(maxsize=16)
-def bin_contents(box: Box) -> tuple[np.ndarray, np.ndarray]:
+def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the mean wavenumber [h/Mpc], the mean |mu| and the number of modes of each bin.
+
+    k and -k are both counted. The means of a bin without modes are NaN. Must be called on all ranks
+    together.
+
+    Returns:
+        Three float64 arrays [size], the same on every rank.
+
+    Raises:
+        ValueError: no mode is in any of the bins.
+    """
+    size = bins.size
+    x, y, z = relative_wavenumbers(box)
+    _, weight_y, weight_z = multiplicities(box)
+    local = np.zeros((3, size + 1))
+    for along_z, weight in zip(z[:, 0, 0], weight_z[:, 0, 0], strict=True):
+        along = x[0], y[0], along_z
+        k = relative_wavenumber(*along)
+        number = bins.number(along, k).numpy().ravel()
+        weights = np.broadcast_to(weight * weight_y[0], k.shape)
+        values = weights, weights * k.numpy(), weights * bins.mu(along, k).numpy()
+        for row, value in zip(local, values, strict=True):
+            row += np.bincount(number, value.ravel(), size + 1)
+    modes, k_sum, mu_sum = sum_over_universe(box.mesh, local[:, :-1])
+    fundamental = 2 * np.pi / max(box.size)
+    if not modes.any():
+        raise ValueError(
+            "no mode of the box is in any of the bins: its wavenumbers begin at "
+            f"{fundamental:.4g} h/Mpc, and its Nyquist wavenumber is {np.pi / max(box.cell):.4g}"
+        )
+    with np.errstate(invalid="ignore"):
+        return fundamental * k_sum / modes, mu_sum / modes, modes
+
+
+def bin_contents(box: Box, bins: BinChoice | Binning = None) -> tuple[np.ndarray, np.ndarray]:
     """Returns the mean wavenumber [h/Mpc] and the number of modes of each bin.
 
-    k and -k are both counted. Must be called on all ranks together.
+    k and -k are both counted. The mean of a bin without modes is NaN. Must be called on all ranks
+    together.
+
+    Args:
+        box: of the modes.
+        bins: as for `power_spectrum`.
 
     Returns:
         Two float64 arrays [bins], the same on every rank.
+
+    Raises:
+        ValueError: see `power_spectrum`.
     """
-    count = bin_count(box)
-    x, y, z = relative_wavenumbers(box)
-    _, weight_y, weight_z = multiplicities(box)
-    local = np.zeros((2, count + 1))
-    for along_z, weight in zip(z[:, 0, 0], weight_z[:, 0, 0], strict=True):
-        k = relative_wavenumber(x[0], y[0], along_z).numpy()
-        number = bin_number(k, count).numpy().ravel()
-        weights = np.broadcast_to(weight * weight_y[0], k.shape)
-        for row, values in zip(local, (weights, weights * k), strict=True):
-            row += np.bincount(number, values.ravel(), count + 1)
-    modes, total = sum_over_universe(box.mesh, local[:, :-1])
-    return 2 * np.pi / max(box.size) * total / modes, modes
+    k, _, modes = contents(box, binning(bins, box))
+    return k, modes
 
 
 def sum_over_universe(mesh: ProcessMesh, values: np.ndarray) -> np.ndarray:

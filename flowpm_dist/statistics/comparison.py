@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
-from flowpm_dist.statistics.bins import bin_contents
+from flowpm_dist.grid.box import Box, check_same_box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.statistics.bins import BinChoice, bin_contents
 from flowpm_dist.statistics.measure import (
-    Sample,
     Window,
-    check_same_box,
+    located,
     mode_means,
     sample_of,
     whole,
@@ -57,25 +57,29 @@ class Comparison:
 
 
 def binned_compare(
-    a: tf.Tensor,
-    b: tf.Tensor,
-    box: Box,
+    a: Field | tf.Tensor,
+    b: Field | tf.Tensor,
+    box: Box | None = None,
     window: Window | Pair = None,
     interlaced: Pair = (None, None),
+    bins: BinChoice = None,
 ) -> Comparison:
     """Auto and cross power of each bin, with `transfer` and `correlation`, differentiable.
 
     Args:
-        a, b: this rank's blocks, [..., x, y, z].
-        box: both live in.
-        window, interlaced: as for `compare`; interlaced are blocks.
+        a, b: `Field`s on the same box, or this rank's blocks of them, [..., x, y, z].
+        box: both live in; may be left out for fields.
+        window, interlaced, bins: as for `compare`; interlaced are given as the fields are.
 
     Returns:
         Tensors of shapes and replication as `binned_power`'s.
     """
-    windows = _pair(window)
-    samples = [Sample(*args) for args in zip((a, b), windows, interlaced, strict=True)]
-    return _comparison(mode_means(samples, box), box)
+    samples = []
+    for field, kind, shifted in zip((a, b), _pair(window), interlaced, strict=True):
+        box, sample = located(field, box, kind, shifted)
+        samples.append(sample)
+    assert box is not None
+    return _comparison(mode_means(samples, box, bins=bins), box, bins)
 
 
 def compare(
@@ -83,6 +87,7 @@ def compare(
     b: Any,
     box_size: Any = None,
     *,
+    bins: BinChoice = None,
     window: Window | Pair = None,
     shot_noise: float | tuple[float, float] = 0.0,
     interlaced: Pair = (None, None),
@@ -91,7 +96,8 @@ def compare(
 
     Args:
         a, b: `Field`s on the same box (or whole arrays on one rank).
-        box_size: [Mpc/h], one number or three; by default the fields' own.
+        box_size: of arrays [Mpc/h], one number or three. `Field`s have their own.
+        bins: as for `power_spectrum`.
         window: "cic" or None for both, or a pair: a density painted from particles has it, a linear
             field has not.
         shot_noise: subtracted from the two auto spectra [(Mpc/h)^3], one number or a pair.
@@ -111,7 +117,7 @@ def compare(
     box = boxes[0]
     check_same_box(box, boxes[1], "the two fields")
     noise_a, noise_b = _pair(shot_noise)
-    found = _comparison(whole(mode_means(samples, box), box), box)
+    found = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
     power_a, power_b = found.power_a - noise_a, found.power_b - noise_b
     return Comparison(found.k, power_a, power_b, found.cross, found.modes)
 
@@ -121,6 +127,7 @@ def cross_power(
     b: Any,
     box_size: Any = None,
     *,
+    bins: BinChoice = None,
     window: Window | Pair = None,
     shot_noise: float = 0.0,
     interlaced: Pair = (None, None),
@@ -129,7 +136,7 @@ def cross_power(
 
     `shot_noise` [(Mpc/h)^3] is that of particles the two fields have in common.
     """
-    found = compare(a, b, box_size, window=window, interlaced=interlaced)
+    found = compare(a, b, box_size, bins=bins, window=window, interlaced=interlaced)
     return PowerSpectrum(found.k, found.cross - shot_noise, found.modes)
 
 
@@ -149,8 +156,8 @@ def correlation_coefficient(
     return found.k, found.correlation
 
 
-def _comparison(means: Any, box: Box) -> Comparison:
-    k, modes = bin_contents(box)
+def _comparison(means: Any, box: Box, bins: BinChoice) -> Comparison:
+    k, modes = bin_contents(box, bins)
     power_a, power_b, cross = (means[..., product, 0, :] for product in range(3))
     return Comparison(k, power_a, power_b, cross, modes)
 

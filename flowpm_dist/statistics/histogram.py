@@ -14,7 +14,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import sum_over_universe
-from flowpm_dist.statistics.measure import box_of, whole
+from flowpm_dist.statistics.measure import box_of, located, whole
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -78,7 +78,9 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     return Histogram(edges, whole(tf.constant(own), box).astype(np.int64), box.cells)
 
 
-def soft_histogram(block: tf.Tensor, box: Box, edges: Any, *, log: bool = False) -> tf.Tensor:
+def soft_histogram(
+    field: Field | tf.Tensor, box: Box | None, edges: Any, *, log: bool = False
+) -> tf.Tensor:
     """Returns a differentiable histogram, in which the two nearest bins share each cell.
 
     The shares are linear between the centres of the bins (cloud in cell). A cell beyond the first
@@ -86,8 +88,8 @@ def soft_histogram(block: tf.Tensor, box: Box, edges: Any, *, log: bool = False)
     cells for any edges. The gradient is discontinuous where a value passes a centre.
 
     Args:
-        block: this rank's block of a density, [..., x, y, z].
-        box: the box of the density.
+        field: a density: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: of a block; may be None for a `Field`.
         edges: the edges of the bins, increasing, [bin + 1]; at least two bins.
         log: whether the edges are of ln(density).
 
@@ -102,7 +104,8 @@ def soft_histogram(block: tf.Tensor, box: Box, edges: Any, *, log: bool = False)
     checked = checked_edges(edges)
     if checked.size < 3:
         raise ValueError("a soft histogram needs at least two bins")
-    return _soft_function(box, tuple(bin_centres(checked).tolist()), log)(block)
+    box, sample = located(field, box)
+    return _soft_function(box, tuple(bin_centres(checked).tolist()), log)(sample.block)
 
 
 @functools.lru_cache(maxsize=16)

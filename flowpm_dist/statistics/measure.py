@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import to_spectrum
-from flowpm_dist.statistics.bins import bin_contents
+from flowpm_dist.statistics.bins import BinChoice, Binning, binning, contents
 from flowpm_dist.statistics.interlacing import interlace
 from flowpm_dist.statistics.mode_sums import ModeSums, Weights
 from meshimpl.compat import mtf
@@ -65,7 +65,11 @@ def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshF
 
 
 def mode_means(
-    samples: Sequence[Sample], box: Box, orders: tuple[int, ...] = (0,), axis: int = 2
+    samples: Sequence[Sample],
+    box: Box,
+    orders: tuple[int, ...] = (0,),
+    axis: int = 2,
+    bins: BinChoice | Binning = None,
 ) -> tf.Tensor:
     """Returns the means over the modes of each bin, times the volume [(Mpc/h)^3], differentiable.
 
@@ -74,16 +78,25 @@ def mode_means(
         box: the box of the fields.
         orders: the orders l of the Legendre weights (2 l + 1) L_l(mu).
         axis: the axis of the line of sight.
+        bins: as for `power_spectrum`.
 
     Returns:
         The means [..., product, order, bin] in the box's dtype, for the universes of which this
-        rank has a block. The products are |a|^2, or |a|^2, |b|^2 and Re a b*.
+        rank has a block. The products are |a|^2, or |a|^2, |b|^2 and Re a b*. Means of a bin
+        without modes are NaN, with a gradient of 0.
+
+    Raises:
+        ValueError: bins that are not allowed, or without any mode.
     """
-    weights = Weights(tuple(s.window is not None for s in samples), orders, axis)
+    bins = binning(bins, box)
+    weights = Weights(bins, tuple(s.window is not None for s in samples), orders, axis)
+    _, _, modes = contents(box, bins)
     function = _function(box, weights, tuple(s.shifted is not None for s in samples))
     blocks = [b for s in samples for b in (s.block, s.shifted) if b is not None]
-    _, modes = bin_contents(box)
-    return function(*blocks) * tf.constant(box.volume / box.cells**2 / modes, box.dtype)
+    means = function(*blocks) * tf.constant(
+        box.volume / box.cells**2 / np.maximum(modes, 1), box.dtype
+    )
+    return means if modes.all() else means + tf.constant(np.where(modes, 0, np.nan), box.dtype)
 
 
 def whole(means: tf.Tensor, box: Box) -> np.ndarray:
@@ -118,6 +131,37 @@ def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
     return Box((nx, ny, nz), (x, y, z), ProcessMesh("row:1,col:1"), block.dtype), block
 
 
+def located(
+    field: Any, box: Box | None, window: Window = None, interlaced: Any = None
+) -> tuple[Box, Sample]:
+    """Returns the box and the sample of a `Field`, or of a block whose box is given.
+
+    Args:
+        field: a `Field`, or this rank's block [..., x, y, z].
+        box: of a block; may be None for a `Field`.
+        window: of the sample.
+        interlaced: the field of the shifted particles, given as `field` is; or None.
+
+    Raises:
+        ValueError: a block without a box, or a `Field` that is not scalar or of another box.
+    """
+    if box is None:
+        if not isinstance(field, Field):
+            raise ValueError(
+                "a block has no box of its own: give a Field, or the block and its box"
+            )
+        box = field.box
+    shifted = None if interlaced is None else _block_on(box, interlaced)
+    return box, Sample(_block_on(box, field), window, shifted)
+
+
+def _block_on(box: Box, field: Any) -> tf.Tensor:
+    if not isinstance(field, Field):
+        return field
+    check_same_box(box, field.box, "the fields")
+    return box_of(field, None)[1]
+
+
 def sample_of(
     field: Any, box_size: Any, window: Window = None, interlaced: Any = None
 ) -> tuple[Box, Sample]:
@@ -132,14 +176,3 @@ def sample_of(
     shifted_box, shifted = box_of(interlaced, box_size)
     check_same_box(box, shifted_box, "the field and its interlaced one")
     return box, Sample(block, window, shifted)
-
-
-def check_same_box(a: Box, b: Box, what: str) -> None:
-    """Raises a ValueError that shows both boxes, unless they are the same."""
-    if a != b:
-        raise ValueError(f"{what} are not on the same box: {_described(a)} and {_described(b)}")
-
-
-def _described(box: Box) -> str:
-    batch = "" if box.batch is None else f"batch {box.batch}, "
-    return f"{batch}grid {box.grid}, size {box.size}, mesh {box.mesh}, {box.dtype.name}"

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.statistics.bins import (
-    bin_count,
-    bin_number,
+from flowpm_dist.statistics.bins import Binning
+from flowpm_dist.statistics.modes import (
+    Axes,
     inverse_windows,
     multiplicities,
     relative_wavenumber,
@@ -22,20 +22,19 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 
-Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Vectors along x, y and z: [1, 1, kx], [1, ky, 1], [kz, 1, 1]; or those of one plane of kz."""
-
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of modes in the sums.
+    """The bins of modes, and their weights in the sums.
 
     Attributes:
+        bins: which bin each mode is in.
         deconvolved: for each spectrum, whether it is divided by the cloud-in-cell window.
         orders: the orders l of the Legendre polynomials (2 l + 1) L_l(mu), even.
         axis: the axis of the line of sight, 0, 1 or 2.
     """
 
+    bins: Binning
     deconvolved: tuple[bool, ...]
     orders: tuple[int, ...] = (0,)
     axis: int = 2
@@ -94,7 +93,7 @@ class ModeSums(mtf.Operation):
     Args:
         spectra: one or two mtf tensors [..., kz, ky, kx, pair].
         box: the box of both.
-        weights: the weights of the modes, see `Weights`.
+        weights: the bins and the weights of the modes, see `Weights`.
         name: the name of the operation.
     """
 
@@ -106,7 +105,7 @@ class ModeSums(mtf.Operation):
         sizes = {
             "product": weights.products,
             "order": len(weights.orders),
-            "bin": bin_count(box),
+            "bin": weights.bins.size,
         }
         dims = [mtf.Dimension(name, size) for name, size in sizes.items()]
         shape = mtf.Shape(box.number_shape.dims + dims)
@@ -118,7 +117,7 @@ class ModeSums(mtf.Operation):
 
         @tf.function(jit_compile=True, autograph=False)
         def spread(*args: Any) -> list[tf.Tensor]:
-            return _mode_cotangents(weights, bin_count(box), *args)
+            return _mode_cotangents(weights, *args)
 
         def local(*slices: tf.Tensor) -> Any:
             values = [_batched(s, 4) for s in slices[:-1]]
@@ -153,12 +152,12 @@ class ModeSums(mtf.Operation):
 
     def _local(self, values: list[tf.Tensor]) -> tf.Tensor:
         """Returns this rank's part of the sums, float64 [batch, product, order, bin]."""
-        weights, count = self._weights, bin_count(self._box)
+        weights, count = self._weights, self._weights.bins.size
         batch = values[0].shape[0]
 
         @tf.function(jit_compile=True, autograph=False)
         def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            return _plane_summands(weights, count, *args)
+            return _plane_summands(weights, *args)
 
         vectors = _vectors(self._box)
 
@@ -174,7 +173,7 @@ class ModeSums(mtf.Operation):
 
 
 def _plane_summands(
-    weights: Weights, count: int, planes: list[tf.Tensor], vectors: tuple[Axes, Axes, Axes]
+    weights: Weights, planes: list[tf.Tensor], vectors: tuple[Axes, Axes, Axes]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the summands of the modes of one kz, and their bins.
 
@@ -193,12 +192,11 @@ def _plane_summands(
         for l_mu in weights.legendre(along, k)
     ]
     # [summand, batch, ky, kx] -> [ky, kx, batch, summand]
-    return tf.transpose(tf.stack(summands), [2, 3, 1, 0]), bin_number(k, count)
+    return tf.transpose(tf.stack(summands), [2, 3, 1, 0]), weights.bins.number(along, k)
 
 
 def _mode_cotangents(
     weights: Weights,
-    count: int,
     values: list[tf.Tensor],
     dy: tf.Tensor,
     vectors: tuple[Axes, Axes, Axes],
@@ -209,15 +207,14 @@ def _mode_cotangents(
     to b. Each is multiplied by its bin's cotangent and by the weights.
 
     Args:
-        weights: the weights of the modes, see `Weights`.
-        count: the number of bins.
+        weights: the bins and the weights of the modes, see `Weights`.
         values: the spectra [batch, kz, ky, kx, pair].
         dy: the cotangent of the sums [batch, product, order, bin].
         vectors: see `_vectors`.
     """
     along, counts, inverse = vectors
     k = relative_wavenumber(*along)
-    number, legendre = bin_number(k, count), weights.legendre(along, k)
+    number, legendre = weights.bins.number(along, k), weights.legendre(along, k)
     padded = tf.pad(tf.cast(dy, tf.float64), [[0, 0]] * 3 + [[0, 1]])
 
     def of_product(product: int) -> tf.Tensor:

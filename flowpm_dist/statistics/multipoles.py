@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.redshift_space import axis_number
-from flowpm_dist.statistics.bins import bin_contents
-from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
+from flowpm_dist.statistics.bins import BinChoice, bin_contents
+from flowpm_dist.statistics.measure import Window, located, mode_means, sample_of, whole
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,27 @@ class Multipoles:
 
 
 def binned_multipoles(
-    block: tf.Tensor,
-    box: Box,
+    field: Field | tf.Tensor,
+    box: Box | None = None,
     axis: str = "z",
     orders: Sequence[int] = (0, 2, 4),
     window: Window = None,
-    interlaced: tf.Tensor | None = None,
+    interlaced: Field | tf.Tensor | None = None,
+    bins: BinChoice = None,
 ) -> tf.Tensor:
     """Multipoles of each bin [(Mpc/h)^3], differentiable.
 
     Args:
-        block: this rank's block of a density or overdensity, [..., x, y, z].
-        box: it lives in.
-        axis, orders, window, interlaced: as for `multipoles`; interlaced is a block.
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: of a block.
+        axis, orders, window, interlaced, bins: as for `multipoles`; interlaced is given as the
+            field is.
 
     Returns:
         [order, bin] or, of a batch, [universe, order, bin]; replicated as `binned_power`'s.
     """
-    means = mode_means(
-        [Sample(block, window, interlaced)], box, _checked_orders(orders), axis_number(axis)
-    )
+    box, sample = located(field, box, window, interlaced)
+    means = mode_means([sample], box, _checked_orders(orders), axis_number(axis), bins)
     return means[..., 0, :, :]
 
 
@@ -65,6 +67,7 @@ def multipoles(
     axis: str = "z",
     orders: Sequence[int] = (0, 2, 4),
     *,
+    bins: BinChoice = None,
     window: Window = None,
     shot_noise: float = 0.0,
     interlaced: Any = None,
@@ -76,10 +79,10 @@ def multipoles(
 
     Args:
         field: a `Field`, or a whole array [x, y, z] on one rank.
-        box_size: [Mpc/h], one number or three; by default the `Field`'s own.
+        box_size: of an array [Mpc/h], one number or three. A `Field` has its own.
         axis: of the line of sight, "x", "y" or "z".
         orders: l, even.
-        window, interlaced: as for `power_spectrum`.
+        bins, window, interlaced: as for `power_spectrum`.
         shot_noise: subtracted from P_0 [(Mpc/h)^3].
 
     Returns:
@@ -90,8 +93,9 @@ def multipoles(
     """
     box, sample = sample_of(field, box_size, window, interlaced)
     orders = _checked_orders(orders)
-    k, modes = bin_contents(box)
-    power = whole(mode_means([sample], box, orders, axis_number(axis)), box)[..., 0, :, :]
+    k, modes = bin_contents(box, bins)
+    means = mode_means([sample], box, orders, axis_number(axis), bins)
+    power = whole(means, box)[..., 0, :, :]
     noise = np.array([shot_noise if order == 0 else 0.0 for order in orders])
     return Multipoles(k, power - noise[:, np.newaxis], modes, orders)
 

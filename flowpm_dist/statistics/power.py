@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.statistics.bins import bin_contents
-from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
+from flowpm_dist.grid.field import Field
+from flowpm_dist.statistics.bins import BinChoice, bin_contents
+from flowpm_dist.statistics.measure import Window, located, mode_means, sample_of, whole
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class PowerSpectrum:
     """A measured power spectrum; unpacks as `k, power`.
 
     Attributes:
-        k: the mean wavenumber of the modes of each bin, [bin] [h/Mpc].
+        k: the mean wavenumber of the modes of each bin, [bin] [h/Mpc]. It is NaN, as the power, in
+            a bin without modes.
         power: the power in each bin, [bin], or [batch, bin] for a batch of universes [(Mpc/h)^3].
         modes: the number of modes in each bin, [bin]; k and -k are both counted.
     """
@@ -33,38 +35,47 @@ class PowerSpectrum:
 
 
 def binned_power(
-    block: tf.Tensor, box: Box, window: Window = None, interlaced: tf.Tensor | None = None
+    field: Field | tf.Tensor,
+    box: Box | None = None,
+    window: Window = None,
+    interlaced: Field | tf.Tensor | None = None,
+    bins: BinChoice = None,
 ) -> tf.Tensor:
     """Returns the power in each bin [(Mpc/h)^3], differentiable.
 
     Args:
-        block: this rank's block of a density or overdensity, [..., x, y, z].
-        box: the box of the density.
-        window, interlaced: as for `power_spectrum`; interlaced is a block.
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: the box of a block.
+        window, interlaced, bins: as for `power_spectrum`; interlaced is given as the field is.
 
     Returns:
         The power [bin], or [universe, bin] for the universes of a batch of which this rank has a
         block. It is the same on the ranks that share them. So a loss made of it must be divided by
         their number, or it counts once for each (see `meshimpl.mesh_function`).
     """
-    return mode_means([Sample(block, window, interlaced)], box)[..., 0, 0, :]
+    box, sample = located(field, box, window, interlaced)
+    return mode_means([sample], box, bins=bins)[..., 0, 0, :]
 
 
 def power_spectrum(
     field: Any,
     box_size: Any = None,
     *,
+    bins: BinChoice = None,
     window: Window = None,
     shot_noise: float = 0.0,
     interlaced: Any = None,
 ) -> PowerSpectrum:
     """Returns the spherically averaged power spectrum of a density or overdensity.
 
-    Bins are one fundamental mode wide, up to the Nyquist wavenumber. The mode k = 0 is left out.
+    The mode k = 0 is in no bin.
 
     Args:
         field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
-        box_size: [Mpc/h], one number or three; by default the `Field`'s own.
+        box_size: of an array [Mpc/h], one number or three. A `Field` has its own.
+        bins: edges [h/Mpc], a number of linear bins, or `Bins`; each holds the modes with
+            low <= k < high. By default they are one fundamental mode wide, around its multiples, up
+            to the smallest Nyquist wavenumber.
         window: "cic" divides each mode by the squared cloud-in-cell window.
         shot_noise: the shot noise to subtract [(Mpc/h)^3]: V / N_particles for Poisson sampling.
             Particles that started on a lattice have none at early times.
@@ -77,9 +88,10 @@ def power_spectrum(
 
     Raises:
         ValueError: if the field is not scalar, box_size is not the field's own, the window is
-            unknown, or the interlaced field is of another box.
+            unknown, the interlaced field is of another box, or the bins do not increase or hold no
+            mode.
     """
     box, sample = sample_of(field, box_size, window, interlaced)
-    k, modes = bin_contents(box)
-    power = whole(mode_means([sample], box), box)[..., 0, 0, :]
+    k, modes = bin_contents(box, bins)
+    power = whole(mode_means([sample], box, bins=bins), box)[..., 0, 0, :]
     return PowerSpectrum(k, power - shot_noise, modes)

@@ -105,7 +105,7 @@ def test_given_blocks_and_particles():
 
 def test_redshift_space_has_the_rate_of_each_universe():
     state = simulation(SPREAD, "cola").run(seed=SEEDS, cosmology=COSMOLOGIES)
-    shift = state.redshift_space("y") - state.displacement.block
+    shift = (state.redshift_space("y") - state.displacement).block
     local, first = state.box.local_batch[0], state.box.batch_offset
     for i, cosmology in enumerate(COSMOLOGIES[first : first + local]):
         rate = float(fpm.Growth(cosmology).background.e(state.a))

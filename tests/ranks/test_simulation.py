@@ -164,7 +164,7 @@ def test_uniform_lattice_feels_no_force(box_mesh):
 def test_power_spectrum_is_numpys(box_mesh, window):
     sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=box_mesh, **SMALL)
     noise = fpm.Field(noise_function(sim.box)(5), sim.box)
-    spectrum = fpm.power_spectrum(noise, 48.0, window=window, shot_noise=1.5)
+    spectrum = fpm.power_spectrum(noise, window=window, shot_noise=1.5)
     whole = noise.numpy()
     modes = np.abs(np.fft.fftn(whole)) ** 2 * (48.0**3 / whole.size**2)
     n = np.fft.fftfreq(16, 1 / 16)

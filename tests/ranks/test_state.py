@@ -70,10 +70,88 @@ def test_redshift_space(axis):
     rate = np.sqrt(omega / 0.5**3 + 1 - omega)
     along = "xyz".index(axis)
     displacement[..., along] += end.velocity.numpy()[..., along] / (0.5**2 * rate)
-    found = fpm.Field(end.redshift_space(axis), end.box).numpy()
+    found = end.redshift_space(axis).numpy()
     np.testing.assert_allclose(found, displacement, rtol=1e-12, atol=1e-13)
     density = end.density(redshift_space=axis, shift=0.5).numpy()
     np.testing.assert_allclose(density, painted(displacement, shift=0.5), atol=1e-11)
+    sites = CELL * np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
+    found = end.positions(redshift_space=axis).numpy()
+    np.testing.assert_allclose(found, (sites + displacement) % LENGTH, atol=1e-12)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_positions():
+    """Lattice and displacement, in the box or not; painted where they are, they are the density."""
+    sites = CELL * np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
+    free = sites + state().displacement.numpy()
+    assert (free < 0).any() or (free >= LENGTH).any()
+    np.testing.assert_allclose(state().positions(wrap=False), free, atol=1e-12)
+    wrapped = state().positions().numpy()
+    np.testing.assert_allclose(wrapped, free % LENGTH, atol=1e-12)
+    np.testing.assert_allclose(painted(wrapped - sites), state().density(), atol=1e-11)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_peculiar_velocity_of_linear_theory():
+    """v = a H f psi, with H = 100 E km/s/(Mpc/h) of a flat universe; f by differences of D1."""
+    first_order = fpm.Simulation(
+        PLANCK, N, LENGTH, [0.1, 1.0], lpt_order=1, mesh=state().box.mesh, precision="float64"
+    )
+    a, omega = 0.4, float(PLANCK.Omega_m)
+    rate = 100.0 * np.sqrt(omega / a**3 + 1 - omega)
+    d1 = fpm.Growth(PLANCK).d1(a * np.exp([-1e-4, 1e-4])).numpy()
+    growth = np.log(d1[1] / d1[0]) / 2e-4
+    early = first_order.lpt(seed=6, a=a)
+    velocity, psi = early.peculiar_velocity().numpy(), early.displacement.numpy()
+    np.testing.assert_allclose(velocity, a * rate * growth * psi, rtol=1e-7)
+    assert 50 < np.sqrt((velocity**2).sum(-1).mean()) < 1000
+
+
+@pytest.mark.ranks(2, 4)
+def test_gradients_of_positions_velocities_and_overdensities():
+    """To the white noise, against a central difference."""
+    sim = fpm.Simulation(PLANCK, N, LENGTH, [0.1, 1.0], mesh=state().box.mesh, precision="float64")
+    rng = np.random.default_rng(3)
+    noise, direction, *weights = (
+        rng.normal(size=(N, N, N, *more))[sim.box.place] for more in ((), (), (), (3,), (3,))
+    )
+
+    def loss(noise):
+        end = sim.lpt(white_noise=noise)
+        weighted = 1.0 + 0.1 * end.linear_delta  # a field of weights
+        delta = end.density(weights=weighted * weighted).delta()
+        moving = end.peculiar_velocity() / 100.0
+        made = zip((delta, end.positions(), moving), weights, strict=True)
+        return sum(tf.reduce_sum(field.block * weight) for field, weight in made)
+
+    noise = tf.constant(noise)
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        value = loss(noise)
+    slope = tf.reduce_sum(tape.gradient(value, noise) * direction)
+    step = 1e-6
+    change = (loss(noise + step * direction) - loss(noise - step * direction)) / (2 * step)
+    slope, change = (float(sim.box.mesh.world.allreduce(x)) for x in (slope, change))
+    assert slope == pytest.approx(change, rel=1e-6)
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("batch", [None, 2])
+def test_overdensities_and_arrays_on_every_mesh(batch):
+    """Each universe has its own mean; a whole array takes part block by block."""
+    shape = f"replica:{min(SIZE, 2)},row:{SIZE // 2}" if batch else SHAPES[SIZE][-1]
+    box = fpm.Box((N,) * 3, (LENGTH,) * 3, process_mesh(shape), tf.float64, batch)
+    whole = (
+        np.random.default_rng(4)
+        .uniform(0, 3, (batch or 1, N, N, N))
+        .reshape((*((batch,) if batch else ()), N, N, N))
+    )
+    counts = fpm.Field(tf.constant(whole[box.place]), box)
+    mean = whole.mean(axis=(-3, -2, -1), keepdims=True)
+    np.testing.assert_allclose(counts.delta(), whole / mean - 1, atol=1e-13)
+    np.testing.assert_allclose(np.asarray(2.0 / (counts + whole)), 1 / whole, rtol=1e-13)
+    with pytest.raises(ValueError, match="whose mean is"):
+        counts.delta().delta()
 
 
 def test_wrong_arguments():
@@ -82,6 +160,8 @@ def test_wrong_arguments():
             state().density(mesh_factor)
     with pytest.raises(ValueError, match="redshift_space 'r' is not one of x, y, z"):
         state().density(redshift_space="r")
+    with pytest.raises(ValueError, match="the particles and their weights are not on the same box"):
+        state().density(weights=state().density(2))
 
 
 def test_white_noise_is_drawn_again():
