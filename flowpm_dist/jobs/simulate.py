@@ -19,7 +19,7 @@ from flowpm_dist.cosmology.camb_spline import camb_beside
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import SNAPSHOT, WriteError
-from flowpm_dist.io.snapshot import mark_complete, snapshot_bytes, write_snapshot
+from flowpm_dist.io.snapshot import FIELDS, mark_complete, snapshot_bytes, write_snapshot
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, write_run_file
@@ -90,7 +90,7 @@ class SimulationWork:
 def results_bytes(plan: SimulationPlan) -> int:
     """Returns an upper estimate of the size of all results of a run [bytes]."""
     itemsize = np.dtype(plan.run.precision).itemsize
-    return snapshot_bytes(plan.box.grid, itemsize) + FIGURES_AND_TABLES
+    return snapshot_bytes(plan.box.grid, itemsize, FIELDS) + FIGURES_AND_TABLES
 
 
 def demand_of(work: SimulationWork, mesh: str) -> Demand:
@@ -204,7 +204,7 @@ def write_results(
     from flowpm_dist.io.pictures import project
     from flowpm_dist.statistics import multipoles, power_spectrum
 
-    fields = state.fields()
+    fields = state.fields(list(FIELDS))
     density, mesh = fields["density"], state.box.mesh
     snapshot = folder.partial / SNAPSHOT
     about = {**state.header(), "config": work.run_text, "versions": versions()}
