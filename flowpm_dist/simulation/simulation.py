@@ -26,6 +26,8 @@ from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf,
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.stages import (
+    AfterStep,
+    Resume,
     evolve_particles,
     first_particles,
     halo_for,
@@ -226,19 +228,67 @@ class Simulation:
             ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
-        clock = Clock()
         if outputs is None and on_output is not None:
             raise ValueError("on_output goes with outputs: give the scale factors, too")
+        given = Given(seed, white_noise, particles, cosmology, paired)
+        state, results = self._run(given, progress, outputs, on_output)
+        return state if outputs is None else results
+
+    def run_resumably(
+        self,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+        progress: Progress | None = None,
+        outputs: Sequence[float] | np.ndarray | None = None,
+        on_output: OnOutput | None = None,
+        after_step: AfterStep | None = None,
+        resume: Resume | None = None,
+    ) -> State:
+        """Simulates as `run` does, in sessions of which each goes on where another has ended.
+
+        Args:
+            seed, white_noise, cosmology, paired, progress: as for `run`.
+            outputs, on_output: likewise; what `on_output` returns is dropped. Of a run that goes
+                on, those times that `on_output` has not been called with before.
+            after_step: called on every rank after each step and `progress`, with a `MidRun` that
+                the same run can go on from. An exception from it ends the run.
+            resume: returns such a `MidRun`, of this rank's blocks in the box that it is given; the
+                run goes on from there, on the same mesh to the same bits.
+
+        Returns:
+            The last state.
+
+        Raises:
+            ValueError, HaloError: as `run`.
+        """
+        given = Given(seed, white_noise, None, cosmology, paired)
+        return self._run(given, progress, outputs, on_output, after_step, resume)[0]
+
+    def _run(
+        self,
+        given: Given,
+        progress: Progress | None,
+        outputs: Sequence[float] | np.ndarray | None,
+        on_output: OnOutput | None,
+        after_step: AfterStep | None = None,
+        resume: Resume | None = None,
+    ) -> tuple[State, list[Any]]:
+        """Returns the last state, and the states of outputs or what was made of them."""
+        clock = Clock()
         times = None if outputs is None else check_outputs(outputs, self.edges)
-        inputs = self._read(Given(seed, white_noise, particles, cosmology, paired))
-        start, lpt = first_particles(inputs)
+        inputs = self._read(given)
+        start, lpt = first_particles(inputs, resume)
         halo = halo_for(start[0], inputs)
         observer = None if times is None else Outputs(inputs, times, halo, on_output)
-        done, timings = evolve_particles(start, lpt, inputs, halo, clock, progress, observer)
-        if observer is not None:
-            return observer.results(done.seen)
+        done, timings = evolve_particles(
+            start, lpt, inputs, halo, clock, progress, observer, after_step
+        )
         end, provenance = float(self.edges[-1]), inputs.provenance(halo)
-        return State.of(done.particles, inputs.box, end, provenance, timings)
+        state = State.of(done.particles, inputs.box, end, provenance, timings)
+        return state, [] if observer is None else observer.results(done.seen)
 
     def lpt(
         self,
