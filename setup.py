@@ -76,6 +76,7 @@ setup(
         "arviz-stats>=0.6",
         "astropy>=6",
         "camb>=1.5",
+        "h5py>=3",
         "zarr>=3",
         "pydantic>=2.7",
         "rich>=13",

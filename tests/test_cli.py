@@ -18,7 +18,8 @@ from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.jobs.output_folder import FILES
+from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
+from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
 from meshimpl import launch
 
 RUN = """
@@ -117,6 +118,9 @@ def test_under_mpirun_wrong_usage_is_told_once(here):
     assert done.stderr.count("No such option") == 1
 
 
+ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}")
+
+
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
     """The same universe on one rank and on two."""
@@ -124,7 +128,7 @@ def two_runs(tmp_path_factory):
     (folder / "run.toml").write_text(RUN)
     done = {}
     for ranks in (1, 2):
-        words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}"]
+        words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}", *ALL]
         done[ranks] = flowpm(*words, folder=folder, timeout=300)
         assert done[ranks].returncode == 0, done[ranks].stderr
     return folder, done
@@ -165,6 +169,7 @@ def test_one_rank_and_two_write_the_same_universe(two_runs):
 def test_a_state_is_read_from_what_a_run_wrote(here):
     assert flowpm_here("simulate", "run.toml").returncode == 0
     written, read = load_snapshot("run-output"), fpm.State.from_snapshot("run-output")
+    assert set(written.arrays) == set(DEFAULT_FIELDS)
     for name, field in read.fields().items():
         scale = written[name].std()
         np.testing.assert_allclose(field.numpy(), written[name], rtol=0, atol=2e-5 * scale)
@@ -261,7 +266,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_cause(here):
     )
     assert done.returncode == 1
     assert "error: cannot write" in done.stderr
-    assert "snapshot.zarr/white_noise: File too large" in done.stderr
+    assert "snapshot.zarr/displacement: File too large" in done.stderr
     assert os.listdir("run-output") == []
 
 
@@ -283,18 +288,18 @@ def start_long_run(ranks: int) -> subprocess.Popen[str]:
     raise AssertionError("".join(seen))
 
 
-@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_an_interrupted_run_leaves_no_results(here, ranks, number):
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGUSR1), (2, signal.SIGTERM)])
+def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, ranks, number):
     process = start_long_run(ranks)
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     with pytest.raises(SnapshotError):
         load_snapshot("long")
-    assert not set(os.listdir("long")) & {*FILES, SNAPSHOT}
-    if ranks == 1:
-        assert "interrupted" in told
-        assert os.listdir("long") == []
+    assert os.listdir("long") == [PARTIAL]
+    last = OutputFolder(Path("long")).last_step()
+    assert last is not None
+    assert f"after step {last} of 60; go on with --resume" in plain(told)
 
 
 def test_one_rank_killed_ends_all_and_leaves_no_results(here):

@@ -22,7 +22,7 @@ from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import SNAPSHOT, WriteError, human_size, write_text, written_whole
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.jobs import folder
-from flowpm_dist.jobs import simulate as results
+from flowpm_dist.jobs import simulation_results as results
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
 from flowpm_dist.jobs.progress import (
@@ -331,7 +331,7 @@ def test_a_publication_that_fails_loses_neither_run(tmp_path):
     with pytest.raises(WriteError, match="timings.json"):
         out.publish()
     out.remove_partial()
-    assert (out.partial / SNAPSHOT).is_dir() and (out.partial / "replaced.zarr").is_dir()
+    assert (out.partial / SNAPSHOT).is_dir() and (out.partial / f"replaced-{SNAPSHOT}").is_dir()
     (tmp_path / "timings.json").rmdir()
     with pytest.raises(OutputError, match="finished run"):
         OutputFolder(tmp_path).begin(overwrite=False)
@@ -371,7 +371,7 @@ def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
         OutputFolder(tmp_path / "file" / "out").check(overwrite=False, needed=0)
     with pytest.raises(OutputError, match="Not a directory"):
         OutputFolder(tmp_path / "file" / "out").begin(overwrite=False)
-    with pytest.raises(OutputError, match="free, the results need about 8.0 TiB"):
+    with pytest.raises(OutputError, match="free, the run needs about 8.0 TiB"):
         OutputFolder(tmp_path).check(overwrite=False, needed=2**43)
     monkeypatch.setattr(folder.os, "access", lambda *_: False)
     with pytest.raises(OutputError, match="no permission to write in"):

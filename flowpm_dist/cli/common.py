@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -126,7 +126,11 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
 
 
 @contextmanager
-def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
+def job(
+    first: str = "",
+    kept: Callable[[], str] = str,
+    beside: AbstractContextManager[None] | None = None,
+) -> Iterator[Progress]:
     """Load TensorFlow and give a progress display; inside, this rank works.
 
     An error of `ENDS` ends the process with its message.
@@ -134,12 +138,14 @@ def job(first: str = "", kept: Callable[[], str] = str) -> Iterator[Progress]:
     Args:
         first: text to show at once.
         kept: see `refuse_after`.
+        beside: in which TensorFlow is loaded, for what is done meanwhile.
     """
     try:
         launch.configure_threads()
         with Progress(launch.detect().rank) as progress:
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
-            import_tensorflow()
+            with beside or nullcontext():
+                import_tensorflow()
             from flowpm_dist import HaloError
 
             try:
@@ -168,7 +174,7 @@ def setting() -> str:
     """Returns what a verbose job says of where it runs; otherwise an empty text."""
     if verbosity() is not Verbosity.VERBOSE:
         return ""
-    from flowpm_dist.jobs.simulate import versions
+    from flowpm_dist.jobs.versions import versions
 
     here = launch.detect()
     on = f"{here.size} ranks by {here.launcher}" if here.size > 1 else "1 rank"

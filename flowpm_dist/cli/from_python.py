@@ -53,7 +53,7 @@ def run(
             leaves a key out.
         ranks: number of ranks to start; 1 by default.
         mesh: shape of the mesh of ranks.
-        resume: go on with the work in the folder; not for simulations.
+        resume: go on with the work in the folder.
         overwrite: replace what is in the folder.
         ignore_memory: begin also where the estimate of memory does not fit.
         quiet: show no progress on the standard error.
@@ -65,7 +65,7 @@ def run(
         UserError: a mistake, which was found before the work began.
         WorkError: the work could not go on; the message says why.
         LaunchError: this process is one of several ranks already.
-        KeyboardInterrupt: it was interrupted; trainings and reconstructions keep a checkpoint.
+        KeyboardInterrupt: it was interrupted; a checkpoint is kept.
     """
     if launch.detect().size > 1:
         raise launch.LaunchError("run() starts ranks of its own: call it in a single process")
@@ -87,8 +87,6 @@ def run(
         words += [] if mesh is None else ["--mesh", mesh]
         flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
         flags["--ignore-memory"] = ignore_memory
-        if resume and command == "simulate":
-            raise UserError("resume: a simulation has no checkpoints to go on from")
         words += [flag for flag, given in flags.items() if given]
         _work(words, str(path), named)
     found = read_record(Path(output))

@@ -19,7 +19,8 @@ from flowpm_dist.jobs.verbosity import Verbosity
 from meshimpl import launch
 
 COMMANDS = (
-    "simulate", "reconstruct", "train", "dataset", "evaluate", "predict", "runs", "build", "doctor",
+    "simulate", "convert", "reconstruct", "train", "dataset", "evaluate", "predict", "runs",
+    "build", "doctor",
 )  # fmt: skip
 """Names of modules of this package that have a function `add_to`."""
 
@@ -89,7 +90,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from flowpm_dist.jobs.simulate import versions
+        from flowpm_dist.jobs.versions import versions
 
         print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")
         raise typer.Exit

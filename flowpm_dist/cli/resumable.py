@@ -6,6 +6,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -17,9 +18,8 @@ from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.config.settings import Settings, parse_settings
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.estimate import Demand, Estimate
-from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.folder import JobFolder, OutputError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.work_folder import WorkFolder
 from meshimpl import launch
 
 
@@ -36,7 +36,7 @@ class Outcome(Protocol):
 
 
 ConfigT = TypeVar("ConfigT")
-FolderT = TypeVar("FolderT", bound=WorkFolder)
+FolderT = TypeVar("FolderT", bound=JobFolder)
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
@@ -53,6 +53,8 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
 
     kind: ClassVar[str]
     """What the work is called."""
+    suffix: ClassVar[str] = ""
+    """What folders are named after that are not named after the kind."""
 
     def __init__(
         self, config: ConfigT, mesh: str, folder: FolderT, *, resume: bool, overwrite: bool
@@ -115,6 +117,10 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """Returns the folder of the latest checkpoint and where it stands, such as "step 3"."""
 
+    def beside_loading(self) -> AbstractContextManager[None]:
+        """Returns the context in which TensorFlow is loaded, for what is done meanwhile."""
+        return nullcontext()
+
     @abstractmethod
     def work(self, progress: Progress) -> OutcomeT:
         """Do the work as one of the ranks; the folder has begun, and TensorFlow is loaded."""
@@ -126,7 +132,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.resume and bool(self.folder.mark().get("complete"))
+        return self.resume and self.folder.is_complete
 
     def complete_message(self) -> str:
         """Returns what a user reads when nothing is left to do."""
@@ -185,7 +191,8 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
 
     def _run(self) -> OutcomeT:
         rank = launch.detect().rank
-        with job(f"{self.describe()}\n{told(self.estimate)}", self.kept) as progress:
+        first = f"{self.describe()}\n{told(self.estimate)}"
+        with job(first, self.kept, self.beside_loading()) as progress:
             if rank == 0:
                 self.folder.begin(resume=self.resume, overwrite=self.overwrite)
             outcome = self.work(progress)
@@ -232,7 +239,7 @@ def start(
         check, ignore_memory: likewise.
         changes: values of `--set`.
     """
-    output = output or default_output(run_file, kind.kind)
+    output = output or default_output(run_file, kind.suffix or kind.kind)
     try:
         if resume and overwrite:
             raise OutputError(
@@ -262,9 +269,10 @@ def start(
     planned.run()
 
 
-def output_option(kind: str) -> typer.models.OptionInfo:
-    """Returns the option --output of a kind of work."""
-    return typer.Option(metavar="DIR", help=f"Folder of the {kind}; by default RUN-{kind}.")
+def output_option(kind: str, suffix: str = "") -> typer.models.OptionInfo:
+    """Returns the option --output of a kind of work, see `ResumableJob.suffix`."""
+    named = f"by default RUN-{suffix or kind}"
+    return typer.Option(metavar="DIR", help=f"Folder of the {kind}; {named}.")
 
 
 def resume_option(kind: str) -> typer.models.OptionInfo:

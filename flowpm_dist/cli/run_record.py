@@ -18,7 +18,6 @@ from typing import Any
 from flowpm_dist.cosmoflow.dataset import UNFINISHED
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.record_files import DATASET, RecordError, read_header
-from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.jobs.work_folder import WorkFolder
@@ -69,11 +68,15 @@ def records_in(folder: Path) -> list[RunRecord]:
 
 def _simulation(path: Path) -> RunRecord | None:
     folder = OutputFolder(path)
-    if not folder.is_finished():
-        if not (folder.partial / "owner.json").is_file():
+    if not folder.is_complete:
+        if not folder.owner.is_file():
             return None
-        state = "running" if _is_locked(folder.partial / "owner.json") else "stopped"
-        return RunRecord(path, "simulation", state, "", _when(folder.partial))
+        state = "running" if _is_locked(folder.owner) else "stopped"
+        settings, last = _settings(folder.run_file), folder.last_step()
+        edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
+        of = steps if edges is None else len(edges) - 1
+        done = "" if last is None else f"{last}/{of} steps"
+        return RunRecord(path, "simulation", state, done, _when(folder.owner), {}, settings)
     timings = _json(path / "timings.json")
     steps = timings.get("steps", [])
     results = {"seconds": sum(steps), **_power(path / "power_spectrum.csv")}
@@ -82,7 +85,7 @@ def _simulation(path: Path) -> RunRecord | None:
         "simulation",
         "complete",
         f"{len(steps)}/{len(steps)} steps",
-        _when(path / SNAPSHOT),
+        _when(path / "timings.json"),
         results,
         _settings(path / "run.toml"),
     )

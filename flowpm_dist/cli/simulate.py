@@ -2,68 +2,166 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from flowpm_dist.cli.common import (
-    ENDS,
-    Ranks,
-    Set,
-    begin_job,
-    default_output,
-    full_disks_told,
-    job_size,
-    leave,
-    mesh_option,
-    refuse,
-    refuse_after,
-    setting,
-    stop_on,
+from flowpm_dist.cli.common import Ranks, Set, mesh_option
+from flowpm_dist.cli.preview import Check, IgnoreMemory
+from flowpm_dist.cli.resumable import (
+    ResumableJob,
+    output_option,
+    overwrite_option,
+    resume_option,
+    start,
 )
-from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.objects import simulation_plan
-from flowpm_dist.config.settings import Settings, parse_settings
+from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
-from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, human_size
-from flowpm_dist.jobs.estimate import Estimate
+from flowpm_dist.cosmology.camb_spline import camb_beside
+from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.io.files import human_size
+from flowpm_dist.io.formats import snapshot_name
+from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.simulate import (
-    SimulationWork,
-    Summary,
-    demand_of,
-    results_bytes,
-    simulate_and_write,
-    usual_seconds,
-)
+from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
+from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
 from meshimpl import launch
 
+if TYPE_CHECKING:
+    from flowpm_dist.jobs.simulation_session import Outcome
 
-@dataclass(frozen=True)
-class Plan:
-    """A run that was checked and can begin.
+MAY_DIFFER = ("output.checkpoint_every", "output.format", "output.fields", "results.multipoles",
+              "run.halo")  # fmt: skip
 
-    Attributes:
-        work: what to simulate and to write.
-        mesh: shape of the mesh of ranks.
-        folder: of the results.
-        overwrite: whether a finished run in the folder may be replaced.
-        estimate: what the run will take.
-    """
 
-    work: SimulationWork
-    mesh: str
-    folder: OutputFolder
-    overwrite: bool
-    estimate: Estimate
+class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
+    """A simulation that was checked and can begin."""
+
+    kind = OutputFolder.kind
+    suffix = "output"
+
+    @classmethod
+    def plan(
+        cls,
+        run_file: Path,
+        ranks: int,
+        output: Path,
+        *,
+        resume: bool,
+        overwrite: bool,
+        mesh: str | None,
+        settings: Settings,
+    ) -> Self:
+        """See `ResumableJob.plan`.
+
+        Raises:
+            ConfigError: the run file has mistakes.
+            OutputError: results cannot go to the folder.
+        """
+        config = load(run_file, settings)
+        shape = check_mesh(config, ranks, source=run_file, shape=mesh)
+        folder = OutputFolder(output)
+        planned = cls(config.with_mesh(shape), shape, folder, resume=resume, overwrite=overwrite)
+        # Rank 0 alone looks: soon it writes there.
+        if launch.detect().rank == 0:
+            needed = planned.estimate.disk
+            planned.check_folder(run_file, planned.resolved, needed, may_differ=MAY_DIFFER)
+        return planned
+
+    @property
+    def simulation(self) -> SimulationWork:
+        """What the run file asks for."""
+        config = self.config
+        return SimulationWork(
+            plan=simulation_plan(config.box, config.initial, config.evolution, config.run),
+            cosmology=config.cosmology.model_dump(exclude_none=True),
+            seed=config.initial.seed,
+            white_noise=config.initial.white_noise,
+            paired=config.initial.paired,
+            output=config.output,
+            multipoles=config.results.multipoles,
+            run_text=self.resolved,
+        )
+
+    def describe(self) -> str:
+        """See `ResumableJob.describe`."""
+        count, steps = math.prod(self.config.box.grid), self.config.evolution.step_count
+        return f"{count:,} particles, {steps} steps, mesh {self.mesh}"
+
+    @property
+    def resolved(self) -> str:
+        """See `ResumableJob.resolved`."""
+        return self.config.resolved()
+
+    @property
+    def demand(self) -> Demand:
+        """See `ResumableJob.demand`."""
+        return demand_of(self.simulation, self.mesh)
+
+    @property
+    def estimate(self) -> Estimate:
+        """See `ResumableJob.estimate`."""
+        work, rate = self.simulation, measured_rate(self._kind, self._cells)
+        done = (self.folder.last_step() or 0) if self.resume else 0
+        steps = work.plan.steps.step_count - done
+        seconds = None if rate is None else rate * self._cells * steps
+        return self.demand.estimate(output_bytes(work.plan, work.output), seconds)
+
+    def remember(self, outcome: Outcome) -> None:
+        """See `ResumableJob.remember`."""
+        if outcome.summary is not None:
+            rate = 1e-9 * outcome.summary.ns_per_particle_per_step
+            record_rate(self._kind, self._cells, rate)
+
+    @property
+    def _kind(self) -> Kind:
+        return kind_of("simulate", math.prod(parse_mesh(self.mesh).values()))
+
+    @property
+    def _cells(self) -> int:
+        return math.prod(self.config.box.grid)
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        """See `ResumableJob.last_checkpoint`."""
+        last = self.folder.last_step()
+        return None if last is None else (self.folder.checkpoints, f"step {last}")
+
+    def beside_loading(self) -> AbstractContextManager[None]:
+        """See `ResumableJob.beside_loading`."""
+        return camb_beside(self.simulation.cosmology)
+
+    def work(self, progress: Progress) -> Outcome:
+        """See `ResumableJob.work`."""
+        from flowpm_dist.jobs.simulation_session import SimulationSession, unfinished_removed
+
+        with unfinished_removed(self.folder):
+            session = SimulationSession(self.simulation, self.mesh, self.folder, progress)
+            return session.run(resume=self.resume)
+
+    def report(self, outcome: Outcome) -> str:
+        """Returns where the results are, and the first numbers."""
+        summary, path, output = outcome.summary, self.folder.path, self.config.output
+        assert summary is not None
+        name, steps = snapshot_name(output.format), self.config.evolution.step_count
+        held = f"the particles, in the format {output.format}"
+        if output.format == "zarr":
+            held = f'{", ".join(output.fields)}; in Python: fpm.State.from_snapshot("{path}")'
+        memory = human_size(max(summary.peak_memory))
+        return f"""
+Results in {path}:
+  density.png         a slab of the universe
+  power_spectrum.png  beside linear theory; numbers in power_spectrum.csv
+  {name:<19} {held}
+  run.toml            the run with all its settings; timings.json: seconds, memory, versions
+
+{steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
+{summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
+P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,140 +174,16 @@ def add_to(app: typer.Typer) -> None:
 def simulate(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
     ranks: Ranks = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the results; by default RUN-output."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a finished run in DIR.")
-    ] = False,
     mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
+    output: Annotated[Path | None, output_option(SimulationRun.kind, SimulationRun.suffix)] = None,
+    resume: Annotated[bool, resume_option(SimulationRun.kind)] = False,
+    overwrite: Annotated[bool, overwrite_option(SimulationRun.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
     changes: Set = None,
 ) -> None:
     """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
-    output = output or default_output(run_file, "output")
-    try:
-        plan = make_plan(
-            run_file,
-            job_size(ranks),
-            output,
-            overwrite=overwrite,
-            mesh=mesh,
-            ignore_memory=ignore_memory,
-            settings=parse_settings(changes or []),
-        )
-    except (UserError, launch.LaunchError) as error:
-        refuse(str(error))
-    if check:
-        show_check(plan.work.run_text, plan.mesh, plan.estimate, output)
-        return
-    begin_job(ranks)
-    run(plan)
-
-
-def make_plan(
-    run_file: Path,
-    ranks: int,
-    output: Path,
-    *,
-    overwrite: bool,
-    mesh: str | None,
-    ignore_memory: bool = False,
-    settings: Settings | None = None,
-) -> Plan:
-    """Check everything that can be checked before the work begins.
-
-    Args:
-        run_file: TOML file.
-        ranks: number of ranks of the job.
-        output: folder of the results.
-        overwrite: whether a finished run in the folder may be replaced.
-        mesh: shape of the mesh, instead of the run file's.
-        ignore_memory: whether the run may begin where the memory seems too small.
-        settings: values in place of the run file's own.
-
-    Raises:
-        ConfigError: the run file has mistakes.
-        OutputError: results cannot go to the folder.
-        TooLargeError: the run does not fit into the memory.
-    """
-    config = load(run_file, settings)
-    shape = check_mesh(config, ranks, source=run_file, shape=mesh)
-    config = config.with_mesh(shape)
-    folder = OutputFolder(output)
-    work = work_of(config)
-    demand = demand_of(work, shape)
-    estimate = demand.estimate(results_bytes(work.plan), usual_seconds(work, ranks))
-    if not ignore_memory:
-        demand.check(estimate, launch.host_memory())
-    folder.check(overwrite=overwrite, needed=estimate.disk)
-    return Plan(work, shape, folder, overwrite, estimate)
-
-
-def run(plan: Plan) -> None:
-    """Simulate and write the results, as one of the ranks of the job."""
-    rank = launch.detect().rank
-    try:
-        threads = launch.configure_threads()
-        with results_of(plan, rank), full_disks_told(), Progress(rank) as progress:
-            progress.note("\n".join(filter(None, [setting(), told(plan.estimate), "beginning"])))
-            summary = simulate_and_write(
-                plan.work, plan.mesh, plan.folder, progress, threads=threads
-            )
-    except ENDS as error:
-        refuse_after(error)
-    if summary is not None:
-        print(report(plan, summary))
-
-
-@contextmanager
-def results_of(plan: Plan, rank: int) -> Iterator[None]:
-    """Begin the output folder on rank 0, and remove what a failed or interrupted run wrote."""
-    stop_on(signal.SIGINT, signal.SIGTERM)
-    if rank == 0:
-        plan.folder.begin(overwrite=plan.overwrite)
-    try:
-        yield
-    except SystemExit as stopped:
-        plan.folder.discard()
-        if rank == 0:
-            print("error: interrupted; no results were written", file=sys.stderr, flush=True)
-        leave(int(stopped.code or 0))
-    except WriteError:
-        # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
-        plan.folder.remove_partial()
-        raise
-    except BaseException:
-        plan.folder.discard()
-        raise
-
-
-def work_of(config: RunConfig) -> SimulationWork:
-    """Returns the work that a run file asks for."""
-    return SimulationWork(
-        plan=simulation_plan(config.box, config.initial, config.evolution, config.run),
-        cosmology=config.cosmology.model_dump(exclude_none=True),
-        seed=config.initial.seed,
-        white_noise=config.initial.white_noise,
-        paired=config.initial.paired,
-        multipoles=config.results.multipoles,
-        run_text=config.resolved(),
-    )
-
-
-def report(plan: Plan, summary: Summary) -> str:
-    """Returns what is printed at the end: where the results are, and the first numbers."""
-    path, steps = plan.folder.path, plan.work.plan.steps.step_count
-    memory = human_size(max(summary.peak_memory))
-    return f"""
-Results in {path}:
-  density.png         a slab of the universe
-  power_spectrum.png  beside linear theory; numbers in power_spectrum.csv
-  snapshot.zarr       all fields; in Python: flowpm_dist.io.load_snapshot("{path}")
-  run.toml            the run with all its settings; timings.json: seconds, memory, versions
-
-{steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
-{summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
-P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
+    start(
+        SimulationRun, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        check=check, ignore_memory=ignore_memory, changes=changes,
+    )  # fmt: skip

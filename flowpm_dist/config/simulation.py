@@ -39,6 +39,7 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
+from flowpm_dist.jobs.options import OutputOptions
 from flowpm_dist.options import Options, three
 
 OF_A_SEED = ("noise", "fixed_amplitude", "paired")
@@ -55,14 +56,16 @@ class RunConfig(Options):
     mesh: MeshOptions
     run: RunOptions
     results: ResultsSection
+    output: OutputOptions
 
     def resolved(self) -> str:
         """Returns the run file as TOML with all defaults and full paths; `load` reads it back.
 
         Keys that have no meaning beside the others are left out.
         """
-        idle = [] if self.initial.white_noise is None else OF_A_SEED
-        return to_toml(self, {"initial": idle})
+        initial = [] if self.initial.white_noise is None else OF_A_SEED
+        output = [] if self.output.format == "zarr" else ["fields"]
+        return to_toml(self, {"initial": initial, "output": output})
 
     def with_mesh(self, shape: str) -> RunConfig:
         """Returns the same run on a mesh of another shape."""
@@ -95,7 +98,9 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     Raises:
         ConfigError: there are mistakes; the error has all of them.
     """
-    rules: list[Rule] = [_amplitude, _origin, universe_rules, _white_noise, evolution_rules]
+    rules: list[Rule] = [
+        _amplitude, _origin, universe_rules, _white_noise, evolution_rules, _output,
+    ]  # fmt: skip
     return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
 
 
@@ -144,6 +149,13 @@ def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
         if (given := file.value("initial", key)) not in (None, default):
             what = f"= {as_written(given)}: goes with a seed, not with white_noise"
             yield Problem(f"initial.{key}", what)
+
+
+def _output(file: ParsedRunFile) -> Iterator[Problem]:
+    format, given = file.value("output", "format"), file.given.get("output", {})
+    if format not in (None, "zarr") and "fields" in given:
+        what = f"= {as_written(given['fields'])}: goes with zarr; {format} holds the particles"
+        yield Problem("output.fields", f"{what} alone, as positions, velocities and ids")
 
 
 def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:

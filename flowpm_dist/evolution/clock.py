@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,18 @@ class Clock:
         self.steps: list[float] = []
         self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
         self.start_step()
+
+    def go_on(self, timings: Mapping[str, Any], *, complete: bool) -> None:
+        """Puts the steps of an earlier session before those to come.
+
+        Args:
+            timings: "steps" and "phases" of the earlier session; may be empty.
+            complete: whether no step is to come.
+        """
+        self.steps = [*timings.get("steps", ()), *self.steps]
+        for phase, before in timings.get("phases", {}).items():
+            now = [] if complete else self.phases.get(phase, [0.0])
+            self.phases[phase] = [*before, *now]
 
     def elapsed(self) -> float:
         """Returns the seconds since the clock was made."""

@@ -195,11 +195,12 @@ class NBody:
                     del moment, look
                 del before
             if operation.ends_step:
-                now = time.perf_counter()
-                clock.steps.append(now - begin)
+                clock.steps.append(time.perf_counter() - begin)
                 if plan.progress is not None:
                     plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
-                begin = now
+                if plan.after_step is not None:
+                    plan.after_step(number + 1, operation, Particles(x, v))
+                begin = time.perf_counter()
                 if operation.step < plan.steps:
                     clock.start_step()
         if unpainted:  # each other drift is checked by the paint after it

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,6 +27,27 @@ class Particles:
 
 
 @dataclass(frozen=True)
+class MidRun:
+    """A run between two of its operations, from which it goes on to the same bits.
+
+    Attributes:
+        done: number of operations that are done.
+        step: number of steps that are done.
+        a: scale factor that the last of them led to.
+        particles: their velocity is the integrator's own.
+        halo: of the run [particle spacings]; None where it is still to be chosen.
+        timings: "steps" and "phases" of the steps that are done, as a `State` has them.
+    """
+
+    done: int
+    step: int
+    a: float
+    particles: Particles
+    halo: int | None = None
+    timings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EvolutionPlan:
     """The plan of an evolution.
 
@@ -38,6 +60,9 @@ class EvolutionPlan:
         progress: called after each step.
         observer: looks at the particles on the way, and
         observed: the tensors that it is given for its inputs.
+        kicks_before: the number of kicks that were made before this plan, of a run that goes on.
+        after_step: called after each step and `progress`, on every rank, with the number of
+            operations of this plan that are done, the last of them, and the state.
     """
 
     operations: Sequence[Operation]
@@ -48,12 +73,14 @@ class EvolutionPlan:
     progress: Progress | None = None
     observer: Observer | None = None
     observed: tuple[tf.Tensor, ...] = ()
+    kicks_before: int = 0
+    after_step: Callable[[int, Operation, Particles], None] | None = None
 
     @property
     def kick_numbers(self) -> dict[int, int]:
         """The number of each kick among the kicks, by its number among the operations."""
         kicks = [n for n, operation in enumerate(self.operations) if operation.kind == "kick"]
-        return {number: kick for kick, number in enumerate(kicks)}
+        return {number: kick for kick, number in enumerate(kicks, self.kicks_before)}
 
 
 @dataclass(frozen=True)

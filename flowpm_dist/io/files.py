@@ -12,6 +12,13 @@ from flowpm_dist.io.errors import WorkError
 
 GENERATOR = "flowpm-dist"
 SNAPSHOT = "snapshot.zarr"
+"""The one that a `State` can be read from."""
+OF_PARTICLES = {"gadget-hdf5": "snapshot.gadget", "bigfile": "snapshot.bigfile"}
+"""Format of particles alone -> the folder of such a snapshot."""
+SNAPSHOTS = (SNAPSHOT, *OF_PARTICLES.values())
+"""Names of all snapshots, each a folder."""
+ABOUT = "flowpm-dist.json"
+"""The file with the attributes of a snapshot in a format of particles; it is written last."""
 
 
 class WriteError(WorkError):
@@ -35,7 +42,10 @@ class WriteError(WorkError):
 def snapshot_attributes(path: Path) -> dict[str, object] | None:
     """Returns the attributes of a snapshot, complete or not; None if it is no snapshot of ours."""
     try:
-        attributes = json.loads((path / "zarr.json").read_text())["attributes"]
+        if path.name in OF_PARTICLES.values():
+            attributes = json.loads((path / ABOUT).read_text())
+        else:
+            attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     ours = isinstance(attributes, dict) and attributes.get("generator") == GENERATOR

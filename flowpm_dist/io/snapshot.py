@@ -8,15 +8,21 @@ the group is set last.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
+from flowpm_dist.io.files import (
+    GENERATOR,
+    OF_PARTICLES,
+    SNAPSHOT,
+    WriteError,
+    snapshot_attributes,
+)
 
 if TYPE_CHECKING:
     import zarr
@@ -41,6 +47,10 @@ FIELDS = {
     "velocity": ("Mpc/h H0", "canonical velocity a^2 dx/dt of each particle"),
     "density": ("mean density", "particle density by cloud-in-cell, with mean 1"),
 }
+FieldName = Literal["displacement", "velocity", "density", "white_noise", "linear_delta"]
+VECTORS: tuple[FieldName, ...] = ("displacement", "velocity")
+DEFAULT_FIELDS: tuple[FieldName, ...] = (*VECTORS, "density")
+"""The fields that are written where none are asked for; the others come again from a seed."""
 
 
 class SnapshotError(UserError):
@@ -97,6 +107,12 @@ def load_snapshot(path: str | Path) -> Snapshot:
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
         path = path / SNAPSHOT
     attributes = snapshot_attributes(path)
+    for other in OF_PARTICLES.values():
+        if attributes is None and (path.name == other or (path / other).exists()):
+            raise SnapshotError(
+                f"{path} holds {other} for other codes, and no {SNAPSHOT}, which is what is read "
+                "here"
+            )
     if attributes is None:
         raise SnapshotError(f"{path} is not a snapshot of {GENERATOR}")
     if not attributes.get("complete"):
@@ -126,14 +142,18 @@ def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES)
     return tuple(chunk)
 
 
-def snapshot_bytes(grid: tuple[int, int, int], itemsize: int) -> int:
+def snapshot_bytes(
+    grid: tuple[int, int, int], itemsize: int, fields: Iterable[str] = DEFAULT_FIELDS
+) -> int:
     """Returns the size of all values of a snapshot, before compression [bytes].
 
     Args:
         grid: number of cells along each side.
         itemsize: size of one value [bytes].
+        fields: names of those that are written.
     """
-    return 9 * math.prod(grid) * itemsize
+    values = sum(3 if name in VECTORS else 1 for name in fields)
+    return values * math.prod(grid) * itemsize
 
 
 def write_snapshot(

@@ -112,6 +112,16 @@ def check_alone(path: Path, kind: str) -> None:
         )
 
 
+def numbered_checkpoints(folder: Path, unit: str) -> list[int]:
+    """Returns the numbers of the checkpoints of fields in a folder, increasing.
+
+    Args:
+        folder: of the checkpoints; it may be missing.
+        unit: that they are counted in, such as "iteration".
+    """
+    return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{unit}-*.zarr"))
+
+
 class JobFolder(ABC):
     """A folder that one job at a time writes in.
 
@@ -125,12 +135,37 @@ class JobFolder(ABC):
     """Names of the files and folders that the job leaves."""
     alone: ClassVar[bool] = False
     """Whether the job begins only in a folder that holds nothing else."""
-    alternative: ClassVar[str] = ""
-    """What a user can do with older work here besides replacing it, such as "--resume ..., "."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+
+    @property
+    @abstractmethod
+    def run_file(self) -> Path:
+        """Path of the resolved run file of the work that can be resumed."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether the work is done, and nothing is left to resume."""
+
+    @abstractmethod
+    def can_resume(self) -> bool:
+        """Returns whether there is work that was begun here, complete or not."""
+
+    @abstractmethod
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Take the folder, and remove older work from it unless that is resumed. On rank 0.
+
+        Args:
+            resume: whether the work is resumed.
+            overwrite: whether other work of its kind may be replaced.
+
+        Raises:
+            OutputError: another process is writing here or has written since the check, or the
+                folder cannot be made.
+        """
 
     @abstractmethod
     def older_work(self) -> str | None:
@@ -138,6 +173,30 @@ class JobFolder(ABC):
 
         The text is empty for a remainder that may be removed without asking.
         """
+
+    def alternative(self) -> str:
+        """Returns what a user can do with older work here besides replacing it."""
+        return "--resume to go on with it, "
+
+    def check(self, *, resume: bool = False, overwrite: bool = False, needed: int) -> None:
+        """Check that the job can begin or be resumed here, without changing anything.
+
+        Args:
+            resume, overwrite: as for `begin`.
+            needed: estimated size of what will be written [bytes].
+
+        Raises:
+            OutputError: it cannot; the message says why, and what to do about it.
+        """
+        check_ground(self.path)
+        if resume and not self.can_resume():
+            raise OutputError(
+                f"{self.path} holds no {self.kind} to resume: leave --resume out, or give its "
+                "--output"
+            )
+        if not resume:
+            self.check_contents(overwrite=overwrite)
+        check_room(self.path, needed, f"the {self.kind} needs about")
 
     def check_contents(self, *, overwrite: bool) -> None:
         """Check that nothing in the folder would be lost against the user's will.
@@ -155,7 +214,7 @@ class JobFolder(ABC):
                 check_alone(self.path, self.kind)
         elif older and not overwrite:
             raise OutputError(
-                f"{self.path} holds {older}: add {self.alternative}--overwrite to replace it, or "
+                f"{self.path} holds {older}: add {self.alternative()}--overwrite to replace it, or "
                 "give another --output"
             )
 

@@ -1,8 +1,9 @@
 """The output folder of a simulation, whose results appear all at once.
 
 Results are written into `DIR/.partial-flowpm-dist` and moved into `DIR` when all of them are
-complete, `snapshot.zarr` last. A snapshot in `DIR` makes a finished run, so that an interrupted run
-never looks like one. The files of an older run stay until the new ones are moved.
+complete, the snapshot last. A snapshot in `DIR` makes a finished run, so that an interrupted run
+never looks like one. The files of an older run stay until the new ones are moved. The checkpoints
+of a run lie in the partial folder as well, and go with it when the results are in place.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from flowpm_dist.io.files import GENERATOR, SNAPSHOT, WriteError, snapshot_attributes
-from flowpm_dist.jobs.folder import JobFolder, OutputError, check_ground, check_room
+from flowpm_dist.io.files import GENERATOR, SNAPSHOTS, WriteError, snapshot_attributes
+from flowpm_dist.jobs.folder import JobFolder, OutputError, numbered_checkpoints
+from meshimpl import launch
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 PARTIAL = ".partial-flowpm-dist"
+STEP = "step"
+"""What checkpoints are counted in."""
 
 
 class OutputFolder(JobFolder):
@@ -31,70 +35,108 @@ class OutputFolder(JobFolder):
     """
 
     kind = "run"
-    contents = (*FILES, SNAPSHOT)
+    contents = (*FILES, *SNAPSHOTS)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.partial = path / PARTIAL
 
+    @property
+    def run_file(self) -> Path:
+        """See `JobFolder.run_file`."""
+        return (self.path if self.is_complete else self.partial) / "run.toml"
+
+    @property
+    def owner(self) -> Path:
+        """The file that says which process writes, or wrote, in the partial folder."""
+        return self.partial / "owner.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Path of the folder of checkpoints."""
+        return self.partial / "checkpoints"
+
+    def last_step(self) -> int | None:
+        """Returns the step of the latest checkpoint, or None if there is none."""
+        return max(numbered_checkpoints(self.checkpoints, STEP), default=None)
+
     def is_finished(self) -> bool:
         """Returns whether the folder holds all results of a run."""
-        return bool((snapshot_attributes(self.path / SNAPSHOT) or {}).get("complete"))
+        return any(
+            (snapshot_attributes(self.path / name) or {}).get("complete") for name in SNAPSHOTS
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all results are in place, and no other run was begun after them."""
+        return self.is_finished() and not self.owner.is_file()
+
+    def can_resume(self) -> bool:
+        """See `JobFolder.can_resume`."""
+        return self.owner.is_file() or self.is_finished()
+
+    def alternative(self) -> str:
+        """See `JobFolder.alternative`."""
+        return "" if self.last_step() is None else super().alternative()
 
     def older_work(self) -> str | None:
-        """Returns "a finished run"; an empty text for an interrupted one; None for neither."""
+        """Returns "a stopped run" if there are checkpoints, or "a finished run"; None for no run.
+
+        The text is empty for an interrupted run without checkpoints.
+        """
+        if self.last_step() is not None:
+            return "a stopped run"
         if self.is_finished():
             return "a finished run"
         return "" if self.partial.is_dir() else None
 
-    def check(self, *, overwrite: bool, needed: int) -> None:
-        """Check that results can go here, without changing anything. On any rank.
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Make the folder to write into, and remove what an interrupted run has left. On rank 0.
 
-        Args:
-            overwrite: whether a finished run may be replaced.
-            needed: estimated size of the results [bytes].
-
-        Raises:
-            OutputError: they cannot; the message says why, and what to do about it.
-        """
-        check_ground(self.path)
-        self.check_contents(overwrite=overwrite)
-        check_room(self.path, needed, "the results need about")
-
-    def begin(self, *, overwrite: bool) -> None:
-        """Remove what an interrupted run has left, and make the folder to write into. On rank 0.
-
-        Args:
-            overwrite: whether a finished run may be replaced.
-
-        Raises:
-            OutputError: another run is writing here, or the folder cannot be made.
+        Checkpoints are removed if the run is not resumed. See `JobFolder.begin`.
         """
         with self._being_prepared():
-            self._clear_partial()
-            self.check_contents(overwrite=overwrite)
-            self.partial.mkdir()
+            if not resume:
+                self.check_contents(overwrite=overwrite)
+            self._take_partial(resume=resume)
+            if not resume:
+                self.check_contents(overwrite=overwrite)
+            self.partial.mkdir(exist_ok=True)
             self._lock = self._locked_partial()
 
     def _locked_partial(self) -> IO[str]:
-        return self._locked(self.partial / "owner.json", generator=GENERATOR)
+        return self._locked(self.owner, generator=GENERATOR)
 
-    def _clear_partial(self) -> None:
+    def _take_partial(self, *, resume: bool) -> None:
         if not os.path.lexists(self.partial):
             return
-        owned = (self.partial / "owner.json").is_file()
+        owned = self.owner.is_file()
         if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
             raise OutputError(f"{self.partial} is not of an interrupted run: move it away")
         with self._locked_partial():
             if (self.partial / "publishing").exists():
                 self.publish()
+                if resume:
+                    raise OutputError(f"the run in {self.path} is complete: its results are there")
+            elif resume:
+                self._drop_results()
             else:
                 shutil.rmtree(self.partial)
+
+    def _drop_results(self) -> None:
+        """Remove all from the partial folder that a resumed run does not need."""
+        for path in self.partial.iterdir():
+            if path in (self.owner, self.run_file, self.checkpoints):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def publish(self) -> None:
         """Move the results, all of them complete, into place. On rank 0.
 
-        SIGINT and SIGTERM are ignored meanwhile. If the moving fails, old and new results stay in
+        Signals to stop are ignored meanwhile. If the moving fails, old and new results stay in
         the partial folder, and the next run that begins here continues it.
 
         Raises:
@@ -104,16 +146,17 @@ class OutputFolder(JobFolder):
             self._publish()
 
     def _publish(self) -> None:
-        new, old = self.partial / SNAPSHOT, self.path / SNAPSHOT
+        new = [name for name in SNAPSHOTS if (self.partial / name).exists()]
         try:
             (self.partial / "publishing").touch()
-            if new.exists() and old.exists():
-                old.rename(self.partial / "replaced.zarr")
+            for name in SNAPSHOTS:
+                if new and (self.path / name).exists():
+                    (self.path / name).rename(self.partial / f"replaced-{name}")
             for name in FILES:
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
-            if new.exists():
-                new.rename(old)
+            for name in new:
+                (self.partial / name).rename(self.path / name)
             shutil.rmtree(self.partial)
         except OSError as error:
             raise WriteError.of(Path(error.filename or self.path), error) from error
@@ -125,22 +168,26 @@ class OutputFolder(JobFolder):
             self.remove_partial()
 
     def remove_partial(self) -> None:
-        """Remove what was written so far. On any rank, after rank 0 has begun.
+        """Remove what was written so far, but checkpoints. On any rank, after rank 0 has begun.
 
         Results whose publication was interrupted are complete, and stay.
         """
         if not (self.partial / "publishing").exists():
-            shutil.rmtree(self.partial, ignore_errors=True)
+            if self.last_step() is None:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    self._drop_results()
         self.release()
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM in the main thread; other threads receive no signals."""
+    """Ignore signals to stop in the main thread; other threads receive none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in launch.STOP_SIGNALS}
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from flowpm_dist.io.files import GENERATOR, write_text
-from flowpm_dist.jobs.folder import JobFolder, OutputError, check_ground, check_room
+from flowpm_dist.jobs.folder import JobFolder
 
 
 class WorkFolder(JobFolder):
@@ -25,7 +25,6 @@ class WorkFolder(JobFolder):
     kept: ClassVar[tuple[str, ...]] = ()
     """Keys of the mark that a resumed job keeps."""
     alone = True
-    alternative = "--resume to go on with it, "
 
     @property
     def run_file(self) -> Path:
@@ -36,6 +35,15 @@ class WorkFolder(JobFolder):
     def checkpoints(self) -> Path:
         """Path of the folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the mark says so."""
+        return bool(self.mark().get("complete"))
+
+    def can_resume(self) -> bool:
+        """See `JobFolder.can_resume`."""
+        return bool(self.mark())
 
     def older_work(self) -> str | None:
         """Returns the kind of the job that owns the folder; None if there is none."""
@@ -49,37 +57,8 @@ class WorkFolder(JobFolder):
             return {}
         return mark if isinstance(mark, dict) and mark.get("generator") == GENERATOR else {}
 
-    def check(self, *, resume: bool, overwrite: bool, needed: int) -> None:
-        """Check that the job can begin or be resumed here, without changing anything.
-
-        Args:
-            resume: whether the job is resumed.
-            overwrite: whether another job of its kind may be replaced.
-            needed: estimated size of what will be written [bytes].
-
-        Raises:
-            OutputError: it cannot; the message says why, and what to do about it.
-        """
-        check_ground(self.path)
-        if resume and not self.mark():
-            raise OutputError(
-                f"{self.path} holds no {self.kind} to resume: leave --resume out, or give its "
-                "--output"
-            )
-        if not resume:
-            self.check_contents(overwrite=overwrite)
-        check_room(self.path, needed, f"the {self.kind} needs about")
-
-    def begin(self, *, resume: bool, overwrite: bool = False) -> None:
-        """Take the folder, and remove an older job from it unless that is resumed. On rank 0.
-
-        Args:
-            resume, overwrite: as for `check`.
-
-        Raises:
-            OutputError: another process is writing here or has written since the check, or the
-                folder cannot be made.
-        """
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """See `JobFolder.begin`."""
         with self._being_prepared():
             self._lock = self._locked(self.path / ".lock")
             if not resume:

@@ -65,7 +65,8 @@ def _low_below_high(limits: tuple[Any, Any]) -> tuple[Any, Any]:
     return limits
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns names of which none stands there twice; a ValueError otherwise."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice")
@@ -81,7 +82,7 @@ A_SEED = "a whole number from 0 to 2^63 - 1"
 Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
 """The lowest and the highest value."""
 Names = Annotated[
-    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(_distinct)
+    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(distinct)
 ]
 AnyPath = Annotated[Path, BeforeValidator(_from_folder)]
 """A path; one in a run file is relative to the file's folder."""

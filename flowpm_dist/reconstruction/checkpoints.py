@@ -1,11 +1,7 @@
-"""Checkpoints of a search or of chains: fields in zarr, to which each rank writes its block.
-
-A checkpoint can be resumed on a mesh of any shape.
-"""
+"""Checkpoints of a search or of chains: the fields of its points, and numbers beside them."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import WriteError, snapshot_attributes
-from flowpm_dist.io.snapshot import mark_complete, write_snapshot
+from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
 from flowpm_dist.reconstruction.optimisers import Memory
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
-
-class CheckpointError(WorkError):
-    """A checkpoint that is missing, damaged, or of another search."""
+__all__ = ["CheckpointError", "Checkpoints", "Progress"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +37,7 @@ class Progress:
 
 
 class Checkpoints:
-    """The latest checkpoints of a search.
-
-    Each is written beside its final place and then moved there.
+    """The latest checkpoints of a search, see `FieldCheckpoints`.
 
     Args:
         folder: the folder of the checkpoints, on a file system that all ranks see.
@@ -56,7 +46,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, space: Space, keep: int = 2) -> None:
-        self._folder, self._space, self._keep = folder, space, keep
+        self._space = space
+        self._files = FieldCheckpoints(folder, "iteration", space.box, keep)
 
     def save(self, progress: Progress, memory: Memory) -> None:
         """Writes a checkpoint. Must be called on all ranks together.
@@ -64,38 +55,16 @@ class Checkpoints:
         Raises:
             WriteError: on a rank that cannot write. Earlier checkpoints stay as they are.
         """
-        box, mesh = self._space.box, self._space.box.mesh
-        final = self._folder / f"iteration-{progress.iteration:06d}.zarr"
-        aside = final.with_name(f".{final.name}.partial")
-        if mesh.rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            self._folder.mkdir(parents=True, exist_ok=True)
         points = memory.points.items()
         attributes = {
             "progress": vars(progress),
             "numbers": dict(memory.numbers),
             "names": list(self._space.names),
-            "grid": list(box.grid),
-            "parameters": {
-                name: p.parameters.numpy().tolist() for name, p in memory.points.items()
-            },
+            "parameters": {name: point.parameters.numpy().tolist() for name, point in points},
         }
-        fields = {name: Field(point.field, box) for name, point in points}
+        fields = {name: Field(point.field, self._space.box) for name, point in points}
         dimensions = ("chain", "x", "y", "z")[not self._space.chains :]
-        write_snapshot(aside, fields, attributes, meanings={}, dimensions=dimensions)
-        if mesh.rank == 0:
-            try:
-                mark_complete(aside)
-                shutil.rmtree(final, ignore_errors=True)
-                aside.rename(final)
-                for old in self._all()[: -self._keep]:
-                    shutil.rmtree(old, ignore_errors=True)
-            except OSError as error:
-                raise WriteError.of(final, error) from error
-        mesh.barrier()
-
-    def _all(self) -> list[Path]:
-        return sorted(self._folder.glob("iteration-*.zarr"))
+        self._files.save(progress.iteration, fields, attributes, dimensions)
 
     def restore(self) -> tuple[Progress, Memory] | None:
         """Returns the latest checkpoint, or None if there is none.
@@ -105,44 +74,15 @@ class Checkpoints:
         Raises:
             CheckpointError: if it is of another grid or of other parameters, or cannot be read.
         """
-        world = self._space.box.mesh.world
-        there = self._all()
-        number = int(there[-1].name.split("-")[1].split(".")[0]) if there else -1
-        # Rank 0 decides: a file system may show the folder to other ranks later.
-        number = int(world.broadcast(tf.constant(number)))
-        if number < 0:
+        found = self._files.latest(names=list(self._space.names))
+        if found is None:
             return None
-        path = self._folder / f"iteration-{number:06d}.zarr"
-        attributes = snapshot_attributes(path)
-        if attributes is None or not attributes.get("complete"):
-            raise CheckpointError(self._damaged(path, "it is not complete"))
-        box = self._space.box
-        for key, ours in (("grid", list(box.grid)), ("names", list(self._space.names))):
-            if attributes[key] != ours:
-                raise CheckpointError(f"{path} is of {key} {attributes[key]}; here it is {ours}")
+        path, attributes = found
         parameters: Any = attributes["parameters"]
-        points = {name: self._point(path, name, values) for name, values in parameters.items()}
-        numbers: Any = attributes["numbers"]
-        progress: Any = attributes["progress"]
-        return Progress(**progress), Memory(points, numbers)
-
-    def _damaged(self, path: Path, reason: str) -> str:
-        """Returns the message about a damaged checkpoint, with what can be done."""
-        before = [other for other in self._all() if other.name < path.name]
-        advice = "there is none before it: begin anew with --overwrite"
-        if before:
-            advice = f"move it away, and --resume goes on from {before[-1].name}, the one before it"
-        return f"{path} is damaged ({reason}); {advice}"
-
-    def _point(self, path: Path, name: str, parameters: list[Any]) -> Unknowns:
-        import zarr
-
-        box = self._space.box
-        try:
-            block = np.asarray(zarr.open_array(path / name, mode="r")[box.place])
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error
-        return Unknowns(
-            tf.constant(block, box.dtype), tf.constant(np.array(parameters, dtype=np.float64))
-        )
+        points = {
+            name: Unknowns(
+                self._files.block(path, name), tf.constant(np.array(values, dtype=np.float64))
+            )
+            for name, values in parameters.items()
+        }
+        return Progress(**attributes["progress"]), Memory(points, attributes["numbers"])

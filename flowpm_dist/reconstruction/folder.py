@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.work_folder import WorkFolder
 
 MARK = "reconstruction.json"
@@ -54,13 +55,8 @@ class ReconstructionFolder(WorkFolder):
 
     def last_iteration(self) -> int | None:
         """Returns the iteration of the search's latest checkpoint, or None if there is none."""
-        return _latest(self.checkpoints)
+        return max(numbered_checkpoints(self.checkpoints, "iteration"), default=None)
 
     def last_move(self) -> int | None:
         """Returns the move of the chains' latest checkpoint, or None if there is none."""
-        return _latest(self.chains)
-
-
-def _latest(folder: Path) -> int | None:
-    there = sorted(folder.glob("iteration-*.zarr"))
-    return int(there[-1].stem.rpartition("-")[2]) if there else None
+        return max(numbered_checkpoints(self.chains, "iteration"), default=None)

@@ -15,8 +15,8 @@ from flowpm_dist.io.figure_style import save_figure
 from flowpm_dist.io.files import WriteError, write_text, written_whole
 from flowpm_dist.io.pictures import power_spectrum_figure
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
-from flowpm_dist.jobs.simulate import versions
 from flowpm_dist.jobs.tables import read_rows
+from flowpm_dist.jobs.versions import versions
 from flowpm_dist.reconstruction.figures import (
     Slab,
     correlation_figure,

@@ -92,7 +92,7 @@ class Source:
         white_noise: this rank's block [..., x, y, z], and
         linear_delta: likewise, where a snapshot had it; or
         snapshot: that holds the state.
-        recorded_seed: the seed that a snapshot names; the noise is not drawn from it.
+        recorded_seed: the seed that a snapshot with the noise names; it is not drawn again.
     """
 
     seeds: np.ndarray | None = None
@@ -106,8 +106,10 @@ class Source:
     def of_snapshot(cls, snapshot: Snapshot) -> Source:
         """Returns the source of the state that a snapshot holds."""
         about = snapshot.attributes
-        paired = bool(about.get("paired", False))
-        return cls(paired=paired, snapshot=snapshot, recorded_seed=about.get("seed"))
+        paired, seed = bool(about.get("paired", False)), about.get("seed")
+        if "white_noise" in snapshot.arrays or seed is None:
+            return cls(paired=paired, snapshot=snapshot, recorded_seed=seed)
+        return cls(np.asarray(seed, np.int64), paired, snapshot=snapshot)
 
     @property
     def seed(self) -> int | None:
@@ -117,9 +119,8 @@ class Source:
     @property
     def noise_is_known(self) -> bool:
         """Whether the white noise is known."""
-        if self.snapshot is not None:
-            return "white_noise" in self.snapshot.arrays
-        return self.seeds is not None or self.white_noise is not None
+        held = self.snapshot is not None and "white_noise" in self.snapshot.arrays
+        return held or self.seeds is not None or self.white_noise is not None
 
     def held(self, name: Literal["white_noise", "linear_delta"], box: Box) -> tf.Tensor | None:
         """Returns this rank's block of a field, read where a snapshot holds it; None if unknown."""

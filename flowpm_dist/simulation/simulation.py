@@ -28,6 +28,8 @@ from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf,
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.stages import (
+    AfterStep,
+    Resume,
     evolve_particles,
     first_particles,
     halo_for,
@@ -236,11 +238,8 @@ class Simulation:
             raise ValueError("on_output goes with outputs: give the scale factors, too")
         given = Given(seed, white_noise, particles, cosmology, paired)
         if outputs is None:
-            return self._carry(given, progress, None)[0]
-        times = check_outputs(outputs, self.edges)
-        return self._carry(
-            given, progress, lambda inputs, halo: Outputs(inputs, times, halo, on_output)
-        )[1]
+            return self._run(given, progress, None)[0]
+        return self._run(given, progress, self._outputs(outputs, on_output))[1]
 
     def observe(
         self,
@@ -263,18 +262,65 @@ class Simulation:
             ValueError, HaloError: as `run` does.
         """
         given = Given(seed, white_noise, particles, cosmology, paired)
-        return self._carry(given, progress, observer)[1]
+        return self._run(given, progress, observer)[1]
 
-    def _carry(
-        self, given: Given, progress: Progress | None, observer_of: ObserverOf | None
+    def run_resumably(
+        self,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+        progress: Progress | None = None,
+        outputs: Sequence[float] | np.ndarray | None = None,
+        on_output: OnOutput | None = None,
+        after_step: AfterStep | None = None,
+        resume: Resume | None = None,
+    ) -> State:
+        """Simulates as `run` does, in sessions of which each goes on where another has ended.
+
+        Args:
+            seed, white_noise, cosmology, paired, progress: as for `run`.
+            outputs, on_output: likewise; what `on_output` returns is dropped. Of a run that goes
+                on, those times that `on_output` has not been called with before.
+            after_step: called on every rank after each step and `progress`, with a `MidRun` that
+                the same run can go on from. An exception from it ends the run.
+            resume: returns such a `MidRun`, of this rank's blocks in the box that it is given; the
+                run goes on from there, on the same mesh to the same bits.
+
+        Returns:
+            The last state.
+
+        Raises:
+            ValueError, HaloError: as `run`.
+        """
+        given = Given(seed, white_noise, None, cosmology, paired)
+        observer = None if outputs is None else self._outputs(outputs, on_output)
+        return self._run(given, progress, observer, after_step, resume)[0]
+
+    def _outputs(
+        self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
+    ) -> ObserverOf:
+        times = check_outputs(outputs, self.edges)
+        return lambda inputs, halo: Outputs(inputs, times, halo, on_output)
+
+    def _run(
+        self,
+        given: Given,
+        progress: Progress | None,
+        observer_of: ObserverOf | None,
+        after_step: AfterStep | None = None,
+        resume: Resume | None = None,
     ) -> tuple[State, Any]:
         """Returns the last state, and what an observer made of what it saw."""
         clock = Clock()
         inputs = self._read(given)
-        start, lpt = first_particles(inputs)
+        start, lpt = first_particles(inputs, resume)
         halo = halo_for(start[0], inputs)
         observer = None if observer_of is None else observer_of(inputs, halo)
-        done, timings = evolve_particles(start, lpt, inputs, halo, clock, progress, observer)
+        done, timings = evolve_particles(
+            start, lpt, inputs, halo, clock, progress, observer, after_step
+        )
         end, provenance = float(self.edges[-1]), inputs.provenance(halo)
         state = State.of(done.particles, inputs.box, end, provenance, timings)
         return state, None if observer is None else observer.results(done.seen)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,20 +13,36 @@ from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.evolve import evolve
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
 from flowpm_dist.evolution.observers import Observer
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles, Progress
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, MidRun, Particles, Progress
+from flowpm_dist.grid.box import Box
 from flowpm_dist.simulation.inputs import Inputs
 
+AfterStep = Callable[[MidRun], None]
+"""Called on every rank after each step, see `Simulation.run_resumably`."""
+Resume = Callable[[Box], MidRun]
+"""Returns where a run in a box goes on, see `Simulation.run_resumably`."""
 
-def first_particles(inputs: Inputs) -> tuple[list[Particles], tuple[tf.Tensor, ...]]:
-    """Returns the particles at the first of the edges, and the LPT fields of the integrator.
 
-    Their velocity is the integrator's own, or canonical where they were given. They are a list of
-    one, from which the evolution takes them.
+def first_particles(
+    inputs: Inputs, resume: Resume | None = None
+) -> tuple[list[MidRun], tuple[tf.Tensor, ...]]:
+    """Returns where the run begins, and the LPT fields of the integrator.
+
+    The velocity is the integrator's own, or canonical where particles were given. The beginning is
+    a list of one, from which the evolution takes it.
+
+    Args:
+        inputs: of the run.
+        resume: returns where it goes on, instead of at the first of the edges.
     """
+    a, integrator = float(inputs.edges[0]), inputs.options.integrator
+    if resume is not None:
+        lpt = lpt_particles(inputs, a, integrator)[1] if integrator.uses_lpt else ()
+        return [resume(inputs.box)], lpt
     if inputs.from_particles:
-        return [inputs.given.pop()], ()
-    particles, lpt = lpt_particles(inputs, float(inputs.edges[0]), inputs.options.integrator)
-    return [particles], lpt
+        return [MidRun(0, 0, a, inputs.given.pop())], ()
+    particles, lpt = lpt_particles(inputs, a, integrator)
+    return [MidRun(0, 0, a, particles)], lpt
 
 
 def lpt_particles(
@@ -42,38 +60,42 @@ def lpt_particles(
     return inputs.solver.particles(inputs.white_noise(), local, local.stack(factors))
 
 
-def halo_for(start: Particles, inputs: Inputs) -> int:
+def halo_for(start: MidRun, inputs: Inputs) -> int:
     """Returns the halo of a run [particle spacings]: that of its inputs, or one that will do.
 
     Args:
-        start: the particles at the first of the edges.
+        start: where it begins; the halo that a run had before serves it again.
         inputs: of the run.
     """
     if inputs.halo != "auto":
         return inputs.halo
+    if start.halo is not None:
+        return start.halo
     growth = float(inputs.cosmologies.growth_between(inputs.edges)[0])
     from_rest = None if np.isfinite(growth) else inputs.cosmologies.largest_d1(inputs.edges[-1])
-    return inputs.solver.suggested_halo(start, growth, from_rest)
+    return inputs.solver.suggested_halo(start.particles, growth, from_rest)
 
 
 def evolve_particles(
-    start: list[Particles],
+    start: list[MidRun],
     lpt: tuple[tf.Tensor, ...],
     inputs: Inputs,
     halo: int,
     clock: Clock,
     progress: Progress | None,
     observer: Observer | None = None,
+    after_step: AfterStep | None = None,
 ) -> tuple[Evolved, dict[str, Any]]:
     """Returns the particles at the last of the edges, and the timings of a `State`.
 
     Args:
-        start, lpt: of `first_particles`; the particles are taken out of the list.
+        start, lpt: of `first_particles`; the beginning is taken out of the list.
         inputs: of the run.
         halo: [particle spacings].
         clock: that started with the run; gets an entry a step.
         progress: called after each step.
         observer: looks at the particles on the way.
+        after_step: called after that, with what the run can go on from.
 
     Raises:
         HaloError, FloatingPointError: on every rank.
@@ -81,23 +103,36 @@ def evolve_particles(
     solver, edges = inputs.solver, inputs.edges
     schedule = _schedule(inputs)
     growth_left = inputs.cosmologies.growth_between(edges)
+    begin = start.pop()
+    done, a, particles = begin.done, begin.a, [begin.particles]
+    clock.go_on(begin.timings, complete=begin.step == len(edges) - 1)
+    del begin
     initial = clock.elapsed()
     nbody = solver.nbody(halo)
-    compile_seconds = solver.compile(nbody, start[0], float(edges[0]))
+    compile_seconds = solver.compile(nbody, particles[0], a)
+
+    def told(number: int, last: Operation, here: Particles) -> None:
+        if after_step is not None:
+            timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
+            after_step(MidRun(done + number, last.step, last.a, here, halo, timings))
+
     plan = EvolutionPlan(
-        schedule.operations,
-        schedule.factors,
+        schedule.operations[done:],
+        schedule.factors[..., done:, :],
         lpt,
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,
         observer=observer,
         observed=() if observer is None else observer.inputs,
+        kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
+        after_step=told,
     )
     ready = clock.elapsed()
-    end = evolve(nbody, start, plan, clock, inputs.options.adjoint)
+    end = evolve(nbody, particles, plan, clock, inputs.options.adjoint)
     evolution = clock.elapsed() - ready
-    work = inputs.box.cells * (inputs.box.batch or 1) * plan.steps
+    work = inputs.box.cells * (inputs.box.batch or 1) * max(1, len(clock.steps))
+    moving = sum(clock.steps) - sum(clock.phases.get("look", ()))
     return end, {
         "phases": clock.phases,
         "steps": clock.steps,
@@ -105,7 +140,7 @@ def evolve_particles(
         "initial": initial,
         "evolution": evolution,
         "total": clock.elapsed() - compile_seconds,
-        "ns_per_particle_per_step": evolution * 1e9 / work,
+        "ns_per_particle_per_step": moving * 1e9 / work,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +17,8 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.io.snapshot import load_snapshot, mark_complete, write_snapshot
+from flowpm_dist.io.formats import FormatName, check_particles, save_fields
+from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, VECTORS, load_snapshot
 from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions
@@ -81,7 +82,8 @@ class State:
 
         Halo and the options of initial conditions and force are those of the run. A snapshot does
         not hold `growth`, `power`, integrator and adjoint of the simulation: growth and power of
-        its cosmology are taken, and the others have no part in what a state measures.
+        its cosmology are taken, and the others have no part in what a state measures. White noise
+        and linear field that it does not hold come again from its seed, if it has one.
 
         Args:
             path: `snapshot.zarr`, or the folder that holds it.
@@ -92,6 +94,7 @@ class State:
             ValueError: the mesh does not divide the grid.
         """
         snapshot = load_snapshot(path)
+        check_particles(path, snapshot)
         about = snapshot.attributes
         nx, ny, nz = (int(n) for n in about["grid"])
         lx, ly, lz = (float(length) for length in about["box_size"])
@@ -101,7 +104,7 @@ class State:
             mesh = ProcessMesh(mesh)
         precision = np.dtype(snapshot.array("displacement").dtype).name
         box = Box((nx, ny, nz), (lx, ly, lz), mesh, tf.as_dtype(precision))
-        blocks = (snapshot.array(name)[box.place] for name in ("displacement", "velocity"))
+        blocks = (snapshot.array(name)[box.place] for name in VECTORS)
         particles = Particles(*(tf.convert_to_tensor(np.asarray(b), box.dtype) for b in blocks))
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
@@ -109,44 +112,54 @@ class State:
         provenance = Provenance(options, local, halo, Source.of_snapshot(snapshot))
         return cls.of(particles, box, float(about["a"]), provenance)
 
-    def save(self, folder: str | Path, attributes: Mapping[str, Any] | None = None) -> Path:
-        """Writes all fields to a new snapshot, each rank its part. On all ranks together.
+    def save(
+        self,
+        folder: str | Path,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        format: FormatName = "zarr",
+        fields: Sequence[str] | None = None,
+    ) -> Path:
+        """Writes a new snapshot, each rank its part. On all ranks together.
 
         Args:
-            folder: in which `snapshot.zarr` is made; on a file system that all ranks see.
+            folder: in which it is made; on a file system that all ranks see.
             attributes: more of them.
+            format: "zarr" (`snapshot.zarr`, from which a state can be read); or, for other codes,
+                particles as "gadget-hdf5" (`snapshot.gadget`) or "bigfile" (`snapshot.bigfile`).
+            fields: names of those that a zarr snapshot holds, see `fields`.
 
         Returns:
             The path of the snapshot.
 
         Raises:
-            FileExistsError: there is a snapshot in the folder. Raised on every rank.
-            ValueError: a batch of universes.
+            FileExistsError: there is such a snapshot in the folder. Raised on every rank.
+            ValueError: a batch of universes, an unknown format or field, or fields beside a format
+                of particles.
             WriteError: on a rank that cannot write; the job must end then.
         """
         if self.box.batch is not None:
             raise ValueError("a batch of universes cannot be saved as one snapshot")
-        path = Path(folder) / "snapshot.zarr"
-        there = self.box.mesh.world.allreduce(tf.constant(int(path.exists())), "max")
-        if int(there):
-            raise FileExistsError(f"{path} exists: give another folder, or remove it")
-        write_snapshot(path, self.fields(), {**self.header(), **(attributes or {})})
-        if self.box.mesh.rank == 0:
-            mark_complete(path)
-        self.box.mesh.barrier()
-        return path
+        if format != "zarr":
+            if fields is not None:
+                raise ValueError(f"fields: {format} holds the particles alone; fields go with zarr")
+            fields = VECTORS
+        about = {**self.header(), **(attributes or {})}
+        return save_fields(Path(folder), self.fields(fields or DEFAULT_FIELDS), about, format)
 
-    def fields(self) -> dict[str, Field]:
-        """Returns all fields by the names that snapshots give them."""
-        initial = {}
-        if self._provenance.source.noise_is_known:
-            initial = {"white_noise": self.white_noise, "linear_delta": self.linear_delta}
-        return {
-            **initial,
-            "displacement": self.displacement,
-            "velocity": self.velocity,
-            "density": self.density(),
-        }
+    def fields(self, names: Sequence[str] = DEFAULT_FIELDS) -> dict[str, Field]:
+        """Returns fields by the names that snapshots give them.
+
+        Args:
+            names: of "displacement", "velocity", "density", "white_noise" and "linear_delta".
+
+        Raises:
+            ValueError: an unknown name, or white noise that is not known.
+        """
+        for name in names:
+            if name not in FIELDS:
+                raise ValueError(f"field {name!r}: must be one of {', '.join(map(repr, FIELDS))}")
+        return {n: self.density() if n == "density" else getattr(self, n) for n in names}
 
     def header(self) -> dict[str, Any]:
         """Returns the attributes of a snapshot of this state, as JSON takes them."""
@@ -244,7 +257,10 @@ class State:
         noise = source.held("white_noise", self.box)
         if noise is None:
             if source.seeds is None:
-                raise ValueError("this universe came from given particles: its noise is not known")
+                raise ValueError(
+                    "the white noise is not known: this universe came from given particles, or "
+                    "from a snapshot without white_noise and without a seed"
+                )
             noise = self._solver.initial.white_noise(source.seeds, paired=source.paired)
         return Field(noise, self.box)
 

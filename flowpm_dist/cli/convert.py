@@ -1,0 +1,77 @@
+"""The command `flowpm-dist convert`: the snapshot of a run in a format of another code."""
+
+from __future__ import annotations
+
+import math
+import signal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from flowpm_dist.cli.common import ENDS, full_disks_told, refuse, refuse_after
+from flowpm_dist.io.formats import check_conversion, convert
+from flowpm_dist.io.particles import ID_BYTES
+from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
+from flowpm_dist.jobs.folder import check_ground, check_room
+from flowpm_dist.jobs.progress import Progress
+
+
+class Format(StrEnum):
+    """The formats of `OF_PARTICLES`."""
+
+    gadget_hdf5 = "gadget-hdf5"
+    bigfile = "bigfile"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to a program."""
+    app.command(
+        name="convert",
+        epilog="Example: [bold]flowpm-dist convert universe --format gadget-hdf5[/bold]",
+    )(convert_run)
+
+
+def convert_run(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A finished run, or its snapshot.zarr.")
+    ],
+    format: Annotated[
+        Format,
+        typer.Option(help="gadget-hdf5: as Gadget-4 writes; bigfile: as FastPM does."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to make it; by default beside snapshot.zarr."),
+    ] = None,
+    files: Annotated[
+        int, typer.Option(min=1, help="Files that the particles are shared between.")
+    ] = 1,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the one that was made before.")
+    ] = False,
+) -> None:
+    """Write the particles of a run for other codes: positions, velocities and ids.
+
+    The run may have been made by any number of ranks. This takes little memory, whatever its size.
+    """
+    beside = folder.parent if folder.name.endswith(".zarr") else folder
+    where = output or beside
+    try:
+        snapshot = check_conversion(folder, where, format, overwrite=overwrite)
+        check_ground(where)
+        grid, itemsize = snapshot.attributes["grid"], np.dtype(snapshot.array(VECTORS[0]).dtype)
+        needed = snapshot_bytes(grid, itemsize.itemsize, VECTORS) + ID_BYTES * math.prod(grid)
+        check_room(where, needed, "the snapshot needs about")
+        with full_disks_told(), Progress() as progress:
+            count = min(files, grid[0])
+            path = convert(
+                snapshot, where, format, files, lambda done: progress("files", done, count)
+            )
+    except ENDS as error:
+        refuse_after(error)
+    except KeyboardInterrupt:
+        refuse("interrupted; no snapshot was written", status=128 + signal.SIGINT)
+    print(f"{math.prod(grid):,} particles in {path}")

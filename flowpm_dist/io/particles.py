@@ -1,0 +1,197 @@
+"""Particles as other codes read them: wrapped positions, peculiar velocities and numbers.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, write_text
+
+HUBBLE = 100.0
+"""H0 [km/s h/Mpc]; times a velocity in Mpc/h H0 it is one in km/s."""
+CRITICAL_DENSITY = 27.7536627
+"""Critical density today [1e10 Msun/h / (Mpc/h)^3]."""
+MPC, SOLAR_MASSES, KM = 3.085678e24, 1.989e43, 1.0e5
+"""Units of the files in cgs: Mpc [cm], 1e10 solar masses [g], km/s [cm/s]."""
+ID_BYTES = 8
+"""Size of the number of a particle [bytes]."""
+SLAB = 2**19
+"""Particles that are converted together, about."""
+
+
+@dataclass(frozen=True)
+class Particles:
+    """Some of the particles of a universe.
+
+    Attributes:
+        ids: uint64 [n], (ix ny + iy) nz + iz of the lattice site.
+        positions: comoving, from 0 to below the box size [Mpc/h], [n, 3].
+        velocities: peculiar, a dx/dt [km/s], [n, 3].
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    velocities: np.ndarray
+
+
+@dataclass(frozen=True)
+class Header:
+    """What files of particles say of the universe.
+
+    Attributes:
+        a: scale factor.
+        grid: particles along each side.
+        box_size: [Mpc/h].
+        cosmology: parameters by name.
+    """
+
+    a: float
+    grid: tuple[int, int, int]
+    box_size: tuple[float, float, float]
+    cosmology: Mapping[str, float]
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> Header:
+        """Returns the header from the attributes of a snapshot."""
+        (nx, ny, nz), (lx, ly, lz) = attributes["grid"], attributes["box_size"]
+        return cls(float(attributes["a"]), (nx, ny, nz), (lx, ly, lz), attributes["cosmology"])
+
+    @property
+    def count(self) -> int:
+        """The number of particles."""
+        return math.prod(self.grid)
+
+    @property
+    def mass(self) -> float:
+        """The mass of a particle [1e10 Msun/h]."""
+        density = self.cosmology["Omega_m"] * CRITICAL_DENSITY
+        return density * math.prod(self.box_size) / self.count
+
+    @property
+    def length(self) -> Any:
+        """The box size [Mpc/h]: one number, or three of a box that is no cube."""
+        return self.box_size[0] if len(set(self.box_size)) == 1 else np.array(self.box_size)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The particles of a block of the lattice, which are read slab by slab.
+
+    Attributes:
+        displacement: array [nx, ny, nz, 3] of numpy or zarr [Mpc/h].
+        velocity: likewise, canonical [Mpc/h H0].
+        origin: lattice site of the first value of the arrays.
+        begin, end: the rows along x, counted in the arrays, that belong to the block.
+    """
+
+    displacement: Any
+    velocity: Any
+    origin: tuple[int, int, int]
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """The number of particles."""
+        return (self.end - self.begin) * math.prod(self.displacement.shape[1:3])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of positions and velocities."""
+        return np.dtype(self.displacement.dtype)
+
+    def particles(self, header: Header) -> Iterator[Particles]:
+        """Yields all particles of the block, in the order of their ids within a slab."""
+        rows = max(1, SLAB // math.prod(self.displacement.shape[1:3]))
+        chunks = getattr(self.displacement, "chunks", None)
+        if chunks:  # of zarr: each is decompressed once
+            rows = max(chunks[0], rows // chunks[0] * chunks[0])
+        first = self.begin
+        while first < self.end:
+            last = min(self.end, (first // rows + 1) * rows)
+            yield self._slab(first, last, header)
+            first = last
+
+    def _slab(self, first: int, last: int, header: Header) -> Particles:
+        displacement = np.asarray(self.displacement[first:last])
+        velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
+        begins = (self.origin[0] + first, *self.origin[1:])
+        sites = np.meshgrid(
+            *(np.arange(b, b + n) for b, n in zip(begins, displacement.shape, strict=False)),
+            indexing="ij",
+        )
+        size = np.array(header.box_size)
+        lattice = np.stack(sites, axis=-1) * (size / header.grid)
+        positions = np.mod(lattice + displacement, size).astype(self.dtype).reshape(-1, 3)
+        positions[positions >= size] = 0.0  # where rounding leads to the far face
+        peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
+        ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid).astype(np.uint64)
+        return Particles(ids, positions, peculiar.reshape(-1, 3))
+
+
+class ParticleFormat(ABC):
+    """A format of files of particles; each rank writes a part of its own."""
+
+    name: ClassVar[str]
+    """The name of the format in run files."""
+
+    @abstractmethod
+    def write_part(
+        self, folder: Path, number: int, parts: int, block: Block, header: Header
+    ) -> np.ndarray:
+        """Write one of the parts.
+
+        Args:
+            folder: of the snapshot; it exists.
+            number: of this part, from 0.
+            parts: how many there are.
+            block: the particles of this part.
+            header: of the universe.
+
+        Returns:
+            Numbers that `finish` needs of each part, int64 [n].
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+    @abstractmethod
+    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
+        """Write what needs all parts.
+
+        Args:
+            folder: of the snapshot.
+            found: what `write_part` has returned of each part.
+            header: of the universe.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+
+def mark_particles_complete(folder: Path, attributes: Mapping[str, Any]) -> None:
+    """Write the attributes of a snapshot beside its files, which marks it as complete.
+
+    Raises:
+        WriteError: they cannot be written.
+    """
+    about = {**attributes, "generator": GENERATOR, "complete": True}
+    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """Returns the error of a file of particles, with the system's words for its cause."""
+    if error.errno:
+        return WriteError.of(path, OSError(error.errno, os.strerror(error.errno)))
+    return WriteError.of(path, error)

@@ -1,0 +1,194 @@
+"""The results of a simulation: snapshot, power spectrum, figures and timings."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.formats import save_fields
+from flowpm_dist.io.snapshot import VECTORS
+from flowpm_dist.jobs.folder import write_run_file
+from flowpm_dist.jobs.output_folder import OutputFolder
+from flowpm_dist.jobs.simulate import SimulationWork
+from flowpm_dist.jobs.versions import versions
+from flowpm_dist.simulation.plan import SimulationPlan
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.simulation.state import State
+    from flowpm_dist.statistics import Multipoles, PowerSpectrum
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers that a user wants to see first.
+
+    Attributes:
+        seconds: duration of all steps of the evolution [s].
+        compile_seconds: duration of the compilation before the first step [s].
+        ns_per_particle_per_step: duration of the evolution over the number of steps and of
+            particles of all ranks [ns].
+        peak_memory: greatest memory that each rank has held [bytes].
+        k: the wave number nearest to 0.1 h/Mpc [h/Mpc].
+        ratio: measured power at `k` over that of linear theory.
+    """
+
+    seconds: float
+    compile_seconds: float
+    ns_per_particle_per_step: float
+    peak_memory: list[int]
+    k: float
+    ratio: float
+
+
+def peak_memory() -> int:
+    """Returns the greatest memory that this process has held so far [bytes]."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def write_results(
+    folder: OutputFolder,
+    work: SimulationWork,
+    mesh_shape: str,
+    state: State,
+    linear: LinearPower,
+    *,
+    threads: int,
+) -> Summary | None:
+    """Write all results and move them into place. On all ranks.
+
+    Args:
+        folder: of the results; `begin` has been called on rank 0.
+        work: the work that led to the state.
+        mesh_shape: shape of the mesh of the run.
+        state: at the end of the run.
+        linear: power spectrum of linear theory.
+        threads: number of threads of this rank.
+
+    Returns:
+        A summary on rank 0; None on the others.
+
+    Raises:
+        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
+    """
+    from flowpm_dist.io.pictures import project
+    from flowpm_dist.statistics import multipoles, power_spectrum
+
+    density, mesh, output = state.density(), state.box.mesh, work.output
+    names = output.fields if output.format == "zarr" else VECTORS
+    others = state.fields([name for name in names if name != "density"])
+    fields = {str(n): density if n == "density" else others[n] for n in names}
+    about = {**state.header(), "config": work.run_text, "versions": versions()}
+    save_fields(folder.partial, fields, about, output.format)
+    spectrum = power_spectrum(density, window="cic")
+    axis, poles = work.multipoles, None
+    if axis is not None:
+        poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
+    cells = max(1, work.plan.box.grid[2] // 8)
+    slab = project(density, cells)
+    memory = mesh.gather_to_root(np.array([peak_memory()]))
+    summary = None
+    if slab is not None and memory is not None:
+        peaks = [int(m[0]) for m in memory]
+        try:
+            theory = np.asarray(linear(spectrum.k, state.a))
+            write_power_spectrum(folder.partial / "power_spectrum.csv", spectrum, theory, poles)
+            summary = _write_texts(
+                folder.partial, work, mesh_shape, state, spectrum, theory, peaks, threads
+            )
+            _draw(folder.partial, work.plan, state.a, spectrum, linear, slab, cells)
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or folder.partial), error) from error
+        folder.publish()
+    mesh.barrier()
+    return summary
+
+
+def write_power_spectrum(
+    path: Path, spectrum: PowerSpectrum, linear: np.ndarray, poles: Multipoles | None = None
+) -> None:
+    """Write a table of comma-separated values, with one line of names and units at the top.
+
+    Args:
+        path: of the table.
+        spectrum: measured power spectrum.
+        linear: power of linear theory at the same k [(Mpc/h)^3].
+        poles: multipoles in redshift space, which become further columns.
+    """
+    columns = [spectrum.k, spectrum.power, spectrum.modes, linear]
+    names = ["k [h/Mpc]", "P [(Mpc/h)^3]", "modes", "linear [(Mpc/h)^3]"]
+    if poles is not None:
+        columns += list(poles.power)
+        names += [f"P{order} in redshift space [(Mpc/h)^3]" for order in poles.orders]
+    formats = ["%d" if name == "modes" else "%.8e" for name in names]
+    table, header = np.column_stack(columns), ",".join(names)
+    np.savetxt(path, table, fmt=formats, delimiter=",", header=header, comments="")
+
+
+def _write_texts(
+    folder: Path,
+    work: SimulationWork,
+    mesh_shape: str,
+    state: State,
+    spectrum: PowerSpectrum,
+    theory: np.ndarray,
+    peaks: list[int],
+    threads: int,
+) -> Summary:
+    write_run_file(folder / "run.toml", work.run_text)
+    timings = {
+        **state.timings,
+        "halo": state.halo,
+        "particles": int(np.prod(work.plan.box.grid)),
+        "ranks": len(peaks),
+        "mesh": mesh_shape,
+        "threads_per_rank": threads,
+        "peak_memory_bytes": peaks,
+        "units": {"phases": "s, for each step", "steps": "s", "compile": "s", "initial": "s"},
+        "versions": versions(),
+    }
+    (folder / "timings.json").write_text(json.dumps(timings, indent=1, default=float) + "\n")
+    at = int(np.argmin(np.abs(np.log(spectrum.k / 0.1))))
+    return Summary(
+        seconds=float(np.sum(state.timings["steps"])),
+        compile_seconds=float(state.timings["compile"]),
+        ns_per_particle_per_step=float(state.timings["ns_per_particle_per_step"]),
+        peak_memory=peaks,
+        k=float(spectrum.k[at]),
+        ratio=float(spectrum.power[at] / theory[at]),
+    )
+
+
+def _draw(
+    folder: Path,
+    plan: SimulationPlan,
+    a: float,
+    spectrum: PowerSpectrum,
+    linear: LinearPower,
+    slab: np.ndarray,
+    cells: int,
+) -> None:
+    from flowpm_dist.io.figure_style import save_figure
+    from flowpm_dist.io.pictures import density_figure, power_spectrum_figure
+
+    grid, size = plan.box.grid, plan.box.size
+    thickness = cells * size[2] / grid[2]
+    save_figure(density_figure(slab, size, thickness, a), folder / "density.png")
+    nyquist = min(np.pi * n / length for n, length in zip(grid, size, strict=True))
+    figure = power_spectrum_figure(
+        spectrum.k,
+        spectrum.power,
+        spectrum.modes,
+        lambda k: np.asarray(linear(k, a)),
+        nyquist=nyquist,
+        a=a,
+    )
+    save_figure(figure, folder / "power_spectrum.png")

@@ -1,0 +1,158 @@
+"""One session of a simulation: its beginning or where it goes on, its checkpoints, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.plan import MidRun, Particles
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.snapshot import VECTORS
+from flowpm_dist.io.white_noise_file import open_white_noise
+from flowpm_dist.jobs.checkpoints import FieldCheckpoints
+from flowpm_dist.jobs.folder import write_run_file
+from flowpm_dist.jobs.output_folder import STEP, OutputFolder
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.simulate import KEEP, SimulationWork
+from flowpm_dist.jobs.simulation_results import Summary, write_results
+from flowpm_dist.jobs.stop import StopError, StopRequest
+from meshimpl import launch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session of a simulation ended.
+
+    Attributes:
+        summary: of the complete run, on rank 0.
+        stopped_by: name of the signal that ended the session before that.
+        stopped_at: where, in words.
+    """
+
+    summary: Summary | None = None
+    stopped_by: str | None = None
+    stopped_at: str = ""
+
+
+class SimulationSession:
+    """One session of a simulation.
+
+    Args:
+        work: what to simulate.
+        mesh: shape of the mesh of this job's ranks.
+        folder: of the results; `begin` has been called on rank 0.
+        progress: display of this rank.
+    """
+
+    def __init__(
+        self, work: SimulationWork, mesh: str, folder: OutputFolder, progress: Progress
+    ) -> None:
+        self.work, self.folder, self.progress = work, folder, progress
+        self._shape = mesh
+        self.simulation = work.plan.simulation(Cosmology(**work.cosmology), mesh=mesh)
+        box = self.simulation.box
+        self.checkpoints = FieldCheckpoints(folder.checkpoints, STEP, box, KEEP)
+        self._stop = StopRequest(box.mesh, "step", progress.say)
+        self._ours = {
+            "seed": work.seed,
+            "steps": work.plan.steps.step_count,
+            "precision": work.plan.run.precision,
+            "integrator": type(work.plan.integrator).__name__,
+        }
+
+    def run(self, *, resume: bool) -> Outcome:
+        """Simulates and writes the results, or stops after a step. On all ranks together.
+
+        Args:
+            resume: go on from the latest checkpoint, if there is one.
+
+        Raises:
+            HaloError, FloatingPointError, CheckpointError, WriteError: checkpoints are as they
+                were; where there are none, nothing is left.
+        """
+        with unfinished_removed(self.folder):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> Outcome:
+        work, mesh = self.work, self.simulation.box.mesh
+        if mesh.rank == 0:
+            write_run_file(self.folder.run_file, work.run_text)
+        mesh.barrier()  # rank 0 has the folder
+        found = self.checkpoints.latest(**self._ours) if resume else None
+        last = 0 if found is None else int(found[1]["step"])
+        self.progress.note(f"going on after step {last}" if last else "initial conditions")
+        noise = None if work.white_noise is None else open_white_noise(work.white_noise)
+        try:
+            with self._stop.heard():
+                state = self.simulation.run_resumably(
+                    seed=work.seed,
+                    white_noise=noise,
+                    paired=work.paired,
+                    progress=self.progress.step,
+                    after_step=self._after_step,
+                    resume=None if found is None else lambda _: self._restored(*found),
+                )
+        except _StoppedError as stopped:
+            self.folder.release()
+            return Outcome(None, stopped.signal, stopped.place)
+        self.progress.note("writing")
+        summary = write_results(
+            self.folder, work, self._shape, state, self.simulation.power,
+            threads=launch.threads_per_rank(),
+        )  # fmt: skip
+        return Outcome(summary)
+
+    def _after_step(self, here: MidRun) -> None:
+        """Writes a checkpoint where one is due, and ends if a signal came. On every rank."""
+        every, steps = self.work.output.checkpoint_every, self.work.plan.steps.step_count
+        stopped = self._stop.name()
+        if stopped or (every and here.step % every == 0 and here.step < steps):
+            self._save(here)
+        if stopped:
+            raise _StoppedError(stopped, f"after step {here.step} of {steps}")
+
+    def _save(self, here: MidRun) -> None:
+        box, particles = self.simulation.box, here.particles
+        blocks = (particles.displacement, particles.velocity)
+        fields = {str(n): Field(block, box) for n, block in zip(VECTORS, blocks, strict=True)}
+        attributes = {
+            **self._ours,
+            "done": here.done,
+            "step": here.step,
+            "a": here.a,
+            "halo": here.halo,
+            "timings": here.timings,
+        }
+        self.checkpoints.save(here.step, fields, attributes)
+
+    def _restored(self, path: Path, about: Mapping[str, Any]) -> MidRun:
+        particles = Particles(*(self.checkpoints.block(path, name) for name in VECTORS))
+        rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
+        return MidRun(particles=particles, **rest)
+
+
+class _StoppedError(StopError):
+    """The run was stopped by a signal, at a place."""
+
+    def __init__(self, signal: str, place: str) -> None:
+        super().__init__(signal, place)
+        self.signal, self.place = signal, place
+
+
+@contextmanager
+def unfinished_removed(folder: OutputFolder) -> Iterator[None]:
+    """Inside, an error or a signal removes what was written so far, but checkpoints."""
+    try:
+        yield
+    except WriteError:
+        # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
+        folder.remove_partial()
+        raise
+    except BaseException:
+        folder.discard()
+        raise

@@ -1,0 +1,60 @@
+"""A run that goes on from a checkpoint, on the same ranks and on others."""
+
+import numpy as np
+import pytest
+from conftest import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
+
+import flowpm_dist as fpm
+from flowpm_dist.evolution.plan import MidRun, Particles
+from flowpm_dist.grid.field import Field
+from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
+
+STEPS = [0.1, 0.3, 0.5, 0.8, 1.0]
+NAMES = ("displacement", "velocity")
+
+
+def simulation(mesh, integrator):
+    options = {"precision": "float64", "integrator": integrator}
+    return fpm.Simulation(
+        fpm.Cosmology.planck18(), 8, 32.0, STEPS, mesh=process_mesh(mesh), **options
+    )
+
+
+@pytest.mark.parametrize(
+    "integrator", ["fastpm", pytest.param("cola", marks=pytest.mark.ranks(1, 2, 4))]
+)
+def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, integrator):
+    """From after the second step, of which the integrator's own velocity is kept."""
+    shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
+    sim = simulation(shape, integrator)
+    files = FieldCheckpoints(folder, "step", sim.box, keep=1)
+
+    def save(here):
+        fields = {name: Field(getattr(here.particles, name), sim.box) for name in NAMES}
+        about = {"done": here.done, "step": here.step, "a": here.a, "halo": here.halo}
+        if here.step < 3:
+            files.save(here.step, fields, {"mid": about})
+
+    whole = sim.run_resumably(seed=3, after_step=save)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000002.zarr"]
+
+    def restored(box):
+        held = FieldCheckpoints(folder, "step", box, keep=1)
+        path, about = held.latest()
+        particles = Particles(*(held.block(path, name) for name in NAMES))
+        return MidRun(particles=particles, **about["mid"])
+
+    seen = []
+    again = sim.run_resumably(seed=3, resume=restored, progress=lambda step, *_: seen.append(step))
+    assert seen == [3, 4]
+    assert again.halo == whole.halo
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(again, name).block, getattr(whole, name).block)
+    for other in OTHER_SPLITS.get(SIZE, []):
+        moved = simulation(other, integrator).run_resumably(seed=3, resume=restored)
+        for name in NAMES:
+            found, expected = getattr(moved, name).numpy(), getattr(whole, name).numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
+    with pytest.raises(CheckpointError, match="is of grid .8, 8, 8.; here it is .16, 16, 16."):
+        finer = fpm.Box((16, 16, 16), (32.0,) * 3, sim.box.mesh)
+        FieldCheckpoints(folder, "step", finer, keep=1).latest()

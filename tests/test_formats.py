@@ -1,0 +1,253 @@
+"""Snapshots for other codes: particles as h5py and the package bigfile find them, and convert."""
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import zarr
+from commands import flowpm_here, plain
+from reading import attributes_of, block_of
+
+import flowpm_dist as fpm
+from flowpm_dist.io import SnapshotError, bigfile, load_snapshot
+from flowpm_dist.io.files import snapshot_attributes
+from flowpm_dist.io.particles import Block, Header
+
+GRID, SIZE, A = (4, 6, 8), (16.0, 24.0, 40.0), 0.5
+OMEGA, HUBBLE = 0.3, 0.7
+COSMOLOGY = fpm.Cosmology(Omega_m=OMEGA, Omega_b=0.05, h=HUBBLE, n_s=0.96, sigma8=0.8)
+
+
+def universe():
+    """A state of given particles, some of which have crossed a face of the box."""
+    rng, sides = np.random.default_rng(0), (*GRID, 3)
+    sim = fpm.Simulation(COSMOLOGY, GRID, SIZE, [A, 1.0], precision="float64")
+    state = sim.lpt(seed=1, a=A)
+    fields = (fpm.Field(tf.constant(rng.normal(scale=s, size=sides)), state.box) for s in (3, 0.2))
+    displacement, velocity = fields
+    return replace(state, displacement=displacement, velocity=velocity)
+
+
+@pytest.fixture(scope="module")
+def state():
+    return universe()
+
+
+@pytest.fixture(scope="module")
+def expected(state):
+    """Positions in the box [Mpc/h] and peculiar velocities [km/s], by the number of the site."""
+    sites = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), axis=-1).reshape(-1, 3)
+    cells = np.array(SIZE) / GRID
+    positions = (sites * cells + state.displacement.numpy().reshape(-1, 3)) % np.array(SIZE)
+    assert (np.floor(sites * cells + state.displacement.numpy().reshape(-1, 3)) < 0).any()
+    # p = a^2 dx/dt in Mpc/h H0 is a times the peculiar velocity, and H0 is 100 km/s h/Mpc.
+    return positions, 100.0 * state.velocity.numpy().reshape(-1, 3) / A
+
+
+def gadget(folder):
+    """Positions [Mpc/h], peculiar velocities [km/s] and headers of all files, in order of ids."""
+    parts, headers = [], []
+    for path in sorted(folder.glob("snapshot*.hdf5")):
+        with h5py.File(path) as file:
+            headers.append(dict(file["Header"].attrs))
+            group = file["PartType1"]
+            names = ("ParticleIDs", "Coordinates", "Velocities")
+            parts.append([group[name][...] for name in names])
+            assert len(parts[-1][0]) == headers[-1]["NumPart_ThisFile"][1]
+    ids, positions, velocities = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(ids[order], np.arange(np.prod(GRID)))
+    return positions[order], velocities[order] * np.sqrt(A), headers
+
+
+def big(folder):
+    """As `gadget`."""
+    ids = block_of(folder / "1/ID")[:, 0]
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(ids[order], np.arange(np.prod(GRID)))
+    positions, velocities = (block_of(folder / "1" / n)[order] for n in ("Position", "Velocity"))
+    return positions, velocities, attributes_of(folder / "Header")
+
+
+READ = {"gadget-hdf5": gadget, "bigfile": big}
+MASS = 27.7536627 * OMEGA * np.prod(SIZE) / np.prod(GRID)  # rho_crit in 1e10 Msun/h (h/Mpc)^3
+
+
+@pytest.mark.parametrize("format", READ)
+def test_other_readers_find_the_particles(state, expected, tmp_path, format):
+    folder = state.save(tmp_path, format=format)
+    positions, velocities, _ = READ[format](folder)
+    np.testing.assert_allclose(positions, expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(velocities, expected[1], rtol=1e-14)
+    assert positions.dtype == np.float64 and (positions >= 0).all() and (positions < SIZE).all()
+    assert snapshot_attributes(folder)["complete"]
+    assert state.header().items() <= snapshot_attributes(folder).items()
+    with pytest.raises(FileExistsError, match=f"{folder.name} exists"):
+        state.save(tmp_path, format=format)
+    with pytest.raises(SnapshotError, match=f"holds {folder.name} for other codes, and no snap"):
+        fpm.State.from_snapshot(tmp_path)
+
+
+def test_the_header_of_gadget(state, tmp_path):
+    *_, (header,) = gadget(state.save(tmp_path, format="gadget-hdf5"))
+    assert header["Time"] == A and header["Redshift"] == 1.0
+    np.testing.assert_array_equal(header["BoxSize"], SIZE)
+    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-9)
+    np.testing.assert_array_equal(header["NumPart_Total"], [0, np.prod(GRID), 0, 0, 0, 0])
+    assert header["NumFilesPerSnapshot"] == 1
+    assert (header["Omega0"], header["OmegaLambda"], header["HubbleParam"]) == (0.3, 0.7, 0.7)
+    with h5py.File(tmp_path / "snapshot.gadget/snapshot.hdf5") as file:
+        assert file["Parameters"].attrs["UnitLength_in_cm"] == 3.085678e24  # Mpc
+        assert file["PartType1/Velocities"].attrs["a_scaling"] == 0.5
+
+
+def test_the_header_of_bigfile(state, tmp_path):
+    folder = state.save(tmp_path, format="bigfile")
+    header = attributes_of(folder / "Header")
+    assert header["Time"] == header["ScalingFactor"] == A
+    np.testing.assert_array_equal(header["BoxSize"], SIZE)
+    np.testing.assert_array_equal(header["NC"], GRID)
+    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-9)
+    assert header["UsePeculiarVelocity"].dtype == np.int32
+    assert (folder / "Header/header").read_text() == "DTYPE: <i8\nNMEMB: 0\nNFILE: 0\n"
+
+
+def test_a_block_is_as_the_package_bigfile_writes_it(tmp_path):
+    """Lines that version 0.1.52 wrote of these values."""
+    values = np.arange(30, dtype="<f4").reshape(10, 3)
+    totals = [int(np.frombuffer(part.tobytes(), np.uint8).sum()) for part in np.split(values, 2)]
+    numbers = {"BoxSize": np.array([64.0]), "TotNumPart": np.zeros(6, "i8")}
+    bigfile._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
+    assert (tmp_path / "header").read_text() == (
+        "DTYPE: <f4\nNMEMB: 3\nNFILE: 2\n000000: 5 : 2134 : 2134\n000001: 5 : 3607 : 3607\n"
+    )
+    assert (tmp_path / "attr-v2").read_text() == (
+        "BoxSize <f8 1 0000000000005040 #HUMANE [ 64 ]\n"
+        f"TotNumPart <i8 6 {'0' * 96} #HUMANE [ 0 0 0 0 0 0 ]\n"
+    )
+
+
+def test_the_package_bigfile_reads_it(state, expected, tmp_path):
+    reader = pytest.importorskip("bigfile", reason="the package bigfile is not installed")
+    with reader.File(str(state.save(tmp_path, format="bigfile"))) as file:
+        assert sorted(file["1/"].blocks) == ["ID", "Position", "Velocity"]
+        np.testing.assert_allclose(file["1/Position"][:], expected[0], atol=1e-12)
+        np.testing.assert_allclose(file["1/Velocity"][:], expected[1], rtol=1e-14)
+        np.testing.assert_array_equal(file["1/ID"][:], np.arange(np.prod(GRID)))
+        assert file["Header"].attrs["HubbleParam"][0] == HUBBLE
+
+
+def test_no_particle_lies_on_the_far_face():
+    """In float32 a position just below 0 is rounded to the size of the box."""
+    displacement = np.full((4, 4, 4, 3), -1e-9, np.float32)
+    header = Header(1.0, (4, 4, 4), (64.0,) * 3, {})
+    (some,) = Block(displacement, displacement, (0, 0, 0), 0, 4).particles(header)
+    assert some.positions.dtype == np.float32
+    assert (some.positions >= 0).all() and (some.positions < 64).all()
+    assert some.positions[0].tolist() == [0, 0, 0]
+
+
+def test_fields_that_are_asked_for(state, tmp_path):
+    """Noise that is left out comes again from the seed; without particles there is no state."""
+    drawn = fpm.Simulation(COSMOLOGY, 8, 32.0, [0.5, 1.0]).lpt(seed=3, paired=True)
+    read = fpm.State.from_snapshot(drawn.save(tmp_path / "default"))
+    assert set(load_snapshot(tmp_path / "default").arrays) == {
+        "displacement", "velocity", "density",
+    }  # fmt: skip
+    np.testing.assert_array_equal(read.white_noise.block, drawn.white_noise.block)
+    assert read.header() == drawn.header()
+    path = drawn.save(tmp_path / "two", fields=["white_noise", "density", "velocity"])
+    assert set(load_snapshot(path).arrays) == {"white_noise", "density", "velocity"}
+    with pytest.raises(SnapshotError, match="has no displacement, which is needed here; it has"):
+        fpm.State.from_snapshot(path)
+    with pytest.raises(ValueError, match="field 'noise': must be one of 'white_noise'"):
+        drawn.save(tmp_path / "three", fields=["noise"])
+    with pytest.raises(ValueError, match="fields: bigfile holds the particles alone"):
+        drawn.save(tmp_path / "three", format="bigfile", fields=["density"])
+    with pytest.raises(ValueError, match="format 'hdf5': must be one of 'zarr', 'gadget-hdf5'"):
+        drawn.save(tmp_path / "three", format="hdf5")
+    given = fpm.Simulation(COSMOLOGY, 8, 32.0, [0.5, 1.0]).lpt(white_noise=np.ones((8, 8, 8)))
+    unknown = fpm.State.from_snapshot(given.save(tmp_path / "given"))
+    with pytest.raises(ValueError, match="a snapshot without white_noise and without a seed"):
+        _ = unknown.white_noise
+
+
+@pytest.fixture
+def run(state, tmp_path, monkeypatch):
+    """A folder with a snapshot that eight ranks might have written, in chunks."""
+    monkeypatch.chdir(tmp_path)
+    state.save("run")
+    for name in ("displacement", "velocity"):
+        values = load_snapshot("run")[name]
+        path = f"run/snapshot.zarr/{name}"
+        shutil.rmtree(path)
+        zarr.create_array(path, data=values, chunks=(2, 3, 8, 3))
+    return Path("run")
+
+
+@pytest.mark.parametrize(("format", "files"), [("gadget-hdf5", 3), ("bigfile", 99)])
+def test_a_run_is_converted(run, expected, format, files):
+    words = ["convert", str(run), "--format", format]
+    done = flowpm_here(*words, "--files", str(files))
+    assert done.returncode == 0, done.stderr
+    (folder,) = (path for path in run.iterdir() if path.name != "snapshot.zarr")
+    assert f"192 particles in {folder}" in done.stdout
+    positions, velocities, headers = READ[format](folder)
+    np.testing.assert_allclose(positions, expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(velocities, expected[1], rtol=1e-14)
+    if format == "gadget-hdf5":
+        assert [h["NumPart_ThisFile"][1] for h in headers] == [48, 48, 96]
+        assert {h["NumPart_Total"][1] for h in headers} == {192}
+        assert {h["NumFilesPerSnapshot"] for h in headers} == {3}
+    again = flowpm_here(*words)
+    assert again.returncode == 2
+    assert f"{folder} exists: add --overwrite to replace it" in plain(again.stderr)
+    assert flowpm_here(*words, "--overwrite", "--output", str(run)).returncode == 0
+    np.testing.assert_allclose(READ[format](folder)[0], expected[0], rtol=0, atol=1e-12)
+    assert len(list(run.iterdir())) == 2
+
+
+def test_what_cannot_be_converted(run):
+    words = ["convert", "run", "--format", "bigfile"]
+    assert "none is not a snapshot" in flowpm_here("convert", "none", *words[2:]).stderr
+    Path("run/snapshot.bigfile").mkdir()
+    done = flowpm_here(*words, "--overwrite")
+    assert done.returncode == 2
+    assert "run/snapshot.bigfile is from elsewhere: move it away, or give" in plain(done.stderr)
+    done = flowpm_here(*words, "--output", "run/snapshot.zarr/zarr.json")
+    assert "zarr.json is not a folder" in plain(done.stderr)
+    velocity = Path("run/snapshot.zarr/velocity")
+    (velocity / "c/0/0/0/0").write_bytes(b"nothing")
+    done = flowpm_here(*words, "--output", "other")
+    assert done.returncode == 2
+    assert "the snapshot is damaged" in done.stderr and "Traceback" not in done.stderr
+    assert os.listdir("other") == []
+    shutil.rmtree(velocity)
+    done = flowpm_here(*words, "--output", "other")
+    assert "run has no velocity, which is needed here; it has" in plain(done.stderr)
+
+
+def test_a_disk_that_fills_costs_nothing_that_was_there(run, monkeypatch):
+    words = ["convert", "run", "--format", "gadget-hdf5", "--overwrite"]
+    assert flowpm_here(*words).returncode == 0
+    real = h5py.Dataset.__setitem__
+
+    def full(self, place, values):
+        if self.name.endswith("Velocities"):
+            raise OSError(errno.ENOSPC, "Can't synchronously write data (file write failed)")
+        real(self, place, values)
+
+    monkeypatch.setattr(h5py.Dataset, "__setitem__", full)
+    done = flowpm_here(*words)
+    assert done.returncode == 1
+    assert "cannot write run/snapshot.gadget: No space left on device" in plain(done.stderr)
+    assert sorted(os.listdir("run")) == ["snapshot.gadget", "snapshot.zarr"]
+    about = json.loads(Path("run/snapshot.gadget/flowpm-dist.json").read_text())
+    assert about["complete"] and about["grid"] == list(GRID)

@@ -1,0 +1,161 @@
+"""A simulation that was stopped goes on; what is in its folder meanwhile; what is refused."""
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import flowpm_here, folder_with, plain
+from test_cli import RUN
+
+import flowpm_dist as fpm
+from flowpm_dist.cli import from_python
+from flowpm_dist.cli.run_record import read_record
+from flowpm_dist.io import load_snapshot
+from flowpm_dist.io.files import SNAPSHOT
+from flowpm_dist.jobs import checkpoints
+from flowpm_dist.jobs.output_folder import FILES, OutputFolder
+from flowpm_dist.jobs.stop import StopRequest
+
+SHORT = RUN.replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 32.0")
+STEPS = SHORT.replace("steps = 2", "steps = 4")
+here = folder_with(STEPS)
+SIMULATE = ["simulate", "run.toml", "--output"]
+
+
+def stopped(monkeypatch, step, *words, name="SIGTERM"):
+    """What the command did whose ranks hear a signal after a step of the session."""
+    with monkeypatch.context() as patch:
+        count = itertools.count(1)
+        patch.setattr(StopRequest, "name", lambda self: name if next(count) == step else None)
+        return flowpm_here(*SIMULATE, "out", *words)
+
+
+SCHEMES = {
+    "fastpm": [],
+    "cola": ["--set", "evolution.integrator=cola"],
+    "bullfrog": ["--set", "evolution.integrator=bullfrog", "--set", "evolution.a_start=0.0"],
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_that_was_stopped_goes_on_to_the_bit(here, monkeypatch, scheme):
+    """In float32, after any step; COLA's own velocity is not the canonical one."""
+    words = SCHEMES[scheme]
+    whole = flowpm_here(*SIMULATE, "whole", *words)
+    assert whole.returncode == 0, whole.stderr
+    done = stopped(monkeypatch, 2, *words)
+    assert done.returncode == 128 + 15
+    assert "stopped by SIGTERM after step 2 of 4; go on with --resume" in done.stderr
+    record = read_record(Path("out"))
+    assert (record.kind, record.state, record.steps) == ("simulation", "stopped", "2/4 steps")
+    assert record.settings["evolution.steps"] == 4
+    again = stopped(monkeypatch, 2, "--resume", *words)  # after the last step
+    assert "going on after step 2" in again.stderr
+    assert "stopped by SIGTERM after step 4 of 4" in again.stderr
+    assert not (Path("out") / SNAPSHOT).exists()
+    last = flowpm_here(*SIMULATE, "out", "--resume", *words)
+    assert last.returncode == 0, last.stderr
+    assert "step" not in last.stderr.partition("going on after step 4")[2]
+    expected, found = (load_snapshot(name) for name in ("whole", "out"))
+    for name in ("displacement", "velocity", "density"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    assert {p.name for p in Path("out").iterdir()} == {*FILES, SNAPSHOT}
+    assert len(json.loads(Path("out/timings.json").read_text())["steps"]) == 4
+    assert tomllib.loads(Path("out/run.toml").read_text())["output"]["checkpoint_every"] == 0
+    assert "The run in out is complete." in flowpm_here(*SIMULATE, "out", "--resume", *words).stdout
+
+
+def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
+    """The latest two are kept, and a disk that fills does not cost those before."""
+    kept = []
+    real = checkpoints.write_snapshot
+
+    def write(path, *rest, **more):
+        if len(kept) == 2:
+            kept.append(OutputFolder(Path("out")).last_step())
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        kept.append(path.name)
+        real(path, *rest, **more)
+
+    words = ["--set", "output.checkpoint_every=1", "--set", "evolution.steps=5"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_snapshot", write)
+        done = flowpm_here(*SIMULATE, "out", *words)
+    assert kept == [".step-000001.zarr.partial", ".step-000002.zarr.partial", 2]
+    assert done.returncode == 1
+    assert "step-000003.zarr.partial: No space left on device" in plain(done.stderr)
+    assert "the last after step 2: go on with --resume" in plain(done.stderr)
+    stopped(monkeypatch, 2, "--resume", *words)
+    held = sorted(path.name for path in OutputFolder(Path("out")).checkpoints.iterdir())
+    assert held == ["step-000003.zarr", "step-000004.zarr"]
+    refused = flowpm_here(*SIMULATE, "out", *words)
+    assert refused.returncode == 2
+    assert "out holds a stopped run: add --resume to go on with it, --overwrite" in refused.stderr
+    other = flowpm_here(*SIMULATE, "out", "--resume", "--set", "initial.seed=2", *words)
+    assert "initial.seed = 2: the run in out has 1; to resume it, give that" in other.stderr
+
+
+def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
+    stopped(monkeypatch, 3, "--set", "output.checkpoint_every=1")
+    folder = OutputFolder(Path("out"))
+    last = folder.checkpoints / "step-000003.zarr"
+    shutil.copytree(folder.checkpoints, "kept")
+    words = [*SIMULATE, "out", "--resume"]
+    (chunk,) = (path for path in (last / "velocity" / "c").rglob("*") if path.is_file())
+    for damage, reason in (
+        (lambda: chunk.write_bytes(chunk.read_bytes()[:100]), "velocity"),
+        (chunk.unlink, "velocity: values are missing"),
+        ((last / "zarr.json").unlink, "it is not complete"),
+    ):
+        damage()
+        done = flowpm_here(*words)
+        assert done.returncode == 1
+        assert f"step-000003.zarr is damaged ({reason}" in done.stderr
+        assert "--resume goes on from step-000002.zarr, the one before it" in plain(done.stderr)
+        assert "Traceback" not in done.stderr
+    shutil.rmtree(last)
+    about = folder.checkpoints / "step-000002.zarr" / "zarr.json"
+    about.write_text(about.read_text().replace('"seed": 1', '"seed": 5'))
+    assert "is of seed 5; here it is 1" in flowpm_here(*words).stderr
+    shutil.copytree("kept", folder.checkpoints, dirs_exist_ok=True)
+    done = flowpm_here(*words, "--set", "output.fields=density")
+    assert "output.fields = 'density': must be a list of some of" in done.stderr
+    done = flowpm_here(*words, "--set", 'output.fields=["density"]', "--set", "run.halo=5")
+    assert done.returncode == 0, done.stderr
+    assert list(load_snapshot("out").arrays) == ["density"]
+
+
+def test_a_failure_without_a_checkpoint_leaves_nothing(here, monkeypatch):
+    done = flowpm_here(*SIMULATE, "out", "--resume")
+    assert done.returncode == 2
+    assert "out holds no run to resume: leave --resume out" in done.stderr
+    for words in (["--resume", "--overwrite"],):
+        assert "give one" in flowpm_here(*SIMULATE, "out", *words).stderr
+    monkeypatch.setattr(fpm.Simulation, "run_resumably", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        flowpm_here(*SIMULATE, "out")
+    assert os.listdir("out") == []
+
+
+def test_an_old_run_stays_until_its_replacement_is_complete(here, monkeypatch):
+    assert flowpm_here(*SIMULATE, "out").returncode == 0
+    other = ["--set", "initial.seed=2"]
+    assert stopped(monkeypatch, 1, "--overwrite", *other).returncode == 128 + 15
+    assert load_snapshot("out").attributes["seed"] == 1
+    assert read_record(Path("out")).state == "stopped"
+    assert flowpm_here(*SIMULATE, "out", "--resume", *other).returncode == 0
+    assert load_snapshot("out").attributes["seed"] == 2
+    assert read_record(Path("out")).state == "complete"
+
+
+def test_python_goes_on_with_a_run(here, monkeypatch):
+    stopped(monkeypatch, 1)
+    monkeypatch.setattr(from_python, "_work", lambda words, *_: flowpm_here(*words))
+    found = fpm.run("run.toml", "out", resume=True, quiet=True)
+    assert (found.state, found.steps) == ("complete", "4/4 steps")
