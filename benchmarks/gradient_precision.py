@@ -21,7 +21,7 @@ from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from meshimpl import ProcessMesh, launch
 
 CELL = 3.0  # [Mpc/h]
@@ -77,7 +77,7 @@ class Gradients:
         class Counted(ReversibleAdjoint):
             def evolve(
                 self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
-            ) -> Particles:
+            ) -> Evolved:
                 counts.append(len(kicks_to_keep(plan, self.max_error_growth)))
                 return super().evolve(nbody, particles, plan, clock)
 

@@ -29,9 +29,9 @@ def memory_at(grid, axes):
     return GIB + 64 * x * y * z // (axes.get("row", 1) * axes.get("col", 1))
 
 
-def refusal(grid, mesh="row:1", together=1, host=HOST, others=lambda fits: ()):
+def refusal(grid, mesh="row:1", together=1, host=HOST, others=lambda fits: (), **options):
     demand = Demand(
-        "the job", grid, mesh, memory_at, lambda ranks: default_mesh(ranks, grid), others
+        "the job", grid, mesh, memory_at, lambda ranks: default_mesh(ranks, grid), others, **options
     )
     with pytest.raises(TooLargeError) as raised:
         demand.check(Estimate(together, together, demand.estimate().memory), host)
@@ -48,8 +48,16 @@ def test_what_does_not_fit_is_refused_with_a_grid_and_ranks_that_do():
 
 def test_ranks_of_one_host_share_its_memory():
     told = refusal((1024,) * 3, "row:2", 2)
-    assert "33.0 GiB on each of 2 ranks, 66.0 GiB together" in told
+    # The libraries, 0.35 GiB, are there once.
+    assert "33.0 GiB on each of 2 ranks, 65.6 GiB together" in told
     assert "a grid of 608, or 16 ranks on 8 hosts" in told
+
+
+def test_a_grid_that_data_have_is_not_to_be_changed():
+    told = refusal((1024,) * 3, grid_is_free=False)
+    assert "has 16.0 GiB; 8 ranks on 8 hosts like this would fit" in told
+    told = refusal((2**20,) * 3, grid_is_free=False)
+    assert "has 16.0 GiB. With --ignore-memory" in told
 
 
 def test_a_grid_keeps_its_proportions_and_other_changes_come_first():
@@ -68,7 +76,7 @@ def test_what_fits_is_told_with_what_is_free():
     estimate = Estimate(4, 2, 5 * GIB, disk=3 * GIB, seconds=300)
     memory, disk, time = estimate.lines(HostMemory(16 * GIB, 4 * GIB, False))
     assert memory == (
-        "memory: about 5.0 GiB on each of 4 ranks, 10.0 GiB on this host; there are 16.0 GiB, of "
+        "memory: about 5.0 GiB on each of 4 ranks, 9.6 GiB on this host; there are 16.0 GiB, of "
         "which only 4.0 GiB are free now"
     )
     assert (disk, time) == (
@@ -142,7 +150,7 @@ def test_memory_of_a_small_container_counts(here, monkeypatch):
     monkeypatch.setattr(launch, "host_memory", lambda: tight)
     done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
     assert done.returncode == 2
-    assert "2 ranks, 1.5 GiB together, and the container" in plain(done.stderr)
+    assert "2 ranks, 1.2 GiB together, and the container" in plain(done.stderr)
     assert flowpm_here("simulate", "run.toml", "--check").returncode == 0
 
 

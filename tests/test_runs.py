@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -176,3 +177,22 @@ def test_mistakes_from_python_are_exceptions_and_load_no_tensorflow(here):
     assert done.stdout.endswith("False\n")
     with pytest.raises(UserError, match="output is missing"):
         fpm.run({"box": {}})
+
+
+def test_an_interrupted_run_still_tells_how_it_ended(here, monkeypatch, capfd):
+    command = here / "command"
+    command.write_text("""#!/bin/sh
+        trap 'echo stopping after this step >&2
+            echo "error: stopped by SIGINT; a checkpoint of $3 is kept" >&2; exit 130' INT
+        kill -INT $PPID
+        while :; do sleep 0.05; done
+    """)
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT; a checkpoint of simulate"):
+            fpm.run("run.toml", "out")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "stopping after this step" in capfd.readouterr().err

@@ -144,20 +144,30 @@ def _work(words: Sequence[str], path: str, named: str) -> None:
         # An interrupt of a terminal reaches this process, which passes it on once.
         process_group=0,
     )
-    assert process.stderr is not None
     said: list[str] = []
-    try:
-        for line in process.stderr:
-            if said or line.startswith("error: "):
-                said.append(line)
-            else:
-                print(line, end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        raise
+    interrupted = False
+    while True:
+        try:
+            _show(process, said)
+            break
+        except KeyboardInterrupt:
+            # What it tells of its end is still shown; a second interrupt reaches it, too.
+            interrupted = True
+            process.send_signal(signal.SIGINT)
     status = process.wait()
+    message = "".join(said).removeprefix("error: ").replace(path, named).strip()
+    if interrupted:
+        raise KeyboardInterrupt(message)
     if status:
-        message = "".join(said).removeprefix("error: ").replace(path, named).strip()
         kind = UserError if status == MISUSE else WorkError
         raise kind(message or f"flowpm-dist {words[0]} ended with status {status}")
+
+
+def _show(process: subprocess.Popen[str], said: list[str]) -> None:
+    """Show what a command tells on the way, to its end; keep the message that it ends with."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if said or line.startswith("error: "):
+            said.append(line)
+        else:
+            print(line, end="", file=sys.stderr, flush=True)

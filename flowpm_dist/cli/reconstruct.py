@@ -115,6 +115,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
             self.mesh,
             functools.partial(memory_at, config.plan),
             lambda ranks: check_reconstruction_mesh(free, ranks, source=Path()),
+            grid_is_free=config.plan.is_mock,
         )
 
     @property

@@ -140,7 +140,7 @@ def make_plan(
     config = config.with_mesh(shape)
     folder = OutputFolder(output)
     work = work_of(config)
-    demand = demand_of(work.plan, shape)
+    demand = demand_of(work, shape)
     estimate = demand.estimate(results_bytes(work.plan), usual_seconds(work, ranks))
     if not ignore_memory:
         demand.check(estimate, launch.host_memory())

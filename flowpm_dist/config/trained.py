@@ -106,6 +106,7 @@ def asking_demand(training: Training, mesh: str, what: str) -> Demand:
         mesh,
         functools.partial(prediction_memory, training.plan),
         lambda ranks: prediction_mesh(training, ranks, None),
+        grid_is_free=False,
     )
 
 

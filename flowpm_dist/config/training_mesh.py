@@ -107,6 +107,7 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
         functools.partial(training_memory, plan),
         lambda ranks: check_training_mesh(free, ranks, source=Path()),
         functools.partial(_lighter, plan, axes),
+        grid_is_free=plan.simulates,
     )
 
 

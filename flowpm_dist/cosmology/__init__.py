@@ -5,12 +5,17 @@ from meshimpl.lazy import lazy_names
 _HOMES = {
     "Background": "background",
     "Cosmology": "parameters",
+    "Distances": "distances",
     "Growth": "growth",
     "GrowthFunctions": "growth",
     "InterpolatedGrowth": "interpolated",
     "InterpolatedTransfer": "interpolated",
     "LinearPower": "power",
+    "NonlinearPower": "nonlinear",
     "PMWD_TRANSFER_NODES": "interpolated",
+    "TabulatedPower": "tabulated",
+    "lensing_weight": "distances",
+    "limber_power": "limber",
     "sigma8": "power",
 }
 

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 
+HUBBLE_DISTANCE = 2997.92458
+"""c/H0 [Mpc/h]."""
+
 
 class Background:
     """Expansion rate and matter density as functions of the scale factor.

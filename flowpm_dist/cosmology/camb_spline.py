@@ -15,6 +15,9 @@ from flowpm_dist.cosmology.ranges import K_PIVOT, T_CMB
 K_MAX = 20.0
 """Largest wavenumber that CAMB computes [1/Mpc]."""
 
+K_MAX_NONLINEAR = 40.0
+"""The same for tables of non-linear power."""
+
 NEUTRINOS = 3.046
 """Effective number of neutrino species, all massless."""
 
@@ -86,7 +89,49 @@ def _spline(*values: float) -> tuple[float, float, np.ndarray]:
     return float(ln_k[0]), float(step), np.stack(cubic, axis=1)
 
 
-def _run_camb(
+def camb_power_table(
+    redshifts: tuple[float, ...], model: str, A_s: float, **parameters: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the matter power at several redshifts, with CAMB's own growth.
+
+    Args:
+        redshifts: increasing from 0.
+        model: "linear", or what CAMB knows as a version of halofit, such as "takahashi".
+        A_s: amplitude of the primordial spectrum [1].
+        **parameters: as for `camb_spline`.
+
+    Returns:
+        Wavenumbers [k] [h/Mpc] and power [redshift, k] [(Mpc/h)^3].
+
+    Raises:
+        ImportError: the package camb is missing.
+    """
+    values = _DEFAULTS | parameters
+    run = _camb_parameters(A_s, **{name: values[name] for name in SHAPE})
+    import camb
+
+    run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX_NONLINEAR)
+    if model != "linear":
+        run.NonLinear = camb.model.NonLinear_both
+        run.NonLinearModel.set_params(halofit_version=model)
+    found = camb.get_results(run)
+    nonlinear = model != "linear"
+    k, _, power = found.get_linear_matter_power_spectrum(nonlinear=nonlinear)
+    return k, power
+
+
+def _run_camb(**parameters: float) -> tuple[np.ndarray, np.ndarray]:
+    """CAMB's own wavenumbers [h/Mpc] and linear power today [(Mpc/h)^3] for A_s = 2e-9."""
+    run = _camb_parameters(_A_S, **parameters)
+    import camb
+
+    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
+    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum()
+    return k, power[0]
+
+
+def _camb_parameters(
+    A_s: float,
     *,
     Omega_m: float,
     Omega_b: float,
@@ -96,8 +141,8 @@ def _run_camb(
     wa: float,
     T_cmb: float,
     k_pivot: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """CAMB's own wavenumbers [h/Mpc] and linear power today [(Mpc/h)^3] for A_s = 2e-9."""
+) -> Any:
+    """Returns the `camb.CAMBparams` of a cosmology, for linear power."""
     try:
         import camb
     except ImportError:
@@ -116,8 +161,6 @@ def _run_camb(
         nnu=NEUTRINOS,
         TCMB=T_cmb,
     )
-    run.InitPower.set_params(As=_A_S, ns=n_s, pivot_scalar=k_pivot)
+    run.InitPower.set_params(As=A_s, ns=n_s, pivot_scalar=k_pivot)
     run.NonLinear = camb.model.NonLinear_none
-    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
-    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum()
-    return k, power[0]
+    return run

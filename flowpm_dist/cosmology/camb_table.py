@@ -27,13 +27,13 @@ class CambTable:
 
     def __init__(self, cosmology: Cosmology) -> None:
         parameters = {name: getattr(cosmology, name) for name in SHAPE}
-        values = {name: _number(name, parameter) for name, parameter in parameters.items()}
+        values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
         start, step, coefficients = camb_spline(**values)
         self._start, self._step = start, step
         self._coefficients = tf.constant(coefficients)
         self._tilt = as_float64(cosmology.n_s) - values["n_s"]  # 0, with a derivative
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
-        self._guard = _no_gradient(
+        self._guard = without_gradient(
             {name: parameters[name] for name in SHAPE if name not in _DIFFERENTIABLE}
         )
 
@@ -52,7 +52,8 @@ class CambTable:
         return tf.exp(ln_power + self._tilt * (ln_k - self._ln_pivot)) * self._guard
 
 
-def _number(name: str, parameter: object) -> float:
+def known_number(name: str, parameter: object) -> float:
+    """Returns a parameter as a number, or raises ValueError if only a graph knows it."""
     if isinstance(parameter, (tf.Tensor, tf.Variable)):
         value = parameter.read_value() if isinstance(parameter, tf.Variable) else parameter
         known = tf.get_static_value(value)
@@ -65,8 +66,8 @@ def _number(name: str, parameter: object) -> float:
     return float(parameter)  # type: ignore[arg-type]
 
 
-def _no_gradient(parameters: dict[str, object]) -> tf.Tensor:
-    """1, which refuses to be differentiated by those of the parameters that are tensors."""
+def without_gradient(parameters: dict[str, object]) -> tf.Tensor:
+    """Returns 1, which refuses to be differentiated by those parameters that are tensors."""
     guard = tf.constant(1.0, tf.float64)
     for name, parameter in parameters.items():
         if isinstance(parameter, (tf.Tensor, tf.Variable)):

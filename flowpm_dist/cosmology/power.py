@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.camb_table import CambTable
 from flowpm_dist.cosmology.eisenstein_hu import EisensteinHu
 from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
 from flowpm_dist.cosmology.interpolated import InterpolatedTransfer
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
-
-HUBBLE_DISTANCE = 2997.92458
-"""c/H0 [Mpc/h]."""
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""

@@ -5,8 +5,10 @@ from meshimpl.lazy import lazy_names
 _HOMES = {
     "Clock": "clock",
     "EvolutionPlan": "plan",
+    "Evolved": "plan",
     "HaloError": "halo",
     "NBody": "nbody",
+    "Observer": "observers",
     "Particles": "plan",
 }
 

@@ -34,5 +34,7 @@ class Clock:
         begin = time.perf_counter()
         with tf.profiler.experimental.Trace(f"phase:{phase}"):  # for `profiling`
             result = function(*args)
+        if phase not in self.phases:  # one that not every run has
+            self.phases[phase] = [0.0] * len(self.phases[PHASES[0]])
         self.phases[phase][-1] += time.perf_counter() - begin
         return result

@@ -15,7 +15,8 @@ import tensorflow as tf
 from flowpm_dist.evolution.arithmetic import combine, drift
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.halo import check_finite, check_halo
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.observers import Moment, Seen, add_to
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, paint, paint_adjoint
 from flowpm_dist.particle_mesh.gravity import FACTORS, Gravity
@@ -141,7 +142,7 @@ class NBody:
         *,
         fused: bool = True,
         keep: Callable[[int, Particles], None] | None = None,
-    ) -> Particles:
+    ) -> Evolved:
         """Carries the particles through the operations of a plan.
 
         Args:
@@ -159,6 +160,9 @@ class NBody:
         x, v = state.displacement, state.velocity
         del state
         factors = tf.cast(plan.factors, self.box.dtype)
+        observer, kicks = plan.observer, plan.kick_numbers
+        looked_at = frozenset() if observer is None else observer.kicks
+        seen: Seen = {}
         begin = time.perf_counter()
         unpainted = False
         for number, operation in enumerate(plan.operations):
@@ -177,10 +181,19 @@ class NBody:
                 field = clock.measure("force", self.field, painted)
                 del painted
                 unpainted = False
+                before = v if kicks[number] in looked_at else None
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
                 if plan.lpt:
                     v = clock.measure("update", combine, [v, *plan.lpt], _lpt_only(c))
+                if observer is not None and before is not None:
+                    moment = Moment(x, before, v, plan.lpt)
+                    look = clock.measure(
+                        "look", observer.look, kicks[number], moment, plan.observed
+                    )
+                    add_to(seen, look)
+                    del moment, look
+                del before
             if operation.ends_step:
                 now = time.perf_counter()
                 clock.steps.append(now - begin)
@@ -192,7 +205,7 @@ class NBody:
         if unpainted:  # each other drift is checked by the paint after it
             label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
             check_finite(self.max_displacement(x), label)
-        return Particles(x, v)
+        return Evolved(Particles(x, v), seen)
 
     def _kick(
         self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, fused: bool

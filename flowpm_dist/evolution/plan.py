@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Operation
+from flowpm_dist.evolution.observers import Observer, Seen
 
 Progress = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
@@ -35,6 +36,8 @@ class EvolutionPlan:
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
         progress: called after each step.
+        observer: looks at the particles on the way, and
+        observed: the tensors that it is given for its inputs.
     """
 
     operations: Sequence[Operation]
@@ -43,3 +46,24 @@ class EvolutionPlan:
     steps: int = 1
     growth: Callable[[float], float] = lambda a: 1.0
     progress: Progress | None = None
+    observer: Observer | None = None
+    observed: tuple[tf.Tensor, ...] = ()
+
+    @property
+    def kick_numbers(self) -> dict[int, int]:
+        """The number of each kick among the kicks, by its number among the operations."""
+        kicks = [n for n, operation in enumerate(self.operations) if operation.kind == "kick"]
+        return {number: kick for kick, number in enumerate(kicks)}
+
+
+@dataclass(frozen=True)
+class Evolved:
+    """What comes of an evolution.
+
+    Attributes:
+        particles: at its end.
+        seen: by the plan's observer.
+    """
+
+    particles: Particles
+    seen: Seen = field(default_factory=dict)

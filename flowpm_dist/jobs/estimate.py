@@ -29,6 +29,8 @@ PROCESS = 680 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
 OF_RANKS = 110 * 2**20
 """More of it where there are several ranks: Horovod, MPI and their buffers [bytes]."""
+SHARED = 360 * 2**20
+"""The part of `PROCESS` that the ranks of a host have once: code and data of libraries [bytes]."""
 
 
 def process_bytes(axes: Mapping[str, int]) -> int:
@@ -73,7 +75,7 @@ class Estimate:
     @property
     def on_host(self) -> int:
         """The memory of all ranks of this host [bytes]."""
-        return self.together * self.memory
+        return self.together * self.memory - (self.together - 1) * SHARED
 
     def lines(self, host: launch.HostMemory) -> list[str]:
         """Returns the estimate as lines for a user."""
@@ -105,6 +107,7 @@ class Demand:
             job cannot have.
         mesh_of: the mesh for another number of ranks; raises ValueError if there is none.
         others: yields what else could be changed so that it fits, such as "training.batch = 2".
+        grid_is_free: whether the grid could be another; not where data have it already.
     """
 
     what: str
@@ -113,6 +116,7 @@ class Demand:
     memory_at: MemoryAt
     mesh_of: Callable[[int], str]
     others: Callable[[Fits], Iterable[str]] = _nothing
+    grid_is_free: bool = True
 
     def estimate(self, disk: int = 0, seconds: float | None = None) -> Estimate:
         """Returns the estimate of the job on its mesh.
@@ -143,7 +147,7 @@ class Demand:
             needed += f" on each of {estimate.together} ranks, {human_size(estimate.on_host)} "
             needed += "together"
         fitting = list(self._that_fit(estimate, host))
-        would = ", which is too little for any grid"
+        would = ", which is too little for any grid" if self.grid_is_free else ""
         if fitting:
             would = f"; {', or '.join(fitting)} would fit"
         raise TooLargeError(
@@ -152,7 +156,8 @@ class Demand:
         )
 
     def _that_fit(self, estimate: Estimate, host: launch.HostMemory) -> Iterator[str]:
-        each = host.limit // estimate.together
+        together = estimate.together
+        each = (host.limit + (together - 1) * SHARED) // together
         yield from self.others(lambda memory: memory <= each)
         axes = parse_mesh(self.mesh, batched=True)
 
@@ -162,10 +167,11 @@ class Demand:
             except ValueError:  # a grid that this work cannot have
                 return False
 
-        if (smaller := _largest_grid(self.grid, axes, does)) is not None:
+        smaller = _largest_grid(self.grid, axes, does) if self.grid_is_free else None
+        if smaller is not None:
             yield f"a grid of {shown(smaller)}"
         for hosts in range(2, MOST_HOSTS + 1):
-            ranks = hosts * estimate.together
+            ranks = hosts * together
             try:
                 mesh = parse_mesh(self.mesh_of(ranks), batched=True)
             except ValueError:

@@ -93,14 +93,14 @@ def results_bytes(plan: SimulationPlan) -> int:
     return snapshot_bytes(plan.box.grid, itemsize) + FIGURES_AND_TABLES
 
 
-def demand_of(plan: SimulationPlan, mesh: str) -> Demand:
+def demand_of(work: SimulationWork, mesh: str) -> Demand:
     """Returns the memory that a run takes.
 
     Args:
-        plan: of the simulation.
+        work: to be done.
         mesh: shape of the mesh of ranks.
     """
-    grid = plan.box.grid
+    plan, grid = work.plan, work.plan.box.grid
     return Demand(
         "the simulation",
         grid,
@@ -111,6 +111,7 @@ def demand_of(plan: SimulationPlan, mesh: str) -> Demand:
             + writing_bytes(plan, grid, axes)
         ),
         lambda ranks: default_mesh(ranks, grid),
+        grid_is_free=work.white_noise is None,
     )
 
 

@@ -65,6 +65,26 @@ class LocalCosmologies:
         cosmologies = [numbers[id(c)] for c in self.cosmologies]
         return LocalCosmologies.of, (cosmologies, self.batched, *self.makers)
 
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        """Returns the parameters that are tensors, by which the universes can be differentiated."""
+        return tuple(getattr(cosmology, name) for cosmology, name in self._tensor_names())
+
+    def with_tensors(self, values: Sequence[tf.Tensor]) -> LocalCosmologies:
+        """Returns the same with other values of `tensors`, and all that follows from them anew."""
+        if not values:
+            return self
+        changes: dict[int, dict[str, tf.Tensor]] = {}
+        for (cosmology, name), value in zip(self._tensor_names(), values, strict=True):
+            changes.setdefault(id(cosmology), {})[name] = value
+        by_id = {id(c): c.replace(**changes.get(id(c), {})) for c in self.cosmologies}
+        changed = [by_id[id(c)] for c in self.cosmologies]
+        return LocalCosmologies.of(changed, self.batched, *self.makers)
+
+    def _tensor_names(self) -> list[tuple[Cosmology, str]]:
+        each = {id(c): c for c in self.cosmologies}.values()
+        kinds = (tf.Tensor, tf.Variable)
+        return [(c, name) for c in each for name in c.names if isinstance(getattr(c, name), kinds)]
+
     def repeated(self, count: int) -> LocalCosmologies:
         """Returns a batch of `count` universes of this one's cosmology."""
         return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,13 @@ from flowpm_dist.simulation.compiled_solver import compiled_solver
 from flowpm_dist.simulation.inputs import Given, Inputs, particles_of, source_of
 from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
 from flowpm_dist.simulation.options import SolverOptions
-from flowpm_dist.simulation.stages import evolve_particles, first_particles, lpt_particles
+from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
+from flowpm_dist.simulation.stages import (
+    evolve_particles,
+    first_particles,
+    halo_for,
+    lpt_particles,
+)
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
@@ -147,6 +153,7 @@ class Simulation:
         ]
         return tf.stack(amplitudes) if several else amplitudes[0]
 
+    @overload
     def run(
         self,
         seed: int | Sequence[int] | None = None,
@@ -156,7 +163,35 @@ class Simulation:
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
         progress: Progress | None = None,
-    ) -> State:
+        outputs: None = None,
+    ) -> State: ...
+
+    @overload
+    def run(
+        self,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        particles: State | tuple[Any, Any] | None = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+        progress: Progress | None = None,
+        outputs: Sequence[float] | np.ndarray,
+        on_output: OnOutput | None = None,
+    ) -> list[Any]: ...
+
+    def run(
+        self,
+        seed: int | Sequence[int] | None = None,
+        *,
+        white_noise: Any = None,
+        particles: State | tuple[Any, Any] | None = None,
+        cosmology: Cosmology | Sequence[Cosmology] | None = None,
+        paired: bool = False,
+        progress: Progress | None = None,
+        outputs: Sequence[float] | np.ndarray | None = None,
+        on_output: OnOutput | None = None,
+    ) -> State | list[Any]:
         """Simulates from the first to the last of the steps.
 
         Several seeds, cosmologies or noise fields make a batch: a universe for each, spread over
@@ -176,16 +211,36 @@ class Simulation:
             cosmology: instead of the simulation's own.
             paired: the opposite of the seed's white noise.
             progress: called on every rank after each step.
+            outputs: scale factors between the first and the last of the steps, at which states are
+                wanted; at edges of the steps or between them, where a part of the integrator's own
+                kick and drift is made. The run goes on as without them.
+            on_output: called with each of these states, in the order of time, on every rank; they
+                are not kept. Under a tape, gradients flow through the tensors and fields it
+                returns, for which it is called once more: memory does not grow with the number of
+                outputs. By the state, and what it came from, alone: other tensors that are watched
+                are refused.
+
+        Returns:
+            The last state; with `outputs`, a list of the states at these times, in their order, or
+            of what `on_output` returned.
 
         Raises:
             ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
             HaloError: a particle left the halo; says which halo would do. Raised on every rank.
         """
         clock = Clock()
+        if outputs is None and on_output is not None:
+            raise ValueError("on_output goes with outputs: give the scale factors, too")
+        times = None if outputs is None else check_outputs(outputs, self.edges)
         inputs = self._read(Given(seed, white_noise, particles, cosmology, paired))
         start, lpt = first_particles(inputs)
-        end, halo, timings = evolve_particles(start, lpt, inputs, clock, progress)
-        return State.of(end, inputs.box, float(self.edges[-1]), inputs.provenance(halo), timings)
+        halo = halo_for(start[0], inputs)
+        observer = None if times is None else Outputs(inputs, times, halo, on_output)
+        done, timings = evolve_particles(start, lpt, inputs, halo, clock, progress, observer)
+        if observer is not None:
+            return observer.results(done.seen)
+        end, provenance = float(self.edges[-1]), inputs.provenance(halo)
+        return State.of(done.particles, inputs.box, end, provenance, timings)
 
     def lpt(
         self,

@@ -10,7 +10,8 @@ import tensorflow as tf
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.evolve import evolve
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles, Progress
+from flowpm_dist.evolution.observers import Observer
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles, Progress
 from flowpm_dist.simulation.inputs import Inputs
 
 
@@ -41,20 +42,38 @@ def lpt_particles(
     return inputs.solver.particles(inputs.white_noise(), local, local.stack(factors))
 
 
+def halo_for(start: Particles, inputs: Inputs) -> int:
+    """Returns the halo of a run [particle spacings]: that of its inputs, or one that will do.
+
+    Args:
+        start: the particles at the first of the edges.
+        inputs: of the run.
+    """
+    if inputs.halo != "auto":
+        return inputs.halo
+    growth = float(inputs.cosmologies.growth_between(inputs.edges)[0])
+    from_rest = None if np.isfinite(growth) else inputs.cosmologies.largest_d1(inputs.edges[-1])
+    return inputs.solver.suggested_halo(start, growth, from_rest)
+
+
 def evolve_particles(
     start: list[Particles],
     lpt: tuple[tf.Tensor, ...],
     inputs: Inputs,
+    halo: int,
     clock: Clock,
     progress: Progress | None,
-) -> tuple[Particles, int, dict[str, Any]]:
-    """Returns the particles at the last of the edges, their halo, and the timings of a `State`.
+    observer: Observer | None = None,
+) -> tuple[Evolved, dict[str, Any]]:
+    """Returns the particles at the last of the edges, and the timings of a `State`.
 
     Args:
         start, lpt: of `first_particles`; the particles are taken out of the list.
         inputs: of the run.
+        halo: [particle spacings].
         clock: that started with the run; gets an entry a step.
         progress: called after each step.
+        observer: looks at the particles on the way.
 
     Raises:
         HaloError, FloatingPointError: on every rank.
@@ -62,11 +81,6 @@ def evolve_particles(
     solver, edges = inputs.solver, inputs.edges
     schedule = _schedule(inputs)
     growth_left = inputs.cosmologies.growth_between(edges)
-    halo = inputs.halo
-    if halo == "auto":
-        at_rest = not np.isfinite(growth_left[0])
-        from_rest = inputs.cosmologies.largest_d1(edges[-1]) if at_rest else None
-        halo = solver.suggested_halo(start[0], float(growth_left[0]), from_rest)
     initial = clock.elapsed()
     nbody = solver.nbody(halo)
     compile_seconds = solver.compile(nbody, start[0], float(edges[0]))
@@ -77,24 +91,22 @@ def evolve_particles(
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,
+        observer=observer,
+        observed=() if observer is None else observer.inputs,
     )
     ready = clock.elapsed()
     end = evolve(nbody, start, plan, clock, inputs.options.adjoint)
     evolution = clock.elapsed() - ready
     work = inputs.box.cells * (inputs.box.batch or 1) * plan.steps
-    return (
-        end,
-        halo,
-        {
-            "phases": clock.phases,
-            "steps": clock.steps,
-            "compile": compile_seconds,
-            "initial": initial,
-            "evolution": evolution,
-            "total": clock.elapsed() - compile_seconds,
-            "ns_per_particle_per_step": evolution * 1e9 / work,
-        },
-    )
+    return end, {
+        "phases": clock.phases,
+        "steps": clock.steps,
+        "compile": compile_seconds,
+        "initial": initial,
+        "evolution": evolution,
+        "total": clock.elapsed() - compile_seconds,
+        "ns_per_particle_per_step": evolution * 1e9 / work,
+    }
 
 
 def _schedule(inputs: Inputs) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,13 @@ from meshimpl.mesh_function import MeshFunction
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of cells with a value in each bin; unpacks as `centres, pdf`.
+    """The number of cells, or pixels, with a value in each bin; unpacks as `centres, pdf`.
 
     Attributes:
-        edges: the edges of the bins [bin + 1], of the density or of ln(density).
-        counts: the number of cells in each bin, [bin], or [batch, bin] for a batch of universes.
-        cells: the number of all cells of a universe, including those outside the edges.
+        edges: the edges of the bins [bin + 1], of the value or of its logarithm.
+        counts: the number of cells in each bin, [bin], or [batch, bin] for a batch of universes or
+            [..., bin] for several maps.
+        cells: the number of all cells of a universe or map, including those outside the edges.
     """
 
     edges: np.ndarray
@@ -36,7 +37,7 @@ class Histogram:
     @property
     def centres(self) -> np.ndarray:
         """The centres of the bins [bin]."""
-        return _centres(self.edges)
+        return bin_centres(self.edges)
 
     @property
     def pdf(self) -> np.ndarray:
@@ -63,7 +64,7 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     Raises:
         ValueError: if the edges do not increase, or the field is not scalar.
     """
-    edges = _checked_edges(edges)
+    edges = checked_edges(edges)
     box, block = box_of(field, None if isinstance(field, Field) else 1.0)
     values = block.numpy().reshape(-1, math.prod(box.block))
     counts = []
@@ -100,11 +101,11 @@ def soft_histogram(
     Raises:
         ValueError: if the edges do not increase, or there are fewer than two bins.
     """
-    checked = _checked_edges(edges)
+    checked = checked_edges(edges)
     if checked.size < 3:
         raise ValueError("a soft histogram needs at least two bins")
     box, sample = located(field, box)
-    return _soft_function(box, tuple(_centres(checked).tolist()), log)(sample.block)
+    return _soft_function(box, tuple(bin_centres(checked).tolist()), log)(sample.block)
 
 
 @functools.lru_cache(maxsize=16)
@@ -114,7 +115,7 @@ def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunct
     partial = mtf.Shape([*box.number_shape.dims, *each_rank, bins])
 
     def local(density: tf.Tensor) -> tf.Tensor:
-        counts = _soft_counts(density, len(box.local_batch), np.array(centres), log)
+        counts = soft_counts(density, len(box.local_batch), np.array(centres), log)
         return tf.reshape(counts, box.impl.slice_shape(partial))
 
     def build(_: Any, density: Any) -> Any:
@@ -132,16 +133,33 @@ def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunct
     return box.function(build, density=box.shape)
 
 
-def _soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: bool) -> tf.Tensor:
-    """Returns the sums of the shares of a block's cells in each bin, float64 [universe * bin]."""
-    dtype, count = density.dtype, centres.size
-    universes = math.prod(density.shape[:batch_rank])
+def soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: bool) -> tf.Tensor:
+    """Returns the sums of the shares of cells in each bin, float64 [universe * bin].
 
+    Args:
+        density: the values of the cells, [..., cells ...].
+        batch_rank: the number of leading dimensions, which are universes.
+        centres: of the bins [bin], two at least.
+        log: whether the centres are those of ln(density).
+    """
+    count = centres.size
+    universes = math.prod(density.shape[:batch_rank])
+    shares = _shares(tuple(centres.tolist()), log)
+    lower, upper_share = shares(tf.reshape(density, [universes, -1]))
+    number = lower + count * tf.range(universes)[:, tf.newaxis]
+    return tf.math.unsorted_segment_sum(
+        1 - upper_share, number, universes * count
+    ) + tf.math.unsorted_segment_sum(upper_share, number + 1, universes * count)
+
+
+@functools.lru_cache(maxsize=16)
+def _shares(centres: tuple[float, ...], log: bool) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     @tf.function(jit_compile=True, autograph=False)
     def shares(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns for each cell the lower of its two bins, and the share of the upper one."""
+        dtype = values.dtype
         # Clipped before the logarithm, whose slope at an empty cell would be infinite.
-        ends = (np.exp(centres) if log else centres)[[0, -1]]
+        ends = (np.exp(centres) if log else np.array(centres))[[0, -1]]
         values = tf.clip_by_value(values, *(tf.constant(end, dtype) for end in ends))
         values = tf.math.log(values) if log else values
         lower = tf.zeros(values.shape, tf.int32)
@@ -151,19 +169,17 @@ def _soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: 
         share = (values - tf.gather(tf.constant(centres, dtype), lower)) / width
         return lower, tf.cast(share, tf.float64)
 
-    lower, upper_share = shares(tf.reshape(density, [universes, -1]))
-    number = lower + count * tf.range(universes)[:, tf.newaxis]
-    return tf.math.unsorted_segment_sum(
-        1 - upper_share, number, universes * count
-    ) + tf.math.unsorted_segment_sum(upper_share, number + 1, universes * count)
+    return shares
 
 
-def _checked_edges(edges: Any) -> np.ndarray:
+def checked_edges(edges: Any) -> np.ndarray:
+    """Returns edges as float64 [bin + 1], or raises ValueError if they do not increase."""
     checked = np.asarray(edges, dtype=np.float64)
     if checked.ndim != 1 or checked.size < 2 or not (np.diff(checked) > 0).all():
         raise ValueError("edges: at least two numbers, increasing, are needed")
     return checked
 
 
-def _centres(edges: np.ndarray) -> np.ndarray:
+def bin_centres(edges: np.ndarray) -> np.ndarray:
+    """Returns the centres of bins [bin] between edges [bin + 1]."""
     return (edges[:-1] + edges[1:]) / 2

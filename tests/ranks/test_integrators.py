@@ -72,7 +72,7 @@ def start(integrator, nbody, a):
 
 def carried(nbody, schedule, particles, lpt=()):
     course = EvolutionPlan(schedule.operations, schedule.factors, lpt)
-    return nbody.evolve([particles], course, Clock())
+    return nbody.evolve([particles], course, Clock()).particles
 
 
 def run(integrator, nbody, edges):

@@ -1,6 +1,7 @@
 """Initial conditions from observed universes: gradients, searches, draws; on any mesh the same."""
 
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -336,6 +337,15 @@ def test_a_search_that_was_killed_goes_on_exactly(line, name, tmp_path_factory):
     wrong = search_of(line, OPTIMISERS[name](), folder, priors={"sigma8": (0.6, 1.0)})
     with pytest.raises(CheckpointError, match="names"):
         wrong.run(resume=True)
+    last = max(folder.glob("iteration-*.zarr"))
+    line.barrier()
+    if line.world.index == 0:
+        for file in last.rglob("*"):
+            if file.is_file() and file.name != "zarr.json":
+                os.truncate(file, 3)
+    line.barrier()
+    with pytest.raises(CheckpointError, match=rf"{last.name} is damaged .* goes on from iteration"):
+        search_of(line, OPTIMISERS[name](), folder).run(resume=True)
 
 
 def test_linear_initial_conditions_are_found(mesh):

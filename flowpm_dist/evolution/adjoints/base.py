@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from flowpm_dist.options import Options, from_registry
 
 
@@ -19,11 +19,12 @@ class Adjoint(Options, abc.ABC):
     @abc.abstractmethod
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
-    ) -> Particles:
+    ) -> Evolved:
         """Evolves the particles as `NBody.evolve` does, with a gradient.
 
-        `tf.GradientTape` must find gradients to displacement and velocity of the first state, to
-        `plan.factors` and to `plan.lpt`.
+        `tf.GradientTape` must find gradients of the last state, and of what `plan.observer` has
+        seen, to displacement and velocity of the first state, to `plan.factors`, to `plan.lpt` and
+        to the observer's inputs.
 
         Args:
             nbody, plan, clock: as there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowpm_dist.evolution.adjoints.base import Adjoint
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 
 
 class DirectAdjoint(Adjoint):
@@ -13,6 +13,6 @@ class DirectAdjoint(Adjoint):
 
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
-    ) -> Particles:
+    ) -> Evolved:
         """See `Adjoint.evolve`."""
         return nbody.evolve(particles, plan, clock, fused=False)

@@ -22,9 +22,10 @@ from flowpm_dist.evolution.arithmetic import broadcast_per_universe, combine
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
-from meshimpl.tapes import once_differentiable
+from meshimpl.tapes import is_watched, once_differentiable
 
 
 class ReversibleAdjoint(Adjoint):
@@ -43,35 +44,45 @@ class ReversibleAdjoint(Adjoint):
 
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
-    ) -> Particles:
+    ) -> Evolved:
         """See `Adjoint.evolve`."""
         start = particles.pop()
+        inputs = [start.displacement, start.velocity, plan.factors, *plan.lpt, *plan.observed]
+        terms = len(plan.lpt)
+        x, v, factors, *more = (tf.stop_gradient(t) for t in inputs)
+        lpt, observed = tuple(more[:terms]), tuple(more[terms:])
+        here = replace(plan, factors=factors, lpt=lpt, observed=observed)
+        chosen = kicks_to_keep(here, self.max_error_growth)
+        kept: dict[int, Particles] = {}
+
+        def keep(number: int, before: Particles) -> None:
+            if number in chosen:
+                kept[number] = before
+
+        done = nbody.evolve([Particles(x, v)], here, clock, keep=keep)
+        final, names = done.particles, list(done.seen)
+        if is_watched(list(done.seen.values())):
+            raise ValueError(
+                "what is seen on the way depends on watched tensors besides the particles and the "
+                "cosmology: gradients to those would be lost"
+            )
+
+        def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            dx, dv, *rest = tensors[: 2 + len(names)]
+            back = BackwardPass(nbody, here, final, kept)
+            return back.carry(dx, dv, dict(zip(names, rest, strict=True)))
+
+        once = once_differentiable(carry, "an evolution by the adjoint method")
 
         @tf.custom_gradient
         def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
-            x, v, factors, *lpt = (tf.stop_gradient(t) for t in inputs)
-            here = replace(plan, factors=factors, lpt=tuple(lpt))
-            chosen = kicks_to_keep(here, self.max_error_growth)
-            kept: dict[int, Particles] = {}
+            def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor]:
+                return once(*cotangents, *inputs)
 
-            def keep(number: int, before: Particles) -> None:
-                if number in chosen:
-                    kept[number] = before
+            return (final.displacement, final.velocity, *done.seen.values()), gradient
 
-            final = nbody.evolve([Particles(x, v)], here, clock, keep=keep)
-
-            def carry(dx: tf.Tensor, dv: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
-                return BackwardPass(nbody, here, final, kept).carry(dx, dv)
-
-            once = once_differentiable(carry, "an evolution by the adjoint method")
-
-            def gradient(dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
-                return once(dx, dv, *inputs)
-
-            return (final.displacement, final.velocity), gradient
-
-        x, v = run(start.displacement, start.velocity, plan.factors, *plan.lpt)
-        return Particles(x, v)
+        x, v, *seen = run(*inputs)
+        return Evolved(Particles(x, v), dict(zip(names, seen, strict=True)))
 
 
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
@@ -128,9 +139,18 @@ class BackwardPass:
         self._nbody, self._plan, self._kept = nbody, plan, kept
         self._x, self._v = final.displacement, final.velocity
         self._dlpt = [tf.zeros_like(psi) for psi in plan.lpt]
+        self._kicks = plan.kick_numbers
+        self._dobserved = [tf.zeros_like(t) for t in plan.observed]
+        self._seen: Seen = {}
 
-    def carry(self, dx: tf.Tensor, dv: tf.Tensor) -> list[tf.Tensor]:
-        """Returns, from cotangents of the final state, those of start, factors and LPT fields."""
+    def carry(self, dx: tf.Tensor, dv: tf.Tensor, seen: Seen) -> list[tf.Tensor]:
+        """Returns the cotangents of start, factors, LPT fields and the observer's inputs.
+
+        Args:
+            dx, dv: cotangents of the final state.
+            seen: of what the observer saw.
+        """
+        self._seen = seen
         undo = {"drift": self._drift, "velocity": self._velocity, "kick": self._kick}
         rows: list[tf.Tensor] = []
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
@@ -139,7 +159,7 @@ class BackwardPass:
             c = factors[..., number, :]
             dx, dv, row = undo[operation.kind](number, operation, c, dx, dv)
             rows.insert(0, row)
-        return [dx, dv, tf.stack(rows, axis=-2), *self._dlpt]
+        return [dx, dv, tf.stack(rows, axis=-2), *self._dlpt, *self._dobserved]
 
     def _drift(
         self, _: int, __: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
@@ -171,16 +191,32 @@ class BackwardPass:
         self, number: int, operation: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         nbody, lpt = self._nbody, self._plan.lpt
+        after = self._v
         if lpt:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
-        slopes = self._lpt_slopes(dv, c)
         kept = self._kept.get(number)
         if kept is not None:
             self._x = kept.displacement
-        decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
-        used = tf.concat([decay, c[..., 1:2]], axis=-1)
         label = f"on the way back through step {operation.step}, a = {operation.a:.4g}"
         field = nbody.field(nbody.painted(self._x, label))
+        slope_before = None
+        observer, kick = self._plan.observer, self._kicks[number]
+        if observer is not None and kick in observer.kicks:
+            before = after
+            if observer.needs_before:
+                before = self._undone_kick(field, c) if kept is None else kept.velocity
+            moment = Moment(self._x, before, after, lpt)
+            slopes_of = self._look_back(observer, kick, moment)
+            dx, dv, slope_before = (
+                dx + slopes_of.displacement,
+                dv + slopes_of.after,
+                slopes_of.before,
+            )
+            del moment, before, slopes_of
+        del after
+        slopes = self._lpt_slopes(dv, c)
+        decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
+        used = tf.concat([decay, c[..., 1:2]], axis=-1)
         self._v, dfield, dx, sums = nbody.kick_adjoint(field, self._x, self._v, dv, dx, used)
         dx = nbody.paint_adjoint(nbody.field_adjoint(dfield), self._x, dx)
         along = sums[..., 0]
@@ -189,7 +225,24 @@ class BackwardPass:
             along = _inner(dv, self._v)
         if (c[..., 0].numpy() != 1).any():
             dv = dv * broadcast_per_universe(c[..., 0])
+        if slope_before is not None:
+            dv = dv + slope_before
         return dx, dv, _row([along, sums[..., 1], *slopes], c)
+
+    def _undone_kick(self, field: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+        """Returns the velocity before the kick by a field, from the one after it."""
+        undone = tf.stack([1.0 / c[..., 0], -c[..., 1] / c[..., 0]], axis=-1)
+        return self._nbody.kick(field, self._x, self._v, undone)
+
+    def _look_back(self, observer: Observer, kick: int, moment: Moment) -> Moment:
+        """Returns the cotangents of the particles at a kick; those of other inputs are added up."""
+        slopes, of_inputs = look_back(observer, kick, moment, self._plan.observed, self._seen)
+        for i, slope in enumerate(of_inputs):
+            if slope is not None:
+                self._dobserved[i] += slope
+        for i, slope in enumerate(slopes.lpt):
+            self._dlpt[i] += slope
+        return slopes
 
     def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
         """Returns cotangents of the factors of psi1 and psi2; those of the fields are added up."""

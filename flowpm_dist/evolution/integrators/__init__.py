@@ -4,6 +4,7 @@ from flowpm_dist.evolution.integrators.base import (
     INTEGRATORS,
     Integrator,
     IntegratorChoice,
+    Interpolation,
     Operation,
     Schedule,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "FastPM",
     "Integrator",
     "IntegratorChoice",
+    "Interpolation",
     "Operation",
     "Schedule",
     "drift_kick_drift",

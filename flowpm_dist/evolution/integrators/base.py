@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, InstanceOf
 from flowpm_dist.options import Options, from_registry
 
 if TYPE_CHECKING:
+    import numpy as np
     import tensorflow as tf
 
     from flowpm_dist.cosmology.growth import GrowthFunctions
@@ -56,6 +57,24 @@ class Schedule:
     factors: tf.Tensor
 
 
+@dataclass(frozen=True)
+class Interpolation:
+    """The states at times between the kicks, from the particles at a kick.
+
+    displacement = that of the kick + c0 before + c1 after + c2 psi1 + c3 psi2, and canonical
+    velocity likewise without the first term: before and after are the scheme's own velocity before
+    and after the kick, psi the LPT fields.
+
+    Attributes:
+        kicks: for each time, the number of the kick among the kicks, from 0.
+        factors: of displacement and velocity, float64 [times, 2, 4], differentiable by the
+            cosmology.
+    """
+
+    kicks: tuple[int, ...]
+    factors: tf.Tensor
+
+
 class Integrator(Options, abc.ABC):
     """A time integration scheme; its fields are its options, in Python and in run files.
 
@@ -91,6 +110,23 @@ class Integrator(Options, abc.ABC):
         terms = growth_terms(growth, a, order)
         return tf.stack([terms[0], momentum_factor(growth, a) * terms[1]])
 
+    def interpolation(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+    ) -> Interpolation:
+        """Returns how states at given times follow from those at the kicks of the schedule.
+
+        Args:
+            growth: of the cosmology.
+            edges: of the steps, in scale factor.
+            times: scale factors from the first to the last of the edges.
+
+        Raises:
+            ValueError: the scheme has no such states.
+        """
+        raise ValueError(
+            f"{type(self).__name__} gives no states on the way: it has no `interpolation`"
+        )
+
     def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor | None:
         """Returns the factors [4] of the "velocity" operation from canonical to the scheme's own.
 
@@ -99,7 +135,7 @@ class Integrator(Options, abc.ABC):
         return None
 
 
-def momentum_factor(growth: GrowthFunctions, a: float) -> tf.Tensor:
+def momentum_factor(growth: GrowthFunctions, a: float | np.ndarray) -> tf.Tensor:
     """Returns a^2 E [1]: canonical velocity a^2 dx/dt over dx/dlna, in units of H0."""
     import tensorflow as tf
 

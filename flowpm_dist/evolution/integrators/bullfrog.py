@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from flowpm_dist.evolution.integrators.base import Integrator, Schedule
-from flowpm_dist.evolution.integrators.schedules import drift_kick_drift, followed_by_velocity, rows
+from flowpm_dist.evolution.integrators.base import Integrator, Interpolation, Schedule
+from flowpm_dist.evolution.integrators.schedules import (
+    between_kicks,
+    drift_kick_drift,
+    followed_by_velocity,
+    kicks_of,
+    rows,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -61,3 +67,19 @@ class BullFrog(Integrator):
         if a == 0:
             raise ValueError("a given state of the particles needs a start later than a = 0")
         return rows(1.0 / growth.g_drift(np.array([a])), 0.0, 0.0, 0.0)[0]
+
+    def interpolation(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+    ) -> Interpolation:
+        """See `Integrator.interpolation`: a kick that ends at D has the factor alpha(D)."""
+        import tensorflow as tf
+
+        a, t = np.asarray(edges, dtype=np.float64), np.asarray(times, dtype=np.float64)
+        kicks = kicks_of(t, a)
+        begin, end = growth.by_d1(a[kicks], 2), growth.by_d1(a[kicks + 1], 2)
+        drift = growth.d1(t) - 0.5 * (growth.d1(a[kicks]) + growth.d1(a[kicks + 1]))
+        share = (growth.by_d1(t, 2) - begin) / (end - begin)
+        found = between_kicks(kicks, share, drift, drift.numpy() > 0)
+        canonical = growth.g_drift(t)
+        scale = tf.stack([tf.ones_like(canonical), canonical], axis=-1)
+        return Interpolation(found.kicks, found.factors * scale[:, :, tf.newaxis])

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field, field_validator
 
-from flowpm_dist.evolution.integrators.base import Integrator, Schedule, momentum_factor
+from flowpm_dist.evolution.integrators.base import (
+    Integrator,
+    Interpolation,
+    Schedule,
+    momentum_factor,
+)
 from flowpm_dist.evolution.integrators.fastpm import HalfStep, half_step_times
 from flowpm_dist.evolution.integrators.schedules import (
     followed_by_velocity,
     kick_drift_kick,
+    kick_drift_kick_between,
     rows,
 )
 
@@ -69,18 +75,43 @@ class COLA(Integrator):
             factor = gravity * change / rate[at]
             return rows(1.0, factor, -factor * first[at], -factor * second[at])
 
-        residual = self._drifts(growth, a, middle)
+        residual = self._drifts(growth, a[:-1], a[1:], middle)
         drifts = rows(1.0, residual, d1[1:] - d1[:-1], d2[1:] - d2[:-1])
         opening = kicks(middle**n - a[:-1] ** n, slice(None, -1))
         closing = kicks(a[1:] ** n - middle**n, slice(1, None))
         steps = kick_drift_kick(edges, opening, drifts, closing)
         return followed_by_velocity(steps, self._velocity_of_lpt(growth, float(a[-1]), 1.0))
 
-    def _drifts(self, growth: GrowthFunctions, a: np.ndarray, middle: np.ndarray) -> tf.Tensor:
+    def interpolation(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+    ) -> Interpolation:
+        """See `Integrator.interpolation`."""
         import tensorflow as tf
 
-        half = 0.5 * (a[1:] - a[:-1])
-        times = 0.5 * (a[1:] + a[:-1])[:, np.newaxis] + half[:, np.newaxis] * _NODES
+        def kicked(a: np.ndarray) -> tf.Tensor:
+            return tf.constant(a**self.exponent)
+
+        def drifted(begin: np.ndarray, end: np.ndarray, half: np.ndarray) -> tf.Tensor:
+            return self._drifts(growth, begin, end, half)
+
+        halves = half_step_times(edges, self.half_step)
+        residual = kick_drift_kick_between(edges, halves, times, kicked, drifted)
+        a = np.asarray(times, dtype=np.float64)
+        at_kick = np.asarray(edges, dtype=np.float64)[list(residual.kicks)]
+        moved = [growth.d1(a) - growth.d1(at_kick), growth.d2(a) - growth.d2(at_kick)]
+        scale = momentum_factor(growth, a)
+        velocity = [scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)]
+        lpt = tf.stack([tf.stack(moved, axis=-1), tf.stack(velocity, axis=-1)], axis=-2)
+        factors = tf.concat([residual.factors[..., :2], lpt], axis=-1)
+        return Interpolation(residual.kicks, factors)
+
+    def _drifts(
+        self, growth: GrowthFunctions, begin: np.ndarray, end: np.ndarray, middle: np.ndarray
+    ) -> tf.Tensor:
+        import tensorflow as tf
+
+        half = 0.5 * (end - begin)
+        times = 0.5 * (end + begin)[:, np.newaxis] + half[:, np.newaxis] * _NODES
         integrand = times ** (self.exponent - 3) / tf.sqrt(growth.background.e2(times))
         return tf.reduce_sum(integrand * _WEIGHTS, axis=1) * half / middle**self.exponent
 

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flowpm_dist.evolution.integrators.base import Integrator, Schedule
-from flowpm_dist.evolution.integrators.schedules import kick_drift_kick, rows
+from flowpm_dist.evolution.integrators.base import Integrator, Interpolation, Schedule
+from flowpm_dist.evolution.integrators.schedules import (
+    kick_drift_kick,
+    kick_drift_kick_between,
+    rows,
+)
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from flowpm_dist.cosmology.growth import GrowthFunctions
 
 HalfStep = Annotated[
@@ -55,3 +61,14 @@ class FastPM(Integrator):
         return kick_drift_kick(
             edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (opening, drift, closing))
         )
+
+    def interpolation(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+    ) -> Interpolation:
+        """See `Integrator.interpolation`."""
+
+        def drifted(begin: np.ndarray, end: np.ndarray, half: np.ndarray) -> tf.Tensor:
+            return (growth.d1(end) - growth.d1(begin)) / growth.g_drift(half)
+
+        halves = half_step_times(edges, self.half_step)
+        return kick_drift_kick_between(edges, halves, times, growth.g_drift, drifted)

@@ -5,12 +5,12 @@ TensorFlow is imported when a schedule is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.evolution.integrators.base import Operation, Schedule
+from flowpm_dist.evolution.integrators.base import Interpolation, Operation, Schedule
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -69,6 +69,63 @@ def drift_kick_drift(
         operations.append(Operation("drift", float(a[step]), step, ends_step=True))
     between = tf.reshape(tf.stack([kick, drifts[1:]], axis=1), [-1, 4])
     return Schedule(tuple(operations), tf.concat([drifts[:1], between], axis=0))
+
+
+def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the kicks that bring the velocity from one time to another.
+
+    Args:
+        times: scale factors [n].
+        bounds: from and to which the kicks bring it [kicks + 1].
+    """
+    return np.clip(np.searchsorted(bounds, times, side="left") - 1, 0, len(bounds) - 2)
+
+
+def between_kicks(
+    kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray
+) -> Interpolation:
+    """Returns the states at times near kicks, with the scheme's own velocity.
+
+    Args:
+        kicks: their numbers [n].
+        share: of each kick that has been made [n].
+        drift: factors of the velocity in the drift from the places at the kick [n], below 0 for
+            one that goes back.
+        later: whether the times are later than these places [n].
+    """
+    import tensorflow as tf
+
+    zero = tf.zeros_like(share)
+    displacement = [tf.where(later, zero, drift), tf.where(later, drift, zero), zero, zero]
+    velocity = [1.0 - share, share, zero, zero]
+    factors = tf.stack([tf.stack(displacement, axis=-1), tf.stack(velocity, axis=-1)], axis=-2)
+    return Interpolation(tuple(kicks.tolist()), factors)
+
+
+def kick_drift_kick_between(
+    edges: Sequence[float],
+    halves: np.ndarray,
+    times: Sequence[float],
+    kicked: Callable[[np.ndarray], tf.Tensor],
+    drifted: Callable[[np.ndarray, np.ndarray, np.ndarray], tf.Tensor],
+) -> Interpolation:
+    """Returns the states between the kicks of kick-drift-kick steps, by partial kicks and drifts.
+
+    Args:
+        edges: scale factors [steps + 1].
+        halves: where each step is halved [steps].
+        times: scale factors [n].
+        kicked: what a kick adds up to at times [n], up to a factor and a constant.
+        drifted: the factor of a drift from times [n] to others [n] with the velocity at halves [n].
+    """
+    a, t = np.asarray(edges, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    bounds = np.concatenate([a[:1], halves, a[-1:]])
+    kicks = kicks_of(t, bounds)
+    begin, end = kicked(bounds[kicks]), kicked(bounds[kicks + 1])
+    later = t > a[kicks]
+    step = np.clip(kicks - 1 + later, 0, len(halves) - 1)
+    drift = drifted(a[kicks], t, halves[step])
+    return between_kicks(kicks, (kicked(t) - begin) / (end - begin), drift, later)
 
 
 def followed_by_velocity(schedule: Schedule, factors: tf.Tensor) -> Schedule:

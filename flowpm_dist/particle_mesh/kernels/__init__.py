@@ -12,8 +12,18 @@ from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
 from flowpm_dist.particle_mesh.kernels.portable import Portable
+from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
-__all__ = ["Compiled", "ForceGradient", "Kernels", "Lattice", "Portable", "kernels", "why_portable"]
+__all__ = [
+    "Compiled",
+    "ForceGradient",
+    "Kernels",
+    "Lattice",
+    "Portable",
+    "Slabs",
+    "kernels",
+    "why_portable",
+]
 
 CHOICE = "FLOWPM_KERNELS"
 

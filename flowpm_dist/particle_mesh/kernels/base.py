@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
+from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 from flowpm_dist.particle_mesh.options import ForceGradient
 
 
@@ -162,3 +164,34 @@ class Kernels(ABC):
         Returns:
             x_before, dv + factor dx, and <dx, v> [b] float64 over these particles.
         """
+
+    @abstractmethod
+    def paint_sky(
+        self, slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """Paints layers of particles on maps of the sky, bilinearly.
+
+        A particle's place is that on the lattice and the sum of factors times fields; at distance
+        chi from the observer it adds (amount + slope (chi - that of its layer)) / chi^2.
+
+        Args:
+            slabs: the layers, and how they lie on the sky.
+            fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
+            factors: [b, layers, fields].
+            amounts: amount and slope [b, layers, weights, 2]; that of a weight goes to the map of
+                that number, counted from the layer's first.
+
+        Returns:
+            The maps [b, maps, y, x].
+        """
+
+    @abstractmethod
+    def paint_sky_vjp(
+        self,
+        slabs: Slabs,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Returns (dfields, dfactors, damounts), the adjoint of `paint_sky`; the latter float64."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ import tensorflow as tf
 from flowpm_dist.particle_mesh.kernels import library
 from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
+from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 
 def _geometry(g: Lattice) -> dict[str, Any]:
@@ -17,6 +19,19 @@ def _geometry(g: Lattice) -> dict[str, Any]:
         "particles": g.particles,
         "mesh_factor": g.mesh_factor,
         "halo": g.halo,
+    }
+
+
+def _sky(slabs: Slabs) -> dict[str, Any]:
+    scales = [*slabs.spacing, *slabs.lengths, slabs.pixel]
+    return {
+        "places": tf.constant(slabs.places, tf.int32),
+        "directions": tf.constant(slabs.directions, tf.float64),
+        "distances": tf.constant(slabs.distances, tf.float64),
+        "first_map": tf.constant(slabs.first_map, tf.int32),
+        "scales": tf.constant(scales, tf.float64),
+        "maps": slabs.maps,
+        "pixels": slabs.pixels,
     }
 
 
@@ -129,6 +144,29 @@ class Compiled(Kernels):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Kernels.drift_vjp`."""
         return tuple(self._ops.flowpm_drift_vjp(x_after=x_after, v=v, dx=dx, dv=dv, factor=factor))
+
+    def paint_sky(
+        self, slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """See `Kernels.paint_sky`."""
+        return self._ops.flowpm_paint_sky(
+            fields=fields, factors=factors, amounts=amounts, **_sky(slabs)
+        )
+
+    def paint_sky_vjp(
+        self,
+        slabs: Slabs,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint_sky_vjp`."""
+        return tuple(
+            self._ops.flowpm_paint_sky_vjp(
+                fields=fields, factors=factors, amounts=amounts, dout=dmaps, **_sky(slabs)
+            )
+        )
 
 
 def _list(tensor: tf.Tensor | None) -> list[tf.Tensor]:

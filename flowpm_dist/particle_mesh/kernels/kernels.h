@@ -81,6 +81,35 @@ struct ForceVjp {
   bool spectral() const { return force_gradient == ForceGradient::spectral; }
 };
 
+// Layers of particles that are seen on a map of the sky, see `Slabs` in slabs.py.
+template <typename T>
+struct Sky {
+  int64_t batch, particles[3], slabs, layers, fields, weights, maps, pixels;
+  const int32_t* places;     // [slabs, 6]: axes of x, y and distance; begin, count; first layer
+  const double* directions;  // [slabs, 5]: origin and sign of x, of y; sign of the distance
+  const double* distances;   // [layers]
+  const int32_t* first_map;  // [layers]
+  double spacing[3], lengths[3], pixel;
+  const T* const* field;    // [fields] of [batch, x, y, z, 3]
+  const T* factors;         // [batch, layers, fields]
+  const T* amounts;         // [batch, layers, weights, 2]
+  T* out;                   // [batch, maps, pixels, pixels]
+};
+
+template <typename T>
+struct SkyVjp {
+  Sky<T> sky;               // whose `out` is not used
+  const T* dout;            // [batch, maps, pixels, pixels]
+  T* const* dfield;         // [fields] of [batch, x, y, z, 3]
+  double* dfactors;         // [batch, layers, fields]
+  double* damounts;         // [batch, layers, weights, 2]
+};
+
+template <typename T>
+void paint_sky(const Sky<T>& call, const Parallel& parallel);
+template <typename T>
+void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel);
+
 template <typename T>
 void paint(const Paint<T>& call, const Parallel& parallel);
 template <typename T>

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from flowpm_dist.particle_mesh.kernels import portable_sky
 from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.lattice import FARTHEST, Lattice
+from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 
 class _Corners:
@@ -316,3 +318,20 @@ class Portable(Kernels):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See `Kernels.drift_vjp`."""
         return self._jit(_drift_vjp)(x_after, v, dx, dv, factor)
+
+    def paint_sky(
+        self, slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """See `Kernels.paint_sky`. Not compiled: the slabs are others at each call."""
+        return portable_sky.paint_sky(slabs, fields, factors, amounts)
+
+    def paint_sky_vjp(
+        self,
+        slabs: Slabs,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint_sky_vjp`."""
+        return portable_sky.paint_sky_vjp(slabs, fields, factors, amounts, dmaps)

@@ -1,0 +1,107 @@
+"""Comoving distances of a flat universe, and the weight of a density in gravitational lensing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background
+from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.ranges import A_MAX
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+
+_NEWTON = 10  # steps, of which each doubles the number of right digits; the third has six of them
+
+
+class Distances:
+    """The comoving distance of a scale factor, and the scale factor of a comoving distance.
+
+    chi(a) = c/H0 int_a^1 da / (a^2 E), without radiation. With u = sqrt(a) the integrand is
+    2 / sqrt(a^3 E^2), which is smooth down to a = 0, and is integrated by Gauss-Legendre
+    quadrature to 1e-12 or better.
+
+    Both methods take numbers, arrays or tensors of any shape, and return a float64 tensor of that
+    shape, differentiable by their argument and by the parameters (`scale_factor` up to the third
+    derivative).
+
+    Args:
+        cosmology: the parameters.
+    """
+
+    def __init__(self, cosmology: Cosmology) -> None:
+        self.cosmology = cosmology
+        self.background = Background(cosmology)
+
+    def comoving(self, a: Any) -> tf.Tensor:
+        """Returns the comoving distance chi [Mpc/h] of scale factors a [1].
+
+        Raises:
+            ValueError: a scale factor that is not above 0, or is above 2.
+        """
+        a = as_float64(a)
+        known = tf.get_static_value(a)
+        if known is not None and not np.all((known > 0) & (known <= A_MAX)):
+            raise ValueError(f"scale factors must lie above 0 and not above {A_MAX:g}, got {known}")
+        return self._of_root(tf.sqrt(a))
+
+    def scale_factor(self, chi: Any) -> tf.Tensor:
+        """Returns the scale factor a [1] at which light left a comoving distance chi [Mpc/h].
+
+        Newton's method in sqrt(a), in which chi is convex: from a = 0 it cannot go too far.
+
+        Raises:
+            ValueError: a distance that is negative, or from which light has not yet arrived.
+        """
+        chi = as_float64(chi)
+        horizon = self._of_root(tf.zeros([], tf.float64))
+        known, limit = tf.get_static_value(chi), tf.get_static_value(horizon)
+        if known is not None and limit is not None and not np.all((known >= 0) & (known < limit)):
+            raise ValueError(
+                f"distances must lie between 0 and the horizon at {limit:.0f} Mpc/h, got {known}"
+            )
+        root = tf.zeros_like(chi)
+        for _ in range(_NEWTON):
+            root = tf.stop_gradient(self._newton(root, chi))
+        # At the solution, two more steps hardly change it, and have its derivatives.
+        return self._newton(self._newton(root, chi), chi) ** 2
+
+    def redshift(self, chi: Any) -> tf.Tensor:
+        """Returns the redshift z [1] of a comoving distance [Mpc/h], as `scale_factor` does."""
+        return 1.0 / self.scale_factor(chi) - 1.0
+
+    def _of_root(self, root: tf.Tensor) -> tf.Tensor:
+        """Returns the distance [Mpc/h] of root = sqrt(a)."""
+        half = 0.5 * (1.0 - root)
+        nodes = root[..., tf.newaxis] + half[..., tf.newaxis] * (1.0 + _NODES)
+        slopes = 2.0 / tf.sqrt(self.background.a3_e2(nodes**2))
+        return HUBBLE_DISTANCE * half * tf.reduce_sum(_WEIGHTS * slopes, axis=-1)
+
+    def _newton(self, root: tf.Tensor, chi: tf.Tensor) -> tf.Tensor:
+        slope = 2.0 * HUBBLE_DISTANCE / tf.sqrt(self.background.a3_e2(root**2))
+        return root + (self._of_root(root) - chi) / slope
+
+
+def lensing_weight(
+    cosmology: Cosmology, chi: Any, chi_source: Any | None = None, a: Any | None = None
+) -> tf.Tensor:
+    """Returns W(chi) = 3/2 Omega_m (H0/c)^2 chi / a (1 - chi / chi_s)+ [h/Mpc], float64.
+
+    The convergence of a source at chi_s is the integral of W delta over chi (Bartelmann and
+    Schneider 2001, astro-ph/9912508, equation 6.17), in a flat universe. Differentiable.
+
+    Args:
+        cosmology: the parameters.
+        chi: comoving distances [Mpc/h].
+        chi_source: comoving distances of the sources [Mpc/h], which broadcast with `chi`; by
+            default infinite.
+        a: the scale factors [1] at `chi`; by default those of the cosmology.
+    """
+    chi = as_float64(chi)
+    a = Distances(cosmology).scale_factor(chi) if a is None else as_float64(a)
+    strength = 1.5 * as_float64(cosmology.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
+    if chi_source is None:
+        return strength
+    return strength * tf.nn.relu(1.0 - chi / as_float64(chi_source))

@@ -1,0 +1,25 @@
+"""Weak gravitational lensing by planes of matter: convergence, shear, and light rays."""
+
+from meshimpl.lazy import lazy_names
+
+_HOMES = {
+    "IntrinsicAlignment": "alignment",
+    "LensPlanes": "planes",
+    "RayTracing": "ray_tracing",
+    "SmailDistribution": "sources",
+    "SourceDistribution": "sources",
+    "SourcePlane": "sources",
+    "Sources": "sources",
+    "TabulatedDistribution": "sources",
+    "born": "born_approximation",
+    "convergence": "kaiser_squires",
+    "convergence_power": "theory",
+    "lensing_efficiency": "planes",
+    "plane_weights": "planes",
+    "ray_trace": "ray_tracing",
+    "shape_noise": "noise",
+    "shear": "kaiser_squires",
+}
+
+__all__ = sorted(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

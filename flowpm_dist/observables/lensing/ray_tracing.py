@@ -1,0 +1,270 @@
+"""Light rays through many lens planes, with a gradient that keeps no plane.
+
+A ray that reaches plane k at the angle beta_k is deflected there by alpha_k = grad psi_k, with
+laplacian psi_k = 2 S_k delta_k and S_k the plane's strength (`LensPlanes.strength`). In a flat
+universe the angle under which it comes from a distance chi is
+
+    beta(chi) = theta - sum over chi_k < chi of (1 - chi_k / chi) alpha_k(beta_k),
+
+and its Jacobian A = d beta / d theta follows with U_k A_k in place of alpha_k, where U_k has the
+second derivatives of psi_k (Jain, Seljak and White 2000, astro-ph/9901191; Hilbert and others 2009,
+arXiv:0809.5035). Of all planes before chi only two sums are needed: first = sum of alpha_k and
+second = sum of chi_k alpha_k. Neither a plane's own deflection nor that of planes beyond it changes
+the place where it is met, theta - first + second / chi_k. So the gradient goes back from the last
+plane, and takes what each added from the sums again: it keeps those, not the rays at each plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.grid.flat_sky import (
+    FlatSky,
+    SkyFilter,
+    filter_maps,
+    inverse_square,
+    mixed_product,
+)
+from flowpm_dist.observables.lensing.planes import LensPlanes, lensing_efficiency
+from flowpm_dist.observables.lensing.sources import Sources
+
+
+@dataclass(frozen=True)
+class RayTracing:
+    """Where rays come from, and how a bundle of them is distorted; means over each population.
+
+    Component i of positions and of the Jacobian belongs to axis i of the map.
+
+    Attributes:
+        position: angular positions of the sources beta(theta) [source, ..., 2] [rad].
+        jacobian: A = d beta / d theta [source, ..., 2, 2] [1], the last index that of theta.
+    """
+
+    position: tf.Tensor
+    jacobian: tf.Tensor
+
+    @property
+    def kappa(self) -> tf.Tensor:
+        """The convergence 1 - (A11 + A22) / 2 [source, ...] [1]."""
+        return 1.0 - 0.5 * (self.jacobian[..., 0, 0] + self.jacobian[..., 1, 1])
+
+    @property
+    def gamma1(self) -> tf.Tensor:
+        """The shear (A22 - A11) / 2 [source, ...] [1]."""
+        return 0.5 * (self.jacobian[..., 1, 1] - self.jacobian[..., 0, 0])
+
+    @property
+    def gamma2(self) -> tf.Tensor:
+        """The shear -(A12 + A21) / 2 [source, ...] [1]."""
+        return -0.5 * (self.jacobian[..., 0, 1] + self.jacobian[..., 1, 0])
+
+    @property
+    def rotation(self) -> tf.Tensor:
+        """The rotation (A21 - A12) / 2 [source, ...] [rad], 0 in the Born approximation."""
+        return 0.5 * (self.jacobian[..., 1, 0] - self.jacobian[..., 0, 1])
+
+
+def ray_trace(
+    delta: Any,
+    planes: LensPlanes,
+    sources: Sequence[Sources],
+    cosmology: Cosmology,
+    fov: Any,
+    positions: Any | None = None,
+) -> RayTracing:
+    """Follows rays from the observer to the sources through all planes, in one pass.
+
+    Deflections and their derivatives are computed by FFT, of planes that are taken as periodic, and
+    read bilinearly where a ray meets the plane. Differentiable by the planes, the positions, the
+    cosmology and the parameters of the sources; the memory of the gradient does not grow with the
+    number of planes, but for the planes themselves and their gradient. Second derivatives are those
+    of TensorFlow through that gradient.
+
+    Args:
+        delta: overdensities [plane, x, y] [1], float32 or float64.
+        planes: their distances.
+        sources: the populations. For those with a distribution of redshifts, position and Jacobian
+            are the means over it.
+        cosmology: the parameters.
+        fov: field of view of each plane [rad], one number or those along x and y. The corner of the
+            map is at 0.
+        positions: angles theta [..., 2] [rad] under which the rays are seen, by default the centres
+            of the pixels.
+
+    Returns:
+        The rays at the sources, in the dtype of the planes.
+
+    Raises:
+        ValueError: planes whose number is not that of the distances; positions that are no pairs;
+            no sources.
+    """
+    delta = tf.convert_to_tensor(delta)
+    planes.check(delta)
+    if delta.shape.rank != 3:
+        raise ValueError(f"planes of matter are a tensor [plane, x, y]: got {delta.shape}")
+    sky = FlatSky.of(delta, fov)
+    theta = tf.cast(sky.centres() if positions is None else positions, delta.dtype)
+    if theta.shape.rank is None or theta.shape.rank < 1 or theta.shape[-1] != 2:
+        raise ValueError(f"positions are a tensor [..., 2]: got {theta.shape}")
+    strength = planes.strength(cosmology)
+    efficiency = lensing_efficiency(sources, planes.chi, Distances(cosmology))
+    seen = tf.broadcast_to(tf.eye(2, dtype=delta.dtype), [*theta.shape[:-1], 2, 2])
+    rays = tf.concat([theta, _flat(seen)], axis=-1)
+    lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
+    at_source = _tracer(sky)(delta, *lenses, rays)
+    return RayTracing(at_source[..., :2], _matrix(at_source[..., 2:]))
+
+
+def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
+    """Returns `trace(delta, strength, chi, efficiency, rays)`: rays at sources [source, ..., 6].
+
+    Its arguments are those of each plane, delta [plane, x, y], strength and chi [plane], and
+    efficiency [source, plane]; and the rays as they are seen [..., 6], position and Jacobian.
+    """
+
+    @tf.custom_gradient
+    def trace(
+        delta: tf.Tensor,
+        strength: tf.Tensor,
+        chi: tf.Tensor,
+        efficiency: tf.Tensor,
+        rays: tf.Tensor,
+    ) -> tuple[tf.Tensor, Callable[..., Any]]:
+        count = delta.shape[0]
+
+        def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
+            met = rays - first + second / chi[k]
+            added = _deflection(strength[k] * delta[k], met, sky)
+            total += _outer(efficiency[:, k], added)
+            return k + 1, first + added, second + chi[k] * added, total
+
+        nothing = tf.zeros_like(rays)
+        start = (tf.constant(0), nothing, nothing, _outer(tf.zeros_like(efficiency[:, 0]), nothing))
+        _, *sums, total = tf.while_loop(
+            lambda k, *_: k < count, deflect, start, parallel_iterations=1
+        )
+
+        def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return _return(dy, (delta, strength, chi, efficiency, rays), sums, sky)
+
+        return rays - total, gradient
+
+    return trace
+
+
+def _return(
+    dy: tf.Tensor, given: tuple[tf.Tensor, ...], sums: Sequence[tf.Tensor], sky: FlatSky
+) -> tuple[tf.Tensor, ...]:
+    """Returns the cotangents of `_tracer`'s arguments, plane by plane from the last.
+
+    Args:
+        dy: cotangent of its result [source, ..., 6].
+        given: its arguments.
+        sums: first and second, after the last plane [..., 6].
+        sky: of the planes.
+    """
+    delta, strength, chi, efficiency, rays = given
+    count = delta.shape[0]
+
+    def undo(
+        k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], found: list[Any]
+    ) -> tuple[Any, ...]:
+        (first, second), (d_first, d_second, d_rays) = sums, cotangents
+        with tf.GradientTape() as tape:
+            kappa, met = strength[k] * delta[k], rays - first + second / chi[k]
+            tape.watch([kappa, met])
+            added = _deflection(kappa, met, sky)
+        d_added = d_first + chi[k] * d_second - tf.tensordot(efficiency[:, k], dy, 1)
+        d_kappa, d_met = tape.gradient(added, [kappa, met], d_added)
+        first, second = first - added, second - chi[k] * added
+        of_plane = (
+            strength[k] * d_kappa,
+            tf.reduce_sum(d_kappa * delta[k]),
+            tf.reduce_sum(d_second * added) - tf.reduce_sum(d_met * second) / chi[k] ** 2,
+            -tf.tensordot(dy, added, len(added.shape)),
+        )
+        cotangents = [d_first - d_met, d_second + d_met / chi[k], d_rays + d_met]
+        found = [array.write(k, value) for array, value in zip(found, of_plane, strict=True)]
+        return k - 1, [first, second], cotangents, found
+
+    nothing = tf.zeros_like(rays)
+    arrays = [tf.TensorArray(delta.dtype, count) for _ in range(4)]
+    start = (tf.constant(count - 1), list(sums), [nothing, nothing, tf.reduce_sum(dy, 0)], arrays)
+    _, _, cotangents, found = tf.while_loop(
+        lambda k, *_: k >= 0, undo, start, parallel_iterations=1
+    )
+    d_delta, d_strength, d_chi, d_efficiency = (array.stack() for array in found)
+    return d_delta, d_strength, d_chi, tf.transpose(d_efficiency), cotangents[2]
+
+
+def _deflection(kappa: tf.Tensor, rays: tf.Tensor, sky: FlatSky) -> tf.Tensor:
+    """Returns what a plane takes from rays that meet it: alpha, and U A [..., 6].
+
+    Args:
+        kappa: half the Laplacian of the plane's potential [x, y].
+        rays: position and Jacobian [..., 6].
+        sky: of the plane.
+    """
+    maps = filter_maps(kappa, sky, _DERIVATIVES)
+    read = bilinear(maps, rays[..., :2], sky)
+    alpha, (u11, u12, u22) = read[..., :2], tf.unstack(read[..., 2:], axis=-1)
+    tidal = _matrix(tf.stack([u11, u12, u12, u22], axis=-1))
+    return tf.concat([alpha, _flat(tidal @ _matrix(rays[..., 2:]))], axis=-1)
+
+
+def bilinear(maps: tf.Tensor, positions: tf.Tensor, sky: FlatSky) -> tf.Tensor:
+    """Returns periodic maps [x, y, ...] at positions [..., 2] [rad], linear between the centres.
+
+    Differentiable by both; that by the position jumps where it passes the centre of a pixel.
+    """
+    n_x, n_y = sky.pixels
+    cells = positions / tf.constant(sky.pixel, positions.dtype) - 0.5
+    lower = tf.floor(cells)
+    x, y = tf.unstack(tf.cast(lower, tf.int64), axis=-1)
+    share_x, share_y = tf.unstack((cells - lower)[..., tf.newaxis, :], axis=-1)
+    flat = tf.reshape(maps, [n_x * n_y, *maps.shape[2:]])
+
+    def corner(i: int, j: int) -> tf.Tensor:
+        weight = (share_x if i else 1.0 - share_x) * (share_y if j else 1.0 - share_y)
+        return weight * tf.gather(flat, (x + i) % n_x * n_y + (y + j) % n_y)
+
+    return corner(0, 0) + corner(0, 1) + corner(1, 0) + corner(1, 1)
+
+
+def _gradient_along(axis: int) -> SkyFilter:
+    """The filter of d psi / d theta_axis, from kappa: i k (-2 / k^2)."""
+    return SkyFilter(
+        lambda sky: -2.0 * sky.wavenumbers(odd=True)[axis] * inverse_square(sky), imaginary=True
+    )
+
+
+def _second_derivative(axis: int) -> SkyFilter:
+    """The filter of d^2 psi / d theta_axis^2, from kappa: -k^2_axis (-2 / k^2)."""
+    return SkyFilter(lambda sky: 2.0 * sky.wavenumbers()[axis] ** 2 * inverse_square(sky))
+
+
+_DERIVATIVES = (
+    _gradient_along(0),
+    _gradient_along(1),
+    _second_derivative(0),
+    SkyFilter(lambda sky: 2.0 * mixed_product(sky) * inverse_square(sky)),
+    _second_derivative(1),
+)
+
+
+def _outer(weights: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
+    return tf.tensordot(weights[:, tf.newaxis], rays[tf.newaxis], 1)
+
+
+def _flat(matrices: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(matrices, [*matrices.shape[:-2], 4])
+
+
+def _matrix(flat: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(flat, [*flat.shape[:-1], 2, 2])

@@ -1,0 +1,303 @@
+"""Where the sources of lensing are: at one redshift, or distributed by a formula or a table."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.parameters import Parameter, as_float64
+from flowpm_dist.io.errors import UserError
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_Z_MIN = 1e-9  # of sources: at 0 the inverse of their distance is infinite
+
+
+class Sources(abc.ABC):
+    """A population of sources.
+
+    Distances are comoving [Mpc/h]. Every method returns a float64 tensor, differentiable by the
+    cosmology, the distances and the parameters of the population.
+
+    Attributes:
+        shift: the shift of all redshifts [1]: n(z) becomes n(z - shift).
+    """
+
+    shift: Parameter
+
+    @abc.abstractmethod
+    def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """Returns the mean of (1 - chi / chi_s)+ over the sources [1], for chi of any shape."""
+
+    @abc.abstractmethod
+    def density(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """Returns the share of the sources per distance [h/Mpc], for chi of any shape."""
+
+    @abc.abstractmethod
+    def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
+        """Returns the share of the sources between edges [n + 1]: [n] [1]."""
+
+    @abc.abstractmethod
+    def farthest(self, distances: Distances) -> tf.Tensor:
+        """Returns the distance beyond which there are no sources [Mpc/h]."""
+
+
+class SourcePlane(Sources):
+    """Sources at one redshift, or at one distance.
+
+    Args:
+        redshift: of all sources [1], above 0.
+        shift: see `Sources`.
+        distance: their comoving distance [Mpc/h], in place of the redshift, whatever the cosmology.
+
+    Raises:
+        ValueError: not exactly one of redshift and distance, one that is not above 0, or a shift
+            of a distance.
+    """
+
+    def __init__(
+        self,
+        redshift: Parameter | None = None,
+        shift: Parameter = 0.0,
+        *,
+        distance: Parameter | None = None,
+    ) -> None:
+        if (redshift is None) == (distance is None):
+            raise ValueError("a source plane has either a redshift or a distance")
+        if distance is None:
+            _check("redshift plus shift", as_float64(redshift) + as_float64(shift), lambda z: z > 0)
+        else:
+            _check("distance", distance, lambda chi: chi > 0)
+            if not isinstance(shift, (int, float)) or shift != 0:
+                raise ValueError("a shift is one of redshift: give the plane's redshift")
+        self.redshift, self.shift, self.distance = redshift, shift, distance
+
+    def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """See `Sources.efficiency`."""
+        return tf.nn.relu(1.0 - as_float64(chi) / self.farthest(distances))
+
+    def density(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """Raises ValueError: the density of a plane is infinite."""
+        raise ValueError(
+            "sources at one redshift have no density along the line of sight: intrinsic "
+            "alignments need a distribution, or planes of matter"
+        )
+
+    def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
+        """See `Sources.fractions`; the derivatives are 0."""
+        nearer = tf.cast(as_float64(edges) <= self.farthest(distances), tf.float64)
+        return nearer[:-1] - nearer[1:]
+
+    def farthest(self, distances: Distances) -> tf.Tensor:
+        """Returns the distance of the plane [Mpc/h]."""
+        if self.distance is not None:
+            return as_float64(self.distance)
+        z = as_float64(self.redshift) + as_float64(self.shift)
+        return distances.comoving(1.0 / (1.0 + z))
+
+
+class SourceDistribution(Sources):
+    """Sources with a distribution n(z), of any normalisation, that is smooth between edges.
+
+    Integrals over n(z) are Gauss-Legendre quadratures between each two edges, cut at the distance
+    that is asked for. What a shift moves below z = 0 is cut off, and the rest is normalised.
+
+    A subclass must have `edges` and `unshifted`.
+
+    Attributes:
+        edges: redshifts [cell + 1] [1], increasing, before the shift.
+    """
+
+    edges: np.ndarray
+
+    def __init__(self, shift: Parameter = 0.0) -> None:
+        self.shift = shift
+        last = float(self.edges[-1])
+        _check("shift", shift, lambda moved: moved + last > 0, f"a number above {-last:g}")
+
+    @abc.abstractmethod
+    def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
+        """Returns n(z) before the shift and without normalisation [any unit].
+
+        Args:
+            z: redshifts of any shape, float64.
+            cell: int32 of the same shape: the number of the cell between edges that holds each.
+        """
+
+    def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """See `Sources.efficiency`."""
+        chi = as_float64(chi)
+        number, inverse = self._beyond(chi, distances)
+        return tf.nn.relu(number - chi * inverse)
+
+    def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
+        """See `Sources.fractions`."""
+        number, _ = self._beyond(as_float64(edges), distances)
+        return number[:-1] - number[1:]
+
+    def density(self, chi: Any, distances: Distances) -> tf.Tensor:
+        """See `Sources.density`: n(z) dz/dchi, with n(z) normalised."""
+        a = distances.scale_factor(chi)
+        z, limits = 1.0 / a - 1.0, self._limits()
+        cell = _cell(limits, z)
+        inside = (z >= limits[0]) & (z <= limits[-1])
+        z = tf.clip_by_value(z, limits[0], limits[-1])
+        total = tf.reduce_sum(self._cells(limits, distances)[0])
+        found = self.unshifted(z - as_float64(self.shift), cell) / total
+        rate = distances.background.e(a) / HUBBLE_DISTANCE
+        return tf.where(inside, found * rate, tf.zeros_like(found))
+
+    def farthest(self, distances: Distances) -> tf.Tensor:
+        """See `Sources.farthest`."""
+        return distances.comoving(1.0 / (1.0 + self._limits()[-1]))
+
+    def _limits(self) -> tf.Tensor:
+        """Returns the edges after the shift, of those above z = 0 [cell + 1]."""
+        return tf.maximum(self.edges + as_float64(self.shift), _Z_MIN)
+
+    def _beyond(self, chi: tf.Tensor, distances: Distances) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the share of the sources beyond chi [1] and their sum of 1/chi_s [h/Mpc]."""
+        limits = self._limits()
+        number, inverse = self._cells(limits, distances)
+        z = distances.redshift(chi)
+        cell = _cell(limits, z)
+        lower, upper = tf.gather(limits, cell), tf.gather(limits, cell + 1)
+        z = tf.clip_by_value(z, lower, upper)
+        parts = self._integrals(z, upper, cell, distances)
+        sums = [tf.cumsum(x, exclusive=True, reverse=True) for x in (number, inverse)]
+        first, second = (p + tf.gather(s, cell) for p, s in zip(parts, sums, strict=True))
+        total = tf.reduce_sum(number)
+        return first / total, second / total
+
+    def _cells(self, limits: tf.Tensor, distances: Distances) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the integrals of n(z) and of n(z) / chi(z) over each cell [cell]."""
+        cells = tf.range(len(self.edges) - 1)
+        return self._integrals(limits[:-1], limits[1:], cells, distances)
+
+    def _integrals(
+        self, lower: tf.Tensor, upper: tf.Tensor, cell: tf.Tensor, distances: Distances
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the integrals of n(z) and n(z) / chi(z) between limits within one cell each."""
+        half = 0.5 * (upper - lower)[..., tf.newaxis]
+        z = lower[..., tf.newaxis] + half * (1.0 + _NODES)
+        cells = tf.broadcast_to(cell[..., tf.newaxis], tf.shape(z))
+        weighted = half * _WEIGHTS * self.unshifted(z - as_float64(self.shift), cells)
+        over = weighted / distances.comoving(1.0 / (1.0 + z))
+        return tf.reduce_sum(weighted, axis=-1), tf.reduce_sum(over, axis=-1)
+
+
+class SmailDistribution(SourceDistribution):
+    """Sources with n(z) ~ z^alpha exp(-(z / z0)^beta) up to a redshift (Smail and others 1994).
+
+    Args:
+        z0: scale of the redshifts [1], above 0.
+        alpha: exponent at low redshift [1], above 0.
+        beta: exponent of the cut [1], above 0.
+        shift: see `Sources`.
+        z_max: the redshift beyond which there are no sources [1].
+
+    z0, alpha, beta and the shift may be scalar tensors, to differentiate by.
+
+    Raises:
+        ValueError: a parameter that is not above 0.
+    """
+
+    def __init__(
+        self,
+        z0: Parameter,
+        alpha: Parameter = 2.0,
+        beta: Parameter = 1.5,
+        shift: Parameter = 0.0,
+        z_max: float = 3.0,
+    ) -> None:
+        given = {"z0": z0, "alpha": alpha, "beta": beta, "z_max": z_max}
+        for name, value in given.items():
+            _check(name, value, lambda number: number > 0)
+        self.z0, self.alpha, self.beta = z0, alpha, beta
+        self.edges = np.linspace(0.0, z_max, 49)
+        super().__init__(shift)
+
+    def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
+        """See `SourceDistribution.unshifted`."""
+        x = tf.maximum(z, 1e-12) / as_float64(self.z0)
+        return x ** as_float64(self.alpha) * tf.exp(-(x ** as_float64(self.beta)))
+
+
+class TabulatedDistribution(SourceDistribution):
+    """Sources with n(z) from a table, linear between its rows and 0 beyond them.
+
+    Args:
+        z: redshifts [row] [1], increasing, not negative.
+        n: n(z) of any normalisation [row], not negative; may be a tensor to differentiate by.
+        shift: see `Sources`.
+
+    Raises:
+        ValueError: redshifts that do not increase; n(z) that is negative, not finite, or 0
+            everywhere; fewer than two rows.
+    """
+
+    def __init__(self, z: Any, n: Any, shift: Parameter = 0.0) -> None:
+        self.edges, self.n = np.asarray(z, np.float64), as_float64(n)
+        if self.edges.ndim != 1 or self.edges.size < 2 or self.n.shape != self.edges.shape:
+            raise ValueError(
+                "z and n of a source distribution must be two columns of at least two rows: got "
+                f"shapes {self.edges.shape} and {tuple(self.n.shape)}"
+            )
+        if not (np.diff(self.edges) > 0).all() or self.edges[0] < 0:
+            raise ValueError("the redshifts of a source distribution must increase from 0 or more")
+        known = tf.get_static_value(self.n)
+        if known is not None:
+            if not (np.isfinite(known) & (known >= 0)).all():
+                raise ValueError("n(z) of a source distribution must be finite and not negative")
+            if not known.any():
+                raise ValueError("n(z) of a source distribution is 0 everywhere: it has no sources")
+        super().__init__(shift)
+
+    @classmethod
+    def from_file(cls, path: str | Path, column: int = 1) -> TabulatedDistribution:
+        """Reads n(z) from a text file with columns z, n; `#` begins a comment.
+
+        Args:
+            path: of the file, columns separated by blanks or commas.
+            column: the number of the column that has n(z), counted from 0, which is that of z.
+
+        Raises:
+            UserError: no such file or column, or a table as for `TabulatedDistribution`.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+            with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
+                table = np.loadtxt(text.splitlines(), ndmin=2)
+            if not 1 <= column < table.shape[1]:
+                raise ValueError(f"it has {table.shape[1]} columns: n(z) cannot be column {column}")
+            return cls(table[:, 0], table[:, column])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: no n(z) of sources: {error}") from error
+
+    def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
+        """See `SourceDistribution.unshifted`."""
+        lower, upper = (functools.partial(tf.gather, indices=i) for i in (cell, cell + 1))
+        share = (z - lower(self.edges)) / lower(np.diff(self.edges))
+        return lower(self.n) + share * (upper(self.n) - lower(self.n))
+
+
+def _cell(limits: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """Returns the cells between limits that hold redshifts, or are nearest to them; int32."""
+    flat = tf.searchsorted(limits, tf.reshape(z, [-1]), side="right") - 1
+    return tf.reshape(tf.clip_by_value(flat, 0, limits.shape[0] - 2), tf.shape(z))
+
+
+def _check(
+    name: str, value: Any, holds: Callable[[Any], Any], what: str = "a number above 0"
+) -> None:
+    known = tf.get_static_value(as_float64(value))
+    if known is not None and not holds(known):
+        raise ValueError(f"{name} must be {what}: got {known:g}")

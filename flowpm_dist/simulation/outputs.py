@@ -1,0 +1,133 @@
+"""States of a universe at chosen scale factors, on the way of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.evolution.arithmetic import combine
+from flowpm_dist.evolution.observers import Moment, Observer, Seen
+from flowpm_dist.evolution.plan import Particles
+from flowpm_dist.grid.field import Field
+from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.state import State
+
+OnOutput = Callable[[State], Any]
+"""What is made of each state."""
+
+
+def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> list[float]:
+    """Returns the scale factors of outputs as numbers.
+
+    Args:
+        outputs: scale factors, in any order.
+        edges: of the steps.
+
+    Raises:
+        ValueError: there are none, or one lies outside the steps or is there twice.
+    """
+    times = np.atleast_1d(np.asarray(outputs, dtype=np.float64))
+    if times.ndim != 1 or not times.size:
+        raise ValueError(f"outputs {outputs!r}: a list of scale factors is needed")
+    outside = times[(times < edges[0]) | (times > edges[-1]) | ~np.isfinite(times)]
+    if outside.size:
+        raise ValueError(
+            f"outputs: a = {outside[0]:g} is not between the first and the last of the steps, "
+            f"{edges[0]:g} and {edges[-1]:g}"
+        )
+    if len(set(times.tolist())) < times.size:
+        raise ValueError(f"outputs {outputs!r}: a scale factor is there twice")
+    return times.tolist()
+
+
+class Outputs(Observer):
+    """Makes a state for each of several scale factors, or what a function makes of it.
+
+    Args:
+        inputs: of the run.
+        times: scale factors, as `check_outputs` returns them.
+        halo: of the run.
+        on_output: makes of each state what is kept of it; by default the state itself. It is called
+            in the order of time, on every rank, and once more for its gradient.
+    """
+
+    def __init__(
+        self, inputs: Inputs, times: Sequence[float], halo: int, on_output: OnOutput | None
+    ) -> None:
+        self._inputs, self._times, self._halo = inputs, times, halo
+        self._on_output = on_output
+        local, edges = inputs.cosmologies, inputs.edges.tolist()
+        integrator = inputs.options.integrator
+        found = local.of_growths(lambda growth: integrator.interpolation(growth, edges, times))
+        self._at = found[0].kicks
+        self.kicks = frozenset(self._at)
+        factors = local.stack([interpolation.factors for interpolation in found])
+        self._parameters = local.tensors() if on_output else ()
+        noise = inputs.source.white_noise if on_output else None
+        self.inputs = (factors, *self._parameters, *([] if noise is None else [noise]))
+        self._made: dict[int, Any] = {}
+        self._read_last: tuple[Any, Inputs] = (self.inputs, inputs)
+
+    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `Observer.look`."""
+        seen: Seen = {}
+        numbers = [i for i, at in enumerate(self._at) if at == kick]
+        for i in sorted(numbers, key=lambda i: self._times[i]):
+            rows = tf.cast(inputs[0][..., i, :, :], self._inputs.box.dtype)
+            fields = moment.tensors
+            x = combine(
+                [*fields], tf.concat([tf.ones_like(rows[..., 0, :1]), rows[..., 0, :]], axis=-1)
+            )
+            particles = Particles(x, combine(fields[1:], rows[..., 1, :]))
+            if self._on_output is None:
+                seen |= {(i, 0): particles.displacement, (i, 1): particles.velocity}
+                continue
+            made = self._on_output(self._state(i, particles, self._inputs_from(inputs)))
+            kept = []
+            for j, leaf in enumerate(tf.nest.flatten(made)):
+                if isinstance(leaf, State):
+                    raise TypeError("on_output returned a State: without on_output, run gives them")
+                tensor = leaf.block if isinstance(leaf, Field) else leaf
+                if isinstance(tensor, tf.Tensor):
+                    seen[i, j] = tensor
+                    leaf = leaf.box if isinstance(leaf, Field) else None
+                kept.append(leaf)
+            self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
+        return seen
+
+    def results(self, seen: Seen) -> list[Any]:
+        """Returns the states, or what was made of them, in the order in which they were asked for.
+
+        Args:
+            seen: by this observer.
+        """
+        return [self._result(i, seen) for i in range(len(self._times))]
+
+    def _result(self, i: int, seen: Seen) -> Any:
+        if self._on_output is None:
+            return self._state(i, Particles(seen[i, 0], seen[i, 1]), self._inputs)
+        filled = []
+        for j, leaf in enumerate(tf.nest.flatten(self._made[i])):
+            if (i, j) in seen:
+                leaf = seen[i, j] if leaf is None else Field(seen[i, j], leaf)
+            filled.append(leaf)
+        return tf.nest.pack_sequence_as(self._made[i], filled)
+
+    def _state(self, i: int, particles: Particles, inputs: Inputs) -> State:
+        return State.of(particles, inputs.box, self._times[i], inputs.provenance(self._halo))
+
+    def _inputs_from(self, tensors: Sequence[tf.Tensor]) -> Inputs:
+        """Returns the inputs of the run with these tensors for `self.inputs`."""
+        if tensors is self._read_last[0]:
+            return self._read_last[1]
+        count = 1 + len(self._parameters)
+        local = self._inputs.cosmologies.with_tensors(tensors[1:count])
+        source = self._inputs.source
+        if tensors[count:]:
+            source = replace(source, white_noise=tensors[count])
+        self._read_last = tensors, replace(self._inputs, cosmologies=local, source=source)
+        return self._read_last[1]

@@ -1,0 +1,421 @@
+"""Lensing by given planes: reference planes, gradients, identities, noise, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference import reference, relative_rms
+
+from flowpm_dist.cosmology import Cosmology, Growth
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.grid.flat_sky import FlatSky
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.observables.lensing import (
+    IntrinsicAlignment,
+    LensPlanes,
+    SmailDistribution,
+    SourcePlane,
+    TabulatedDistribution,
+    born,
+    convergence,
+    lensing_efficiency,
+    plane_weights,
+    ray_trace,
+    shape_noise,
+    shear,
+)
+from flowpm_dist.observables.lensing.ray_tracing import bilinear
+
+EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, sigma8=0.75, w0=-0.9, wa=0.2)
+PLANES = LensPlanes(np.linspace(0.0, 2000.0, 5))
+FOV = 0.02
+RNG = np.random.default_rng(3)
+
+
+def planes_of(pixels=16, amplitude=20.0):
+    """Smooth overdensities, large enough to bend rays by some pixels."""
+    noise = np.fft.rfft2(RNG.normal(size=(4, pixels, pixels)))
+    x, y = np.fft.fftfreq(pixels, 1 / pixels)[:, None], np.arange(pixels // 2 + 1)
+    return amplitude * np.fft.irfft2(noise * np.exp(-0.15 * (x**2 + y**2)), s=(pixels, pixels))
+
+
+DELTA = planes_of()
+BINS = [SourcePlane(0.5), SourcePlane(0.9), SmailDistribution(0.3)]
+
+
+def check_derivative(function, value, step, rtol=1e-6):
+    """The gradient of a scalar function along a random direction, by central differences."""
+    value = np.asarray(value, np.float64)
+    direction = RNG.normal(size=value.shape)
+    with tf.GradientTape() as tape:
+        variable = tf.constant(value)
+        tape.watch(variable)
+        result = function(variable)
+    gradient = tf.convert_to_tensor(tape.gradient(result, variable))
+    along = float(tf.reduce_sum(gradient * direction))
+    ahead, behind = (float(function(value + sign * step * direction)) for sign in (1, -1))
+    assert along == pytest.approx((ahead - behind) / (2 * step), rel=rtol)
+
+
+@pytest.fixture(scope="module")
+def given():
+    return reference("lensing")
+
+
+@pytest.fixture(scope="module")
+def cosmology(given):
+    parameters = ("Omega_m", "Omega_b", "h", "n_s", "A_s")
+    return Cosmology(**{name: float(given[name]) for name in parameters})
+
+
+@pytest.fixture(scope="module")
+def lenses(given):
+    return LensPlanes(given["plane_edges"], given["plane_chi"], given["plane_a"])
+
+
+def test_distances_of_camb(given, cosmology):
+    distances, a = Distances(cosmology), 1 / (1 + given["z"])
+    np.testing.assert_allclose(distances.comoving(a), given["chi"], rtol=1e-8)
+    np.testing.assert_allclose(distances.scale_factor(given["chi"]), a, rtol=1e-8)
+    planes = LensPlanes(given["plane_edges"])
+    np.testing.assert_allclose(planes.scale_factor(distances), given["plane_a"], rtol=2e-8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"w0": -3.0, "wa": 1.0}, {"w0": -0.3, "wa": 0.1}, {"Omega_m": 1.0}, {"Omega_m": 0.05}],
+)
+def test_the_scale_factor_is_the_inverse_of_the_distance(changes):
+    distances = Distances(EVOLVING.replace(**changes))
+    a = np.array([[1e-4, 0.02, 0.1], [0.5, 0.999, 1.0]])
+    np.testing.assert_allclose(distances.scale_factor(distances.comoving(a)), a, rtol=1e-10)
+    if changes == {"Omega_m": 1.0}:  # Einstein and de Sitter
+        np.testing.assert_allclose(distances.comoving(a), 5995.84916 * (1 - a**0.5), rtol=1e-13)
+
+
+def test_derivatives_of_distances():
+    names = ("Omega_m", "w0", "wa")
+    values = np.array([float(getattr(EVOLVING, name)) for name in names])
+
+    def function(values):
+        cosmology = EVOLVING.replace(**dict(zip(names, tf.unstack(values), strict=True)))
+        distances = Distances(cosmology)
+        chi = distances.comoving([0.3, 0.7]) / 1000
+        a = distances.scale_factor([500.0, 3000.0])
+        weight = lensing_weight(cosmology, [500.0, 3000.0], distances.comoving(0.2)) * 1e4
+        return tf.reduce_sum((chi + a + weight) * [1.0, -0.4])
+
+    def slope(values):
+        """Its derivative along a line: Newton's method must have second derivatives, too."""
+        with tf.GradientTape() as tape:
+            tape.watch(values := tf.convert_to_tensor(values))
+            result = function(values)
+        return tf.reduce_sum(tape.gradient(result, values) * [0.1, 0.7, -0.4])
+
+    check_derivative(function, values, 1e-4, rtol=1e-7)
+    check_derivative(slope, values, 1e-4, rtol=1e-6)
+
+
+def test_the_scale_factor_by_its_distance():
+    distances = Distances(EVOLVING)
+    check_derivative(lambda chi: tf.reduce_sum(distances.scale_factor(chi)), [0.5, 2000.0], 0.1)
+
+
+def test_weights_of_reference(given, cosmology):
+    smail = SmailDistribution(*(float(x) for x in given["smail"][[0, 1, 2]]))
+    chi, distances = given["chi"][1:], Distances(cosmology)
+    sources = [SourcePlane(float(given["z_source"])), smail]
+    weights = lensing_weight(cosmology, chi) * lensing_efficiency(sources, chi, distances)
+    scale = given["w_source"].max()
+    np.testing.assert_allclose(weights[0], given["w_source"][1:], rtol=0, atol=1e-7 * scale)
+    # The reference's own integral over n(z) is a sum over the 121 redshifts.
+    np.testing.assert_allclose(weights[1], given["w_nz"][1:], rtol=0, atol=1e-3 * scale)
+    table = TabulatedDistribution(given["z"], given["n_z"])
+    found = lensing_weight(cosmology, chi) * table.efficiency(chi, distances)
+    np.testing.assert_allclose(found, given["w_nz"][1:], rtol=0, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.07, -0.07])
+def test_integrals_over_n_of_z(shift):
+    """Against a fine sum; a table has kinks, and a shift below z = 0 cuts a part off."""
+    table_z, table_n = [0.05, 0.3, 0.35, 0.9, 1.4], [0.4, 1.0, 3.0, 0.5, 0.0]
+    table = TabulatedDistribution(table_z, table_n, shift)
+    smail = SmailDistribution(0.4, 1.7, 1.3, shift, z_max=2.5)
+    distances = Distances(EVOLVING)
+    edges = np.linspace(0.0, 3.0, 60001)
+    z = (edges[1:] + edges[:-1]) / 2
+    chi_z = distances.comoving(1 / (1 + z)).numpy()
+    chi = np.array([0.0, 150.0, 800.0, 2000.0, 4000.0, 5500.0])
+    moved = z - shift
+    inside = (moved >= 0) & (moved <= 2.5)
+    formula = np.where(inside, np.abs(moved) ** 1.7 * np.exp(-((np.abs(moved) / 0.4) ** 1.3)), 0)
+    for source, n in (
+        (table, np.interp(moved, table_z, table_n, left=0, right=0)),
+        (smail, formula),
+    ):
+        n = n / n.sum()
+        efficiency = (n * np.maximum(1 - chi[:, None] / chi_z, 0)).sum(axis=1)
+        np.testing.assert_allclose(source.efficiency(chi, distances), efficiency, atol=2e-5)
+        shares = np.histogram(chi_z, chi, weights=n)[0]
+        np.testing.assert_allclose(source.fractions(chi, distances), shares, atol=1e-4)
+        middles = (chi_z[1:] + chi_z[:-1]) / 2
+        density = source.density(middles[::5000], distances) * np.diff(chi_z)[::5000]
+        np.testing.assert_allclose(density, n[:-1][::5000], atol=1e-3 * n.max())
+
+
+def test_born_is_the_references(given, cosmology, lenses):
+    sources = [SourcePlane(distance=chi) for chi in (*given["plane_chi"], given["chi_source"])]
+    for dtype, atol in ((np.float64, 1e-12), (np.float32, 1e-6)):
+        kappa = born(given["plane_delta"].astype(dtype), lenses, sources, cosmology)
+        assert kappa.dtype == dtype
+        np.testing.assert_allclose(kappa, given["born_kappa"], rtol=1e-10, atol=atol)
+
+
+def test_rays_are_the_references(given, cosmology, lenses):
+    fov = float(given["fov"])
+    delta = given["plane_delta"]
+    sky = FlatSky.of(tf.constant(delta), fov)
+    np.testing.assert_allclose(sky.centres()[:, 0, 0], given["theta"], rtol=1e-14)
+    sources = [SourcePlane(1.0), SourcePlane(distance=500.0)]
+    rays = ray_trace(delta, lenses, sources, cosmology, fov)
+    deflected = given["ray_position"] - sky.centres()
+    assert relative_rms(rays.position[0].numpy() - sky.centres(), deflected) < 1e-7
+    found, expected = rays.jacobian[0].numpy() - np.eye(2), given["ray_jacobian"] - np.eye(2)
+    assert relative_rms(found, expected) < 1e-7
+    trace = given["ray_jacobian"].trace(0, 2, 3)
+    np.testing.assert_allclose(rays.kappa[0], 1 - trace / 2, rtol=0, atol=1e-9)
+    # Before the second source, at 500 Mpc/h, there are two planes.
+    near = LensPlanes(lenses.edges[:3], lenses.chi[:2], lenses.a[:2])
+    alone = ray_trace(delta[:2], near, sources[1:], cosmology, fov)
+    np.testing.assert_allclose(rays.jacobian[1], alone.jacobian[0], rtol=0, atol=1e-13)
+    # In float32, rays of 4 degrees are known to 1e-7 of them: 1e-5 pixels.
+    single = ray_trace(delta.astype(np.float32), lenses, sources, cosmology, fov)
+    assert relative_rms(single.jacobian[0].numpy() - np.eye(2), expected) < 1e-3
+
+
+def test_components_of_the_jacobian():
+    kappa, gamma1, gamma2, omega = 0.1, 0.02, -0.03, 0.005
+    fields = ray_trace(DELTA, PLANES, BINS[:1], EVOLVING, FOV, positions=[0.001, 0.002])
+    jacobian = [[1 - kappa - gamma1, -gamma2 - omega], [-gamma2 + omega, 1 - kappa + gamma1]]
+    found = type(fields)(fields.position, tf.constant([jacobian]))
+    values = [float(x[0]) for x in (found.kappa, found.gamma1, found.gamma2, found.rotation)]
+    np.testing.assert_allclose(values, [kappa, gamma1, gamma2, omega], atol=1e-7)
+
+
+def test_weak_planes_give_born():
+    """Rays differ from Born in second order, and their rotation is of second order."""
+    differences, rotations = [], []
+    sources = BINS[1:]
+    for scale in (1e-3, 1e-2):
+        rays = ray_trace(scale * DELTA, PLANES, sources, EVOLVING, FOV)
+        kappa = born(scale * DELTA, PLANES, sources, EVOLVING)
+        kappa -= tf.reduce_mean(kappa, [1, 2], keepdims=True)  # which deflections do not have
+        gamma1, gamma2 = shear(kappa, FOV)
+        parts = ((rays.kappa, kappa), (rays.gamma1, gamma1), (rays.gamma2, gamma2))
+        assert all(relative_rms(a.numpy(), b.numpy()) < 20 * scale for a, b in parts)
+        differences.append([float(tf.norm(a - b)) for a, b in parts])
+        rotations.append(float(tf.norm(rays.rotation)))
+    np.testing.assert_allclose(np.divide(*differences[::-1]), 100, rtol=0.1)
+    assert rotations[1] / rotations[0] == pytest.approx(100, rel=0.1)
+
+
+def test_a_distribution_is_the_mean_of_planes():
+    z, n = np.array([0.2, 0.25, 0.9, 0.95]), np.array([1.0, 0.0, 0.0, 0.0])
+    narrow = TabulatedDistribution(z[:2], [1.0, 1.0])
+    far = TabulatedDistribution(z[2:], [1.0, 1.0])
+    both = TabulatedDistribution(z, [1.0, 1.0, 1.0, 1.0])
+    distances = Distances(EVOLVING)
+    middle = TabulatedDistribution(z[1:3], [1.0, 1.0])
+    share = np.diff(z) / (z[-1] - z[0])
+    rays = ray_trace(DELTA, PLANES, [narrow, middle, far, both], EVOLVING, FOV)
+    mean = tf.tensordot(tf.constant(share), rays.jacobian[:3], 1)
+    np.testing.assert_allclose(rays.jacobian[3], mean, rtol=0, atol=1e-10)
+    assert float(both.fractions([0.0, 9000.0], distances)[0]) == pytest.approx(1, rel=1e-12)
+    assert n.sum() == 1
+
+
+def weighted(rays):
+    """A number that all rays enter."""
+    weights = np.random.default_rng(5)
+    position = weights.normal(size=rays.position.shape) / FOV
+    jacobian = weights.normal(size=rays.jacobian.shape)
+    return tf.reduce_sum(rays.position * position) + tf.reduce_sum(rays.jacobian * jacobian)
+
+
+def test_ray_tracing_is_differentiated_by_planes_and_positions():
+    """Its derivative along a direction is the product with the gradient."""
+    positions = RNG.uniform(0, FOV, (40, 2))
+
+    def by_planes(delta):
+        return weighted(ray_trace(delta, PLANES, BINS, EVOLVING, FOV, positions))
+
+    def by_positions(theta):
+        return weighted(ray_trace(DELTA, PLANES, BINS, EVOLVING, FOV, theta))
+
+    check_derivative(by_planes, DELTA, 1e-6)
+    check_derivative(by_positions, positions, 1e-9)
+    # The same in a graph.
+    delta = tf.constant(DELTA)
+
+    def gradient(value):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            result = by_planes(value)
+        return tape.gradient(result, value)
+
+    np.testing.assert_allclose(
+        tf.function(gradient, autograph=False)(delta), gradient(delta), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("cosmology", [0.28, -0.9, 0.2]),
+        ("sources", [0.02, 0.3, 2.1, 1.6]),
+        ("n", [0.5, 1.5, 1.0, 0.3]),
+        ("alignment", [1.3, 0.7]),
+    ],
+)
+def test_derivatives_by_cosmology_and_sources(name, values):
+    def function(values):
+        given = {name: tf.convert_to_tensor(values)}
+        Omega_m, w0, wa = tf.unstack(
+            given.get("cosmology", tf.constant([0.28, -0.9, 0.2], tf.float64))
+        )
+        cosmology = EVOLVING.replace(Omega_m=Omega_m, w0=w0, wa=wa)
+        shift, *smail = tf.unstack(
+            given.get("sources", tf.constant([0.02, 0.3, 2.1, 1.6], tf.float64))
+        )
+        sources = [
+            SourcePlane(0.8, shift),
+            SmailDistribution(*smail, shift),
+            TabulatedDistribution([0.1, 0.3, 0.6, 1.0], given.get("n", [1.0] * 4), shift),
+        ]
+        if name == "alignment":
+            alignment = IntrinsicAlignment(*tf.unstack(given[name]))
+            maps = born(DELTA, PLANES, sources, cosmology, alignment=alignment)
+            return tf.reduce_sum(maps * np.random.default_rng(7).normal(size=maps.shape))
+        return weighted(ray_trace(DELTA, PLANES, sources, cosmology, FOV))
+
+    check_derivative(function, values, 1e-5)
+
+
+def test_shear_and_back():
+    kappa = planes_of(pixels=15)  # of an even number, Nyquist modes are lost
+    kappa = tf.constant(kappa - kappa.mean((1, 2), keepdims=True))
+    gamma1, gamma2 = shear(kappa, (FOV, 0.03))
+    even, odd = convergence(gamma1, gamma2, (FOV, 0.03))
+    np.testing.assert_allclose(even, kappa, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(odd, 0, atol=1e-10)
+    # A wave along y: gamma1 = -kappa. One along the diagonal x = y: gamma2 = kappa.
+    x, y = np.meshgrid(*2 * [(np.arange(16) + 0.5) / 16], indexing="ij")
+    for angle, expected in ((y, (-1, 0)), (x + y, (0, 1)), (x - y, (0, -1))):
+        wave = tf.constant(np.cos(2 * np.pi * angle))
+        for found, factor in zip(shear(wave, FOV), expected, strict=True):
+            np.testing.assert_allclose(found, factor * wave, atol=1e-13)
+
+    def squares(maps):
+        first, second = shear(maps, FOV)
+        return tf.reduce_sum(first**2 + 0.3 * second**2 + first * second)
+
+    check_derivative(squares, DELTA, 1e-3)
+
+
+def test_reading_is_linear_and_periodic():
+    sky = FlatSky.of(tf.zeros([4, 6], tf.float64), (4.0, 3.0))
+    maps = tf.constant(RNG.normal(size=(4, 6, 2)))
+    np.testing.assert_allclose(bilinear(maps, tf.constant(sky.centres()), sky), maps, atol=1e-15)
+    corner = bilinear(maps, tf.constant([[0.0, 0.0], [4.0, -3.0]], tf.float64), sky)
+    mean = (maps[0, 0] + maps[-1, 0] + maps[0, -1] + maps[-1, -1]) / 4
+    np.testing.assert_allclose(corner, [mean, mean], atol=1e-15)
+
+
+def test_intrinsic_alignments():
+    model = IntrinsicAlignment(0.8, eta=1.5, z_pivot=0.5)
+    a, growth = np.array([0.4, 0.8]), Growth(EVOLVING)
+    expected = -0.8 * (1 / a / 1.5) ** 1.5 * 0.0134 * 0.28 * growth.d1(1.0) / growth.d1(a)
+    np.testing.assert_allclose(model.response(a, EVOLVING), expected, rtol=1e-13)
+    plain = plane_weights(PLANES, BINS, EVOLVING)
+    aligned = plane_weights(PLANES, BINS, EVOLVING, model)
+    distances = Distances(EVOLVING)
+    response = model.response(PLANES.scale_factor(distances), EVOLVING)
+    # Sources at z = 0.5 lie in the third slab.
+    assert 1000 < float(BINS[0].farthest(distances)) < 1500
+    np.testing.assert_allclose((aligned - plain)[0], response * [0, 0, 1, 0], atol=1e-16)
+    shares = tf.reduce_sum((aligned - plain)[2] / response)
+    assert float(shares) == pytest.approx(float(BINS[2].fractions([0.0, 2000.0], distances)[0]))
+
+
+def test_shape_noise():
+    noise = shape_noise((128, 128), 0.02, 0.26, [5.0, 30.0], seed=4, dtype=tf.float64)
+    assert noise.shape == (2, 2, 128, 128)
+    pixel = 0.02 / 128 / np.deg2rad(1 / 60)
+    expected = 0.26 / np.sqrt(np.array([5.0, 30.0]) * pixel**2)
+    # The error of a variance from 16,384 values is 1.1 %.
+    np.testing.assert_allclose(noise.numpy().std((2, 3)) / expected[:, None], 1, atol=0.03)
+    assert abs(np.corrcoef(noise[0].numpy().reshape(2, -1))[0, 1]) < 0.03
+    again = shape_noise((128, 128), 0.02, 0.26, [5.0, 30.0], seed=4)
+    np.testing.assert_array_equal(again, tf.cast(noise, tf.float32))
+    other = shape_noise((8, 8), 0.02, 0.26, 5.0, seed=5, components=1)
+    assert other.shape == (1, 8, 8)
+    sigma = tf.constant(0.3, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(sigma)
+        total = tf.reduce_sum(shape_noise((8, 8), 0.02, sigma, 5.0, 1, dtype=tf.float64) ** 2)
+    assert float(tape.gradient(total, sigma)) == pytest.approx(float(2 * total / sigma))
+
+
+def test_a_table_of_sources_from_a_file(tmp_path):
+    path = tmp_path / "nz.txt"
+    path.write_text("# z n1 n2\n0.1, 1.0, 0.0\n0.5, 2.0, 1.0\n1.0, 0.0, 3.0\n")
+    source = TabulatedDistribution.from_file(path, column=2)
+    np.testing.assert_array_equal(source.n, [0.0, 1.0, 3.0])
+    for text, match in (
+        ("0.1 1\n0.2 -1\n", "negative"),
+        ("", "columns"),
+        ("0.1\n0.2\n", "columns"),
+        ("0.1 0\n0.2 0\n", "no sources"),
+        ("0.2 1\n0.1 1\n", "increase"),
+        ("z n\n", "no n"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=match):
+            TabulatedDistribution.from_file(path)
+    with pytest.raises(UserError, match=r"missing\.txt"):
+        TabulatedDistribution.from_file(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Distances(EVOLVING).comoving(0.0), "above 0"),
+        (lambda: Distances(EVOLVING).scale_factor(2e4), "horizon"),
+        (lambda: Distances(EVOLVING).scale_factor(-1.0), "between 0"),
+        (lambda: SourcePlane(), "either"),
+        (lambda: SourcePlane(1.0, distance=1000.0), "either"),
+        (lambda: SourcePlane(0.1, shift=-0.2), "above 0"),
+        (lambda: SourcePlane(distance=1000.0, shift=0.1), "redshift"),
+        (lambda: SourcePlane(1.0).density(10.0, Distances(EVOLVING)), "distribution"),
+        (lambda: SmailDistribution(0.0), "z0"),
+        (lambda: SmailDistribution(0.5, shift=-3.5), "shift"),
+        (lambda: TabulatedDistribution([0.1], [1.0]), "two rows"),
+        (lambda: TabulatedDistribution([0.1, 0.2], [np.nan, 1.0]), "finite"),
+        (lambda: LensPlanes([0.0]), "two distances"),
+        (lambda: LensPlanes([10.0, 5.0]), "increase"),
+        (lambda: LensPlanes([0.0, 5.0, 10.0], chi=[5.0]), "2 planes"),
+        (lambda: LensPlanes([0.0, 5.0, 10.0], chi=[5.0, 2.0]), "increase"),
+        (lambda: born(DELTA[:3], PLANES, BINS, EVOLVING), "3 planes"),
+        (lambda: born(DELTA, PLANES, [], EVOLVING), "one source"),
+        (lambda: born(DELTA.astype(int), PLANES, BINS, EVOLVING), "floating"),
+        (lambda: ray_trace(DELTA[..., 0], PLANES, BINS, EVOLVING, FOV), "plane, x, y"),
+        (lambda: ray_trace(DELTA, PLANES, BINS, EVOLVING, 0.0), "field of view"),
+        (lambda: ray_trace(DELTA, PLANES, BINS, EVOLVING, FOV, [1.0, 2.0, 3.0]), "positions"),
+        (lambda: shear(DELTA.astype(int), FOV), "float32"),
+        (lambda: shape_noise((8, 8), FOV, -0.3, 5.0, 1), "sigma_e"),
+        (lambda: shape_noise((8, 8), FOV, 0.3, 0.0, 1), "n_eff"),
+        (lambda: shape_noise((8,), FOV, 0.3, 1.0, 1), "pixels"),
+    ],
+)
+def test_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
