@@ -1,8 +1,8 @@
 """Statistics of fields, measured where they lie: each rank bins its own modes or cells.
 
 The functions named `binned_...` and `soft_histogram` give tensors and are differentiable; the
-others give numpy arrays, the same on every rank. A statistic of your own is
-built on `box_of`, `Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
+others give numpy arrays, the same on every rank. A statistic of your own is built on `box_of`,
+`Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
 
 Maps of the flat sky, tensors [..., x, y] that a rank has whole, are measured by `angular_power`,
 `peaks` and `map_histogram`, and differentiably by `binned_angular_power` and `soft_map_histogram`.
