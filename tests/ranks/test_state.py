@@ -319,5 +319,5 @@ def test_particles_that_do_not_fit_are_refused(saved):
         state().save(saved)
     given = simulation().run(particles=simulation().lpt(seed=6, a=0.1))
     again = pickle.loads(pickle.dumps(given))
-    with pytest.raises(ValueError, match="its noise is not known"):
+    with pytest.raises(ValueError, match="the white noise is not known"):
         again.white_noise  # noqa: B018
