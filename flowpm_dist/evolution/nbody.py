@@ -162,7 +162,7 @@ class NBody:
         factors = tf.cast(plan.factors, self.box.dtype)
         observer, kicks = plan.observer, plan.kick_numbers
         looked_at = frozenset() if observer is None else observer.kicks
-        seen: Seen = {}
+        seen: Seen = dict(plan.seen)
         begin = time.perf_counter()
         unpainted = False
         for number, operation in enumerate(plan.operations):
@@ -199,7 +199,7 @@ class NBody:
                 if plan.progress is not None:
                     plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
                 if plan.after_step is not None:
-                    plan.after_step(number + 1, operation, Particles(x, v))
+                    plan.after_step(number + 1, operation, Particles(x, v), dict(seen))
                 begin = time.perf_counter()
                 if operation.step < plan.steps:
                     clock.start_step()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -46,7 +46,7 @@ class Observer(abc.ABC):
         needs_before: whether `look` uses the velocity before the kick.
     """
 
-    needs_before: ClassVar[bool] = True
+    needs_before: bool = True
     kicks: frozenset[int]
     inputs: tuple[tf.Tensor, ...]
 
@@ -63,6 +63,72 @@ class Observer(abc.ABC):
     @abc.abstractmethod
     def results(self, seen: Seen) -> Any:
         """Returns what becomes of all that was seen during a run; on all ranks together."""
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """Returns what was seen so far, by name, whole on every rank; on all ranks together.
+
+        A checkpoint keeps it. By default there is nothing: a run that goes on sees what is left.
+        """
+        return {}
+
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+        """Returns this rank's part of what was packed, on any mesh.
+
+        Raises:
+            ValueError: it is not of such an observer.
+        """
+        return {}
+
+
+class Observers(Observer):
+    """Several observers side by side.
+
+    Args:
+        observers: each of which sees as if it were alone.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._all = list(observers)
+        self.kicks = frozenset().union(*(each.kicks for each in self._all))
+        self.inputs = tuple(tensor for each in self._all for tensor in each.inputs)
+        self.needs_before = any(each.needs_before for each in self._all)
+
+    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `Observer.look`."""
+        seen: Seen = {}
+        begin = 0
+        for number, each in enumerate(self._all):
+            own = inputs[begin : begin + len(each.inputs)]
+            begin += len(each.inputs)
+            if kick in each.kicks:
+                found = each.look(kick, moment, own)
+                seen |= {(number, name): value for name, value in found.items()}
+        return seen
+
+    def results(self, seen: Seen) -> list[Any]:
+        """Returns the results of each."""
+        return [each.results(own) for each, own in self._parts(seen)]
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`."""
+        return {
+            f"{number}_{name}": value
+            for number, (each, own) in enumerate(self._parts(seen))
+            for name, value in each.pack(own).items()
+        }
+
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+        """See `Observer.unpack`."""
+        seen: Seen = {}
+        for number, each in enumerate(self._all):
+            begin = f"{number}_"
+            own = {n.removeprefix(begin): v for n, v in packed.items() if n.startswith(begin)}
+            seen |= {(number, name): value for name, value in each.unpack(own).items()}
+        return seen
+
+    def _parts(self, seen: Seen) -> Iterator[tuple[Observer, Seen]]:
+        for number, each in enumerate(self._all):
+            yield each, {name[1]: v for name, v in seen.items() if name[0] == number}  # type: ignore[index]
 
 
 def add_to(seen: Seen, more: Seen) -> None:

@@ -37,6 +37,7 @@ class MidRun:
         particles: their velocity is the integrator's own.
         halo: of the run [particle spacings]; None where it is still to be chosen.
         timings: "steps" and "phases" of the steps that are done, as a `State` has them.
+        seen: returns what observers have seen so far, see `Observer.pack`; on all ranks together.
     """
 
     done: int
@@ -45,6 +46,7 @@ class MidRun:
     particles: Particles
     halo: int | None = None
     timings: Mapping[str, Any] = field(default_factory=dict)
+    seen: Callable[[], Mapping[str, tf.Tensor]] = dict
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class EvolutionPlan:
         observed: the tensors that it is given for its inputs.
         kicks_before: the number of kicks that were made before this plan, of a run that goes on.
         after_step: called after each step and `progress`, on every rank, with the number of
-            operations of this plan that are done, the last of them, and the state.
+            operations of this plan that are done, the last of them, the state, and what the
+            observer has seen.
+        seen: by the observer before this plan, of a run that goes on.
     """
 
     operations: Sequence[Operation]
@@ -74,7 +78,8 @@ class EvolutionPlan:
     observer: Observer | None = None
     observed: tuple[tf.Tensor, ...] = ()
     kicks_before: int = 0
-    after_step: Callable[[int, Operation, Particles], None] | None = None
+    after_step: Callable[[int, Operation, Particles, Seen], None] | None = None
+    seen: Seen = field(default_factory=dict)
 
     @property
     def kick_numbers(self) -> dict[int, int]:

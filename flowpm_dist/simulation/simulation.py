@@ -14,14 +14,15 @@ from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.integrators import FastPM, Integrator
-from flowpm_dist.evolution.observers import Observer
+from flowpm_dist.evolution.integrators import FastPM
+from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.evolution.plan import Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.linear_field import linear_amplitude
 from flowpm_dist.options import constructed
+from flowpm_dist.simulation.arguments import check_edges, three
 from flowpm_dist.simulation.compiled_solver import compiled_solver
 from flowpm_dist.simulation.inputs import Given, Inputs, particles_of, source_of
 from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
@@ -81,10 +82,10 @@ class Simulation:
         power: PowerOf = LinearPower,
         **options: Any,
     ) -> None:
-        cells, size = _three(grid, int, "grid"), _three(box_size, float, "box_size")
+        cells, size = three(grid, int, "grid"), three(box_size, float, "box_size")
         self.options = constructed(SolverOptions, options)
         self.halo = self.options.halo
-        self.edges = _check_edges(steps, self.options.integrator)
+        self.edges = check_edges(steps, self.options.integrator)
         if mesh is None:
             mesh = default_mesh(launch.detect().size, cells)
         if not isinstance(mesh, ProcessMesh):
@@ -134,7 +135,7 @@ class Simulation:
             steps: edges in scale factor, increasing.
         """
         other = copy.copy(self)
-        other.edges = _check_edges(steps, self.options.integrator)
+        other.edges = check_edges(steps, self.options.integrator)
         return other
 
     def linear_amplitude(
@@ -274,6 +275,8 @@ class Simulation:
         progress: Progress | None = None,
         outputs: Sequence[float] | np.ndarray | None = None,
         on_output: OnOutput | None = None,
+        observers: Sequence[ObserverOf] = (),
+        on_seen: Callable[[list[Any]], None] | None = None,
         after_step: AfterStep | None = None,
         resume: Resume | None = None,
     ) -> State:
@@ -283,6 +286,8 @@ class Simulation:
             seed, white_noise, cosmology, paired, progress: as for `run`.
             outputs, on_output: likewise; what `on_output` returns is dropped. Of a run that goes
                 on, those times that `on_output` has not been called with before.
+            observers: as for `observe`, side by side; the same in each session.
+            on_seen: called at the end, on every rank, with what each made of what it saw.
             after_step: called on every rank after each step and `progress`, with a `MidRun` that
                 the same run can go on from. An exception from it ends the run.
             resume: returns such a `MidRun`, of this rank's blocks in the box that it is given; the
@@ -295,8 +300,17 @@ class Simulation:
             ValueError, HaloError: as `run`.
         """
         given = Given(seed, white_noise, None, cosmology, paired)
-        observer = None if outputs is None else self._outputs(outputs, on_output)
-        return self._run(given, progress, observer, after_step, resume)[0]
+        every = list(observers)
+        if outputs is not None:
+            every.append(self._outputs(outputs, on_output))
+
+        def side_by_side(inputs: Inputs, halo: int) -> Observer:
+            return Observers([make(inputs, halo) for make in every])
+
+        state, found = self._run(given, progress, side_by_side, after_step, resume)
+        if on_seen is not None:
+            on_seen(found[: len(observers)])
+        return state
 
     def _outputs(
         self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
@@ -375,24 +389,3 @@ class Simulation:
             source=source_of(given, box),
             given=particles_of(given, box),
         )
-
-
-def _three(value: Any, kind: type, name: str) -> tuple[Any, Any, Any]:
-    values = [value] * 3 if np.ndim(value) == 0 else list(value)
-    if len(values) != 3:
-        raise ValueError(f"{name} {value!r}: one number or three are needed")
-    if kind is int and any(int(v) != v for v in values):
-        raise ValueError(f"{name} {value!r}: whole numbers are needed")
-    x, y, z = (kind(v) for v in values)
-    return x, y, z
-
-
-def _check_edges(steps: Any, integrator: Integrator) -> np.ndarray:
-    edges = np.asarray(steps, dtype=np.float64)
-    if edges.ndim != 1 or edges.size < 2 or not (np.diff(edges) > 0).all() or edges[0] < 0:
-        raise ValueError(
-            f"steps {steps!r}: at least two scale factors, not below 0 and increasing, are needed"
-        )
-    if edges[0] == 0 and not integrator.starts_at_zero:
-        raise ValueError(f"steps {steps!r}: this integrator must start later than a = 0")
-    return edges

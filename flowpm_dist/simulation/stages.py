@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.evolve import evolve
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
-from flowpm_dist.evolution.observers import Observer
+from flowpm_dist.evolution.observers import Observer, Seen
 from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, MidRun, Particles, Progress
 from flowpm_dist.grid.box import Box
 from flowpm_dist.simulation.inputs import Inputs
@@ -104,6 +105,7 @@ def evolve_particles(
     schedule = _schedule(inputs)
     growth_left = inputs.cosmologies.growth_between(edges)
     begin = start.pop()
+    before = observer.unpack(begin.seen()) if observer and begin.done else {}
     done, a, particles = begin.done, begin.a, [begin.particles]
     clock.go_on(begin.timings, complete=begin.step == len(edges) - 1)
     del begin
@@ -111,10 +113,11 @@ def evolve_particles(
     nbody = solver.nbody(halo)
     compile_seconds = solver.compile(nbody, particles[0], a)
 
-    def told(number: int, last: Operation, here: Particles) -> None:
+    def told(number: int, last: Operation, here: Particles, seen: Seen) -> None:
         if after_step is not None:
             timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
-            after_step(MidRun(done + number, last.step, last.a, here, halo, timings))
+            packed = dict if observer is None else functools.partial(observer.pack, seen)
+            after_step(MidRun(done + number, last.step, last.a, here, halo, timings, packed))
 
     plan = EvolutionPlan(
         schedule.operations[done:],
@@ -127,6 +130,7 @@ def evolve_particles(
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
         after_step=told,
+        seen=before,
     )
     ready = clock.elapsed()
     end = evolve(nbody, particles, plan, clock, inputs.options.adjoint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,11 @@ import tensorflow as tf
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.parameters import Parameter, as_float64
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.observables.lensing.tables import (
+    check_numbers,
+    check_redshifts,
+    read_distribution,
+)
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _Z_MIN = 1e-9  # of sources: at 0 the inverse of their distance is infinite
@@ -251,14 +254,10 @@ class TabulatedDistribution(SourceDistribution):
                 "z and n of a source distribution must be two columns of at least two rows: got "
                 f"shapes {self.edges.shape} and {tuple(self.n.shape)}"
             )
-        if not (np.diff(self.edges) > 0).all() or self.edges[0] < 0:
-            raise ValueError("the redshifts of a source distribution must increase from 0 or more")
+        check_redshifts(self.edges)
         known = tf.get_static_value(self.n)
         if known is not None:
-            if not (np.isfinite(known) & (known >= 0)).all():
-                raise ValueError("n(z) of a source distribution must be finite and not negative")
-            if not known.any():
-                raise ValueError("n(z) of a source distribution is 0 everywhere: it has no sources")
+            check_numbers(known)
         super().__init__(shift)
 
     @classmethod
@@ -272,15 +271,7 @@ class TabulatedDistribution(SourceDistribution):
         Raises:
             UserError: no such file or column, or a table as for `TabulatedDistribution`.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8").replace(",", " ")
-            with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
-                table = np.loadtxt(text.splitlines(), ndmin=2)
-            if not 1 <= column < table.shape[1]:
-                raise ValueError(f"it has {table.shape[1]} columns: n(z) cannot be column {column}")
-            return cls(table[:, 0], table[:, column])
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: no n(z) of sources: {error}") from error
+        return cls(*read_distribution(path, column))
 
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
         """See `SourceDistribution.unshifted`."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from pydantic import Field
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.grid.box import Box
@@ -17,43 +15,21 @@ from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.sources import Sources
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.observer import SkyPainter
+from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.observables.light_cone.tiles import Layers
-from flowpm_dist.options import Options
 from flowpm_dist.simulation.inputs import Inputs
-from flowpm_dist.simulation.simulation import Simulation
+from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 
 
-class LightCone(Options):
+class LightCone(LightConeOptions):
     """What an observer at z = 0 sees of a simulated universe, in a square field of the flat sky.
 
     The periodic box is repeated along the line of sight. Each copy is shifted, flipped and has its
     axes in another order, drawn from a seed, so that no structure is seen twice in the same way.
     Where its light is seen, a particle is at the place that it has when the light leaves its
     undisplaced place. Angles are small: a place x off the line of sight at distance chi is seen at
-    x / chi.
-
-    Attributes:
-        field_of_view: side of the field [deg].
-        pixels: along each side.
-        z_max: redshift to which matter is seen.
-        tiles: seed of shifts, flips and orders of the copies.
-        repeat: whether the box may be repeated across the line of sight, where the field is wider.
+    x / chi. `LightConeOptions` describes the attributes.
     """
-
-    field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
-        description="an angle above 0 and not above 60 [deg]"
-    )
-    pixels: Annotated[int, Field(ge=2)] = Field(description="a whole number of at least 2")
-    z_max: Annotated[float, Field(gt=0)] = Field(description="a redshift above 0")
-    tiles: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=0, description="a whole number of at least 0"
-    )
-    repeat: bool = Field(default=False, description="true or false")
-
-    @property
-    def fov(self) -> float:
-        """Side of the field [rad]."""
-        return math.radians(self.field_of_view)
 
     def convergence(
         self,
@@ -82,13 +58,7 @@ class LightCone(Options):
             ValueError: a field that is wider than the box, a run that begins too late or ends too
                 early, sources behind z_max, or what `Simulation.run` refuses.
         """
-        if not sources:
-            raise ValueError("lensing needs at least one source")
-
-        def painter(inputs: Inputs, halo: int) -> _Convergence:
-            return _Convergence(self, inputs, list(sources), alignment)
-
-        return simulation.observe(painter, seed, **run)
+        return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
         self,
@@ -109,9 +79,29 @@ class LightCone(Options):
         Raises:
             ValueError: as for `convergence`; or a width that is not above 0.
         """
+        return simulation.observe(self.planes_observer(width), seed, **run)
+
+    def convergence_observer(
+        self, sources: Sequence[Sources], alignment: IntrinsicAlignment | None = None
+    ) -> ObserverOf:
+        """Returns the observer of `convergence`, for a run with other observers beside it.
+
+        Raises:
+            ValueError: no sources.
+        """
+        if not sources:
+            raise ValueError("lensing needs at least one source")
+        return lambda inputs, halo: _Convergence(self, inputs, list(sources), alignment)
+
+    def planes_observer(self, width: float) -> ObserverOf:
+        """Returns the observer of `planes`, likewise.
+
+        Raises:
+            ValueError: a width that is not above 0.
+        """
         if not width > 0:
             raise ValueError(f"width = {width}: planes of matter need a width above 0 [Mpc/h]")
-        return simulation.observe(lambda inputs, halo: _Planes(self, inputs, width), seed, **run)
+        return lambda inputs, halo: _Planes(self, inputs, width)
 
     def layers(self, inputs: Inputs) -> Layers:
         """Returns the layers of particles that are seen, after checking that the run has them.
@@ -120,14 +110,9 @@ class LightCone(Options):
             ValueError: it has not.
         """
         box, edges = inputs.box, inputs.edges
-        begin = 1.0 / (1.0 + self.z_max)
-        if begin < edges[0]:
-            raise ValueError(
-                f"z_max = {self.z_max:g}: the run begins at z = {1 / edges[0] - 1:.4g}; begin it "
-                f"earlier, or see less far"
-            )
+        self.check_begin(edges[0])
         ends = [self.farthest(g.background.cosmology) for g in inputs.cosmologies.growths]
-        self._check_width(box, max(ends))
+        self.check_width(box.size, max(ends))
         found = Layers.of(box, max(ends), self.tiles)
         for growth in inputs.cosmologies.growths:
             latest = float(Distances(growth.background.cosmology).scale_factor(found.distances[0]))
@@ -141,16 +126,6 @@ class LightCone(Options):
     def farthest(self, cosmology: Any) -> float:
         """Returns the comoving distance of z_max [Mpc/h]."""
         return float(Distances(cosmology).comoving(1.0 / (1.0 + self.z_max)))
-
-    def _check_width(self, box: Box, end: float) -> None:
-        narrowest, wide = min(box.size), self.fov * end
-        if wide > narrowest * (1 + 1e-9) and not self.repeat:
-            raise ValueError(
-                f"a field of {self.field_of_view:g} degrees is {wide:.4g} Mpc/h wide at z = "
-                f"{self.z_max:g}, and the box {narrowest:g}: at most "
-                f"{math.degrees(narrowest / end):.3g} degrees fit; repeat = True repeats the box "
-                "across the field"
-            )
 
     def particles_in_pixel(self, box: Box) -> float:
         """Returns the mean number of particles in a pixel, per length along the line of sight,

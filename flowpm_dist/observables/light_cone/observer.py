@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +56,7 @@ class SkyPainter(Observer):
             layer)) / chi^2.
     """
 
-    needs_before: ClassVar[bool] = False
+    needs_before = False
 
     def __init__(
         self,
@@ -118,6 +118,23 @@ class SkyPainter(Observer):
         ]
         maps = tf.stack(parts) if self._box.local_batch else parts[0]
         return sum_over(self._box.mesh.without("replica").world, maps)
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`; the universes are those of this rank."""
+        return {"maps": SkyPainter.results(self, seen)}
+
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+        """See `Observer.unpack`: the first of the ranks goes on with the whole."""
+        shape = (self._universes, self._maps, self._pixels, self._pixels)
+        if "maps" not in packed:
+            raise ValueError("a light cone goes on only from where its maps were kept")
+        maps = packed["maps"] if self._box.local_batch else packed["maps"][tf.newaxis]
+        if maps.shape != shape:
+            raise ValueError(f"maps of shape {maps.shape} were kept: those here are {shape}")
+        if self._box.mesh.without("replica").world.index:
+            return {}
+        maps = tf.cast(maps, self._box.dtype)
+        return {(u, m): maps[u, m] for u in range(self._universes) for m in range(self._maps)}
 
     def _some(self, field: tf.Tensor, look: _Look) -> tf.Tensor:
         every = len(look.universes) == self._universes
