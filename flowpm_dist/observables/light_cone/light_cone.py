@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,10 @@ from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.options import Options
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import Simulation
+from meshimpl.mesh_function import replicated
+from meshimpl.process_mesh import ProcessMesh
+
+T = TypeVar("T")
 
 
 class LightCone(Options):
@@ -86,7 +91,10 @@ class LightCone(Options):
             raise ValueError("lensing needs at least one source")
 
         def painter(inputs: Inputs, halo: int) -> _Convergence:
-            return _Convergence(self, inputs, list(sources), alignment)
+            mesh = inputs.box.mesh
+            shared = [with_shared_tensors(source, mesh) for source in sources]
+            aligned = None if alignment is None else with_shared_tensors(alignment, mesh)
+            return _Convergence(self, inputs, shared, aligned)
 
         return simulation.observe(painter, seed, **run)
 
@@ -229,6 +237,20 @@ class _Planes(SkyPainter):
     def results(self, seen: Any) -> DensityPlanes:
         """See `Observer.results`."""
         return DensityPlanes(super().results(seen) - 1.0, self._planes, self._cone.fov)
+
+
+def with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:
+    """Returns a copy of parameters whose tensors have gradients that arrive complete on each rank.
+
+    Args:
+        parameters: an object with parameters as its attributes, the same on every rank.
+        mesh: the ranks.
+    """
+    shared = copy.copy(parameters)
+    for name, value in vars(parameters).items():
+        if isinstance(value, (tf.Tensor, tf.Variable)):
+            object.__setattr__(shared, name, replicated(mesh, value))
+    return shared
 
 
 def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
