@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +20,10 @@ from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
+from meshimpl.mesh_function import replicated
+from meshimpl.process_mesh import ProcessMesh
+
+T = TypeVar("T")
 
 
 class LightCone(LightConeOptions):
@@ -91,7 +96,14 @@ class LightCone(LightConeOptions):
         """
         if not sources:
             raise ValueError("lensing needs at least one source")
-        return lambda inputs, halo: _Convergence(self, inputs, list(sources), alignment)
+
+        def painter(inputs: Inputs, halo: int) -> _Convergence:
+            mesh = inputs.box.mesh
+            shared = [with_shared_tensors(source, mesh) for source in sources]
+            aligned = None if alignment is None else with_shared_tensors(alignment, mesh)
+            return _Convergence(self, inputs, shared, aligned)
+
+        return painter
 
     def planes_observer(self, width: float) -> ObserverOf:
         """Returns the observer of `planes`, likewise.
@@ -204,6 +216,20 @@ class _Planes(SkyPainter):
     def results(self, seen: Any) -> DensityPlanes:
         """See `Observer.results`."""
         return DensityPlanes(super().results(seen) - 1.0, self._planes, self._cone.fov)
+
+
+def with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:
+    """Returns a copy of parameters whose tensors have gradients that arrive complete on each rank.
+
+    Args:
+        parameters: an object with parameters as its attributes, the same on every rank.
+        mesh: the ranks.
+    """
+    shared = copy.copy(parameters)
+    for name, value in vars(parameters).items():
+        if isinstance(value, (tf.Tensor, tf.Variable)):
+            object.__setattr__(shared, name, replicated(mesh, value))
+    return shared
 
 
 def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
