@@ -291,7 +291,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     OutputFolder(tmp_path).begin(overwrite=False)
 
 
-@pytest.mark.parametrize("moved", range(len(FILES) + 1))
+@pytest.mark.parametrize("moved", range(len(FILES) + 2))
 def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     finish(tmp_path, "old")
     out = OutputFolder(tmp_path)
@@ -306,7 +306,7 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
         return real(self, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    if moved < len(FILES):
+    if moved <= len(FILES):
         with pytest.raises(KeyboardInterrupt):
             out.publish()
         assert not out.is_finished()
