@@ -30,7 +30,7 @@ CHUNKS = 512 * 2**20
 """That limit: chunks that are compressed at the same time [bytes]."""
 
 
-OUTPUT = 9
+OUTPUT = 20
 """Values of a particle while a state on the way is measured: the state, its density, a spectrum."""
 
 
