@@ -33,6 +33,8 @@ transfer = "eisenstein-hu"
 MATTER = "Omega_m = 0.31\nsigma8 = 0.81\n"
 JOBS = {
     "simulate": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n",
+    "simulate with outputs": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n"
+    "[output]\na = [0.5]\ncheckpoint_every = 1\n",
     "train": f"""{COSMOLOGY}
 [priors]
 Omega_m = [0.25, 0.35]
@@ -89,7 +91,7 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
-        words = [kind, str(run_file), "--output", str(output)]
+        words = [kind.partition(" ")[0], str(run_file), "--output", str(output)]
         threads = max(1, launch.available_cores() // ranks)
         command = [sys.executable, __file__, "job", *words]
         environment = dict(os.environ)
@@ -107,15 +109,18 @@ def estimated(kind: str, grid: int, ranks: int) -> int:
     """What a job tells of the memory of a rank [bytes]."""
     from flowpm_dist.cli import reconstruct, simulate, train
 
+    kinds: Any = {
+        "simulate": simulate.SimulationRun,
+        "train": train.Training,
+        "reconstruct": reconstruct.Reconstruction,
+    }
+
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
-        if kind == "simulate":
-            plan = simulate.make_plan(run_file, ranks, output, overwrite=False, mesh=None)
-            return plan.estimate.memory
-        work = train.Training if kind == "train" else reconstruct.Reconstruction
         given: Any = {"resume": False, "overwrite": False, "mesh": None, "settings": {}}
-        return work.plan(run_file, ranks, output, **given).estimate.memory
+        planned = kinds[kind.partition(" ")[0]].plan(run_file, ranks, output, **given)
+        return planned.estimate.memory
 
 
 def print_jobs(grids: list[int], kinds: list[str]) -> None:

@@ -118,7 +118,7 @@ def test_under_mpirun_wrong_usage_is_told_once(here):
     assert done.stderr.count("No such option") == 1
 
 
-ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}")
+ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}", "--set", "output.a=[0.5]")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def two_runs(tmp_path_factory):
 def test_a_run_leaves_all_its_results(two_runs, ranks):
     folder, done = two_runs
     out = folder / f"out{ranks}"
-    assert {p.name for p in out.iterdir()} == {*FILES, SNAPSHOT}
+    assert {p.name for p in out.iterdir()} == {*FILES, SNAPSHOT, "a_0.5000"}
     assert re.findall(r"step (\d)/2", done[ranks].stderr) == ["1", "2"]
     for word in (f"out{ranks}", "ns per particle", "density.png", "linear theory"):
         assert word in done[ranks].stdout
@@ -156,6 +156,10 @@ def test_a_run_leaves_all_its_results(two_runs, ranks):
 
 
 def test_one_rank_and_two_write_the_same_universe(two_runs):
+    early = [load_snapshot(two_runs[0] / f"out{ranks}/a_0.5000") for ranks in (1, 2)]
+    for name in ("displacement", "velocity", "density"):
+        scale = early[0][name].std()
+        np.testing.assert_allclose(early[1][name], early[0][name], rtol=0, atol=2e-5 * scale)
     one, two = (load_snapshot(two_runs[0] / f"out{ranks}") for ranks in (1, 2))
     np.testing.assert_array_equal(one["white_noise"], two["white_noise"])
     for name in ("linear_delta", "displacement", "velocity", "density"):
@@ -272,7 +276,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_cause(here):
 
 def start_long_run(ranks: int) -> subprocess.Popen[str]:
     """A run that has done its first step, with many before it."""
-    text = RUN.replace("steps = 2", "steps = 60").replace("grid = 16", "grid = 64")
+    text = RUN.replace("steps = 2", "steps = 150").replace("grid = 16", "grid = 32")
     Path("long.toml").write_text(text)
     process = subprocess.Popen(
         [*COMMAND, "simulate", "long.toml", "--ranks", str(ranks), "--output", "long"],
@@ -299,7 +303,11 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, rank
     assert os.listdir("long") == [PARTIAL]
     last = OutputFolder(Path("long")).last_step()
     assert last is not None
-    assert f"after step {last} of 60; go on with --resume" in plain(told)
+    assert f"after step {last} of 150; go on with --resume" in plain(told)
+    if ranks == 2:
+        done = flowpm_here("simulate", "long.toml", "--output", "long", "--resume")
+        assert f"going on after step {last}" in done.stderr
+        assert len(json.loads(Path("long/timings.json").read_text())["steps"]) == 150
 
 
 def test_one_rank_killed_ends_all_and_leaves_no_results(here):

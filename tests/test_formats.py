@@ -16,7 +16,7 @@ from commands import flowpm_here, plain
 from reading import attributes_of, block_of
 
 import flowpm_dist as fpm
-from flowpm_dist.io import SnapshotError, bigfile, load_snapshot
+from flowpm_dist.io import SnapshotError, bigfile, load_snapshot, particles
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.particles import Block, Header
 
@@ -193,7 +193,8 @@ def run(state, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("format", "files"), [("gadget-hdf5", 3), ("bigfile", 99)])
-def test_a_run_is_converted(run, expected, format, files):
+def test_a_run_is_converted(run, expected, monkeypatch, format, files):
+    monkeypatch.setattr(particles, "SLAB", 50)  # a row of the grid has 48
     words = ["convert", str(run), "--format", format]
     done = flowpm_here(*words, "--files", str(files))
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,15 @@ import zarr
 from flowpm_dist.io import SnapshotError, load_snapshot
 from flowpm_dist.io import pictures as plotting
 from flowpm_dist.io.figure_style import save_figure
-from flowpm_dist.io.files import SNAPSHOT, WriteError, human_size, write_text, written_whole
+from flowpm_dist.io.files import (
+    SNAPSHOT,
+    WriteError,
+    human_size,
+    snapshot_attributes,
+    write_text,
+    written_whole,
+)
+from flowpm_dist.io.particles import mark_particles_complete
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.jobs import folder
 from flowpm_dist.jobs import simulation_results as results
@@ -291,7 +299,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     OutputFolder(tmp_path).begin(overwrite=False)
 
 
-@pytest.mark.parametrize("moved", range(len(FILES) + 1))
+@pytest.mark.parametrize("moved", range(len(FILES) + 2))
 def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     finish(tmp_path, "old")
     out = OutputFolder(tmp_path)
@@ -306,7 +314,7 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
         return real(self, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    if moved < len(FILES):
+    if moved <= len(FILES):
         with pytest.raises(KeyboardInterrupt):
             out.publish()
         assert not out.is_finished()
@@ -319,6 +327,39 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT}
     assert {(tmp_path / name).read_text() for name in FILES} == {"new"}
     assert load_snapshot(tmp_path)["density"].shape == (4, 4, 4)
+
+
+def leave_output(folder: Path, name: str, text: str) -> None:
+    (folder / name / "snapshot.bigfile").mkdir(parents=True)
+    mark_particles_complete(folder / name / "snapshot.bigfile", {"config": text})
+
+
+def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_path, monkeypatch):
+    """After the new one has moved into place, and before the snapshot."""
+    finish(tmp_path, "old")
+    for name in ("a_0.2500", "a_0.5000"):
+        leave_output(tmp_path, name, "old")
+    out = OutputFolder(tmp_path, ["a_0.5000"])
+    out.begin(overwrite=True)
+    fill_partial(out)
+    leave_output(out.partial, "a_0.5000", "new")
+    left, real = iter(range(len(FILES) + 1)), Path.replace
+
+    def replace(self, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", replace)
+        out.publish()
+    assert (tmp_path / "a_0.5000").is_dir() and not out.is_finished()
+    out.release()
+    with pytest.raises(OutputError, match="finished run"):
+        OutputFolder(tmp_path).begin(overwrite=False)
+    assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT, "a_0.5000"}
+    about = snapshot_attributes(tmp_path / "a_0.5000" / "snapshot.bigfile")
+    assert about["config"] == "new"
 
 
 def test_a_publication_that_fails_loses_neither_run(tmp_path):

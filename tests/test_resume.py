@@ -108,7 +108,11 @@ def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
     shutil.copytree(folder.checkpoints, "kept")
     words = [*SIMULATE, "out", "--resume"]
     (chunk,) = (path for path in (last / "velocity" / "c").rglob("*") if path.is_file())
+    whole = chunk.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     for damage, reason in (
+        (lambda: chunk.write_bytes(flipped), "velocity: Stored and computed checksum"),
         (lambda: chunk.write_bytes(chunk.read_bytes()[:100]), "velocity"),
         (chunk.unlink, "velocity: values are missing"),
         ((last / "zarr.json").unlink, "it is not complete"),

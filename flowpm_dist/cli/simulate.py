@@ -26,6 +26,7 @@ from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
 from flowpm_dist.io.formats import snapshot_name
 from flowpm_dist.jobs.estimate import Demand, Estimate
+from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
@@ -65,7 +66,8 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         """
         config = load(run_file, settings)
         shape = check_mesh(config, ranks, source=run_file, shape=mesh)
-        folder = OutputFolder(output)
+        times = config.output.times(config.evolution)
+        folder = OutputFolder(output, [output_name(a) for a in times])
         planned = cls(config.with_mesh(shape), shape, folder, resume=resume, overwrite=overwrite)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
@@ -152,6 +154,8 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         if output.format == "zarr":
             held = f'{", ".join(output.fields)}; in Python: fpm.State.from_snapshot("{path}")'
         memory = human_size(max(summary.peak_memory))
+        if self.folder.outputs:
+            held += f"\n  {', '.join(self.folder.outputs)}: the same at earlier times, with spectra"
         return f"""
 Results in {path}:
   density.png         a slab of the universe

@@ -39,7 +39,7 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
-from flowpm_dist.jobs.options import OutputOptions
+from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
 from flowpm_dist.options import Options, three
 
 OF_A_SEED = ("noise", "fixed_amplitude", "paired")
@@ -99,7 +99,7 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
         ConfigError: there are mistakes; the error has all of them.
     """
     rules: list[Rule] = [
-        _amplitude, _origin, universe_rules, _white_noise, evolution_rules, _output,
+        _amplitude, _origin, universe_rules, _white_noise, evolution_rules, _output, _output_times,
     ]  # fmt: skip
     return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
 
@@ -149,6 +149,26 @@ def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
         if (given := file.value("initial", key)) not in (None, default):
             what = f"= {as_written(given)}: goes with a seed, not with white_noise"
             yield Problem(f"initial.{key}", what)
+
+
+def _output_times(file: ParsedRunFile) -> Iterator[Problem]:
+    output, steps = file.sections.get("output"), file.sections.get("evolution")
+    given = [key for key in ("a", "redshifts") if key in file.given.get("output", {})]
+    if len(given) == 2:
+        yield Problem("output.redshifts", "is given beside a: give one of them")
+    if not (isinstance(output, OutputOptions) and isinstance(steps, EvolutionSection) and given):
+        return
+    first, last, where = steps.first, steps.last, f"output.{given[0]}"
+    times = output.times()
+    if first is None or last is None:
+        return
+    for a in times:
+        if not first * (1 - SAME) <= a <= last * (1 + SAME):
+            what = f"has a = {a:g}: must be from {first:g} to {last:g}, as the steps are"
+            yield Problem(where, what)
+    names = [output_name(a) for a in times]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield Problem(where, f"has two of one name, {', '.join(twice)}: must differ by 0.0001")
 
 
 def _output(file: ParsedRunFile) -> Iterator[Problem]:

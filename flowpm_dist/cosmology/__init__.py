@@ -8,6 +8,7 @@ _HOMES = {
     "Distances": "distances",
     "Growth": "growth",
     "GrowthFunctions": "growth",
+    "Halofit": "halofit",
     "InterpolatedGrowth": "interpolated",
     "InterpolatedTransfer": "interpolated",
     "LinearPower": "power",

@@ -15,9 +15,6 @@ from flowpm_dist.cosmology.ranges import K_PIVOT, T_CMB
 K_MAX = 20.0
 """Largest wavenumber that CAMB computes [1/Mpc]."""
 
-K_MAX_NONLINEAR = 40.0
-"""The same for tables of non-linear power."""
-
 NEUTRINOS = 3.046
 """Effective number of neutrino species, all massless."""
 
@@ -110,7 +107,7 @@ def camb_power_table(
     run = _camb_parameters(A_s, **{name: values[name] for name in SHAPE})
     import camb
 
-    run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX_NONLINEAR)
+    run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX)
     if model != "linear":
         run.NonLinear = camb.model.NonLinear_both
         run.NonLinearModel.set_params(halofit_version=model)

@@ -194,7 +194,7 @@ def _create(
     dimensions: tuple[str, ...],
 ) -> None:
     import zarr
-    from zarr.codecs import BloscCodec
+    from zarr.codecs import BloscCodec, Crc32cCodec
 
     marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
     group = zarr.create_group(path, attributes={**attributes, "conventions": CONVENTIONS, **marks})
@@ -207,7 +207,8 @@ def _create(
             chunks=chunk_shape(tuple(field.block.shape), dtype.itemsize),
             dtype=dtype,
             fill_value=np.nan,
-            compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
+            # With a checksum: blosc alone unpacks a damaged chunk to other values.
+            compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),
             dimension_names=dimensions[: len(field.grid)],
             attributes={"units": units, "meaning": meaning},
         )

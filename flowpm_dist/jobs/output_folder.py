@@ -9,16 +9,17 @@ of a run lie in the partial folder as well, and go with it when the results are 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from flowpm_dist.io.files import GENERATOR, SNAPSHOTS, WriteError, snapshot_attributes
-from flowpm_dist.jobs.folder import JobFolder, OutputError, numbered_checkpoints
+from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
 from meshimpl import launch
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
@@ -32,13 +33,15 @@ class OutputFolder(JobFolder):
 
     Args:
         path: of the folder; it is made when the run begins.
+        outputs: names of the folders of states before the last one.
     """
 
     kind = "run"
     contents = (*FILES, *SNAPSHOTS)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
         super().__init__(path)
+        self.outputs = tuple(outputs)
         self.partial = path / PARTIAL
 
     @property
@@ -90,6 +93,12 @@ class OutputFolder(JobFolder):
             return "a finished run"
         return "" if self.partial.is_dir() else None
 
+    def check_contents(self, *, overwrite: bool) -> None:
+        """See `JobFolder.check_contents`."""
+        ours = _outputs_in(self.path)
+        check_foreign(self.path, [name for name in self.outputs if name not in ours])
+        super().check_contents(overwrite=overwrite)
+
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
         """Make the folder to write into, and remove what an interrupted run has left. On rank 0.
 
@@ -126,7 +135,7 @@ class OutputFolder(JobFolder):
     def _drop_results(self) -> None:
         """Remove all from the partial folder that a resumed run does not need."""
         for path in self.partial.iterdir():
-            if path in (self.owner, self.run_file, self.checkpoints):
+            if path in (self.owner, self.run_file, self.checkpoints) or path.name in self.outputs:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
@@ -146,17 +155,17 @@ class OutputFolder(JobFolder):
             self._publish()
 
     def _publish(self) -> None:
-        new = [name for name in SNAPSHOTS if (self.partial / name).exists()]
+        old_are_away = self.partial / "replaced"
         try:
             (self.partial / "publishing").touch()
-            for name in SNAPSHOTS:
-                if new and (self.path / name).exists():
-                    (self.path / name).rename(self.partial / f"replaced-{name}")
-            for name in FILES:
+            if not old_are_away.exists():
+                for name in (*SNAPSHOTS, *_outputs_in(self.path)):
+                    if (self.path / name).exists():
+                        (self.path / name).rename(self.partial / f"replaced-{name}")
+                old_are_away.touch()
+            for name in (*FILES, *_outputs_in(self.partial), *SNAPSHOTS):
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
-            for name in new:
-                (self.partial / name).rename(self.path / name)
             shutil.rmtree(self.partial)
         except OSError as error:
             raise WriteError.of(Path(error.filename or self.path), error) from error
@@ -179,6 +188,16 @@ class OutputFolder(JobFolder):
                 with suppress(OSError):
                     self._drop_results()
         self.release()
+
+
+def _outputs_in(folder: Path) -> list[str]:
+    """Returns the names of the folders of states on the way, in the folder of a run of ours."""
+    return [
+        path.name
+        for path in sorted(folder.glob("a_*"))
+        if re.fullmatch(r"a_\d+\.\d{4}", path.name)
+        and any("config" in (snapshot_attributes(path / name) or {}) for name in SNAPSHOTS)
+    ]
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def output_bytes(plan: SimulationPlan, output: OutputOptions) -> int:
     # One is written before the oldest goes; the last of them are there while results are written.
     every = output.checkpoint_every
     count = min(KEEP + 1, (plan.steps.step_count - 1) // every) if every else 0
+    results *= 1 + len(output.times(plan.steps))
     return max(results + count * checkpoint, checkpoint) + FIGURES_AND_TABLES
 
 
@@ -81,7 +82,7 @@ def demand_of(work: SimulationWork, mesh: str) -> Demand:
         mesh,
         lambda grid, axes: (
             process_bytes(axes)
-            + simulation_bytes(plan, grid, axes)
+            + simulation_bytes(plan, grid, axes, outputs=bool(work.output.times(plan.steps)))
             + writing_bytes(plan, grid, axes)
         ),
         lambda ranks: default_mesh(ranks, grid),

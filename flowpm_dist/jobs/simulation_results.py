@@ -22,6 +22,7 @@ from flowpm_dist.simulation.plan import SimulationPlan
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.grid.field import Field
     from flowpm_dist.simulation.state import State
     from flowpm_dist.statistics import Multipoles, PowerSpectrum
 
@@ -80,18 +81,9 @@ def write_results(
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     from flowpm_dist.io.pictures import project
-    from flowpm_dist.statistics import multipoles, power_spectrum
 
-    density, mesh, output = state.density(), state.box.mesh, work.output
-    names = output.fields if output.format == "zarr" else VECTORS
-    others = state.fields([name for name in names if name != "density"])
-    fields = {str(n): density if n == "density" else others[n] for n in names}
-    about = {**state.header(), "config": work.run_text, "versions": versions()}
-    save_fields(folder.partial, fields, about, output.format)
-    spectrum = power_spectrum(density, window="cic")
-    axis, poles = work.multipoles, None
-    if axis is not None:
-        poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
+    mesh = state.box.mesh
+    density, spectrum, theory = write_state(folder.partial, work, state, linear)
     cells = max(1, work.plan.box.grid[2] // 8)
     slab = project(density, cells)
     memory = mesh.gather_to_root(np.array([peak_memory()]))
@@ -99,8 +91,6 @@ def write_results(
     if slab is not None and memory is not None:
         peaks = [int(m[0]) for m in memory]
         try:
-            theory = np.asarray(linear(spectrum.k, state.a))
-            write_power_spectrum(folder.partial / "power_spectrum.csv", spectrum, theory, poles)
             summary = _write_texts(
                 folder.partial, work, mesh_shape, state, spectrum, theory, peaks, threads
             )
@@ -110,6 +100,45 @@ def write_results(
         folder.publish()
     mesh.barrier()
     return summary
+
+
+def write_state(
+    folder: Path, work: SimulationWork, state: State, linear: LinearPower
+) -> tuple[Field, PowerSpectrum, np.ndarray]:
+    """Write the snapshot of a state and the table of its power spectrum. On all ranks.
+
+    Args:
+        folder: to write into.
+        work: the work that led to the state.
+        state: of one universe.
+        linear: power spectrum of linear theory.
+
+    Returns:
+        The density, its power spectrum, and linear theory at the same wave numbers [(Mpc/h)^3].
+
+    Raises:
+        WriteError: see `write_results`.
+    """
+    from flowpm_dist.statistics import multipoles, power_spectrum
+
+    density, output = state.density(), work.output
+    names = output.fields if output.format == "zarr" else VECTORS
+    others = state.fields([name for name in names if name != "density"])
+    fields = {str(n): density if n == "density" else others[n] for n in names}
+    about = {**state.header(), "config": work.run_text, "versions": versions()}
+    save_fields(folder, fields, about, output.format)
+    spectrum = power_spectrum(density, window="cic")
+    axis, poles = work.multipoles, None
+    if axis is not None:
+        poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
+    theory = np.asarray(linear(spectrum.k, state.a))
+    if state.box.mesh.rank == 0:
+        path = folder / "power_spectrum.csv"
+        try:
+            write_power_spectrum(path, spectrum, theory, poles)
+        except OSError as error:
+            raise WriteError.of(path, error) from error
+    return density, spectrum, theory
 
 
 def write_power_spectrum(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.checkpoints import FieldCheckpoints
 from flowpm_dist.jobs.folder import write_run_file
+from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import STEP, OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.simulate import KEEP, SimulationWork
-from flowpm_dist.jobs.simulation_results import Summary, write_results
+from flowpm_dist.jobs.simulation_results import Summary, write_results, write_state
 from flowpm_dist.jobs.stop import StopError, StopRequest
+from flowpm_dist.simulation.state import State
 from meshimpl import launch
 
 
@@ -58,6 +61,7 @@ class SimulationSession:
         box = self.simulation.box
         self.checkpoints = FieldCheckpoints(folder.checkpoints, STEP, box, KEEP)
         self._stop = StopRequest(box.mesh, "step", progress.say)
+        self._written: list[float] = []
         self._ours = {
             "seed": work.seed,
             "steps": work.plan.steps.step_count,
@@ -85,6 +89,8 @@ class SimulationSession:
         mesh.barrier()  # rank 0 has the folder
         found = self.checkpoints.latest(**self._ours) if resume else None
         last = 0 if found is None else int(found[1]["step"])
+        self._written = [] if found is None else list(found[1]["outputs"])
+        times = [a for a in work.output.times(work.plan.steps) if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
         noise = None if work.white_noise is None else open_white_noise(work.white_noise)
         try:
@@ -94,6 +100,8 @@ class SimulationSession:
                     white_noise=noise,
                     paired=work.paired,
                     progress=self.progress.step,
+                    outputs=times or None,
+                    on_output=self._output,
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
                 )
@@ -106,6 +114,16 @@ class SimulationSession:
             threads=launch.threads_per_rank(),
         )  # fmt: skip
         return Outcome(summary)
+
+    def _output(self, state: State) -> None:
+        """Writes a state on the way, in a folder of its own. On every rank."""
+        folder, mesh = self.folder.partial / output_name(state.a), state.box.mesh
+        if mesh.rank == 0:  # one that came after the checkpoint is made again
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        mesh.barrier()
+        write_state(folder, self.work, state, self.simulation.power)
+        self._written.append(state.a)
 
     def _after_step(self, here: MidRun) -> None:
         """Writes a checkpoint where one is due, and ends if a signal came. On every rank."""
@@ -127,6 +145,7 @@ class SimulationSession:
             "a": here.a,
             "halo": here.halo,
             "timings": here.timings,
+            "outputs": self._written,
         }
         self.checkpoints.save(here.step, fields, attributes)
 

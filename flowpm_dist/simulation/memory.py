@@ -30,11 +30,21 @@ CHUNKS = 512 * 2**20
 """That limit: chunks that are compressed at the same time [bytes]."""
 
 
-def evolution_values(plan: SimulationPlan) -> float:
-    """Returns the values of a particle that lie in memory together while it moves."""
+OUTPUT = 20
+"""Values of a particle while a state on the way is measured: the state, its density, a spectrum."""
+
+
+def evolution_values(plan: SimulationPlan, *, outputs: bool = False) -> float:
+    """Returns the values of a particle that lie in memory together while it moves.
+
+    Args:
+        plan: of the simulation.
+        outputs: whether states are measured and written on the way.
+    """
     force = FORCE[plan.force.force_gradient] * plan.force.mesh_factor**3
     lpt = LPT_FIELDS if plan.integrator.uses_lpt else 0
-    return max(STATE + KICK + force, LPT[plan.initial.lpt_order]) + lpt
+    held = max(force, OUTPUT) if outputs else force
+    return max(STATE + KICK + held, LPT[plan.initial.lpt_order]) + lpt
 
 
 def writing_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -43,13 +53,17 @@ def writing_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> 
     return min(CHUNKS, math.ceil(values * np.dtype(plan.run.precision).itemsize))
 
 
-def simulation_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+def simulation_bytes(
+    plan: SimulationPlan, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
+) -> int:
     """Returns the memory of the fields of one universe on a rank [bytes].
 
     Args:
         plan: of the simulation.
         grid: cells along each side, instead of the plan's.
         axes: of the mesh of ranks, whose row and col split the box.
+        outputs: see `evolution_values`.
     """
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    return math.ceil(evolution_values(plan) * np.dtype(plan.run.precision).itemsize * cells)
+    values = evolution_values(plan, outputs=outputs)
+    return math.ceil(values * np.dtype(plan.run.precision).itemsize * cells)

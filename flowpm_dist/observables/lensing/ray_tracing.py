@@ -16,6 +16,7 @@ plane, and takes what each added from the sums again: it keeps those, not the ra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from flowpm_dist.grid.flat_sky import (
 )
 from flowpm_dist.observables.lensing.planes import LensPlanes, lensing_efficiency
 from flowpm_dist.observables.lensing.sources import Sources
+from meshimpl.tapes import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ def ray_trace(
     Deflections and their derivatives are computed by FFT, of planes that are taken as periodic, and
     read bilinearly where a ray meets the plane. Differentiable by the planes, the positions, the
     cosmology and the parameters of the sources; the memory of the gradient does not grow with the
-    number of planes, but for the planes themselves and their gradient. Second derivatives are those
-    of TensorFlow through that gradient.
+    number of planes, but for the planes themselves and their gradient. Asking for second
+    derivatives raises LookupError.
 
     Args:
         delta: overdensities [plane, x, y] [1], float32 or float64.
@@ -110,8 +112,8 @@ def ray_trace(
         raise ValueError(f"planes of matter are a tensor [plane, x, y]: got {delta.shape}")
     sky = FlatSky.of(delta, fov)
     theta = tf.cast(sky.centres() if positions is None else positions, delta.dtype)
-    if theta.shape.rank is None or theta.shape.rank < 1 or theta.shape[-1] != 2:
-        raise ValueError(f"positions are a tensor [..., 2]: got {theta.shape}")
+    if not theta.shape.is_fully_defined() or theta.shape[-1:] != (2,):
+        raise ValueError(f"positions are a tensor [..., 2] of known shape: got {theta.shape}")
     strength = planes.strength(cosmology)
     efficiency = lensing_efficiency(sources, planes.chi, Distances(cosmology))
     seen = tf.broadcast_to(tf.eye(2, dtype=delta.dtype), [*theta.shape[:-1], 2, 2])
@@ -129,13 +131,9 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
     """
 
     @tf.custom_gradient
-    def trace(
-        delta: tf.Tensor,
-        strength: tf.Tensor,
-        chi: tf.Tensor,
-        efficiency: tf.Tensor,
-        rays: tf.Tensor,
-    ) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def trace(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        # A tape would keep all that is computed here, were its inputs watched.
+        delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)
         count = delta.shape[0]
 
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
@@ -151,25 +149,24 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
         )
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return _return(dy, (delta, strength, chi, efficiency, rays), sums, sky)
+            return once_differentiable(functools.partial(_return, sky), "ray tracing")(
+                dy, *sums, *given
+            )
 
         return rays - total, gradient
 
     return trace
 
 
-def _return(
-    dy: tf.Tensor, given: tuple[tf.Tensor, ...], sums: Sequence[tf.Tensor], sky: FlatSky
-) -> tuple[tf.Tensor, ...]:
+def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Returns the cotangents of `_tracer`'s arguments, plane by plane from the last.
 
     Args:
-        dy: cotangent of its result [source, ..., 6].
-        given: its arguments.
-        sums: first and second, after the last plane [..., 6].
         sky: of the planes.
+        dy: cotangent of its result [source, ..., 6].
+        tensors: first and second after the last plane [..., 6], and its arguments.
     """
-    delta, strength, chi, efficiency, rays = given
+    *sums, delta, strength, chi, efficiency, rays = tensors
     count = delta.shape[0]
 
     def undo(
@@ -211,11 +208,20 @@ def _deflection(kappa: tf.Tensor, rays: tf.Tensor, sky: FlatSky) -> tf.Tensor:
         rays: position and Jacobian [..., 6].
         sky: of the plane.
     """
-    maps = filter_maps(kappa, sky, _DERIVATIVES)
-    read = bilinear(maps, rays[..., :2], sky)
-    alpha, (u11, u12, u22) = read[..., :2], tf.unstack(read[..., 2:], axis=-1)
-    tidal = _matrix(tf.stack([u11, u12, u12, u22], axis=-1))
-    return tf.concat([alpha, _flat(tidal @ _matrix(rays[..., 2:]))], axis=-1)
+    return _reader(sky)(filter_maps(kappa, sky, _DERIVATIVES), rays)
+
+
+@functools.lru_cache(maxsize=16)
+def _reader(sky: FlatSky) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    @tf.function(jit_compile=True, autograph=False)
+    def read(maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
+        found = bilinear(maps, rays[..., :2], sky)
+        first, second = rays[..., 2:4], rays[..., 4:]  # rows of A
+        u11, u12, u22 = (found[..., i, tf.newaxis] for i in (2, 3, 4))
+        rows = [u11 * first + u12 * second, u12 * first + u22 * second]
+        return tf.concat([found[..., :2], *rows], axis=-1)
+
+    return read
 
 
 def bilinear(maps: tf.Tensor, positions: tf.Tensor, sky: FlatSky) -> tf.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.halofit import Halofit
 from flowpm_dist.cosmology.limber import Power, limber_power
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
@@ -38,7 +39,7 @@ def convergence_power(
         sources: the populations; with alignment, none of them at one redshift.
         cosmology: the parameters.
         power: the matter power P(k, a), such as `LinearPower(cosmology)`, the default, or
-            `NonlinearPower(cosmology)`.
+            `Halofit(LinearPower(cosmology))`.
         alignment: intrinsic alignments; none by default.
         panels: of the quadrature, 16 nodes each, between the observer and each plane of sources.
 
@@ -55,7 +56,7 @@ def convergence_power(
     kernels = lensing_weight(cosmology, chi, a=a) * lensing_efficiency(sources, chi, distances)
     if alignment is not None:
         density = tf.stack([source.density(chi, distances) for source in sources])
-        growth = power.growth if isinstance(power, LinearPower) else None
+        growth = power.growth if isinstance(power, (LinearPower, Halofit)) else None
         kernels += alignment.response(a, cosmology, growth) * density
     return limber_power(ell, chi, a, widths, kernels, power)
 

@@ -1,0 +1,247 @@
+"""Light cones and lensing against theory, and what they cost.
+
+    python benchmarks/lensing.py linear   [--grid 128] [--box 400] [--seeds 100] [--painted 4]
+    python benchmarks/lensing.py halofit  [--grid 256] [--box 400] [--seeds 4] [--mesh-factor 1]
+    python benchmarks/lensing.py cost     [--grid 128] [--box 512]
+
+linear: a universe that stays as linear theory has it at z = 0, seen by sources at z = 1 as far as
+the box is wide. Its convergence is the integral along the line of sight, in the Born approximation,
+of the linear density itself, read at each layer by splines in numpy; the mean over seeds is divided
+by Limber's integral of linear power, and by that of the power that was measured in the boxes.
+Frozen Zel'dovich universes of small amplitudes are then painted by the light cone, and their
+correlation with the former divided by its power. Of pairs with opposite noise half the difference
+is taken, so that the lattice and second order cancel, and the third is extrapolated to nothing.
+
+halofit: whole runs, against Limber's integral over CAMB's halofit.
+
+cost: a run with and without a light cone of four sources, and value and gradient of a loss on C_l.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy.ndimage import map_coordinates
+
+import flowpm_dist as fpm
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.cosmology.nonlinear import NonlinearPower
+from flowpm_dist.evolution.integrators import Operation, Schedule
+from flowpm_dist.observables.lensing import SourcePlane, convergence_power
+from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.statistics import angular_power, binned_angular_power
+
+COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
+SOURCE = 1.0  # redshift
+AMPLITUDES = (0.15, 0.3)  # of the frozen universes that are painted
+
+
+class Frozen(fpm.FastPM):
+    """No evolution: particles stay where first-order theory has them at a = 1."""
+
+    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+        """See `Integrator.schedule`: a kick by nothing, and a drift of nothing."""
+        operations = (
+            Operation("kick", float(edges[0]), 1),
+            Operation("drift", float(edges[-1]), 1, ends_step=True),
+        )
+        return Schedule(operations, tf.constant([[1.0, 0, 0, 0]] * 2, tf.float64))
+
+    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+        """See `Integrator.initial`."""
+        return super().initial(growth, 1.0, order)
+
+    def since_kick(
+        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """See `Integrator.since_kick`."""
+        return (0,) * len(times), tf.zeros([len(times), 4], tf.float64)
+
+
+def bands(low: float, high: float, number: int) -> np.ndarray:
+    """Returns edges of multipoles, equal in log l."""
+    return np.geomspace(low, high, number + 1)
+
+
+def cone_of(box: float, pixels: int, tiles: int) -> LightCone:
+    """Returns the light cone to z = 1 whose field is as wide as the box there."""
+    end = float(Distances(COSMOLOGY).comoving(1 / (1 + SOURCE)))
+    degrees = float(np.degrees(box / end)) * (1 - 1e-9)
+    return LightCone(field_of_view=degrees, pixels=pixels, z_max=SOURCE, tiles=tiles)
+
+
+def linear_convergence(delta: np.ndarray, box: Any, cone: LightCone) -> np.ndarray:
+    """Returns the convergence [x, y] of a density that stays as it is, by splines in its layers."""
+    distances = Distances(COSMOLOGY)
+    layers = Layers.of(box, cone.farthest(COSMOLOGY), cone.tiles)
+    source = distances.comoving(1 / (1 + SOURCE))
+    weights = lensing_weight(COSMOLOGY, layers.distances, source).numpy() * layers.depths
+    theta = ((np.arange(cone.pixels) + 0.5) / cone.pixels - 0.5) * cone.fov
+    kappa = np.zeros([cone.pixels] * 2)
+    for m, chi in enumerate(layers.distances):
+        tile = layers.tiles[layers.tile[m]]
+        (ax, ay, az), (sx, sy, _) = tile.axes, tile.senses
+        plane = np.take(delta, layers.index[m], axis=az)
+        if ax > ay:  # np.take left the axes in the order of the box
+            plane = plane.T
+        x = sx * (theta * chi - tile.shifts[0]) / box.cell[ax]
+        y = sy * (theta * chi - tile.shifts[1]) / box.cell[ay]
+        places = np.meshgrid(x, y, indexing="ij")
+        kappa += weights[m] * map_coordinates(plane, places, order=3, mode="grid-wrap")
+    return kappa
+
+
+def linear(grid: int, box: float, seeds: int, painted: int) -> None:
+    """Print the frozen linear test."""
+    options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
+    small = [
+        fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
+        for size in AMPLITUDES
+    ]
+    edges = bands(100, 800, 4)
+    powers, transfers, spectra = [], [], []
+    for seed in range(seeds):
+        cone = cone_of(box, grid, seed)
+        delta = small[0].lpt(seed=seed, a=1.0).linear_delta / AMPLITUDES[0]
+        spectrum = fpm.power_spectrum(delta)
+        spectra.append(spectrum.power)
+        exact = linear_convergence(delta.numpy(), small[0].box, cone)
+        auto = binned_angular_power(exact, cone.fov, edges).numpy()
+        powers.append(auto)
+        if seed < painted:
+            found = []
+            for sim, size in zip(small, AMPLITUDES, strict=True):
+                plus, minus = (
+                    cone.convergence(sim, [SourcePlane(SOURCE)], seed=seed, paired=side).kappa[0]
+                    for side in (False, True)
+                )
+                kappa = 0.5 * (plus - minus).numpy().astype(np.float64) / size
+                # One of the two is painted: its window is that of two maps of pixels.
+                cross = binned_angular_power(kappa, cone.fov, edges, other=exact, window="pixel")
+                found.append(cross.numpy() / auto)
+            first, second = AMPLITUDES[0] ** 2, AMPLITUDES[1] ** 2
+            transfers.append((second * found[0] - first * found[1]) / (second - first))
+        if seed % 10 == 9:
+            print(f"{seed + 1} of {seeds}", flush=True)
+    ell = angular_power(exact, cone.fov, edges).ell
+    mean, error = np.mean(powers, 0), np.std(powers, 0, ddof=1) / np.sqrt(seeds)
+    k, own = spectrum.k, np.mean(spectra, 0)
+
+    def measured(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+        inside = (wavenumber >= k[0] * 0.75) & (wavenumber <= k[-1])
+        return tf.constant(np.where(inside, np.interp(wavenumber, k, own), 0.0))
+
+    today = fpm.LinearPower(COSMOLOGY)
+    theory, of_box = (
+        convergence_power(ell, [SourcePlane(SOURCE)], COSMOLOGY, power).numpy()[0, 0]
+        for power in (lambda k, a: today(k, tf.ones_like(a)), measured)
+    )
+    print("| l | linear field / theory | linear field / power of the boxes | painted / linear |")
+    for i in range(len(ell)):
+        t, e = np.mean(transfers, 0)[i], np.std(transfers, 0, ddof=1)[i] / np.sqrt(painted)
+        print(
+            f"| {ell[i]:.0f} | {mean[i] / theory[i]:.4f} +- {error[i] / theory[i]:.4f} | "
+            f"{mean[i] / of_box[i]:.4f} +- {error[i] / of_box[i]:.4f} | {t:.4f} +- {e:.4f} |"
+        )
+
+
+def halofit(grid: int, box: float, seeds: int, mesh_factor: int) -> None:
+    """Print whole runs against halofit."""
+    sim = fpm.Simulation(
+        COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, 10), mesh_factor=mesh_factor
+    )
+    edges, powers = bands(100, 3000, 10), []
+    for seed in range(seeds):
+        cone = cone_of(box, 2 * grid, seed)
+        maps = cone.convergence(sim, [SourcePlane(SOURCE)], seed=seed)
+        found = angular_power(maps.kappa[0], maps.fov, edges, window="bilinear")
+        powers.append(found.power)
+        print(f"{seed + 1} of {seeds}", flush=True)
+    mean, error = np.mean(powers, 0), np.std(powers, 0, ddof=1) / np.sqrt(seeds)
+    sources = [SourcePlane(SOURCE)]
+    theory = convergence_power(found.ell, sources, COSMOLOGY, NonlinearPower(COSMOLOGY)).numpy()
+    print("| l | C_l / halofit |")
+    for ell, m, e, t in zip(found.ell, mean, error, theory[0, 0], strict=True):
+        print(f"| {ell:.0f} | {m / t:.3f} +- {e / t:.3f} |")
+
+
+def cost(grid: int, box: float) -> None:
+    """Print what a light cone costs."""
+    cosmology = COSMOLOGY
+    noise = None
+    sources = [SourcePlane(z) for z in (0.4, 0.6, 0.8, 1.0)]
+    cone = cone_of(box, 2 * grid, 1)
+    edges = bands(100, 1000, 4)
+
+    def simulation(steps: int) -> fpm.Simulation:
+        return fpm.Simulation(cosmology, grid, box, fpm.scale_factor_steps(0.1, 1.0, steps))
+
+    sim = simulation(10)
+    noise = sim.lpt(seed=1).white_noise.block
+
+    def timed(function: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        function()
+        return time.perf_counter() - begin
+
+    def gradient(of: fpm.Simulation) -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            maps = cone.convergence(of, sources, white_noise=noise)
+            power = binned_angular_power(maps.kappa, maps.fov, edges)
+            loss = tf.reduce_sum(tf.math.log(power))
+        tape.gradient(loss, noise)
+
+    jobs = {
+        "run": lambda: sim.run(white_noise=noise),
+        "run with a light cone": lambda: cone.convergence(sim, sources, white_noise=noise),
+        "value and gradient": lambda: gradient(sim),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(6):
+        for name, job in jobs.items():
+            taken = timed(job)
+            if turn:
+                seconds[name].append(taken)
+    medians = {name: float(np.median(values)) for name, values in seconds.items()}
+    run, with_cone, both = medians.values()
+    for name, value in medians.items():
+        print(f"{name}: {value:.2f} s")
+    print(f"with a light cone / without: {with_cone / run:.2f}")
+    print(f"value and gradient / light cone: {both / with_cone:.2f}")
+    for steps in (10, 40):
+        gradient(simulation(steps))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"peak memory after {steps} steps with gradient: {peak:.0f} MiB")
+
+
+def main() -> None:
+    """Run one of the three."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["linear", "halofit", "cost"])
+    parser.add_argument("--grid", type=int)
+    parser.add_argument("--box", type=float)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--painted", type=int, default=4)
+    parser.add_argument("--mesh-factor", type=int, default=1)
+    asked = parser.parse_args()
+    if asked.what == "linear":
+        linear(asked.grid or 128, asked.box or 400.0, asked.seeds or 100, asked.painted)
+    elif asked.what == "halofit":
+        halofit(asked.grid or 256, asked.box or 400.0, asked.seeds or 4, asked.mesh_factor)
+    else:
+        cost(asked.grid or 128, asked.box or 512.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Gradients against central differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+RNG = np.random.default_rng(12)
+
+
+def check_derivative(function, value, step, rtol=1e-6):
+    """The gradient of a scalar function along a random direction, by central differences."""
+    value = np.asarray(value, np.float64)
+    direction = RNG.normal(size=value.shape)
+    with tf.GradientTape() as tape:
+        variable = tf.constant(value)
+        tape.watch(variable)
+        result = function(variable)
+    gradient = tf.convert_to_tensor(tape.gradient(result, variable))
+    along = float(tf.reduce_sum(gradient * direction))
+    ahead, behind = (float(function(value + sign * step * direction)) for sign in (1, -1))
+    assert along == pytest.approx((ahead - behind) / (2 * step), rel=rtol)
