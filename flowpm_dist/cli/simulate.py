@@ -23,7 +23,7 @@ from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.cosmology.camb_spline import camb_beside
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import human_size
+from flowpm_dist.io.files import LIGHT_CONE, human_size
 from flowpm_dist.io.formats import snapshot_name
 from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.options import output_name
@@ -88,6 +88,7 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
             output=config.output,
             multipoles=config.results.multipoles,
             run_text=self.resolved,
+            light_cone=config.light_cone,
         )
 
     def describe(self) -> str:
@@ -112,7 +113,8 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         done = (self.folder.last_step() or 0) if self.resume else 0
         steps = work.plan.steps.step_count - done
         seconds = None if rate is None else rate * self._cells * steps
-        return self.demand.estimate(output_bytes(work.plan, work.output), seconds)
+        disk = output_bytes(work.plan, work.output, work.light_cone)
+        return self.demand.estimate(disk, seconds)
 
     def remember(self, outcome: Outcome) -> None:
         """See `ResumableJob.remember`."""
@@ -141,6 +143,8 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         """See `ResumableJob.work`."""
         from flowpm_dist.jobs.simulation_session import SimulationSession, unfinished_removed
 
+        for warning in () if self.config.light_cone is None else self.config.light_cone.warnings:
+            progress.warn(warning)
         with unfinished_removed(self.folder):
             session = SimulationSession(self.simulation, self.mesh, self.folder, progress)
             return session.run(resume=self.resume)
@@ -156,6 +160,10 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         memory = human_size(max(summary.peak_memory))
         if self.folder.outputs:
             held += f"\n  {', '.join(self.folder.outputs)}: the same at earlier times, with spectra"
+        if self.config.lightcone is not None:
+            held += f'\n  {LIGHT_CONE:<19} maps; in Python: fpm.io.load_light_cone("{path}")'
+            held += "\n  convergence.png     with sticks of shear"
+            held += "\n  convergence_power.png, .csv: angular power of all pairs, beside theory"
         return f"""
 Results in {path}:
   density.png         a slab of the universe

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,11 @@ Rule = Callable[[ParsedRunFile], Iterable[Problem]]
 
 def models_of(config: type[Options]) -> Models:
     """Returns the models of the sections of a kind of run file, by name."""
-    fields = config.model_fields.items()
-    return {name: field.annotation for name, field in fields if isinstance(field.annotation, type)}
+    models = {}
+    for name, field in config.model_fields.items():
+        kinds = [field.annotation, *typing.get_args(field.annotation)]
+        models[name] = next(kind for kind in kinds if isinstance(kind, type))
+    return models
 
 
 def read_table(path: str | Path, settings: Settings | None = None) -> dict[str, Any]:
@@ -132,7 +136,11 @@ def _not_toml(text: str, said: str) -> Problem:
 
 
 def check_sections(
-    table: Mapping[str, Any], source: Path, models: Models, rules: Iterable[Rule]
+    table: Mapping[str, Any],
+    source: Path,
+    models: Models,
+    rules: Iterable[Rule],
+    optional: Container[str] = (),
 ) -> dict[str, Options]:
     """Returns the checked sections of a run file of any kind.
 
@@ -141,6 +149,7 @@ def check_sections(
         source: path of the file; paths inside the file are relative to its folder.
         models: the models of the sections, by name.
         rules: each returns the problems between keys.
+        optional: names of sections that mean something only where they are given.
 
     Raises:
         ConfigError: there are problems; it has all of them.
@@ -149,6 +158,8 @@ def check_sections(
     sections: dict[str, Options] = {}
     given: dict[str, Mapping[str, Any]] = {}
     for name, model in models.items():
+        if name in optional and name not in table:
+            continue
         keys = table.get(name, {})
         if not isinstance(keys, Mapping):
             what = f"= {reprlib.repr(keys)}: must be a section [{name}] with keys below it"

@@ -23,6 +23,12 @@ from flowpm_dist.config.checks import (
     read_table,
     to_toml,
 )
+from flowpm_dist.config.light_cone import (
+    SECTION,
+    idle_keys,
+    light_cone_rules,
+    light_cone_work,
+)
 from flowpm_dist.config.sections import (
     EvolutionSection,
     InitialSection,
@@ -39,6 +45,7 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
+from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
 from flowpm_dist.options import Options, three
 
@@ -57,6 +64,7 @@ class RunConfig(Options):
     run: RunOptions
     results: ResultsSection
     output: OutputOptions
+    lightcone: LensingOptions | None = None
 
     def resolved(self) -> str:
         """Returns the run file as TOML with all defaults and full paths; `load` reads it back.
@@ -65,7 +73,16 @@ class RunConfig(Options):
         """
         initial = [] if self.initial.white_noise is None else OF_A_SEED
         output = [] if self.output.format == "zarr" else ["fields"]
-        return to_toml(self, {"initial": initial, "output": output})
+        idle = {"initial": initial, "output": output, SECTION: idle_keys(self.lightcone)}
+        return to_toml(self, idle)
+
+    @property
+    def light_cone(self) -> LightConeWork | None:
+        """What the run sees on its light cone."""
+        if self.lightcone is None:
+            return None
+        cells = [self.evolution.mesh_factor * n for n in self.box.grid]
+        return light_cone_work(self.lightcone, self.cosmology, self.box.size, cells)
 
     def with_mesh(self, shape: str) -> RunConfig:
         """Returns the same run on a mesh of another shape."""
@@ -100,8 +117,10 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     """
     rules: list[Rule] = [
         _amplitude, _origin, universe_rules, _white_noise, evolution_rules, _output, _output_times,
+        light_cone_rules,
     ]  # fmt: skip
-    return RunConfig.model_validate(check_sections(table, source, SECTIONS, rules))
+    checked = check_sections(table, source, SECTIONS, rules, optional=(SECTION,))
+    return RunConfig.model_validate(checked)
 
 
 def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:

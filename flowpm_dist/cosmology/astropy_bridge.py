@@ -1,4 +1,4 @@
-"""Reads the parameters of an `astropy.cosmology` object; astropy is imported only here."""
+"""What astropy knows of cosmologies; astropy is imported only here, and TensorFlow never."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
         parameters["T_cmb"] = temperature
     _warn_of_radiation(cosmology)
     return parameters
+
+
+def comoving_distance(z: float, *, Omega_m: float, w0: float = -1.0, wa: float = 0.0) -> float:
+    """Returns the comoving distance of a redshift [Mpc/h], in a flat universe without radiation.
+
+    It is that of `Distances`, which needs TensorFlow.
+    """
+    from astropy.cosmology import Flatw0waCDM
+
+    universe = Flatw0waCDM(H0=100.0, Om0=Omega_m, w0=w0, wa=wa, Tcmb0=0.0)
+    return float(universe.comoving_distance(z).to_value("Mpc"))
 
 
 def _dark_energy(cosmology: Any) -> tuple[float, float]:

@@ -17,6 +17,8 @@ OF_PARTICLES = {"gadget-hdf5": "snapshot.gadget", "bigfile": "snapshot.bigfile"}
 """Format of particles alone -> the folder of such a snapshot."""
 SNAPSHOTS = (SNAPSHOT, *OF_PARTICLES.values())
 """Names of all snapshots, each a folder."""
+LIGHT_CONE = "lightcone.zarr"
+"""The maps of a light cone."""
 ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
 

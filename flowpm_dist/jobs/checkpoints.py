@@ -17,6 +17,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import WriteError, snapshot_attributes
+from flowpm_dist.io.light_cone import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import numbered_checkpoints
 
@@ -46,6 +47,7 @@ class FieldCheckpoints:
         fields: Mapping[str, Field],
         attributes: Mapping[str, Any],
         dimensions: tuple[str, ...] = DIMENSIONS,
+        maps: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Writes a checkpoint. Must be called on all ranks together.
 
@@ -54,10 +56,13 @@ class FieldCheckpoints:
             fields: by name.
             attributes: what else the work depends on; they can be written as JSON.
             dimensions: see `write_snapshot`.
+            maps: arrays by name that rank 0 writes, whole.
 
         Raises:
             WriteError: on a rank that cannot write. Earlier checkpoints stay as they are.
         """
+        import zarr
+
         mesh, final = self._box.mesh, self._path(number)
         aside = final.with_name(f".{final.name}.partial")
         if mesh.rank == 0:
@@ -68,6 +73,10 @@ class FieldCheckpoints:
         write_snapshot(aside, fields, about, meanings={}, dimensions=dimensions)
         if mesh.rank == 0:
             try:
+                group = zarr.open_group(aside, mode="r+")
+                for name, values in (maps or {}).items():
+                    axes = tuple(f"axis_{n}" for n in range(values.ndim))
+                    add_array(group, name, MapArray(values, axes, "1", name))
                 mark_complete(aside)
                 shutil.rmtree(final, ignore_errors=True)
                 aside.rename(final)
@@ -115,10 +124,17 @@ class FieldCheckpoints:
         Raises:
             CheckpointError: it cannot be read, or values are missing.
         """
+        return self._read(path, name, self._box.place)
+
+    def whole(self, path: Path, name: str) -> tf.Tensor:
+        """Returns a whole array of a checkpoint, likewise."""
+        return self._read(path, name, ...)
+
+    def _read(self, path: Path, name: str, place: Any) -> tf.Tensor:
         import zarr
 
         try:
-            block = np.asarray(zarr.open_array(path / name, mode="r")[self._box.place])
+            block = np.asarray(zarr.open_array(path / name, mode="r")[place])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error

@@ -18,11 +18,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from flowpm_dist.io.files import GENERATOR, SNAPSHOTS, WriteError, snapshot_attributes
+from flowpm_dist.io.files import (
+    GENERATOR,
+    LIGHT_CONE,
+    SNAPSHOTS,
+    WriteError,
+    snapshot_attributes,
+)
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
 from meshimpl import launch
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
+OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
+"""What a run with a light cone leaves besides."""
 PARTIAL = ".partial-flowpm-dist"
 STEP = "step"
 """What checkpoints are counted in."""
@@ -37,7 +45,7 @@ class OutputFolder(JobFolder):
     """
 
     kind = "run"
-    contents = (*FILES, *SNAPSHOTS)
+    contents = (*FILES, *OF_LIGHT_CONE, *SNAPSHOTS)
 
     def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
         super().__init__(path)
@@ -159,11 +167,11 @@ class OutputFolder(JobFolder):
         try:
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
-                for name in (*SNAPSHOTS, *_outputs_in(self.path)):
+                for name in (*OF_LIGHT_CONE, *SNAPSHOTS, *_outputs_in(self.path)):
                     if (self.path / name).exists():
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()
-            for name in (*FILES, *_outputs_in(self.partial), *SNAPSHOTS):
+            for name in (*FILES, *OF_LIGHT_CONE, *_outputs_in(self.partial), *SNAPSHOTS):
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
             shutil.rmtree(self.partial)

@@ -15,6 +15,7 @@ from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.jobs.light_cone import LightConeWork
 from flowpm_dist.jobs.options import OutputOptions
 from flowpm_dist.simulation.memory import simulation_bytes, writing_bytes
 from flowpm_dist.simulation.plan import SimulationPlan
@@ -36,6 +37,7 @@ class SimulationWork:
         output: format and fields of the snapshot, and how often a checkpoint is written.
         multipoles: line of sight of the multipoles in redshift space; None leaves them out.
         run_text: the resolved run file, kept with the results.
+        light_cone: what is seen on the way; None for nothing.
     """
 
     plan: SimulationPlan
@@ -46,14 +48,18 @@ class SimulationWork:
     output: OutputOptions
     multipoles: Literal["x", "y", "z"] | None
     run_text: str
+    light_cone: LightConeWork | None = None
 
 
-def output_bytes(plan: SimulationPlan, output: OutputOptions) -> int:
+def output_bytes(
+    plan: SimulationPlan, output: OutputOptions, light_cone: LightConeWork | None = None
+) -> int:
     """Returns an upper estimate of the size of all that a run writes, checkpoints included [bytes].
 
     Args:
         plan: of the simulation.
         output: of the run.
+        light_cone: what it sees on the way.
     """
     itemsize = np.dtype(plan.run.precision).itemsize
     checkpoint = snapshot_bytes(plan.box.grid, itemsize, VECTORS)
@@ -65,6 +71,9 @@ def output_bytes(plan: SimulationPlan, output: OutputOptions) -> int:
     every = output.checkpoint_every
     count = min(KEEP + 1, (plan.steps.step_count - 1) // every) if every else 0
     results *= 1 + len(output.times(plan.steps))
+    if light_cone is not None:
+        results += light_cone.results(itemsize)
+        checkpoint += light_cone.checkpoint(itemsize)
     return max(results + count * checkpoint, checkpoint) + FIGURES_AND_TABLES
 
 
@@ -75,7 +84,8 @@ def demand_of(work: SimulationWork, mesh: str) -> Demand:
         work: to be done.
         mesh: shape of the mesh of ranks.
     """
-    plan, grid = work.plan, work.plan.box.grid
+    plan, grid, cone = work.plan, work.plan.box.grid, work.light_cone
+    maps = 0 if cone is None else cone.memory(np.dtype(plan.run.precision).itemsize)
     return Demand(
         "the simulation",
         grid,
@@ -84,6 +94,7 @@ def demand_of(work: SimulationWork, mesh: str) -> Demand:
             process_bytes(axes)
             + simulation_bytes(plan, grid, axes, outputs=bool(work.output.times(plan.steps)))
             + writing_bytes(plan, grid, axes)
+            + maps
         ),
         lambda ranks: default_mesh(ranks, grid),
         grid_is_free=work.white_noise is None,

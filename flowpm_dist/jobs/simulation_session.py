@@ -17,12 +17,14 @@ from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.checkpoints import FieldCheckpoints
 from flowpm_dist.jobs.folder import write_run_file
+from flowpm_dist.jobs.light_cone_results import observers_of, write_light_cone_results
 from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import STEP, OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.simulate import KEEP, SimulationWork
 from flowpm_dist.jobs.simulation_results import Summary, write_results, write_state
 from flowpm_dist.jobs.stop import StopError, StopRequest
+from flowpm_dist.jobs.versions import versions
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 
@@ -93,6 +95,7 @@ class SimulationSession:
         times = [a for a in work.output.times(work.plan.steps) if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
         noise = None if work.white_noise is None else open_white_noise(work.white_noise)
+        cone, seen = work.light_cone, list[Any]()
         try:
             with self._stop.heard():
                 state = self.simulation.run_resumably(
@@ -102,6 +105,8 @@ class SimulationSession:
                     progress=self.progress.step,
                     outputs=times or None,
                     on_output=self._output,
+                    observers=[] if cone is None else observers_of(cone.options),
+                    on_seen=seen.extend,
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
                 )
@@ -109,6 +114,11 @@ class SimulationSession:
             self.folder.release()
             return Outcome(None, stopped.signal, stopped.place)
         self.progress.note("writing")
+        if cone is not None and mesh.rank == 0:
+            about = {**state.header(), "config": work.run_text, "versions": versions()}
+            write_light_cone_results(
+                self.folder.partial, cone, seen, self.simulation.cosmology, about
+            )
         summary = write_results(
             self.folder, work, self._shape, state, self.simulation.power,
             threads=launch.threads_per_rank(),
@@ -147,12 +157,14 @@ class SimulationSession:
             "timings": here.timings,
             "outputs": self._written,
         }
-        self.checkpoints.save(here.step, fields, attributes)
+        seen = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
+        self.checkpoints.save(here.step, fields, {**attributes, "seen": list(seen)}, maps=seen)
 
     def _restored(self, path: Path, about: Mapping[str, Any]) -> MidRun:
         particles = Particles(*(self.checkpoints.block(path, name) for name in VECTORS))
         rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
-        return MidRun(particles=particles, **rest)
+        maps = {n.removeprefix("seen_"): self.checkpoints.whole(path, n) for n in about["seen"]}
+        return MidRun(particles=particles, seen=lambda: maps, **rest)
 
 
 class _StoppedError(StopError):

@@ -30,12 +30,13 @@ class Options(BaseModel):
         return model.model_construct(**{name: getattr(self, name) for name in model.model_fields})
 
 
-def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
+def constructed(model: type[Model], given: Mapping[str, Any], context: Any = None) -> Model:
     """Returns the options that a Python caller has given by name.
 
     Args:
         model: the options there are.
         given: values by name.
+        context: of the validation, such as the folder of relative paths.
 
     Raises:
         TypeError: there is no option of such a name; the message names the nearest one, or the
@@ -52,7 +53,8 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
                 f"there is no option {name!r}{nearest(name, fields)} (options: {known})"
             )
     try:
-        return model.model_validate({name: _plain(value) for name, value in given.items()})
+        plain = {name: _plain(value) for name, value in given.items()}
+        return model.model_validate(plain, context=context)
     except ValidationError as error:
         lines = []
         for detail in error.errors():
@@ -61,6 +63,9 @@ def constructed(model: type[Model], given: Mapping[str, Any]) -> Model:
                 lines.append(str(cause))
                 continue
             name = str(detail["loc"][0])
+            if name not in given:
+                lines.append(f"{name} is missing: must be {fields[name].description}")
+                continue
             said = f"{cause}; " if isinstance(cause, ValueError) else ""
             value = reprlib.repr(given.get(name))
             lines.append(f"{name} = {value}: {said}must be {fields[name].description}")

@@ -33,7 +33,8 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
         check_redshifts(z)
         check_numbers(n)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no n(z) of sources: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: no n(z) of sources: {reason}") from error
     return z, n
 
 

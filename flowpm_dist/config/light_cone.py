@@ -1,0 +1,154 @@
+"""Rules of the section [lightcone] of a run file. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flowpm_dist.config.checks import ParsedRunFile, Problem, as_written
+from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.cosmology.astropy_bridge import comoving_distance
+from flowpm_dist.cosmology.options import CosmologyOptions
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
+from flowpm_dist.observables.lensing.options import SourceOptions
+from flowpm_dist.options import three
+
+SECTION = "lightcone"
+
+CLOSE = 1e-6
+"""Relative distance that sources may lie behind z_max, for rounding."""
+
+
+def light_cone_rules(file: ParsedRunFile) -> Iterator[Problem]:
+    """Yield problems between the keys of [lightcone], and between them and the run."""
+    cone = file.sections.get(SECTION)
+    if not isinstance(cone, LensingOptions):
+        return
+    yield from _steps(file, cone)
+    yield from _field_of_view(file, cone)
+    sources = getattr(cone, "sources", None)
+    if sources and all(isinstance(each, SourceOptions) for each in sources):
+        yield from _sources(sources, cone)
+    yield from _idle_keys(file, cone)
+
+
+def idle_keys(cone: LensingOptions | None) -> list[str]:
+    """Returns the keys of [lightcone] that have no meaning beside the others."""
+    return [] if cone is None or cone.needs_planes else ["plane_width"]
+
+
+def _steps(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+    evolution = file.sections.get("evolution")
+    if not isinstance(evolution, EvolutionSection):
+        return
+    first, last = evolution.first, evolution.last
+    if last is not None and last < 1:
+        key = "edges" if evolution.edges else "a_stop"
+        what = f"ends the run at a = {last:g}: a light cone to an observer today needs a = 1"
+        yield Problem(f"evolution.{key}", what)
+    if first and _number(cone, "z_max") is not None:
+        try:
+            cone.check_begin(first)
+        except ValueError as error:
+            yield Problem(f"{SECTION}.z_max", _without_name(error))
+
+
+def _field_of_view(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+    given = [_number(cone, name) for name in ("field_of_view", "z_max")]
+    size, end = file.value("box", "size"), _distance(file, cone)
+    if None in given or size is None or end is None or not isinstance(cone.repeat, bool):
+        return
+    try:
+        cone.check_width(three(size), end)
+    except ValueError as error:
+        what = str(error).replace("repeat = True", "repeat = true")
+        yield Problem(f"{SECTION}.field_of_view", f"= {cone.field_of_view:g}: {what}")
+
+
+def _sources(sources: Sequence[SourceOptions], cone: LensingOptions) -> Iterator[Problem]:
+    z_max = _number(cone, "z_max")
+    for number, source in enumerate(sources):
+        where = f"{SECTION}.sources[{number}]"
+        try:
+            farthest = source.farthest
+        except UserError as error:
+            yield Problem(where, f": {error}")
+            continue
+        if farthest <= 0:
+            what = f"have no member above z = 0 with shift = {source.shift:g}"
+            yield Problem(where, what)
+        elif z_max is not None and farthest > z_max * (1 + CLOSE):
+            cut = ", or cut them with their own z_max" if source.smail else ""
+            cut = ", or end the table there" if source.file else cut
+            what = f"reach to z = {farthest:.4g}, behind z_max = {z_max:g}: see farther"
+            yield Problem(where, f"{what}{cut}")
+        if source.redshift is not None and cone.alignment is not None:
+            what = "are at one redshift: alignments need smail or file"
+            yield Problem(where, what)
+
+
+def _idle_keys(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+    given = file.given.get(SECTION, {})
+    if "plane_width" in given and not cone.needs_planes:
+        what = f"= {as_written(given['plane_width'])}: goes with ray_tracing or planes = true"
+        yield Problem(f"{SECTION}.plane_width", what)
+    if "alignment" in given and cone.ray_tracing is True:
+        what = "is given beside ray_tracing, which has none: leave one of them out"
+        yield Problem(f"{SECTION}.alignment", what)
+    pixels = _number(cone, "pixels")
+    if pixels is not None and 2 <= pixels < 4:
+        yield Problem(f"{SECTION}.pixels", f"= {pixels}: must be at least 4, to measure a spectrum")
+
+
+def light_cone_work(
+    cone: LensingOptions,
+    cosmology: CosmologyOptions,
+    size: Sequence[float],
+    cells: Sequence[float],
+) -> LightConeWork:
+    """Returns what a run sees on its light cone.
+
+    Args:
+        cone: the section.
+        cosmology: of the run.
+        size: of the box [Mpc/h].
+        cells: of the force mesh, along each side of the box.
+    """
+    half = 0.5 * _comoving(max(source.farthest for source in cone.sources), cosmology)
+    width = cone.fov / cone.pixels * half
+    cell = max(side / n for side, n in zip(size, cells, strict=True))
+    warnings = []
+    if width < cell:
+        enough = max(4, math.floor(cone.fov * half / cell))
+        warnings.append(
+            f"lightcone.pixels = {cone.pixels}: half the way to the farthest sources, where "
+            f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
+            f"{cell:.3g}; {enough} pixels show all that there is"
+        )
+    return LightConeWork(cone, _comoving(cone.z_max, cosmology), tuple(warnings))
+
+
+def _comoving(z: float, cosmology: CosmologyOptions) -> float:
+    return comoving_distance(z, Omega_m=cosmology.Omega_m, w0=cosmology.w0, wa=cosmology.wa)
+
+
+def _distance(file: ParsedRunFile, cone: LensingOptions) -> float | None:
+    cosmology, z = file.sections.get("cosmology"), _number(cone, "z_max")
+    if not isinstance(cosmology, CosmologyOptions) or z is None:
+        return None
+    if any(_number(cosmology, name) is None for name in ("Omega_m", "w0", "wa")):
+        return None
+    return _comoving(z, cosmology)
+
+
+def _number(options: Any, name: str) -> Any:
+    """Returns the value of a key; None if it is wrong or missing."""
+    value = getattr(options, name, None)
+    return value if isinstance(value, int | float) else None
+
+
+def _without_name(error: ValueError) -> str:
+    """Returns a message that begins with its key, without that."""
+    return str(error).partition(" ")[2]

@@ -1,0 +1,123 @@
+"""The light cone of a simulation as options, and what it takes; nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+from flowpm_dist.observables.lensing.options import (
+    AlignmentOptions,
+    ShapeNoiseOptions,
+    SourceOptions,
+)
+from flowpm_dist.observables.light_cone.options import LightConeOptions
+from flowpm_dist.options import Options, constructed
+
+MAPS = 10
+"""Values of a pixel and source that lie in memory together: what is seen, added up and measured."""
+PLANES = 3
+"""The same for each plane."""
+RAYS = 60
+"""Values of a pixel while rays are traced, besides 6 for each source."""
+
+
+def _tables(model: type[Options], *, one: bool = False) -> BeforeValidator:
+    """Returns the validator of a table, or of a list of tables, that names what is wrong in it."""
+
+    def made(value: Any, where: str, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return constructed(model, value, info.context)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}{error}") from None
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if one or not isinstance(value, list | tuple):
+            return made(value, "", info)
+        return tuple(made(each, f"sources[{n}]: ", info) for n, each in enumerate(value))
+
+    return BeforeValidator(read)
+
+
+class LensingOptions(LightConeOptions):
+    """What is seen of a simulation on the light cone, and the lensing by it.
+
+    Attributes:
+        sources: the populations of sources.
+        ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
+        plane_width: of planes [Mpc/h].
+        planes: whether planes of matter are written.
+        alignment: intrinsic alignments.
+        shape_noise: noise of the shear.
+    """
+
+    sources: Annotated[tuple[SourceOptions, ...], Field(min_length=1), _tables(SourceOptions)] = (
+        Field(
+            description="a list of tables such as { redshift = 1.0 }, { smail = [0.3, 2.0, 1.5], "
+            'z_max = 1.5 } or { file = "nz.txt" }, each with a shift if need be'
+        )
+    )
+    ray_tracing: bool = Field(default=False, description="true or false")
+    plane_width: Annotated[float, Field(gt=0)] = Field(
+        default=100.0, description="a length above 0 in Mpc/h"
+    )
+    planes: bool = Field(default=False, description="true or false")
+    alignment: Annotated[AlignmentOptions | None, _tables(AlignmentOptions, one=True)] = Field(
+        default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
+    )
+    shape_noise: Annotated[ShapeNoiseOptions | None, _tables(ShapeNoiseOptions, one=True)] = Field(
+        default=None, description="a table such as { sigma_e = 0.26, n_eff = 5.0, seed = 0 }"
+    )
+
+    @property
+    def needs_planes(self) -> bool:
+        """Whether the matter is painted on planes."""
+        return self.ray_tracing or self.planes
+
+
+@dataclass(frozen=True)
+class LightConeWork:
+    """What a run sees on its light cone.
+
+    Attributes:
+        options: of the run file.
+        end: comoving distance of z_max [Mpc/h].
+        warnings: of what a user should know; they are kept with the maps.
+    """
+
+    options: LensingOptions
+    end: float
+    warnings: tuple[str, ...] = ()
+
+    def memory(self, itemsize: int) -> int:
+        """Returns the memory of the maps on a rank, an upper estimate [bytes].
+
+        Args:
+            itemsize: size of a value [bytes].
+        """
+        cone = self.options
+        values = MAPS * len(cone.sources) + PLANES * self._planes(cone.needs_planes)
+        if cone.ray_tracing:
+            values += RAYS + 6 * len(cone.sources)
+        return self._bytes(values, itemsize)
+
+    def results(self, itemsize: int) -> int:
+        """Returns the size of the maps that are written [bytes]; argument as for `memory`."""
+        each = 4 if self.options.ray_tracing else 3
+        values = each * len(self.options.sources) + self._planes(self.options.planes)
+        return self._bytes(values, itemsize)
+
+    def checkpoint(self, itemsize: int) -> int:
+        """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
+        born = 0 if self.options.ray_tracing else len(self.options.sources)
+        return self._bytes(born + self._planes(self.options.needs_planes), itemsize)
+
+    def _planes(self, wanted: bool) -> int:
+        return math.ceil(self.end / self.options.plane_width) if wanted else 0
+
+    def _bytes(self, values: int, itemsize: int) -> int:
+        return values * self.options.pixels**2 * itemsize

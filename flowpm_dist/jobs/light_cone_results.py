@@ -1,0 +1,289 @@
+"""The results of a light cone: maps, angular power spectra beside theory, and figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.halofit import Halofit
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.io.files import LIGHT_CONE, WriteError
+from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
+from flowpm_dist.observables.lensing.noise import shape_noise
+from flowpm_dist.observables.lensing.ray_tracing import ray_trace
+from flowpm_dist.observables.lensing.theory import convergence_power
+from flowpm_dist.observables.light_cone.light_cone import LightCone
+from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
+from flowpm_dist.observables.light_cone.options import LightConeOptions
+from flowpm_dist.simulation.simulation import ObserverOf
+from flowpm_dist.statistics.angular_power import angular_power
+
+BINS_PER_OCTAVE = 2
+"""Logarithmic bins in l: of more, some would have no mode."""
+
+
+@dataclass(frozen=True)
+class Lensing:
+    """Maps of lensing on the host, [source, x, y] [1].
+
+    Attributes:
+        kappa, gamma1, gamma2: convergence and shear.
+        rotation: of images [rad]; None in the Born approximation, in which there is none.
+    """
+
+    kappa: np.ndarray
+    gamma1: np.ndarray
+    gamma2: np.ndarray
+    rotation: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class ConvergenceSpectra:
+    """The angular power spectra of all pairs of sources, and theory at the same l.
+
+    Attributes:
+        pairs: of sources.
+        ell: mean |l| in each bin [bin].
+        modes: in each bin [bin].
+        power: measured [pair, bin] [1].
+        linear, halofit: by Limber's approximation [pair, bin] [1].
+    """
+
+    pairs: list[tuple[int, int]]
+    ell: np.ndarray
+    modes: np.ndarray
+    power: np.ndarray
+    linear: np.ndarray
+    halofit: np.ndarray
+
+
+def observers_of(options: LensingOptions) -> list[ObserverOf]:
+    """Returns what looks at a run: painters of convergence, of planes, or of both."""
+    cone = _cone(options)
+    found = []
+    if not options.ray_tracing:
+        sources = [each.sources() for each in options.sources]
+        alignment = None if options.alignment is None else options.alignment.alignment()
+        found.append(cone.convergence_observer(sources, alignment))
+    if options.needs_planes:
+        found.append(cone.planes_observer(options.plane_width))
+    return found
+
+
+def write_light_cone_results(
+    folder: Path,
+    work: LightConeWork,
+    seen: list[Any],
+    cosmology: Cosmology,
+    about: dict[str, Any],
+) -> None:
+    """Write maps, spectra and figures. On rank 0.
+
+    Args:
+        folder: to write into.
+        work: what was asked for.
+        seen: what `observers_of` made of the run.
+        cosmology: of the run.
+        about: further attributes of the maps.
+
+    Raises:
+        WriteError: they cannot be written.
+    """
+    options = work.options
+    born = next((each for each in seen if isinstance(each, ConvergenceMaps)), None)
+    planes = next((each for each in seen if isinstance(each, DensityPlanes)), None)
+    maps = _lensing(options, born, planes, cosmology)
+    arrays = _arrays(options, maps, planes if options.planes else None)
+    write_light_cone(folder / LIGHT_CONE, arrays, {**_attributes(work, cosmology), **about})
+    spectra = measure(maps.kappa, options, cosmology)
+    try:
+        write_convergence_power(folder / "convergence_power.csv", spectra)
+        _draw(folder, options, maps, spectra, cosmology)
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or folder), error) from error
+
+
+def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> ConvergenceSpectra:
+    """Returns the spectra of maps of convergence, and theory.
+
+    Args:
+        kappa: [source, x, y] [1].
+        options: of the light cone; the painting of its particles is divided out.
+        cosmology: of the run.
+    """
+    pairs = list(itertools.combinations_with_replacement(range(len(kappa)), 2))
+    edges = bin_edges(options.fov, options.pixels)
+    found = [
+        angular_power(kappa[i], options.fov, edges, other=kappa[j], window="bilinear")
+        for i, j in pairs
+    ]
+    theories = _theory(found[0].ell, options, cosmology)
+    first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
+    return ConvergenceSpectra(
+        pairs,
+        found[0].ell,
+        found[0].modes,
+        np.stack([spectrum.power for spectrum in found]),
+        *(theory[first, second] for theory in theories),
+    )
+
+
+def bin_edges(fov: float, pixels: int) -> np.ndarray:
+    """Returns the edges of logarithmic bins from the lowest mode to the Nyquist multipole.
+
+    Args:
+        fov: field of view [rad].
+        pixels: along a side of the map, at least 3.
+    """
+    lowest, octaves = 2 * math.pi / fov, math.log2(pixels / 2)
+    count = max(1, int(BINS_PER_OCTAVE * octaves + 1e-9))
+    return lowest * np.geomspace(1.0, pixels / 2, count + 1)
+
+
+def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
+    """Write a table of comma-separated values, a line for each pair of sources and bin."""
+    rows = [
+        (i, j, *values)
+        for n, (i, j) in enumerate(spectra.pairs)
+        for values in zip(
+            spectra.ell,
+            spectra.power[n],
+            spectra.modes,
+            spectra.linear[n],
+            spectra.halofit[n],
+            strict=True,
+        )
+    ]
+    header = "i,j,ell,C_ell,modes,limber_linear,limber_halofit"
+    formats = ["%d", "%d", "%.8e", "%.8e", "%d", "%.8e", "%.8e"]
+    np.savetxt(path, rows, fmt=formats, delimiter=",", header=header, comments="")
+
+
+def _cone(options: LensingOptions) -> LightCone:
+    return LightCone(**options.part(LightConeOptions).model_dump())
+
+
+def _lensing(
+    options: LensingOptions,
+    born: ConvergenceMaps | None,
+    planes: DensityPlanes | None,
+    cosmology: Cosmology,
+) -> Lensing:
+    if born is not None:
+        maps = Lensing(*(each.numpy() for each in (born.kappa, *born.shear())))
+    else:
+        assert planes is not None
+        sources = [each.sources() for each in options.sources]
+        rays = ray_trace(planes.delta, planes.planes, sources, cosmology, planes.fov)
+        every = (rays.kappa, rays.gamma1, rays.gamma2, rays.rotation)
+        maps = Lensing(*(each.numpy() for each in every))
+    noise = options.shape_noise
+    if noise is None:
+        return maps
+    pixels = maps.kappa.shape[-2:]
+    sigma = np.full(len(maps.kappa), noise.sigma_e)
+    dtype = tf.as_dtype(maps.kappa.dtype)
+    drawn = shape_noise(pixels, options.fov, sigma, noise.n_eff, noise.seed, dtype=dtype).numpy()
+    gamma1, gamma2 = maps.gamma1 + drawn[:, 0], maps.gamma2 + drawn[:, 1]
+    return Lensing(maps.kappa, gamma1, gamma2, maps.rotation)
+
+
+def _arrays(
+    options: LensingOptions, maps: Lensing, planes: DensityPlanes | None
+) -> dict[str, MapArray]:
+    noisy = "" if options.shape_noise is None else ", with the noise of shapes"
+    meanings = {
+        "kappa": ("1", "convergence"),
+        "gamma1": ("1", f"shear along the axes{noisy}"),
+        "gamma2": ("1", f"shear along the diagonals{noisy}"),
+        "rotation": ("rad", "rotation of images"),
+    }
+    arrays = {
+        name: MapArray(_transposed(values), ("source", "y", "x"), *about)
+        for name, about in meanings.items()
+        if (values := getattr(maps, name)) is not None
+    }
+    centres = (np.arange(options.pixels) + 0.5) * options.field_of_view / options.pixels
+    for axis in ("x", "y"):
+        arrays[axis] = MapArray(centres, (axis,), "deg", "centres of the pixels")
+    if planes is not None:
+        delta, edges = planes.delta.numpy(), np.asarray(planes.planes.edges)
+        arrays["planes"] = MapArray(
+            _transposed(delta), ("plane", "y", "x"), "1", "overdensity of the matter of slabs"
+        )
+        arrays["plane_edges"] = MapArray(
+            edges, ("edge",), "Mpc/h", "comoving distances between which the slabs lie"
+        )
+    return arrays
+
+
+def _transposed(maps: np.ndarray) -> np.ndarray:
+    """Returns maps [..., x, y] as [..., y, x]."""
+    return np.ascontiguousarray(np.swapaxes(maps, -1, -2))
+
+
+def _attributes(work: LightConeWork, cosmology: Cosmology) -> dict[str, Any]:
+    options = work.options
+    told = options.model_dump(exclude_none=True, exclude={"sources"})
+    return {
+        **told,
+        "field_of_view_units": "deg",
+        "sources": [{"name": each.name, **each.model_dump()} for each in options.sources],
+        "approximation": "ray tracing" if options.ray_tracing else "Born",
+        "distance_of_z_max": work.end,
+        "length_units": "Mpc/h",
+        "cosmology": cosmology.numbers(),
+        "warnings": list(work.warnings),
+    }
+
+
+def _theory(
+    ell: np.ndarray, options: LensingOptions, cosmology: Cosmology
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the power [source, source, ell] of linear theory and of halofit."""
+    sources = [each.sources() for each in options.sources]
+    alignment = None if options.alignment is None else options.alignment.alignment()
+    linear = LinearPower(cosmology)
+    first, second = (
+        convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
+        for power in (linear, Halofit(linear))
+    )
+    return first, second
+
+
+def _draw(
+    folder: Path,
+    options: LensingOptions,
+    maps: Lensing,
+    spectra: ConvergenceSpectra,
+    cosmology: Cosmology,
+) -> None:
+    from flowpm_dist.io.figure_style import save_figure
+    from flowpm_dist.io.lensing_pictures import (
+        AutoSpectrum,
+        convergence_figure,
+        convergence_power_figure,
+    )
+
+    every = (maps.kappa, maps.gamma1, maps.gamma2)
+    kappa, gamma1, gamma2 = (_transposed(values[-1]) for values in every)
+    name = options.sources[-1].name
+    figure = convergence_figure(kappa, gamma1, gamma2, options.field_of_view, name)
+    save_figure(figure, folder / "convergence.png")
+    fine = np.geomspace(spectra.ell[0], spectra.ell[-1], 100)
+    linear, halofit = _theory(fine, options, cosmology)
+    autos = []
+    for i, source in enumerate(options.sources):
+        n = spectra.pairs.index((i, i))
+        power, expected = spectra.power[n], spectra.halofit[n]
+        autos.append(AutoSpectrum(source.name, power, expected, linear[i, i], halofit[i, i]))
+    figure = convergence_power_figure(spectra.ell, spectra.modes, fine, autos)
+    save_figure(figure, folder / "convergence_power.png")
