@@ -16,10 +16,10 @@ import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 
 import flowpm_dist as fpm
-from flowpm_dist.io import SnapshotError, load_snapshot
+from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
-from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
+from flowpm_dist.jobs.output_folder import FILES, OF_LIGHT_CONE, PARTIAL, OutputFolder
 from meshimpl import launch
 
 RUN = """
@@ -121,11 +121,20 @@ def test_under_mpirun_wrong_usage_is_told_once(here):
 ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}", "--set", "output.a=[0.5]")
 
 
+CONE = """
+[lightcone]
+field_of_view = 1.5
+pixels = 12
+z_max = 1.0
+sources = [{ redshift = 0.5 }, { redshift = 1.0 }]
+"""
+
+
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
     """The same universe on one rank and on two."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "run.toml").write_text(RUN)
+    (folder / "run.toml").write_text(RUN + CONE)
     done = {}
     for ranks in (1, 2):
         words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}", *ALL]
@@ -139,7 +148,7 @@ def two_runs(tmp_path_factory):
 def test_a_run_leaves_all_its_results(two_runs, ranks):
     folder, done = two_runs
     out = folder / f"out{ranks}"
-    assert {p.name for p in out.iterdir()} == {*FILES, SNAPSHOT, "a_0.5000"}
+    assert {p.name for p in out.iterdir()} == {*FILES, *OF_LIGHT_CONE, SNAPSHOT, "a_0.5000"}
     assert re.findall(r"step (\d)/2", done[ranks].stderr) == ["1", "2"]
     for word in (f"out{ranks}", "ns per particle", "density.png", "linear theory"):
         assert word in done[ranks].stdout
@@ -166,6 +175,10 @@ def test_one_rank_and_two_write_the_same_universe(two_runs):
         scale = one[name].std()
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=2e-5 * scale, err_msg=name)
     assert one["density"].mean() == pytest.approx(1, abs=1e-6)
+    first, second = (load_light_cone(two_runs[0] / f"out{ranks}") for ranks in (1, 2))
+    for name in ("kappa", "gamma1", "gamma2"):
+        scale = first[name].std()
+        np.testing.assert_allclose(second[name], first[name], rtol=0, atol=5e-5 * scale)
     assert one.attributes["cosmology"]["Omega_m"] == 0.30966
     assert one.attributes["box_size"] == [64.0] * 3
 

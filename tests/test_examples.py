@@ -21,6 +21,7 @@ SMALLER = {
     "simulate": {"grid=64": "grid=16"},
     "gradients": {"grid=32": "grid=8", "1.0, 5)": "1.0, 2)"},
     "reconstruct": {"grid=32": "grid=8", "box_size=64.0": "box_size=32.0", "evaluations=60": "8"},
+    "lensing": {"grid=64": "grid=16", "1.0, 10)": "1.0, 3)", "pixels=64": "pixels=16"},
     "accuracy": {"(5, 10, 20, 40)": "(5,)", ", 100, 3": ", 4, 3"},
 }
 
@@ -83,6 +84,25 @@ def test_gradients(monkeypatch, capsys):
 def test_reconstruct(monkeypatch, capsys):
     names = run_script("reconstruct", [], monkeypatch)
     assert names["r_final"][0] > 0.9
+
+
+def test_lensing(monkeypatch, capsys):
+    """The run's derivative is that of theory as far as its few particles and modes tell."""
+    names = run_script("lensing", [], monkeypatch)
+    assert 0.3 < names["slope"] / names["theory"] < 2
+    assert names["maps"].kappa.shape == names["gamma2"].shape == (2, 16, 16)
+    assert capsys.readouterr().out.count("e-") >= 6
+
+
+def test_lensing_run_file(folder):
+    changes: dict[str, dict[str, Any]] = {
+        "box": {"grid": 16},
+        "evolution": {"steps": 3},
+        "lightcone": {"pixels": 16},
+    }
+    flowpm("simulate", small("lensing", changes), "--output", "lensing")
+    for name in ("convergence.png", "convergence_power.png", "convergence_power.csv"):
+        assert (folder / "lensing" / name).stat().st_size > 500
 
 
 def test_accuracy(monkeypatch, folder):

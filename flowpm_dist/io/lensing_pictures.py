@@ -60,8 +60,8 @@ def convergence_figure(
         scale_units="xy",
         scale=1,
         color="white",
-        alpha=0.8,
-        width=0.002,
+        alpha=0.85,
+        width=0.0026,
         headwidth=0,
         headlength=0,
         headaxislength=0,
@@ -122,15 +122,16 @@ def convergence_power_figure(
         style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": colour}
         top.plot(fine, per_log_fine * spectrum.halofit, color=colour, lw=1.4)
         top.plot(fine, per_log_fine * spectrum.linear, color=colour, lw=1.0, ls="--")
+        beside = ell * 1.012 ** (n - (len(spectra) - 1) / 2)  # so that no point hides another
         measured = per_log * spectrum.power
-        top.errorbar(ell, measured, measured * error, **style, label=spectrum.name)
+        top.errorbar(beside, measured, measured * error, **style, label=spectrum.name)
         ratio = spectrum.power / spectrum.expected
-        below.errorbar(ell, ratio, ratio * error, **style)
+        below.errorbar(beside, ratio, ratio * error, **style)
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
     top.set(xscale="log", yscale="log", ylabel=r"$l\,(l+1)\,C_l\,/\,2\pi$")
-    top.set_title("convergence, with the scatter of Gaussian fields", **SMALL_TITLE)
+    top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
     below.set(xlabel=r"multipole $l$", ylabel="measured / halofit")
     below.set_ylim(0, min(2.5, max(1.6, 1.1 * float(np.max(ratios)))))
     plain_log_ticks(below.xaxis)

@@ -1,5 +1,7 @@
 """A run that goes on from a checkpoint, on the same ranks and on others."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
@@ -8,6 +10,8 @@ import flowpm_dist as fpm
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
+from flowpm_dist.observables.lensing import SourcePlane
+from flowpm_dist.observables.light_cone import LightCone
 
 STEPS = [0.1, 0.3, 0.5, 0.8, 1.0]
 NAMES = ("displacement", "velocity")
@@ -58,3 +62,47 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
     with pytest.raises(CheckpointError, match="is of grid .8, 8, 8.; here it is .16, 16, 16."):
         finer = fpm.Box((16, 16, 16), (32.0,) * 3, sim.box.mesh)
         FieldCheckpoints(folder, "step", finer, keep=1).latest()
+
+
+def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
+    """Its maps are those of the whole run, of one observer and of another beside it, and go on in
+    a checkpoint; they are as the universe is on any mesh."""
+    shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
+    sim, cone = simulation(shape, "fastpm"), LightCone(field_of_view=0.7, pixels=6, z_max=0.9)
+    observers = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
+    files = FieldCheckpoints(folder, "step", sim.box, keep=1)
+
+    def save(here):
+        if here.step == 3:
+            fields = {name: Field(getattr(here.particles, name), sim.box) for name in NAMES}
+            about = {"done": here.done, "step": here.step, "a": here.a, "halo": here.halo}
+            maps = {name: values.numpy() for name, values in here.seen().items()}
+            assert all(values.any() for values in maps.values())  # z < 0.9 is at a > 0.53
+            files.save(here.step, fields, {"mid": about, "maps": list(maps)}, maps=maps)
+
+    found = []
+    sim.run_resumably(seed=3, observers=observers, on_seen=found.extend, after_step=save)
+    kappa, delta = found[0].kappa, found[1].delta
+    np.testing.assert_allclose(kappa, cone.convergence(sim, [SourcePlane(0.8)], 3).kappa, rtol=1e-9)
+    np.testing.assert_allclose(delta, cone.planes(sim, 400.0, 3).delta, atol=1e-9)
+
+    def restored(box):
+        held = FieldCheckpoints(folder, "step", box, keep=1)
+        path, about = held.latest()
+        particles = Particles(*(held.block(path, name) for name in NAMES))
+        maps = {name: held.whole(path, name) for name in about["maps"]}
+        return MidRun(particles=particles, seen=lambda: maps, **about["mid"])
+
+    for other in (shape, *OTHER_SPLITS.get(SIZE, [])):
+        again = []
+        simulation(other, "fastpm").run_resumably(
+            seed=3, observers=observers, on_seen=again.extend, resume=restored
+        )
+        np.testing.assert_allclose(again[0].kappa, kappa, atol=1e-12 * abs(kappa.numpy()).max())
+        np.testing.assert_allclose(again[1].delta, delta, atol=1e-12 * abs(delta.numpy()).max())
+    with pytest.raises(ValueError, match="goes on only from where its maps were kept"):
+        sim.run_resumably(
+            seed=3,
+            observers=observers,
+            resume=lambda box: dataclasses.replace(restored(box), seen=dict),
+        )

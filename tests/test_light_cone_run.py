@@ -1,0 +1,296 @@
+"""Runs with a light cone by the command: what is refused, what is written, what goes on."""
+
+import itertools
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from commands import flowpm_here, folder_with, plain
+from test_cli import RUN
+from test_resume import stopped
+
+import flowpm_dist as fpm
+from flowpm_dist.config.checks import ConfigError
+from flowpm_dist.config.simulation import check, load
+from flowpm_dist.cosmology import Distances, Halofit, LinearPower
+from flowpm_dist.cosmology.astropy_bridge import comoving_distance
+from flowpm_dist.io import load_light_cone
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
+from flowpm_dist.jobs.light_cone_results import bin_edges
+from flowpm_dist.jobs.output_folder import FILES, OF_LIGHT_CONE, OutputFolder
+from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
+from flowpm_dist.observables.lensing import (
+    SmailDistribution,
+    SourcePlane,
+    TabulatedDistribution,
+    convergence_power,
+    ray_trace,
+    shape_noise,
+    shear,
+)
+from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.statistics.angular_power import angular_power
+
+CONE = """
+[lightcone]
+field_of_view = 1.5
+pixels = 8
+z_max = 1.0
+tiles = 3
+planes = true
+plane_width = 300.0
+shape_noise = { sigma_e = 0.3, n_eff = 10.0, seed = 5 }
+sources = [
+    { redshift = 0.6 },
+    { smail = [0.3, 2.0, 1.5], z_max = 0.9, shift = 0.02 },
+    { file = "nz.txt", column = 2 },
+]
+"""
+TEXT = (RUN + CONE).replace("grid = 16", "grid = 8").replace("steps = 2", "steps = 4")
+NZ = "# z, first, second\n0.1, 1, 0\n0.5, 1, 3\n0.8, 1, 0.5\n"
+FIELD = {"field_of_view": 1.5, "pixels": 8, "z_max": 1.0, "tiles": 3}
+here = folder_with(TEXT)
+
+
+@pytest.fixture(autouse=True)
+def table(here):
+    (here / "nz.txt").write_text(NZ)
+
+
+def problems(text):
+    with pytest.raises(ConfigError) as told:
+        check(tomllib.loads(text), Path("run.toml"))
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("field_of_view = 1.5", "field_of_view = 2", "box 64: at most 1.59 degrees fit; repeat ="),
+        ("z_max = 1.0\n", "z_max = 12\n", "lightcone.z_max = 12: the run begins at z = 9"),
+        ("steps = 4", "a_stop = 0.9", "evolution.a_stop ends the run at a = 0.9: a light cone"),
+        ("steps = 4", "edges = [0.1, 0.9]", "evolution.edges ends the run at a = 0.9"),
+        ("redshift = 0.6", "redshift = 1.1", "sources[0] reach to z = 1.1, behind z_max = 1: see"),
+        ("z_max = 0.9,", "", "sources[1] reach to z = 3.02, behind z_max = 1: see farther, or cut"),
+        ("column = 2", "shift = 0.3", "sources[2] reach to z = 1.1, behind z_max = 1"),
+        ("column = 2", "column = 3", "nz.txt: no n(z) of sources: it has 3 columns"),
+        ("column = 2", "shift = -0.9", "sources[2] have no member above z = 0 with shift = -0.9"),
+        ("nz.txt", "no.txt", "no.txt: no n(z) of sources: No such file"),
+        ("redshift = 0.6", "redshift = 0", "sources[0]: redshift = 0: must be a redshift above 0"),
+        ("redshift = 0.6", "redshfit = 1", "redshfit'; did you mean redshift? (options: redshift"),
+        ("redshift = 0.6", "z_max = 0.6", "none of them given: give exactly one of redshift, smai"),
+        ("redshift = 0.6", "redshift = 0.6, column = 1", "sources[0]: column = 1: goes with file"),
+        ("pixels = 8", "pixels = 3", "lightcone.pixels = 3: must be at least 4"),
+        ("pixels = 8", "pixels = 8\npixles = 8", "pixles is not a key; did you mean pixels?"),
+        ("planes = true", "", "lightcone.plane_width = 300.0: goes with ray_tracing or planes"),
+        ("tiles = 3", "alignment = { eta = 1.0 }", "amplitude is missing: must be A_IA, a number"),
+        ("tiles = 3", "alignment = { amplitude = 1 }", "sources[0] are at one redshift: alignment"),
+        ("tiles = 3", "ray_tracing = true\nalignment = { amplitude = 1 }", "beside ray_tracing"),
+        (
+            "sigma_e = 0.3",
+            "sigma_e = -0.3",
+            "sigma_e = -0.3: must be a number above 0; must be a table",
+        ),
+    ],
+)
+def test_mistakes_are_told(here, old, new, told):
+    assert TEXT.count(old) == 1
+    assert told in plain(problems(TEXT.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("0.1 1\n0.5 -1\n", "must be finite and not negative"),
+        ("0.1 0\n0.5 0\n", "is 0 everywhere"),
+        ("", "columns"),
+        ("0.5 1\n0.1 1\n", "must increase"),
+    ],
+)
+def test_tables_of_sources_are_read_before_the_work(here, rows, told):
+    (here / "nz.txt").write_text(rows)
+    assert told in problems(TEXT.replace(", column = 2", ""))
+
+
+def test_a_mistake_is_told_without_tensorflow(here):
+    (here / "run.toml").write_text(TEXT.replace("z_max = 1.0\n", "z_max = 12\n"))
+    script = (
+        "import sys; from flowpm_dist import cli; sys.argv[1:] = ['simulate', 'run.toml']\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'tensorflow', 'zarr', 'mpi4py', 'camb'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+
+
+def test_distances_are_those_of_the_simulation():
+    """Astropy's, which the run file is checked with."""
+    given = {"Omega_m": 0.28, "w0": -0.9, "wa": 0.2}
+    cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8, **given)
+    for z in (0.1, 1.0, 3.0):
+        expected = float(Distances(cosmology).comoving(1 / (1 + z)))
+        assert comoving_distance(z, **given) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_resolved_run_file_is_the_same_run(here):
+    config = load("run.toml")
+    (here / "again.toml").write_text(config.resolved())
+    assert load("again.toml") == config
+    assert config.lightcone.sources[2].file == here / "nz.txt"
+    without = check(tomllib.loads(TEXT.partition("[lightcone]")[0]), Path("run.toml"))
+    assert without.lightcone is None and "lightcone" not in without.resolved()
+
+
+def test_memory_and_disk_have_room_for_the_maps(here):
+    config = load("run.toml")
+    from flowpm_dist.config.objects import simulation_plan
+
+    plan = simulation_plan(config.box, config.initial, config.evolution, config.run)
+    rest = {}, 1, None, False, config.output, None, ""
+    works = [SimulationWork(plan, *rest, light_cone=cone) for cone in (None, config.light_cone)]
+    memory = [demand_of(work, "row:1,col:1").estimate().memory for work in works]
+    planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
+    assert memory[1] - memory[0] == (10 * 3 + 3 * planes) * pixels * 4
+    disk = [output_bytes(plan, config.output, work.light_cone) for work in works]
+    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4
+    assert config.light_cone.end == pytest.approx(2300, rel=0.01)
+
+
+@pytest.mark.parametrize("pixels", [4, 5, 7, 8, 17, 100, 243])
+def test_no_bin_is_empty(pixels):
+    edges = bin_edges(0.1, pixels)
+    assert angular_power(tf.zeros([pixels, pixels]), 0.1, edges).modes.min() >= 4
+
+
+@pytest.fixture(scope="module")
+def born(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("born")
+    (folder / "run.toml").write_text(TEXT)
+    (folder / "nz.txt").write_text(NZ)
+    done = flowpm_here("simulate", str(folder / "run.toml"), "--output", str(folder / "out"))
+    assert done.returncode == 0, done.stderr
+    return folder / "out", done
+
+
+COSMOLOGY = fpm.Cosmology(0.30966, 0.04897, 0.6766, 0.96822, A_s=2.1064e-9)
+
+
+def simulation():
+    return fpm.Simulation(COSMOLOGY, 8, 64.0, fpm.scale_factor_steps(0.1, 1.0, 4))
+
+
+def sources():
+    table = np.loadtxt(NZ.splitlines(), delimiter=",")
+    return [
+        SourcePlane(0.6),
+        SmailDistribution(0.3, 2.0, 1.5, 0.02, z_max=0.9),
+        TabulatedDistribution(table[:, 0], table[:, 2]),
+    ]
+
+
+def test_maps_are_those_of_python(born):
+    out, done = born
+    found = load_light_cone(out)
+    expected = LightCone(**FIELD).convergence(simulation(), sources(), 1)
+    np.testing.assert_array_equal(found["kappa"], np.swapaxes(expected.kappa, 1, 2))
+    noise = shape_noise([8, 8], expected.fov, np.full(3, 0.3), 10.0, 5).numpy()
+    for n, gamma in enumerate(shear(expected.kappa, expected.fov)):
+        values = np.swapaxes(gamma + noise[:, n], 1, 2)
+        np.testing.assert_allclose(found[f"gamma{n + 1}"], values, atol=1e-7 * abs(values).max())
+    planes = LightCone(**FIELD).planes(simulation(), 300.0, 1)
+    np.testing.assert_array_equal(found["planes"], np.swapaxes(planes.delta, 1, 2))
+    np.testing.assert_array_equal(found["plane_edges"], planes.planes.edges)
+    np.testing.assert_allclose(found["x"], (np.arange(8) + 0.5) * 1.5 / 8)
+    about = found.attributes
+    assert about["complete"] and about["approximation"] == "Born" and about["seed"] == 1
+    assert [each["name"] for each in about["sources"]][:2] == ["z = 0.6", "Smail, z0 = 0.3 +0.02"]
+    assert "[y, x]" in about["conventions"]["axes"]
+    with pytest.raises(KeyError, match="no 'rotation'; it has"):
+        found["rotation"]
+
+
+def test_a_coarse_mesh_is_told(born):
+    out, done = born
+    (warning,) = load_light_cone(out).attributes["warnings"]
+    assert warning.startswith("lightcone.pixels = 8: half the way") and "4 pixels show" in warning
+    assert f"warning: {warning}" in done.stderr
+
+
+def test_the_spectra_are_those_of_python(born):
+    out, _ = born
+    table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
+    kappa = LightCone(**FIELD).convergence(simulation(), sources(), 1).kappa
+    fov = np.deg2rad(1.5)
+    measured = angular_power(kappa[:, None], fov, bin_edges(fov, 8), other=kappa, window="bilinear")
+    theories = {
+        "limber_linear": convergence_power(measured.ell, sources(), COSMOLOGY),
+        "limber_halofit": convergence_power(
+            measured.ell, sources(), COSMOLOGY, Halofit(LinearPower(COSMOLOGY))
+        ),
+    }
+    assert len(table) == 6 * len(measured.ell)
+    for i, j in itertools.combinations_with_replacement(range(3), 2):
+        rows = table[(table["i"] == i) & (table["j"] == j)]
+        np.testing.assert_allclose(rows["ell"], measured.ell, rtol=1e-7)
+        np.testing.assert_array_equal(rows["modes"], measured.modes)
+        scale = abs(measured.power[i, j]).max()
+        np.testing.assert_allclose(rows["C_ell"], measured.power[i, j], atol=1e-6 * scale)
+        for name, theory in theories.items():
+            np.testing.assert_allclose(rows[name], theory[i, j], rtol=1e-7)
+
+
+def test_a_run_with_a_light_cone_leaves_its_results(born):
+    out, done = born
+    assert {p.name for p in out.iterdir()} == {*FILES, *OF_LIGHT_CONE, SNAPSHOT}
+    assert "load_light_cone" in done.stdout and "convergence_power.png" in done.stdout
+    for name in ("convergence.png", "convergence_power.png"):
+        assert (out / name).stat().st_size > 10_000
+    for wrong in (out.parent, out / SNAPSHOT):
+        with pytest.raises(UserError, match="holds no maps of a light cone"):
+            load_light_cone(wrong)
+
+
+RAYS = ("--set", "lightcone.ray_tracing=true", "--set", "lightcone.shape_noise=")
+
+
+def test_rays_are_those_of_python(here):
+    done = flowpm_here("simulate", "run.toml", "--output", "out", *RAYS)
+    assert done.returncode == 0, done.stderr
+    found = load_light_cone("out")
+    planes = LightCone(**FIELD).planes(simulation(), 300.0, 1)
+    rays = ray_trace(planes.delta, planes.planes, sources(), COSMOLOGY, planes.fov)
+    for name in ("kappa", "gamma1", "gamma2", "rotation"):
+        values = np.swapaxes(getattr(rays, name), 1, 2)
+        np.testing.assert_allclose(found[name], values, atol=1e-6 * abs(values).max(), err_msg=name)
+    assert found.attributes["approximation"] == "ray tracing"
+
+
+def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
+    """To the bit, from a checkpoint on either side of the light that is seen."""
+    stopped(monkeypatch, 3)
+    done = stopped(monkeypatch, 1, "--resume")
+    assert "after step 4 of 4" in done.stderr
+    changed = ("--set", "lightcone.tiles=4", "--resume")
+    refused = flowpm_here("simulate", "run.toml", "--output", "out", *changed)
+    assert "lightcone.tiles = 4: the run in out has 3" in plain(refused.stderr)
+    done = flowpm_here("simulate", "run.toml", "--output", "out", "--resume")
+    assert done.returncode == 0, done.stderr
+    found, expected = load_light_cone("out"), load_light_cone(born[0])
+    for name, values in expected.arrays.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_maps_of_an_older_run_do_not_stay(tmp_path):
+    """They would look like those of the new one."""
+    folder = OutputFolder(tmp_path / "out")
+    (folder.path / LIGHT_CONE).mkdir(parents=True)
+    (folder.path / "convergence.png").touch()
+    folder.partial.mkdir()
+    (folder.partial / SNAPSHOT).mkdir()
+    folder.publish()
+    assert [path.name for path in folder.path.iterdir()] == [SNAPSHOT]
