@@ -210,8 +210,10 @@ class LightCone(Options):
             )
 
     def particles_in_pixel(self, box: Box) -> float:
-        """Returns the mean number of particles in a pixel, per length along the line of sight,
-        times distance^-2 [h/Mpc (h/Mpc)^2]: 1 / the amount of a particle."""
+        """Returns the mean number of particles in a pixel, per length and distance^2 [(h/Mpc)^3].
+
+        A particle of amount 1 / chi^2 over it adds the length that it stands for to a pixel.
+        """
         return box.cells / box.volume * (self.fov / self.pixels) ** 2
 
 
