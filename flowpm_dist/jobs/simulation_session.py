@@ -105,14 +105,15 @@ class SimulationSession:
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
                 )
+                # A signal that comes now lets the results be written.
+                self.progress.note("writing")
+                summary = write_results(
+                    self.folder, work, self._shape, state, self.simulation.power,
+                    threads=launch.threads_per_rank(),
+                )  # fmt: skip
         except _StoppedError as stopped:
             self.folder.release()
             return Outcome(None, stopped.signal, stopped.place)
-        self.progress.note("writing")
-        summary = write_results(
-            self.folder, work, self._shape, state, self.simulation.power,
-            threads=launch.threads_per_rank(),
-        )  # fmt: skip
         return Outcome(summary)
 
     def _output(self, state: State) -> None:
