@@ -38,7 +38,7 @@ from flowpm_dist.evolution.integrators import Operation, Schedule
 from flowpm_dist.observables.lensing import SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.tiles import Layers
-from flowpm_dist.statistics import angular_power, binned_angular_power
+from flowpm_dist.statistics import angular_power, binned_angular_power, theory_in_bins
 
 COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
 SOURCE = 1.0  # redshift
@@ -111,6 +111,15 @@ def tapered(
     return binned_angular_power(maps * taper, fov, edges, other=second, **options).numpy()
 
 
+def expected(power: Any, cone: LightCone, edges: np.ndarray) -> np.ndarray:
+    """Returns Limber's C_l of a power P(k, a), the mean over the modes of each bin."""
+
+    def spectrum(ell: np.ndarray) -> np.ndarray:
+        return convergence_power(ell, [SourcePlane(SOURCE)], COSMOLOGY, power).numpy()[0, 0]
+
+    return theory_in_bins(spectrum, cone.pixels, cone.fov, edges)
+
+
 def linear(grid: int, box: float, seeds: int, painted: int) -> None:
     """Print the frozen linear test."""
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
@@ -153,8 +162,7 @@ def linear(grid: int, box: float, seeds: int, painted: int) -> None:
 
     today = fpm.LinearPower(COSMOLOGY)
     theory, of_box = (
-        convergence_power(ell, [SourcePlane(SOURCE)], COSMOLOGY, power).numpy()[0, 0]
-        for power in (lambda k, a: today(k, tf.ones_like(a)), measured)
+        expected(power, cone, edges) for power in (lambda k, a: today(k, tf.ones_like(a)), measured)
     )
     print("| l | linear field / theory | linear field / power of the boxes | painted / linear |")
     for i in range(len(ell)):
@@ -178,11 +186,10 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int) -> None:
         powers.append(tapered(kappa, maps.fov, edges, window="bilinear"))
         print(f"{seed + 1} of {seeds}", flush=True)
     mean, error = np.mean(powers, 0), np.std(powers, 0, ddof=1) / np.sqrt(seeds)
-    sources = [SourcePlane(SOURCE)]
     multipoles = angular_power(kappa, maps.fov, edges).ell
-    theory = convergence_power(multipoles, sources, COSMOLOGY, NonlinearPower(COSMOLOGY)).numpy()
+    theory = expected(NonlinearPower(COSMOLOGY), cone, edges)
     print("| l | C_l / halofit |")
-    for ell, m, e, t in zip(multipoles, mean, error, theory[0, 0], strict=True):
+    for ell, m, e, t in zip(multipoles, mean, error, theory, strict=True):
         print(f"| {ell:.0f} | {m / t:.3f} +- {e / t:.3f} |")
 
 
