@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ COLUMNS = {"Coordinates": 3, "Velocities": 3, "ScaleFactor": 1}
 """Datasets and the numbers of each particle in them."""
 UNITS = {"Coordinates": "Mpc/h, comoving", "Velocities": "km/s, peculiar", "ScaleFactor": "1"}
 ROWS = 2**16  # of a chunk
+SPARE = 64 * 2**20  # left on the disk [bytes]
 
 
 class LightConeFile:
@@ -57,6 +59,11 @@ class LightConeFile:
             WriteError: the file cannot be written.
         """
         given = dict(zip(COLUMNS, (positions, velocities, a), strict=True))
+        # On a full disk HDF5 may end the process without a message.
+        if shutil.disk_usage(self._path.parent).free < SPARE + sum(
+            v.nbytes for v in given.values()
+        ):
+            raise WriteError(f"cannot write {self._path}: the disk is full")
         try:
             for name, values in given.items():
                 if name not in self._file:

@@ -10,6 +10,8 @@ from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.evolution.adjoints import DirectAdjoint
+from flowpm_dist.io import light_cone_file
+from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.light_cone_file import read_light_cone
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, born
 from flowpm_dist.observables.light_cone import LightCone
@@ -177,7 +179,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
 
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("integrator", ["cola"])
-def test_particles_in_files(mesh, integrator, tmp_path_factory):
+def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
     """Painted with the weights of maps they give the maps; velocities are those of states."""
     sim = simulation(mesh, integrator)
     folder = CONE.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
@@ -202,6 +204,11 @@ def test_particles_in_files(mesh, integrator, tmp_path_factory):
     assert nearest.max() < 0.05 * speeds.std()
     with pytest.raises(FileExistsError, match="holds a light cone"):
         CONE.particles(sim, folder, seed=3)
+    if SIZE == 1:
+        monkeypatch.setattr(light_cone_file, "SPARE", 2**62)
+        with pytest.raises(WriteError, match=r"light_cone.hdf5: the disk is full"):
+            CONE.particles(sim, folder / "full", seed=3)
+        assert not any((folder / "full").iterdir())
 
 
 def test_tiles_are_turned_anew_and_hold_each_layer_once(mesh):
