@@ -39,16 +39,16 @@ steps = 2
 [training]
 batch = 2
 optimiser = "sgd"
-validate_every = 12
-checkpoint_every = 6
+validate_every = 6
+checkpoint_every = 3
 [data]
 simulations = 6
-reuse = 8
+reuse = 4
 fill = 4
 validation = 2
 test = 4
 """
-STEPS = 24
+STEPS = 12
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
@@ -139,8 +139,8 @@ def test_a_training_is_resumed_only_as_the_same(here):
     then = load_training(here / "run.toml")
     allowed = changed(
         here,
-        ("checkpoint_every = 6", "checkpoint_every = 7\nkeep = 9\nsteps = 30\nwarmup = 2"),
-        ("validate_every = 12", "validate_every = 5"),
+        ("checkpoint_every = 3", "checkpoint_every = 7\nkeep = 9\nsteps = 30\nwarmup = 1"),
+        ("validate_every = 6", "validate_every = 5"),
     )
     text = allowed.read_text()
     allowed.write_text(text + '[mesh]\nshape = "replica:2"\n')
@@ -157,8 +157,8 @@ def test_a_training_is_resumed_only_as_the_same(here):
     assert {problem.where for problem in found.value.problems} == keys
     assert f"training.batch = 1: the training in {here} has 2" in str(found.value)
     assert "priors.sigma8 is not given: the training in" in str(found.value)
-    fewer = changed(here, ("batch = 2", "batch = 2\nsteps = 20\nwarmup = 2"))
-    with pytest.raises(ConfigError, match="training.steps = 20: .* has 24; .* that or more"):
+    fewer = changed(here, ("batch = 2", "batch = 2\nsteps = 10\nwarmup = 1"))
+    with pytest.raises(ConfigError, match="training.steps = 10: .* has 12; .* that or more"):
         check_same(then, load_training(fewer), fewer, here)
     damaged = here / "damaged.toml"
     damaged.write_text("[training\nbatch = 2")
@@ -226,7 +226,7 @@ def trained(tmp_path_factory):
     return folder / "whole", done
 
 
-@pytest.mark.budget(60)
+@pytest.mark.budget(50)
 def test_a_training_leaves_all_it_names(trained):
     folder, done = trained
     for name in ("metrics.csv", "training.png", "phases.png", "phases.json", "run.toml"):
@@ -255,34 +255,40 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     assert (folder / "metrics.csv").read_bytes() == before
 
 
-@pytest.mark.budget(80)
+@pytest.mark.budget(40)
 @needs_ranks
-def test_a_stopped_training_goes_on_to_the_same_losses(here, trained):
-    process = start_training(2, "stopped", 8)
+def test_a_training_that_ranks_began_goes_on_to_the_same_losses(here, trained):
+    process = start_training(2, "stopped", 4)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
     step = int(
-        re.search(r"stopped by SIGTERM after step (\d+) of 24; go on with --resume", said)[1]
+        re.search(r"stopped by SIGTERM after step (\d+) of 12; go on with --resume", said)[1]
     )
     assert step < STEPS
     assert "Traceback" not in said
     assert Path("stopped", "checkpoints", f"step-{step}.index").exists()
     assert len(rows(Path("stopped"))) == step
-    done = flowpm("train", "run.toml", "--ranks", "2", "--output", "stopped", "--resume")
+    done = flowpm_here("train", "run.toml", "--output", "stopped", "--resume")
     assert done.returncode == 0, done.stderr
-    assert losses(Path("stopped")) == losses(trained[0])
+    now, known = losses(Path("stopped")), losses(trained[0])
+    assert now[:step] == known[:step]
+    # By one rank, in single precision.
+    for found, expected in zip(now, known, strict=True):
+        assert [bool(value) for value in found] == [bool(value) for value in expected]
+        numbers = ([float(value) for value in row if value] for row in (found, expected))
+        np.testing.assert_allclose(*numbers, rtol=1e-3)
 
 
 @pytest.mark.budget(40)
 def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
-    process = start_training(1, "killed", 9)
+    process = start_training(1, "killed", 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    (Path("killed") / "metrics.csv").open("a").write("9,20,6,0.1")  # cut short
+    (Path("killed") / "metrics.csv").open("a").write("4,10,6,0.1")  # cut short
     done = flowpm_here("train", "run.toml", "--output", "killed", "--resume")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"training from step (6|12) of 24", done.stderr)
+    assert re.search(r"training from step (3|6) of 12", done.stderr)
     assert [int(row["step"]) for row in rows(Path("killed"))] == list(range(STEPS))
 
 

@@ -11,8 +11,11 @@ import pytest
 from commands import flowpm_here, folder_with, plain
 from test_cli import HEAVY, RUN
 
+from flowpm_dist.cli.simulate import SimulationRun
+from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.jobs.estimate import Demand, Estimate, TooLargeError
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.rates import Kind, measured_rate, record_rate
 from meshimpl import launch
 from meshimpl.launch import HostMemory
@@ -170,3 +173,23 @@ def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
     # A cache that cannot be written is no error.
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache" / "rates.json" / "below"))
     record_rate(kind, 64**3, 2.0)
+
+
+def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):
+    """Of 16^3 particles in float32: results, states on the way, and at most three checkpoints."""
+
+    def values(*settings):
+        keys = parse_settings(settings)
+        planned = SimulationRun.plan(
+            here / "run.toml", 1, here / "out", resume=False, overwrite=False, mesh=None,
+            settings=keys,
+        )  # fmt: skip
+        return (planned.estimate.disk - FIGURES_AND_TABLES) / 16**3 / 4
+
+    assert values() == 3 + 3 + 1
+    assert values('output.fields=["density"]') == 6  # a checkpoint, should a signal come
+    assert values("output.format=bigfile") == 3 + 3 + 2
+    assert values("output.redshifts=[0, 1, 3]") == 3 * 7
+    assert values("output.checkpoint_every=1") == 7 + 6  # of two steps
+    many = ("evolution.steps=20", "output.checkpoint_every=1")
+    assert values(*many) == 7 + 3 * 6

@@ -34,7 +34,7 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import LightCone
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.angular_power import angular_power, theory_in_bins
 
 CONE = """
 [lightcone]
@@ -227,11 +227,15 @@ def test_the_spectra_are_those_of_python(born):
     kappa = LightCone(**FIELD).convergence(simulation(), sources(), 1).kappa
     fov = np.deg2rad(1.5)
     measured = angular_power(kappa[:, None], fov, bin_edges(fov, 8), other=kappa, window="bilinear")
+    linear = LinearPower(COSMOLOGY)
     theories = {
-        "limber_linear": convergence_power(measured.ell, sources(), COSMOLOGY),
-        "limber_halofit": convergence_power(
-            measured.ell, sources(), COSMOLOGY, Halofit(LinearPower(COSMOLOGY))
-        ),
+        name: theory_in_bins(
+            lambda ell, power=power: convergence_power(ell, sources(), COSMOLOGY, power),
+            8,
+            fov,
+            bin_edges(fov, 8),
+        )
+        for name, power in (("limber_linear", linear), ("limber_halofit", Halofit(linear)))
     }
     assert len(table) == 6 * len(measured.ell)
     for i, j in itertools.combinations_with_replacement(range(3), 2):

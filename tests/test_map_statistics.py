@@ -5,12 +5,14 @@ import pytest
 import tensorflow as tf
 from derivatives import check_derivative
 
+from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.statistics import (
     angular_power,
     binned_angular_power,
     map_histogram,
     peaks,
     soft_map_histogram,
+    theory_in_bins,
 )
 
 RNG = np.random.default_rng(11)
@@ -154,3 +156,23 @@ def test_one_point_distribution():
 def test_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make(np.ones((8, 8)))
+
+
+def test_theory_in_bins_is_the_mean_over_their_modes():
+    """As a map has it whose modes have exactly that power; for one mode a bin, the value itself."""
+    fov, edges = np.deg2rad(8.0), [100.0, 170.0, 300.0, 700.0]
+
+    def power(ell):
+        return np.stack([1e-4 * ell**-2.0, 1e-7 * np.exp(-ell / 500)])
+
+    sky = FlatSky((64, 48), (fov, fov))
+    x, y = sky.wavenumbers()
+    ell = np.sqrt(x**2 + y**2)
+    noise = np.fft.rfft2(np.random.default_rng(1).normal(size=sky.pixels))
+    ell[0, 0] = 1.0
+    spectrum = np.sqrt(power(ell)) * noise / np.abs(noise)
+    maps = np.fft.irfft2(spectrum, sky.pixels) * np.sqrt(np.prod(sky.pixels) ** 2 / sky.area)
+    found = angular_power(maps, fov, edges)
+    expected = theory_in_bins(power, sky.pixels, fov, edges)
+    np.testing.assert_allclose(found.power, expected, rtol=1e-4)
+    assert (expected[0] > 1.01 * power(found.ell)[0]).all()

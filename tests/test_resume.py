@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import tomllib
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from flowpm_dist.cli import from_python
 from flowpm_dist.cli.run_record import read_record
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.jobs import checkpoints
+from flowpm_dist.jobs import checkpoints, simulation_session
 from flowpm_dist.jobs.output_folder import FILES, OutputFolder
 from flowpm_dist.jobs.stop import StopRequest
 
@@ -145,6 +146,19 @@ def test_a_failure_without_a_checkpoint_leaves_nothing(here, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         flowpm_here(*SIMULATE, "out")
     assert os.listdir("out") == []
+
+
+def test_a_signal_while_results_are_written_does_not_cost_them(here, monkeypatch):
+    real = simulation_session.write_results
+
+    def write(*words, **more):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*words, **more)
+
+    monkeypatch.setattr(simulation_session, "write_results", write)
+    done = flowpm_here(*SIMULATE, "out")
+    assert done.returncode == 0, done.stderr
+    assert OutputFolder(Path("out")).is_complete
 
 
 def test_an_old_run_stays_until_its_replacement_is_complete(here, monkeypatch):

@@ -12,11 +12,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowpm_dist.io.particles import KM, MPC, SOLAR_MASSES, Block, Header, ParticleFormat
+from flowpm_dist.io.particles import (
+    ID_BYTES,
+    KM,
+    MPC,
+    SOLAR_MASSES,
+    Block,
+    Header,
+    ParticleFormat,
+)
 
 TYPES = 6
 DARK_MATTER = 1
 """Of the types of particles, ours."""
+NAMES = ("ParticleIDs", "Coordinates", "Velocities")
+METADATA = 2**16
+"""Size of all but the values of a file, at most [bytes]."""
 POSITION = {"a_scaling": 1.0, "h_scaling": -1.0, "length_scaling": 1.0, "mass_scaling": 0.0,
             "velocity_scaling": 0.0, "to_cgs": MPC}  # fmt: skip
 VELOCITY = {"a_scaling": 0.5, "h_scaling": 0.0, "length_scaling": 0.0, "mass_scaling": 0.0,
@@ -36,28 +47,45 @@ class GadgetHDF5(ParticleFormat):
         self, folder: Path, number: int, parts: int, block: Block, header: Header
     ) -> np.ndarray:
         """See `ParticleFormat.write_part`."""
-        import h5py
-
-        with h5py.File(folder / file_name(number, parts), "w") as file:
-            file.create_group("Header").attrs.update(_header(block.count, parts, header))
-            file.create_group("Parameters").attrs.update(_parameters(header))
-            group = file.create_group(f"PartType{DARK_MATTER}")
-            shape = (block.count, 3)
-            positions = group.create_dataset("Coordinates", shape, block.dtype)
-            velocities = group.create_dataset("Velocities", shape, block.dtype)
-            ids = group.create_dataset("ParticleIDs", shape[:1], np.uint64)
-            positions.attrs.update(POSITION)
-            velocities.attrs.update(VELOCITY)
-            first = 0
+        path = folder / file_name(number, parts)
+        offsets = _allocated(path, parts, block, header)
+        # Not by HDF5: where a disk is full it ends the process when the file is closed.
+        with path.open("r+b") as file:
             for some in block.particles(header):
-                there = slice(first, first := first + len(some.ids))
-                ids[there] = some.ids
-                positions[there] = some.positions
-                velocities[there] = some.velocities / np.sqrt(header.a)
+                slow = (some.velocities / np.sqrt(header.a)).astype(block.dtype, copy=False)
+                for name, values in zip(NAMES, (some.ids, some.positions, slow), strict=True):
+                    file.seek(offsets[name])
+                    offsets[name] += file.write(values.tobytes())
         return np.array([block.count], np.int64)
 
     def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
         """See `ParticleFormat.finish`: nothing is left to write."""
+
+
+def _allocated(path: Path, parts: int, block: Block, header: Header) -> dict[str, int]:
+    """Write a file whose values are still to come; returns where in it those of each name begin."""
+    import h5py
+
+    reals = 2 * block.dtype.itemsize * 3
+    with path.open("wb") as file:  # is there room, and may a file be as large?
+        file.write(bytes(METADATA))
+        file.truncate(METADATA + block.count * (reals + ID_BYTES))
+    types = [(np.dtype(np.uint64), ()), (block.dtype, (3,)), (block.dtype, (3,))]
+    offsets = {}
+    with h5py.File(path, "w") as file:
+        file.create_group("Header").attrs.update(_header(block.count, parts, header))
+        file.create_group("Parameters").attrs.update(_parameters(header))
+        group = file.create_group(f"PartType{DARK_MATTER}")
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        for name, (dtype, shape) in zip(NAMES, types, strict=True):
+            kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple((block.count, *shape))
+            made = h5py.h5d.create(group.id, name.encode(), kind, space, early)
+            offsets[name] = made.get_offset()
+        group["Coordinates"].attrs.update(POSITION)
+        group["Velocities"].attrs.update(VELOCITY)
+    return offsets
 
 
 def file_name(number: int, parts: int) -> str:

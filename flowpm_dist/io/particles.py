@@ -19,7 +19,7 @@ import numpy as np
 from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, write_text
 
 HUBBLE = 100.0
-"""H0 [km/s h/Mpc]; times a velocity in Mpc/h H0 it is one in km/s."""
+"""H0 [km/s / (Mpc/h)]; times a velocity in Mpc/h H0 it is one in km/s."""
 CRITICAL_DENSITY = 27.7536627
 """Critical density today [1e10 Msun/h / (Mpc/h)^3]."""
 MPC, SOLAR_MASSES, KM = 3.085678e24, 1.989e43, 1.0e5

@@ -17,7 +17,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import WriteError, snapshot_attributes
-from flowpm_dist.io.light_cone import MapArray, add_array
+from flowpm_dist.io.light_cone_maps import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import numbered_checkpoints
 

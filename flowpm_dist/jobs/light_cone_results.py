@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.halofit import Halofit
+from flowpm_dist.cosmology.limber import Power
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
-from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.observables.lensing.noise import shape_noise
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
@@ -24,7 +27,10 @@ from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.simulation.simulation import ObserverOf
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.angular_power import AngularPower, angular_power, theory_in_bins
+
+Theory = Callable[[Any], np.ndarray]
+"""Multipoles [ell] to the power of convergence [source, source, ell] [1]."""
 
 BINS_PER_OCTAVE = 2
 """Logarithmic bins in l: of more, some would have no mode."""
@@ -47,14 +53,14 @@ class Lensing:
 
 @dataclass(frozen=True)
 class ConvergenceSpectra:
-    """The angular power spectra of all pairs of sources, and theory at the same l.
+    """The angular power spectra of all pairs of sources, and theory.
 
     Attributes:
         pairs: of sources.
         ell: mean |l| in each bin [bin].
         modes: in each bin [bin].
         power: measured [pair, bin] [1].
-        linear, halofit: by Limber's approximation [pair, bin] [1].
+        linear, halofit: by Limber's approximation, means over the same modes [pair, bin] [1].
     """
 
     pairs: list[tuple[int, int]]
@@ -125,14 +131,14 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
         angular_power(kappa[i], options.fov, edges, other=kappa[j], window="bilinear")
         for i, j in pairs
     ]
-    theories = _theory(found[0].ell, options, cosmology)
+    theories = _theory(options, cosmology)
     first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
     return ConvergenceSpectra(
         pairs,
         found[0].ell,
         found[0].modes,
         np.stack([spectrum.power for spectrum in found]),
-        *(theory[first, second] for theory in theories),
+        *(_in_bins(theory, found[0], options)[first, second] for theory in theories),
     )
 
 
@@ -245,18 +251,24 @@ def _attributes(work: LightConeWork, cosmology: Cosmology) -> dict[str, Any]:
     }
 
 
-def _theory(
-    ell: np.ndarray, options: LensingOptions, cosmology: Cosmology
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the power [source, source, ell] of linear theory and of halofit."""
+def _theory(options: LensingOptions, cosmology: Cosmology) -> list[Theory]:
+    """Returns linear theory and halofit."""
     sources = [each.sources() for each in options.sources]
     alignment = None if options.alignment is None else options.alignment.alignment()
     linear = LinearPower(cosmology)
-    first, second = (
-        convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
-        for power in (linear, Halofit(linear))
-    )
-    return first, second
+
+    def spectra(power: Power, ell: Any) -> np.ndarray:
+        return convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
+
+    return [functools.partial(spectra, power) for power in (linear, Halofit(linear))]
+
+
+def _in_bins(theory: Theory, measured: AngularPower, options: LensingOptions) -> np.ndarray:
+    """Returns the means of theory over the modes of bins; where alignments make it negative, which
+    has no logarithm, that at the mean l."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = theory_in_bins(theory, options.pixels, options.fov, measured.edges)
+    return np.where(np.isfinite(means), means, theory(measured.ell))
 
 
 def _draw(
@@ -279,7 +291,7 @@ def _draw(
     figure = convergence_figure(kappa, gamma1, gamma2, options.field_of_view, name)
     save_figure(figure, folder / "convergence.png")
     fine = np.geomspace(spectra.ell[0], spectra.ell[-1], 100)
-    linear, halofit = _theory(fine, options, cosmology)
+    linear, halofit = (theory(fine) for theory in _theory(options, cosmology))
     autos = []
     for i, source in enumerate(options.sources):
         n = spectra.pairs.index((i, i))

@@ -110,19 +110,21 @@ class SimulationSession:
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
                 )
+                # A signal that comes now lets the results be written.
+                self.progress.note("writing")
+                if cone is not None and mesh.rank == 0:
+                    about = {**state.header(), "config": work.run_text, "versions": versions()}
+                    write_light_cone_results(
+                        self.folder.partial, cone, seen, self.simulation.cosmology, about
+                    )
+                seen.clear()
+                summary = write_results(
+                    self.folder, work, self._shape, state, self.simulation.power,
+                    threads=launch.threads_per_rank(),
+                )  # fmt: skip
         except _StoppedError as stopped:
             self.folder.release()
             return Outcome(None, stopped.signal, stopped.place)
-        self.progress.note("writing")
-        if cone is not None and mesh.rank == 0:
-            about = {**state.header(), "config": work.run_text, "versions": versions()}
-            write_light_cone_results(
-                self.folder.partial, cone, seen, self.simulation.cosmology, about
-            )
-        summary = write_results(
-            self.folder, work, self._shape, state, self.simulation.power,
-            threads=launch.threads_per_rank(),
-        )  # fmt: skip
         return Outcome(summary)
 
     def _output(self, state: State) -> None:

@@ -18,6 +18,7 @@ from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.formats import FormatName, check_particles, save_fields
+from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, VECTORS, load_snapshot
 from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
@@ -32,9 +33,6 @@ from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Axis = Literal["x", "y", "z"]
 AXES = get_args(Axis)
-
-HUBBLE = 100.0
-"""H0 [km/s / (Mpc/h)]."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

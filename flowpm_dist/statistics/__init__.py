@@ -12,6 +12,7 @@ from flowpm_dist.statistics.angular_power import (
     AngularPower,
     angular_power,
     binned_angular_power,
+    theory_in_bins,
 )
 from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
 from flowpm_dist.statistics.comparison import (
@@ -61,6 +62,7 @@ __all__ = [
     "power_wedges",
     "soft_histogram",
     "soft_map_histogram",
+    "theory_in_bins",
     "transfer_function",
     "whole",
 ]

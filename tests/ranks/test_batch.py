@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, process_mesh
+from conftest import SIZE, by_rank_zero, process_mesh
 from reference import relative_rms
 
 import flowpm_dist as fpm
@@ -18,7 +18,6 @@ COSMOLOGIES = [
     PLANCK.replace(sigma8=0.9, Omega_m=0.35),
     PLANCK.replace(sigma8=0.8, w0=-0.8, wa=0.1),
 ]
-ALONE = {1: "row:1,col:1", 2: "row:2", 4: "row:2,col:2"}[SIZE]
 SPREAD, TOGETHER = {
     1: ("replica:1,row:1,col:1", "row:1"),
     2: ("replica:2,row:1,col:1", "row:1,col:2"),
@@ -31,51 +30,70 @@ CASES = [(SPREAD, "cola"), (TOGETHER, "bullfrog")]
 
 
 @functools.cache
-def simulation(shape, integrator):
+def simulation(mesh, integrator):
     return fpm.Simulation(
         PLANCK,
         8,
         32.0,
         EDGES,
         integrator=integrator,
-        mesh=process_mesh(shape),
+        mesh=mesh,
         precision="float64",
         halo=6,
     )
 
 
+def batch_of(shape, integrator):
+    return simulation(process_mesh(shape), integrator)
+
+
+def alone(name, integrator, **inputs):
+    """What rank 0 finds of one universe, by itself."""
+    names = FIELDS[2:] if "particles" in inputs else FIELDS
+
+    def found():
+        state = simulation(process_mesh(f"row:{SIZE}").without("row"), integrator).run(**inputs)
+        fields = {name: getattr(state, name).numpy() for name in names}
+        return fields | {"density": state.density().numpy()}
+
+    return by_rank_zero(f"alone-{name}", found)
+
+
+FIELDS = ("white_noise", "linear_delta", "displacement", "velocity")
+
+
 def check(batch, i, single):
     """Universe i of a batch against one alone: rounding differs, as ranks add in another order."""
-    np.testing.assert_array_equal(batch.white_noise.numpy()[i], single.white_noise.numpy())
-    for name in ("linear_delta", "displacement", "velocity"):
-        found, expected = (getattr(s, name).numpy() for s in (batch, single))
-        assert relative_rms(found[i], expected) < 1e-11, name
-    assert relative_rms(batch.density().numpy()[i], single.density().numpy()) < 1e-11
+    np.testing.assert_array_equal(batch.white_noise.numpy()[i], single["white_noise"])
+    for name in FIELDS[1:]:
+        assert relative_rms(getattr(batch, name).numpy()[i], single[name]) < 1e-11, name
+    assert relative_rms(batch.density().numpy()[i], single["density"]) < 1e-11
 
 
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("shape, integrator", CASES if SIZE < 4 else CASES[:1])
 def test_a_batch_is_its_universes(shape, integrator):
     """With a seed and a cosmology of its own for each."""
-    batch = simulation(shape, integrator).run(seed=SEEDS, cosmology=COSMOLOGIES)
+    batch = batch_of(shape, integrator).run(seed=SEEDS, cosmology=COSMOLOGIES)
     assert batch.displacement.grid == (4, 8, 8, 8, 3)
-    alone = simulation(ALONE, integrator)
     for i, (seed, cosmology) in enumerate(zip(SEEDS, COSMOLOGIES, strict=True)):
-        check(batch, i, alone.run(seed=seed, cosmology=cosmology))
+        single = alone(f"{integrator}-{i}", integrator, seed=seed, cosmology=cosmology)
+        check(batch, i, single)
 
 
 def test_what_is_given_once_goes_for_all():
     """One seed for several cosmologies; one cosmology, or the simulation's own, for all seeds."""
-    batch, alone = simulation(SPREAD, "cola"), simulation(ALONE, "cola")
-    check(batch.run(seed=9, cosmology=COSMOLOGIES), 2, alone.run(9, cosmology=COSMOLOGIES[2]))
-    check(batch.run(seed=SEEDS), 1, alone.run(SEEDS[1]))
+    batch = batch_of(SPREAD, "cola")
+    single = alone("seed-9", "cola", seed=9, cosmology=COSMOLOGIES[2])
+    check(batch.run(seed=9, cosmology=COSMOLOGIES), 2, single)
+    check(batch.run(seed=SEEDS), 1, alone("planck-1", "cola", seed=SEEDS[1]))
     shared = batch.run(seed=SEEDS, cosmology=COSMOLOGIES[3])
-    check(shared, 3, alone.run(SEEDS[3], cosmology=COSMOLOGIES[3]))
+    check(shared, 3, alone("cola-3", "cola", seed=SEEDS[3], cosmology=COSMOLOGIES[3]))
 
 
 def test_given_noise_and_pairs():
     """As a field or as the whole array; all phases of a paired batch are turned."""
-    batch = simulation(SPREAD, "cola")
+    batch = batch_of(SPREAD, "cola")
     seeded = batch.run(seed=SEEDS, cosmology=COSMOLOGIES)
     noise = seeded.white_noise
     for given in (noise, noise.numpy()):
@@ -90,21 +108,21 @@ def test_given_noise_and_pairs():
 
 def test_given_blocks_and_particles():
     """Canonical velocities, which each universe turns into BullFrog's with its own growth."""
-    batch, alone = simulation(TOGETHER, "bullfrog"), simulation(ALONE, "bullfrog")
+    batch = batch_of(TOGETHER, "bullfrog")
     seeded = batch.run(seed=SEEDS)
     again = batch.run(white_noise=seeded.white_noise.block)
     np.testing.assert_array_equal(again.velocity.block, seeded.velocity.block)
     rng = np.random.default_rng(1)
     particles = [0.3 * rng.normal(size=(4, 8, 8, 8, 3)) for _ in range(2)]
     end = batch.run(particles=particles, cosmology=COSMOLOGIES)
-    single = alone.run(particles=[x[2] for x in particles], cosmology=COSMOLOGIES[2])
+    of_one = [x[2] for x in particles]
+    single = alone("particles", "bullfrog", particles=of_one, cosmology=COSMOLOGIES[2])
     for name in ("displacement", "velocity"):
-        found, expected = (getattr(state, name).numpy() for state in (end, single))
-        assert relative_rms(found[2], expected) < 1e-11
+        assert relative_rms(getattr(end, name).numpy()[2], single[name]) < 1e-11
 
 
 def test_redshift_space_has_the_rate_of_each_universe():
-    state = simulation(SPREAD, "cola").run(seed=SEEDS, cosmology=COSMOLOGIES)
+    state = batch_of(SPREAD, "cola").run(seed=SEEDS, cosmology=COSMOLOGIES)
     shift = (state.redshift_space("y") - state.displacement).block
     local, first = state.box.local_batch[0], state.box.batch_offset
     for i, cosmology in enumerate(COSMOLOGIES[first : first + local]):
@@ -115,7 +133,7 @@ def test_redshift_space_has_the_rate_of_each_universe():
 
 
 def test_sizes_that_do_not_agree():
-    sim = simulation(SPREAD, "cola")
+    sim = batch_of(SPREAD, "cola")
     with pytest.raises(ValueError, match="Given are 2 seeds, 4 cosmologies"):
         sim.run(seed=[1, 2], cosmology=COSMOLOGIES)
     with pytest.raises(ValueError, match="Given are 4 cosmologies, 2 fields"):
@@ -126,7 +144,7 @@ def test_sizes_that_do_not_agree():
 
 @pytest.mark.ranks(2)
 def test_what_a_replica_axis_cannot_take():
-    sim = simulation(SPREAD, "cola")
+    sim = batch_of(SPREAD, "cola")
     with pytest.raises(ValueError, match="batch=3 does not divide by the mesh axis replica:2"):
         sim.run(seed=[1, 2, 3])
     with pytest.raises(ValueError, match="axis 'replica' must have size 1"):
@@ -134,7 +152,7 @@ def test_what_a_replica_axis_cannot_take():
 
 
 def test_noise_of_another_shape():
-    sim = simulation(TOGETHER, "bullfrog")
+    sim = batch_of(TOGETHER, "bullfrog")
     with pytest.raises(ValueError, match=r"white_noise has shape \(4, 8, 8, 6\)"):
         sim.run(white_noise=np.zeros((4, 8, 8, 6)))
     with pytest.raises(ValueError, match="exactly one of them"):

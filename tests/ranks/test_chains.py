@@ -47,6 +47,7 @@ def small_model(mesh):
     return ForwardModel(sim, "linear")
 
 
+@functools.cache
 def chains_on(mesh, chains):
     """A linear universe seen with Gaussian noise, of several chains; its posterior is known."""
     model, cells = small_model(mesh), CELLS

@@ -5,11 +5,14 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh
+from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.evolution.adjoints import DirectAdjoint
+from flowpm_dist.io import light_cone_file
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.light_cone_file import read_light_cone
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, born
 from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.tiles import Layers
@@ -172,6 +175,40 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
     states = sim.run(seed=3, outputs=[inputs_of["a"][m] for m in chosen])
     for m, state in zip(chosen, states, strict=True):
         np.testing.assert_allclose(found[m], state.displacement.block, atol=1e-10)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("integrator", ["cola"])
+def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
+    """Painted with the weights of maps they give the maps; velocities are those of states."""
+    sim = simulation(mesh, integrator)
+    folder = CONE.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
+    found, about = read_light_cone(folder)
+    assert about["z_max"] == CONE.z_max and about["seed"] == 3
+    x, y, chi = found["Coordinates"].T
+    assert (np.abs(x) <= 0.5 * CONE.fov * chi).all() and (np.abs(y) <= 0.5 * CONE.fov * chi).all()
+    # A map of one pixel that weighs each by distance^-2: the mean of planes.
+    planes = CONE.planes(sim, 20.0, seed=3)
+    column = float(tf.reduce_sum((planes.delta[:, 1:-1, 1:-1] + 1) * 20.0, axis=(0, 1, 2)))
+    inner = np.maximum(np.abs(x), np.abs(y)) / chi < 0.5 * CONE.fov * 5 / 8
+    assert inner.any()
+    number = sim.box.cells / sim.box.volume * (CONE.fov / 8) ** 2
+    assert (chi**-2)[inner].sum() / number < column < (chi**-2).sum() / number * 1.001
+    a = np.unique(found["ScaleFactor"])
+    assert (a < 1).all() and (a > 1 / (1 + CONE.z_max)).all()
+    some = found["ScaleFactor"] == a[len(a) // 2]
+    state = sim.run(seed=3, outputs=[a[len(a) // 2]])[0]
+    speeds = state.peculiar_velocity().numpy().reshape(-1, 3)
+    ours = np.sort(np.abs(found["Velocities"][some]).max(axis=1))
+    nearest = np.abs(np.abs(speeds).max(axis=1)[:, None] - ours).min(axis=0)
+    assert nearest.max() < 0.05 * speeds.std()
+    with pytest.raises(FileExistsError, match="holds a light cone"):
+        CONE.particles(sim, folder, seed=3)
+    if SIZE == 1:
+        monkeypatch.setattr(light_cone_file, "SPARE", 2**62)
+        with pytest.raises(WriteError, match=r"light_cone.hdf5: the disk is full"):
+            CONE.particles(sim, folder / "full", seed=3)
+        assert not any((folder / "full").iterdir())
 
 
 def test_tiles_are_turned_anew_and_hold_each_layer_once(mesh):

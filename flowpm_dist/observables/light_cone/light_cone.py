@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +12,14 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.grid.box import Box
+from flowpm_dist.io.light_cone_file import STEM, LightConeFile
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.sources import Sources
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.observer import SkyPainter
 from flowpm_dist.observables.light_cone.options import LightConeOptions
+from flowpm_dist.observables.light_cone.recorder import ParticleRecorder
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
@@ -115,6 +118,52 @@ class LightCone(LightConeOptions):
             raise ValueError(f"width = {width}: planes of matter need a width above 0 [Mpc/h]")
         return lambda inputs, halo: _Planes(self, inputs, width)
 
+    def particles(
+        self,
+        simulation: Simulation,
+        folder: str | Path,
+        seed: int | Sequence[int] | None = None,
+        **run: Any,
+    ) -> Path:
+        """Simulates, and writes the particles in the field as they cross the light cone.
+
+        Each rank writes an HDF5 file of its own, `light_cone.hdf5` or `light_cone.0.hdf5`, ... with
+        `Coordinates` (x, y and distance from the observer, comoving [Mpc/h]), `Velocities` (along
+        these, peculiar [km/s]) and `ScaleFactor`; `io.light_cone_file.read_light_cone` reads them.
+
+        Args:
+            simulation, seed, **run: as for `convergence`; of one universe.
+            folder: of the files, which is made. On a file system that all ranks see.
+
+        Returns:
+            The folder.
+
+        Raises:
+            FileExistsError: there is a light cone in the folder. Raised on every rank.
+            ValueError: as for `convergence`; or a batch.
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        path, mesh = Path(folder), simulation.box.mesh
+        there = any(path.glob(f"{STEM}*.hdf5"))
+        if int(mesh.world.allreduce(tf.constant(int(there)), "max")):
+            raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
+        path.mkdir(parents=True, exist_ok=True)
+        about = {
+            **self.model_dump(),
+            "grid": list(simulation.box.grid),
+            "box_size": list(simulation.box.size),
+            "cosmology": simulation.cosmology.numbers(),
+            "seed": seed,
+        }
+        with LightConeFile(path, mesh.rank, mesh.size, about) as file:
+            simulation.observe(
+                lambda inputs, halo: ParticleRecorder(inputs, self.layers(inputs), self.fov, file),
+                seed,
+                **run,
+            )
+        mesh.barrier()
+        return path
+
     def layers(self, inputs: Inputs) -> Layers:
         """Returns the layers of particles that are seen, after checking that the run has them.
 
@@ -140,8 +189,10 @@ class LightCone(LightConeOptions):
         return float(Distances(cosmology).comoving(1.0 / (1.0 + self.z_max)))
 
     def particles_in_pixel(self, box: Box) -> float:
-        """Returns the mean number of particles in a pixel, per length along the line of sight,
-        times distance^-2 [h/Mpc (h/Mpc)^2]: 1 / the amount of a particle."""
+        """Returns the mean number of particles in a pixel, per length and distance^2 [(h/Mpc)^3].
+
+        A particle of amount 1 / chi^2 over it adds the length that it stands for to a pixel.
+        """
         return box.cells / box.volume * (self.fov / self.pixels) ** 2
 
 
