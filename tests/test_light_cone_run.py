@@ -155,7 +155,7 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     works = [SimulationWork(plan, *rest, light_cone=cone) for cone in (None, config.light_cone)]
     memory = [demand_of(work, "row:1,col:1").estimate().memory for work in works]
     planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
-    assert memory[1] - memory[0] == (10 * 3 + 3 * planes) * pixels * 4
+    assert memory[1] - memory[0] == (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
     disk = [output_bytes(plan, config.output, work.light_cone) for work in works]
     assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4
     assert config.light_cone.end == pytest.approx(2300, rel=0.01)

@@ -16,12 +16,19 @@ from flowpm_dist.observables.lensing.options import (
 from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.options import Options, constructed
 
-MAPS = 10
-"""Values of a pixel and source that lie in memory together: what is seen, added up and measured."""
-PLANES = 3
-"""The same for each plane."""
-RAYS = 60
-"""Values of a pixel while rays are traced, besides 6 for each source."""
+# Values of a pixel that lie in memory together, measured.
+SPECTRA = 30
+"""Of one spectrum, whatever the number of maps."""
+MAPS = 18
+"""Of each source: what is seen, added up and measured."""
+PLANES = 4
+"""Of each plane."""
+RAYS = 70
+"""While rays are traced, besides 6 for each source."""
+THEORY = 110 * 2**20
+"""Memory of theory and figures [bytes]."""
+COMPILED = 64 * 2**20
+"""Memory of what is compiled for ray tracing [bytes]."""
 
 
 def _tables(model: type[Options], *, one: bool = False) -> BeforeValidator:
@@ -100,10 +107,10 @@ class LightConeWork:
             itemsize: size of a value [bytes].
         """
         cone = self.options
-        values = MAPS * len(cone.sources) + PLANES * self._planes(cone.needs_planes)
+        values = SPECTRA + MAPS * len(cone.sources) + PLANES * self._planes(cone.needs_planes)
         if cone.ray_tracing:
             values += RAYS + 6 * len(cone.sources)
-        return self._bytes(values, itemsize)
+        return self._bytes(values, itemsize) + THEORY + (COMPILED if cone.ray_tracing else 0)
 
     def results(self, itemsize: int) -> int:
         """Returns the size of the maps that are written [bytes]; argument as for `memory`."""
