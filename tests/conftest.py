@@ -13,10 +13,13 @@ import tempfile
 from collections import Counter
 from typing import Any
 
+from quick_xla import QUICK_XLA
+
 # Two workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(_name, "1")
+    os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 # Nothing that a test measures or builds is left in the user's cache.
 if "FLOWPM_CACHE" not in os.environ:
