@@ -127,7 +127,7 @@ def linear(grid: int, box: float, seeds: int, painted: int) -> None:
         fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
         for size in AMPLITUDES
     ]
-    edges = bands(100, 800, 4)
+    edges = bands(100, 400, 2)
     powers, transfers, spectra = [], [], []
     for seed in range(seeds):
         cone = cone_of(box, grid, seed)

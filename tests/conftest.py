@@ -2,8 +2,8 @@
 
 A test's budget is of processor time, its own and that of the processes it starts: the clock depends
 on what else the machine does. `@pytest.mark.budget(seconds)` gives it one of its own. A test over
-its budget is named at the end; `--budget` (`make test-budget`) makes that a failure. Ranks that
-mpirun has started count where tests/test_ranks.py runs them, test by test.
+its budget is named at the end; `--budget` (`make test-budget`) makes that a failure. Ranks
+that a test has started count there, test by test.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import tempfile
 from collections import Counter
 from typing import Any
 
+from quick_xla import QUICK_XLA
+
 # Two workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(_name, "1")
+    os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 # Nothing that a test measures or builds is left in the user's cache.
 if "FLOWPM_CACHE" not in os.environ:
@@ -44,8 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Jobs on ranks first: with two workers, one has them while the other has all the rest."""
-    items.sort(key=lambda item: item.path.name != "test_ranks.py")
+    """Jobs on ranks first: with two workers, one has them while the other has all the rest.
+
+    A worker with no more than two tests left takes the next file: test_ranks.py ends with small
+    ones, so that no file waits behind its jobs.
+    """
+    first = ["test_ranks.py", "test_one_rank.py"]
+    items.sort(key=lambda item: (item.path.name not in first, item.path.name == first[1]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ import pytest
 from meshimpl.launch import mpirun_command
 
 HERE = Path(__file__).parent
+TIME_LIMIT = 2400  # [s] of one job with all of tests/ranks
+WHICH = ["not long", pytest.param("long", marks=pytest.mark.long)]
 LAST_LINES = 120  # of a failing rank's output
 # Of Horovod's thread, which asks the other ranks in each cycle whether they have something to say:
 # ranks that mostly build graphs, on fewer cores than there are ranks, have something rarely.
@@ -81,6 +84,19 @@ def run_job(
     }
     trouble = _trouble(folder, ranks, job.returncode, output, results)
     return trouble, seconds
+
+
+def run_all(
+    ranks: int, which: str, folder: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Run those of tests/ranks that are marked so; tell tests/conftest.py what they took."""
+    needs_horovod(ranks)
+    arguments = ["tests/ranks", "--tb=short", "-m", which]
+    trouble, seconds = run_job(ranks, arguments, folder, TIME_LIMIT)
+    record_property("ranks", ranks)
+    record_property("on ranks", seconds)
+    record_property("long", which == "long")
+    assert trouble is None, trouble
 
 
 def _trouble(folder: Path, ranks: int, status: int, output: str, results: list[dict]) -> str | None:

@@ -1,5 +1,6 @@
-"""The tests of tests/ranks, in jobs of 1, 2 and 4 ranks, and one file on 8.
+"""The tests of tests/ranks in jobs of 2 and 4 ranks, and one file on 8; test_one_rank.py has 1.
 
+That of 2 ranks leaves a part of two cores to others, and comes first; that of 8 takes all of both.
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
 """
@@ -10,30 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rank_jobs import HERE, needs_horovod, run_job
-
-TIME_LIMIT = 2400  # [s] of one job
-
-
-RANKS = (1, 4, 2)  # one rank beside the tests without ranks: both take one core
+from rank_jobs import HERE, TIME_LIMIT, WHICH, needs_horovod, run_all, run_job
 
 
 @pytest.mark.timeout(TIME_LIMIT + 60)
-@pytest.mark.parametrize(
-    "ranks, which",
-    [(ranks, "not long") for ranks in RANKS]
-    + [pytest.param(ranks, "long", marks=pytest.mark.long) for ranks in RANKS],
-)
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_on_ranks(
     ranks: int, which: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    needs_horovod(ranks)
-    arguments = ["tests/ranks", "--tb=short", "-m", which]
-    trouble, seconds = run_job(ranks, arguments, tmp_path, TIME_LIMIT)
-    record_property("ranks", ranks)
-    record_property("on ranks", seconds)
-    record_property("long", which == "long")
-    assert trouble is None, trouble
+    run_all(ranks, which, tmp_path, record_property)
 
 
 @pytest.mark.timeout(400)

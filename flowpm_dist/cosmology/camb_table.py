@@ -66,14 +66,24 @@ def known_number(name: str, parameter: object) -> float:
     return float(parameter)  # type: ignore[arg-type]
 
 
-def without_gradient(parameters: dict[str, object]) -> tf.Tensor:
-    """Returns 1, which refuses to be differentiated by those parameters that are tensors."""
+def without_gradient(
+    parameters: dict[str, object],
+    power: str = "linear power",
+    instead: str = 'transfer="eisenstein-hu"',
+) -> tf.Tensor:
+    """Returns 1, which refuses to be differentiated by those parameters that are tensors.
+
+    Args:
+        parameters: by name.
+        power: what CAMB computes, for the message.
+        instead: what has the gradients.
+    """
     guard = tf.constant(1.0, tf.float64)
     for name, parameter in parameters.items():
         if isinstance(parameter, (tf.Tensor, tf.Variable)):
             message = (
-                f"CAMB gives no derivative of the linear power by {name}: use "
-                'transfer="eisenstein-hu" for gradients by it'
+                f"CAMB gives no derivative of the {power} by {name}: use {instead} for gradients "
+                "by it"
             )
             barrier = tf.raw_ops.PreventGradient(input=as_float64(parameter), message=message)
             guard += 0.0 * barrier

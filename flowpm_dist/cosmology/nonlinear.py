@@ -21,7 +21,8 @@ class NonlinearPower:
     """The non-linear power P(k, a) of CAMB as a table: `power(k, a)`, for 0 <= z <= z_max.
 
     Neutrinos are massless, as everywhere here. CAMB has radiation, which slows the growth by some
-    1e-3. There are no gradients by the cosmology: asking for one raises LookupError.
+    1e-3. There are no gradients by the cosmology: asking for one raises LookupError. `Halofit` has
+    them.
 
     Args:
         cosmology: the parameters; its transfer need not be "camb", only its sigma8 or A_s counts.
@@ -44,7 +45,9 @@ class NonlinearPower:
         )
         self._table = TabulatedPower(k, 1.0 / (1.0 + redshifts[::-1]), power[::-1])
         self._guard = without_gradient(
-            {name: getattr(cosmology, name) for name in (*SHAPE, *AMPLITUDES)}
+            {name: getattr(cosmology, name) for name in (*SHAPE, *AMPLITUDES)},
+            power="non-linear power",
+            instead="Halofit",
         )
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:

@@ -8,9 +8,15 @@ import os
 import sys
 from pathlib import Path
 
+from quick_xla import QUICK_XLA
+
 from meshimpl import launch
 
 launch.configure_threads()
+if launch.detect().size > 1:
+    os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
+elif os.environ.get("XLA_FLAGS") == QUICK_XLA:
+    del os.environ["XLA_FLAGS"]
 
 import pytest  # noqa: E402
 from processor_time import processor_time  # noqa: E402

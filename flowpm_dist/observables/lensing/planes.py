@@ -15,7 +15,7 @@ from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.sources import Sources
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LensPlanes:
     """Slabs of the universe, each with its matter projected on a plane.
 

@@ -134,11 +134,11 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
     def trace(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         # A tape would keep all that is computed here, were its inputs watched.
         delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)
-        count = delta.shape[0]
+        count, read = delta.shape[0], _reader(sky)
 
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
             met = rays - first + second / chi[k]
-            added = _deflection(strength[k] * delta[k], met, sky)
+            added = read(filter_maps(strength[k] * delta[k], sky, _DERIVATIVES), met)
             total += _outer(efficiency[:, k], added)
             return k + 1, first + added, second + chi[k] * added, total
 
@@ -173,12 +173,13 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
         k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], found: list[Any]
     ) -> tuple[Any, ...]:
         (first, second), (d_first, d_second, d_rays) = sums, cotangents
-        with tf.GradientTape() as tape:
-            kappa, met = strength[k] * delta[k], rays - first + second / chi[k]
-            tape.watch([kappa, met])
-            added = _deflection(kappa, met, sky)
+        kappa, met = strength[k] * delta[k], rays - first + second / chi[k]
         d_added = d_first + chi[k] * d_second - tf.tensordot(efficiency[:, k], dy, 1)
-        d_kappa, d_met = tape.gradient(added, [kappa, met], d_added)
+        with tf.GradientTape() as tape:
+            tape.watch(kappa)
+            maps = filter_maps(kappa, sky, _DERIVATIVES)
+        added, d_maps, d_met = _reader(sky).gradient(maps, met, d_added)
+        d_kappa = tape.gradient(maps, kappa, d_maps)
         first, second = first - added, second - chi[k] * added
         of_plane = (
             strength[k] * d_kappa,
@@ -200,28 +201,42 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
     return d_delta, d_strength, d_chi, tf.transpose(d_efficiency), cotangents[2]
 
 
-def _deflection(kappa: tf.Tensor, rays: tf.Tensor, sky: FlatSky) -> tf.Tensor:
-    """Returns what a plane takes from rays that meet it: alpha, and U A [..., 6].
+class _Reader:
+    """Reads a plane where rays meet it, in compiled code, which keeps little on the way."""
 
-    Args:
-        kappa: half the Laplacian of the plane's potential [x, y].
-        rays: position and Jacobian [..., 6].
-        sky: of the plane.
-    """
-    return _reader(sky)(filter_maps(kappa, sky, _DERIVATIVES), rays)
+    def __init__(self, sky: FlatSky) -> None:
+        self._sky = sky
 
-
-@functools.lru_cache(maxsize=16)
-def _reader(sky: FlatSky) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     @tf.function(jit_compile=True, autograph=False)
-    def read(maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
-        found = bilinear(maps, rays[..., :2], sky)
+    def __call__(self, maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
+        """Returns what a plane adds to the sums: alpha, and U A [..., 6].
+
+        Args:
+            maps: the derivatives of the plane's potential [x, y, 5].
+            rays: position and Jacobian [..., 6].
+        """
+        return self._read(maps, rays)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradient(
+        self, maps: tf.Tensor, rays: tf.Tensor, dy: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the same, and the cotangents of maps and rays from its own."""
+        with tf.GradientTape() as tape:
+            tape.watch([maps, rays])
+            # Not the compiled function: the compiler would take its inputs for constants.
+            result = self._read(maps, rays)
+        return result, *tape.gradient(result, [maps, rays], dy)
+
+    def _read(self, maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
+        found = bilinear(maps, rays[..., :2], self._sky)
         first, second = rays[..., 2:4], rays[..., 4:]  # rows of A
         u11, u12, u22 = (found[..., i, tf.newaxis] for i in (2, 3, 4))
         rows = [u11 * first + u12 * second, u12 * first + u22 * second]
         return tf.concat([found[..., :2], *rows], axis=-1)
 
-    return read
+
+_reader = functools.lru_cache(maxsize=16)(_Reader)
 
 
 def bilinear(maps: tf.Tensor, positions: tf.Tensor, sky: FlatSky) -> tf.Tensor:

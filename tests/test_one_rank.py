@@ -1,0 +1,15 @@
+"""The tests of tests/ranks on one rank: in a file of its own, beside the jobs of several."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rank_jobs import TIME_LIMIT, WHICH, run_all
+
+
+@pytest.mark.timeout(TIME_LIMIT + 60)
+@pytest.mark.parametrize("which", WHICH)
+def test_on_one_rank(
+    which: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    run_all(1, which, tmp_path, record_property)
