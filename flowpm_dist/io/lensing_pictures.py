@@ -33,7 +33,7 @@ def convergence_figure(
         field_of_view: side of the map [deg].
         name: of the sources.
     """
-    figure = new_figure(7.4, 6.4)
+    figure = new_figure(7.9, 6.4)
     axes = figure.add_subplot()
     low, high = np.percentile(kappa, [1, 99.7])
     image = axes.imshow(
