@@ -1,5 +1,6 @@
 """Runs with a light cone by the command: what is refused, what is written, what goes on."""
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -193,18 +194,27 @@ def sources():
     ]
 
 
+@functools.cache
+def convergence():
+    return LightCone(**FIELD).convergence(simulation(), sources(), 1)
+
+
+@functools.cache
+def planes():
+    return LightCone(**FIELD).planes(simulation(), 300.0, 1)
+
+
 def test_maps_are_those_of_python(born):
     out, done = born
     found = load_light_cone(out)
-    expected = LightCone(**FIELD).convergence(simulation(), sources(), 1)
+    expected = convergence()
     np.testing.assert_array_equal(found["kappa"], np.swapaxes(expected.kappa, 1, 2))
     noise = shape_noise([8, 8], expected.fov, np.full(3, 0.3), 10.0, 5).numpy()
     for n, gamma in enumerate(shear(expected.kappa, expected.fov)):
         values = np.swapaxes(gamma + noise[:, n], 1, 2)
         np.testing.assert_allclose(found[f"gamma{n + 1}"], values, atol=1e-7 * abs(values).max())
-    planes = LightCone(**FIELD).planes(simulation(), 300.0, 1)
-    np.testing.assert_array_equal(found["planes"], np.swapaxes(planes.delta, 1, 2))
-    np.testing.assert_array_equal(found["plane_edges"], planes.planes.edges)
+    np.testing.assert_array_equal(found["planes"], np.swapaxes(planes().delta, 1, 2))
+    np.testing.assert_array_equal(found["plane_edges"], planes().planes.edges)
     np.testing.assert_allclose(found["x"], (np.arange(8) + 0.5) * 1.5 / 8)
     about = found.attributes
     assert about["complete"] and about["approximation"] == "Born" and about["seed"] == 1
@@ -224,7 +234,7 @@ def test_a_coarse_mesh_is_told(born):
 def test_the_spectra_are_those_of_python(born):
     out, _ = born
     table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
-    kappa = LightCone(**FIELD).convergence(simulation(), sources(), 1).kappa
+    kappa = convergence().kappa
     fov = np.deg2rad(1.5)
     measured = angular_power(kappa[:, None], fov, bin_edges(fov, 8), other=kappa, window="bilinear")
     linear = LinearPower(COSMOLOGY)
@@ -266,8 +276,8 @@ def test_rays_are_those_of_python(here):
     done = flowpm_here("simulate", "run.toml", "--output", "out", *RAYS)
     assert done.returncode == 0, done.stderr
     found = load_light_cone("out")
-    planes = LightCone(**FIELD).planes(simulation(), 300.0, 1)
-    rays = ray_trace(planes.delta, planes.planes, sources(), COSMOLOGY, planes.fov)
+    matter = planes()
+    rays = ray_trace(matter.delta, matter.planes, sources(), COSMOLOGY, matter.fov)
     for name in ("kappa", "gamma1", "gamma2", "rotation"):
         values = np.swapaxes(getattr(rays, name), 1, 2)
         np.testing.assert_allclose(found[name], values, atol=1e-6 * abs(values).max(), err_msg=name)
