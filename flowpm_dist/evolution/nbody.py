@@ -188,11 +188,9 @@ class NBody:
                     v = clock.measure("update", combine, [v, *plan.lpt], _lpt_only(c))
                 if observer is not None and before is not None:
                     moment = Moment(x, before, v, plan.lpt)
-                    look = clock.measure(
-                        "look", observer.look, kicks[number], moment, plan.observed
-                    )
-                    add_to(seen, look)
-                    del moment, look
+                    for look in observer.looks(kicks[number]):
+                        add_to(seen, clock.measure("look", look, moment, plan.observed))
+                    del moment
                 del before
             if operation.ends_step:
                 clock.steps.append(time.perf_counter() - begin)

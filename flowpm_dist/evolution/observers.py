@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,10 @@ class Moment:
         return [self.displacement, self.before, self.after, *self.lpt]
 
 
+Look = Callable[[Moment, Sequence[tf.Tensor]], Seen]
+"""From the particles at a kick and an observer's inputs to what is seen of them; differentiable."""
+
+
 class Observer(abc.ABC):
     """Looks at the particles when they are kicked; the evolution itself is not disturbed.
 
@@ -43,7 +48,11 @@ class Observer(abc.ABC):
     Attributes:
         kicks: at which it looks, numbered from 0.
         inputs: tensors by which what is seen can be differentiated, besides the particles.
-        needs_before: whether `look` uses the velocity before the kick.
+        needs_before: whether looks use the velocity before the kick. If so, the kicks are the same
+            on all ranks.
+
+    Where a gradient is taken on several ranks, what each has seen must depend on the particles and
+    the inputs, if only by a factor of 0: or a rank would not take part in the way back.
     """
 
     needs_before: bool = True
@@ -51,13 +60,10 @@ class Observer(abc.ABC):
     inputs: tuple[tf.Tensor, ...]
 
     @abc.abstractmethod
-    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """Returns what is seen at a kick: a differentiable function of tensors.
+    def looks(self, kick: int) -> Sequence[Look]:
+        """Returns the looks that are taken at a kick, in order.
 
-        Args:
-            kick: its number.
-            moment: the particles.
-            inputs: in place of `self.inputs`.
+        Each is differentiated by itself, so that memory does not grow with their number.
         """
 
     @abc.abstractmethod
@@ -93,17 +99,18 @@ class Observers(Observer):
         self.inputs = tuple(tensor for each in self._all for tensor in each.inputs)
         self.needs_before = any(each.needs_before for each in self._all)
 
-    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `Observer.look`."""
-        seen: Seen = {}
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        found: list[Look] = []
         begin = 0
         for number, each in enumerate(self._all):
-            own = inputs[begin : begin + len(each.inputs)]
+            own = slice(begin, begin + len(each.inputs))
             begin += len(each.inputs)
             if kick in each.kicks:
-                found = each.look(kick, moment, own)
-                seen |= {(number, name): value for name, value in found.items()}
-        return seen
+                found += [
+                    functools.partial(_look_of, number, own, look) for look in each.looks(kick)
+                ]
+        return found
 
     def results(self, seen: Seen) -> list[Any]:
         """Returns the results of each."""
@@ -131,6 +138,13 @@ class Observers(Observer):
             yield each, {name[1]: v for name, v in seen.items() if name[0] == number}  # type: ignore[index]
 
 
+def _look_of(
+    number: int, own: slice, look: Look, moment: Moment, inputs: Sequence[tf.Tensor]
+) -> Seen:
+    """Returns what an observer of a number sees, by names that have the number, too."""
+    return {(number, name): value for name, value in look(moment, inputs[own]).items()}
+
+
 def add_to(seen: Seen, more: Seen) -> None:
     """Adds what was seen at one kick to what was seen before."""
     for name, value in more.items():
@@ -148,19 +162,27 @@ def look_back(
 
     Args:
         observer: that looked, and does so once more.
-        kick, moment, inputs: see `Observer.look`.
+        kick: its number.
+        moment, inputs: see `Look`.
         cotangents: of all that was seen.
     """
     sources = [tf.stop_gradient(t) for t in (*moment.tensors, *inputs)]
     count = len(moment.tensors)
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        x, before, after, *lpt = sources[:count]
-        seen = observer.look(kick, Moment(x, before, after, tuple(lpt)), sources[count:])
-    along = [cotangents[name] for name in seen]
-    found = tape.gradient(list(seen.values()), sources, output_gradients=along)
+    slopes: list[tf.Tensor | None] = [None] * len(sources)
+    for look in observer.looks(kick):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            x, before, after, *lpt = sources[:count]
+            seen = look(Moment(x, before, after, tuple(lpt)), sources[count:])
+        along = [cotangents[name] for name in seen]
+        found = tape.gradient(list(seen.values()), sources, output_gradients=along)
+        del tape, seen
+        slopes = [
+            one if other is None else other if one is None else one + other
+            for one, other in zip(slopes, found, strict=True)
+        ]
     x, before, after, *lpt = (
         tf.zeros_like(t) if slope is None else slope
-        for t, slope in zip(sources[:count], found[:count], strict=True)
+        for t, slope in zip(sources[:count], slopes[:count], strict=True)
     )
-    return Moment(x, before, after, tuple(lpt)), found[count:]
+    return Moment(x, before, after, tuple(lpt)), slopes[count:]

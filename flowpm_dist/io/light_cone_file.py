@@ -28,13 +28,12 @@ class LightConeFile:
     Args:
         folder: of the files of all parts; it must exist.
         part, parts: number of this file, and of all.
-        attributes: of the light cone, as JSON takes them.
 
     Raises:
         WriteError: it cannot be written.
     """
 
-    def __init__(self, folder: Path, part: int, parts: int, attributes: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, part: int, parts: int) -> None:
         import h5py
 
         self._path = folder / (f"{STEM}.{part}.hdf5" if parts > 1 else f"{STEM}.hdf5")
@@ -43,9 +42,18 @@ class LightConeFile:
             self._file = h5py.File(self._aside, "w")
         except OSError as error:
             raise WriteError.of(self._path, error) from error
-        about = {**attributes, "part": part, "parts": parts, "units": UNITS}
+        self._about: dict[str, Any] = {"part": part, "parts": parts, "units": UNITS}
+        self.describe({})
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is complete, or given up."""
+        return not self._file
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Writes attributes of the light cone, which JSON can take."""
         self._file.attrs["generator"] = GENERATOR
-        self._file.attrs["light_cone"] = json.dumps(about)
+        self._file.attrs["light_cone"] = json.dumps({**attributes, **self._about})
 
     def append(self, positions: np.ndarray, velocities: np.ndarray, a: np.ndarray) -> None:
         """Adds particles.

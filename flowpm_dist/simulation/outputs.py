@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.evolution.arithmetic import combine
-from flowpm_dist.evolution.observers import Moment, Observer, Seen
+from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.inputs import Inputs
@@ -72,35 +73,39 @@ class Outputs(Observer):
         self._made: dict[int, Any] = {}
         self._read_last: tuple[Any, Inputs] = (self.inputs, inputs)
 
-    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `Observer.look`."""
-        seen: Seen = {}
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`: one for each state, in the order of time."""
         numbers = [i for i, at in enumerate(self._at) if at == kick]
-        for i in sorted(numbers, key=lambda i: self._times[i]):
-            rows = tf.cast(inputs[0][..., i, :, :], self._inputs.box.dtype)
-            fields = moment.tensors
-            x = combine(
-                [*fields], tf.concat([tf.ones_like(rows[..., 0, :1]), rows[..., 0, :]], axis=-1)
-            )
-            particles = Particles(x, combine(fields[1:], rows[..., 1, :]))
-            if self._on_output is None:
-                seen |= {(i, 0): particles.displacement, (i, 1): particles.velocity}
-                continue
-            made = self._on_output(self._state(i, particles, self._inputs_from(inputs)))
-            kept = []
-            for j, leaf in enumerate(tf.nest.flatten(made)):
-                if isinstance(leaf, State):
-                    raise TypeError("on_output returned a State: without on_output, run gives them")
-                tensor = leaf.block if isinstance(leaf, Field) else leaf
-                if isinstance(tensor, tf.Tensor):
-                    seen[i, j] = tensor
-                    leaf = leaf.box if isinstance(leaf, Field) else None
-                kept.append(leaf)
-            self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
+        return [
+            functools.partial(self._look, i)
+            for i in sorted(numbers, key=lambda number: self._times[number])
+        ]
+
+    def _look(self, i: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        rows = tf.cast(inputs[0][..., i, :, :], self._inputs.box.dtype)
+        fields = moment.tensors
+        places = tf.concat([tf.ones_like(rows[..., 0, :1]), rows[..., 0, :]], axis=-1)
+        x, v = combine(fields, places), combine(fields[1:], rows[..., 1, :])
+        if self._on_output is None:
+            return {(i, 0): x, (i, 1): v}
+        made = self._on_output(self._state(i, Particles(x, v), self._inputs_from(inputs)))
+        seen: Seen = {}
+        kept = []
+        for j, leaf in enumerate(tf.nest.flatten(made)):
+            if isinstance(leaf, State):
+                raise TypeError("on_output returned a State: without on_output, run gives them")
+            tensor = leaf.block if isinstance(leaf, Field) else leaf
+            if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
+                seen[i, j] = tensor
+                leaf = leaf.box if isinstance(leaf, Field) else None
+            kept.append(leaf)
+        self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
         return seen
 
     def results(self, seen: Seen) -> list[Any]:
         """Returns the states, or what was made of them, in the order in which they were asked for.
+
+        Of a run that goes on, None for those that it had passed before.
 
         Args:
             seen: by this observer.
@@ -109,7 +114,11 @@ class Outputs(Observer):
 
     def _result(self, i: int, seen: Seen) -> Any:
         if self._on_output is None:
+            if (i, 0) not in seen:
+                return None
             return self._state(i, Particles(seen[i, 0], seen[i, 1]), self._inputs)
+        if i not in self._made:
+            return None
         filled = []
         for j, leaf in enumerate(tf.nest.flatten(self._made[i])):
             if (i, j) in seen:

@@ -148,19 +148,23 @@ class LightCone(LightConeOptions):
         if int(mesh.world.allreduce(tf.constant(int(there)), "max")):
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
         path.mkdir(parents=True, exist_ok=True)
-        about = {
-            **self.model_dump(),
-            "grid": list(simulation.box.grid),
-            "box_size": list(simulation.box.size),
-            "cosmology": simulation.cosmology.numbers(),
-            "seed": seed,
-        }
-        with LightConeFile(path, mesh.rank, mesh.size, about) as file:
-            simulation.observe(
-                lambda inputs, halo: ParticleRecorder(inputs, self.layers(inputs), self.fov, file),
-                seed,
-                **run,
-            )
+        with LightConeFile(path, mesh.rank, mesh.size) as file:
+
+            def recorder(inputs: Inputs, halo: int) -> ParticleRecorder:
+                found = ParticleRecorder(inputs, self.layers(inputs), self.fov, file)
+                source = inputs.source
+                about = {
+                    **self.model_dump(),
+                    "grid": list(inputs.box.grid),
+                    "box_size": list(inputs.box.size),
+                    "cosmology": inputs.cosmologies.cosmologies[0].numbers(),
+                    "seed": source.seed,
+                    "paired": source.paired,
+                }
+                file.describe(about)
+                return found
+
+            simulation.observe(recorder, seed, **run)
         mesh.barrier()
         return path
 
@@ -173,8 +177,16 @@ class LightCone(LightConeOptions):
         box, edges = inputs.box, inputs.edges
         self.check_begin(edges[0])
         ends = [self.farthest(g.background.cosmology) for g in inputs.cosmologies.growths]
-        self.check_width(box.size, max(ends))
-        found = Layers.of(box, max(ends), self.tiles)
+        # Of all universes, those of other replicas included.
+        end = float(box.mesh.world.allreduce(tf.constant(max(ends), tf.float64), "max"))
+        self.check_width(box.size, end)
+        found = Layers.of(box, end, self.tiles, 1.0 / (1.0 + self.z_max))
+        if not len(found.distances):
+            nearest = min(found.depth_of(box, tile) for tile in found.tiles) / 2
+            raise ValueError(
+                f"z_max = {self.z_max:g} is at {end:.4g} Mpc/h, and the nearest particles at "
+                f"{nearest:.4g}: see farther, or take a finer grid"
+            )
         for growth in inputs.cosmologies.growths:
             latest = float(Distances(growth.background.cosmology).scale_factor(found.distances[0]))
             if latest > edges[-1]:
@@ -209,6 +221,10 @@ class _Convergence(SkyPainter):
         layers = cone.layers(inputs)
         number = cone.particles_in_pixel(inputs.box)
         means = []
+        # The last layer has the sources between it and the end, too.
+        edges = layers.edges
+        ends = [cone.farthest(cosmology) for cosmology in inputs.cosmologies.cosmologies]
+        edges[-1] = max(edges[-1], *(end * (1 + 1e-9) for end in ends))
 
         def amounts(distances: Distances) -> tf.Tensor:
             _check_sources(cone, sources, distances)
@@ -220,7 +236,7 @@ class _Convergence(SkyPainter):
             if alignment is not None:
                 response = alignment.response(a, distances.cosmology)
                 for i, source in enumerate(sources):
-                    share = source.fractions(layers.edges, distances)
+                    share = source.fractions(edges, distances)
                     weights[i] += response * share / layers.depths
             means.append(tf.stack([tf.reduce_sum(w * layers.depths) for w in weights]))
             pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
@@ -273,13 +289,18 @@ def with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:
     """Returns a copy of parameters whose tensors have gradients that arrive complete on each rank.
 
     Args:
-        parameters: an object with parameters as its attributes, the same on every rank.
+        parameters: an object with parameters as its attributes, or in lists or dictionaries of
+            these; the same on every rank.
         mesh: the ranks.
     """
     shared = copy.copy(parameters)
+
+    def share(value: Any) -> Any:
+        is_tensor = isinstance(value, (tf.Tensor, tf.Variable))
+        return replicated(mesh, value) if is_tensor else value
+
     for name, value in vars(parameters).items():
-        if isinstance(value, (tf.Tensor, tf.Variable)):
-            object.__setattr__(shared, name, replicated(mesh, value))
+        object.__setattr__(shared, name, tf.nest.map_structure(share, value))
     return shared
 
 

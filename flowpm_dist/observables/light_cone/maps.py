@@ -15,7 +15,7 @@ class ConvergenceMaps:
     """Maps of the convergence in the Born approximation.
 
     Attributes:
-        kappa: [..., source, x, y] [1], whole on every rank.
+        kappa: [..., source, x, y] [1], whole on every rank of a universe.
         fov: side of the field of view [rad].
     """
 
@@ -33,7 +33,7 @@ class DensityPlanes:
 
     Attributes:
         delta: overdensity against the mean of the universe [..., plane, x, y] [1], whole on every
-            rank.
+            rank of a universe.
         planes: where they are.
         fov: side of the field of view [rad].
     """

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.evolution.observers import Moment, Observer, Seen
+from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.evolution.integrators import Integrator
+from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.particle_mesh.kernels import Slabs, kernels
 from flowpm_dist.simulation.inputs import Inputs
@@ -70,12 +72,17 @@ class SkyPainter(Observer):
     ) -> None:
         self._box, self._layers, self._maps = inputs.box, layers, maps
         self._fov, self._pixels, self._map_of = fov, pixels, map_of
-        integrator, edges = inputs.options.integrator, inputs.edges.tolist()
+        self._group = inputs.box.mesh.without("replica").world
+        edges = inputs.edges.tolist()
 
-        def crossing(growth: Any) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
+        def crossing(growth: GrowthFunctions) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
             distances = Distances(growth.background.cosmology)
-            a = distances.scale_factor(layers.distances)
-            kicks, factors = integrator.since_kick(growth, edges, a)
+            a = tf.maximum(distances.scale_factor(layers.distances), layers.earliest)
+            try:
+                kicks, factors = self._crossing(inputs.options.integrator, growth, edges, a)
+            except ValueError as error:
+                z = 1.0 / float(a[-1]) - 1.0
+                raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
             return kicks, factors, amounts_of(distances)
 
         found = inputs.cosmologies.of_growths(crossing)
@@ -88,36 +95,53 @@ class SkyPainter(Observer):
                 look = self._look_at(same, np.flatnonzero(np.array(kicks) == kick))
                 if look is not None:
                     self._looks.setdefault(kick, []).append(look)
-        self.kicks = frozenset(self._looks)
+        # A rank that sees nothing looks all the same, so that it takes part in the way back.
+        self._empty = not self._looks
+        self.kicks = frozenset(self._looks or found[0][0][:1])
 
-    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `Observer.look`."""
+    def _crossing(
+        self, integrator: Integrator, growth: GrowthFunctions, edges: list[float], a: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """Returns the kick of each layer, and the factors of its places from those at the kick."""
+        return integrator.since_kick(growth, edges, a)
+
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        if self._empty:
+            return [self._see_nothing]
+        return [functools.partial(self._see, look) for look in self._looks[kick]]
+
+    def _see_nothing(self, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        sums = [tf.cast(tf.reduce_sum(t), self._box.dtype) for t in (moment.displacement, *inputs)]
+        nothing = tf.zeros([self._pixels, self._pixels], self._box.dtype) + 0.0 * tf.add_n(sums)
+        return {(u, m): nothing for u in range(self._universes) for m in range(self._maps)}
+
+    def _see(self, look: _Look, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         seen: Seen = {}
         fields = [moment.displacement, moment.after, *moment.lpt]
         spatial = self._box.local_batch == ()
-        for look in self._looks[kick]:
-            factors, amounts = (
-                tf.gather(tf.gather(x, look.universes), look.layers, axis=1) for x in inputs
-            )
-            dtype = self._box.dtype
-            moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1 : len(fields)]], -1)
-            blocks = [f[tf.newaxis] if spatial else self._some(f, look) for f in fields]
-            maps = _paint(look.slabs, blocks, tf.cast(moved, dtype), tf.cast(amounts, dtype))
-            for i, universe in enumerate(look.universes):
-                for m in range(look.slabs.maps):
-                    name = int(universe), look.maps + m
-                    seen[name] = seen[name] + maps[i, m] if name in seen else maps[i, m]
+        factors, amounts = (
+            tf.gather(tf.gather(x, look.universes), look.layers, axis=1) for x in inputs
+        )
+        dtype = self._box.dtype
+        moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1 : len(fields)]], -1)
+        blocks = [f[tf.newaxis] if spatial else self._some(f, look) for f in fields]
+        maps = _paint(look.slabs, blocks, tf.cast(moved, dtype), tf.cast(amounts, dtype))
+        for i, universe in enumerate(look.universes):
+            for m in range(look.slabs.maps):
+                name = int(universe), look.maps + m
+                seen[name] = seen[name] + maps[i, m] if name in seen else maps[i, m]
         return seen
 
     def results(self, seen: Seen) -> tf.Tensor:
-        """Returns the maps [..., map, x, y] of the universes of this rank, whole on every rank."""
+        """Returns the maps [..., map, x, y] of this rank's universes, whole on all their ranks."""
         nothing = tf.zeros([self._pixels, self._pixels], self._box.dtype)
         parts = [
             tf.stack([seen.get((u, m), nothing) for m in range(self._maps)])
             for u in range(self._universes)
         ]
         maps = tf.stack(parts) if self._box.local_batch else parts[0]
-        return sum_over(self._box.mesh.without("replica").world, maps)
+        return sum_over(self._group, maps)
 
     def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
         """See `Observer.pack`; the universes are those of this rank."""
@@ -131,7 +155,7 @@ class SkyPainter(Observer):
         maps = packed["maps"] if self._box.local_batch else packed["maps"][tf.newaxis]
         if maps.shape != shape:
             raise ValueError(f"maps of shape {maps.shape} were kept: those here are {shape}")
-        if self._box.mesh.without("replica").world.index:
+        if self._group.index:
             return {}
         maps = tf.cast(maps, self._box.dtype)
         return {(u, m): maps[u, m] for u in range(self._universes) for m in range(self._maps)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.evolution.integrators import Integrator
+from flowpm_dist.evolution.observers import Look, Moment, Seen
 from flowpm_dist.io.light_cone_file import LightConeFile
 from flowpm_dist.observables.light_cone.observer import SkyPainter
 from flowpm_dist.observables.light_cone.tiles import Layers
@@ -22,7 +24,7 @@ HUBBLE = 100.0  # [km/s h/Mpc]
 class ParticleRecorder(SkyPainter):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
-    The velocity is that of the integrator's drift at the time of the crossing.
+    They are those of the states of the integrator at the times of the crossings.
 
     Args:
         inputs: of the run, of one universe.
@@ -34,37 +36,40 @@ class ParticleRecorder(SkyPainter):
         ValueError: a batch of universes.
     """
 
+    needs_before = True
+
     def __init__(self, inputs: Inputs, layers: Layers, fov: float, file: LightConeFile) -> None:
         if inputs.box.batch is not None:
             raise ValueError("the particles of one universe are written, not those of a batch")
         nothing = tf.zeros([len(layers.distances), 1, 2], tf.float64)
         maps = np.zeros(len(layers.distances), np.int32)
+        self._file, self._every = file, frozenset[int]()
         super().__init__(inputs, layers, fov, 1, maps, 1, lambda _: nothing)
-        self._file = file
-        growth, edges = inputs.cosmologies.growths[0], inputs.edges.tolist()
-        a = Distances(growth.background.cosmology).scale_factor(layers.distances)
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(a)
-            _, factors = inputs.options.integrator.since_kick(growth, edges, a)
-            columns = tf.unstack(factors[:, 1:], axis=1)
-        slopes = [tape.gradient(c, a, unconnected_gradients="zero") for c in columns]
-        # a dx/dt = a^2 E dx/da, in units of H0.
-        rate = a**2 * growth.background.e(a) * HUBBLE
-        self._a = a.numpy()
-        self._moved, self._speed = (
-            np.concatenate([np.full((len(self._a), 1), first), columns], axis=1)
-            for first, columns in (
-                (1.0, factors[:, 1:].numpy()),
-                (0.0, tf.stack([rate * slope for slope in slopes], axis=1).numpy()),
-            )
-        )
+        self.kicks = self._every
 
-    def look(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `Observer.look`."""
-        fields = [t.numpy() for t in (moment.displacement, moment.after, *moment.lpt)]
-        for look in self._looks[kick]:
-            for place, directions in zip(look.slabs.places, look.slabs.directions, strict=True):
-                for particles in self._slab(look.slabs, look.layers, place, directions, fields):
+    def _crossing(
+        self, integrator: Integrator, growth: GrowthFunctions, edges: list[float], a: tf.Tensor
+    ) -> tuple[tuple[int, ...], tf.Tensor]:
+        """See `SkyPainter._crossing`: by the states of the integrator, which have velocities."""
+        self._a = a.numpy()
+        found = integrator.interpolation(growth, edges, self._a.tolist())
+        places, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
+        # a dx/dt is the canonical velocity over a.
+        self._speed = velocities * (HUBBLE / self._a)[:, np.newaxis]
+        self._moved, self._every = places, frozenset(found.kicks)
+        return found.kicks, found.factors[:, 0]
+
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        return [functools.partial(self._record, kick)]
+
+    def _record(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        if self._file.closed:  # on the way back
+            return {}
+        place, *fields = (t.numpy() for t in moment.tensors)
+        for look in self._looks.get(kick, []):
+            for at, directions in zip(look.slabs.places, look.slabs.directions, strict=True):
+                for particles in self._slab(look.slabs, look.layers, at, directions, place, fields):
                     self._file.append(*particles)
         return {}
 
@@ -77,6 +82,7 @@ class ParticleRecorder(SkyPainter):
         layers: np.ndarray,
         place: np.ndarray,
         directions: np.ndarray,
+        displacement: np.ndarray,
         fields: list[np.ndarray],
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields positions, velocities and scale factors of what is seen of a slab, by layers."""
@@ -86,15 +92,18 @@ class ParticleRecorder(SkyPainter):
         origins = directions[2], directions[0]
         for i in range(place[4]):
             layer = layers[place[5] + i]
-            planes = [np.take(field, place[3] + i, axis=axes[2]) for field in fields]
+            own, *planes = (
+                np.take(field, place[3] + i, axis=axes[2]) for field in (displacement, *fields)
+            )
             moved, speed = (
                 sum(c * plane for c, plane in zip(factors[layer], planes, strict=False))
                 for factors in (self._moved, self._speed)
             )
+            moved = own + moved
             distance = slabs.distances[place[5] + i] + senses[2] * moved[..., axes[2]]
             across = []
             for axis, sense, origin in zip(axes, senses, origins, strict=False):
-                lattice = np.arange(fields[0].shape[axis]) * slabs.spacing[axis]
+                lattice = np.arange(displacement.shape[axis]) * slabs.spacing[axis]
                 before_other = axis < next(a for a in axes[:2] if a != axis)
                 lattice = lattice[:, np.newaxis] if before_other else lattice[np.newaxis]
                 length = slabs.lengths[axis]

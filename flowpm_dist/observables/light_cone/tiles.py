@@ -69,6 +69,7 @@ class Layers:
         tile, index: of each layer, the number of its tile, and its own along the box's axis.
         distances: of their undisplaced particles, float64 [layers] [Mpc/h].
         depths: of each, float64 [layers] [Mpc/h].
+        earliest: scale factor before which nothing is seen, of any universe.
     """
 
     tiles: tuple[Tile, ...]
@@ -76,22 +77,29 @@ class Layers:
     index: np.ndarray
     distances: np.ndarray
     depths: np.ndarray
+    earliest: float = 0.0
 
     @classmethod
-    def of(cls, box: Box, end: float, seed: int) -> Layers:
-        """Returns the layers up to a distance; arguments as for `tiles`."""
+    def of(cls, box: Box, end: float, seed: int, earliest: float = 0.0) -> Layers:
+        """Returns the layers up to a distance; arguments as for `tiles`, and `earliest`."""
         found = tuple(tiles(box, end, seed))
         tile, index, distances, depths = [], [], [], []
         for number, each in enumerate(found):
             axis, sense = each.axes[2], each.senses[2]
-            n, depth = box.grid[axis], box.size[axis] / box.grid[axis]
+            n, depth = box.grid[axis], cls.depth_of(box, each)
             distance = each.begin + (np.arange(n) + 0.5) * depth
             near = distance < end
             tile.append(np.full(near.sum(), number))
             index.append(((each.first_layer + sense * np.arange(n)) % n)[near])
             distances.append(distance[near])
             depths.append(np.full(near.sum(), depth))
-        return cls(found, *(np.concatenate(values) for values in (tile, index, distances, depths)))
+        whole = [np.concatenate(values) for values in (tile, index, distances, depths)]
+        return cls(found, whole[0], whole[1], whole[2], whole[3], earliest)
+
+    @staticmethod
+    def depth_of(box: Box, tile: Tile) -> float:
+        """Returns the depth of a layer of a tile [Mpc/h]."""
+        return box.size[tile.axes[2]] / box.grid[tile.axes[2]]
 
     @property
     def edges(self) -> np.ndarray:
