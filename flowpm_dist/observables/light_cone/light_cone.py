@@ -226,10 +226,9 @@ class _Convergence(SkyPainter):
         ends = [cone.farthest(cosmology) for cosmology in inputs.cosmologies.cosmologies]
         edges[-1] = max(edges[-1], *(end * (1 + 1e-9) for end in ends))
 
-        def amounts(distances: Distances) -> tf.Tensor:
+        def amounts(distances: Distances, a: tf.Tensor) -> tf.Tensor:
             _check_sources(cone, sources, distances)
             chi = layers.distances
-            a = distances.scale_factor(chi)
             strength = lensing_weight(distances.cosmology, chi, a=a)
             weights = [strength * source.efficiency(chi, distances) for source in sources]
             slopes = [_slopes(weight, chi) for weight in weights]
@@ -276,7 +275,7 @@ class _Planes(SkyPainter):
             cone.pixels,
             of_layer,
             len(widths),
-            lambda _: tf.constant(amounts),
+            lambda *_: tf.constant(amounts),
         )
         self._cone = cone
 

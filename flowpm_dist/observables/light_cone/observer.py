@@ -18,8 +18,9 @@ from flowpm_dist.particle_mesh.kernels import Slabs, kernels
 from flowpm_dist.simulation.inputs import Inputs
 from meshimpl.collectives import Communicator
 
-AmountsOf = Callable[[Distances], tf.Tensor]
-"""From the distances of a cosmology, amount and slope of each layer: [layers, weights, 2]."""
+AmountsOf = Callable[[Distances, tf.Tensor], tf.Tensor]
+"""From the distances of a cosmology and the scale factors of the layers, amount and slope of each:
+[layers, weights, 2]."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class SkyPainter(Observer):
             except ValueError as error:
                 z = 1.0 / float(a[-1]) - 1.0
                 raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
-            return kicks, factors, amounts_of(distances)
+            return kicks, factors, amounts_of(distances, a)
 
         found = inputs.cosmologies.of_growths(crossing)
         self.inputs = (tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found]))

@@ -44,7 +44,7 @@ class ParticleRecorder(SkyPainter):
         nothing = tf.zeros([len(layers.distances), 1, 2], tf.float64)
         maps = np.zeros(len(layers.distances), np.int32)
         self._file, self._every = file, frozenset[int]()
-        super().__init__(inputs, layers, fov, 1, maps, 1, lambda _: nothing)
+        super().__init__(inputs, layers, fov, 1, maps, 1, lambda *_: nothing)
         self.kicks = self._every
 
     def _crossing(
