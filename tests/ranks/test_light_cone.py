@@ -371,7 +371,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
             dict(z_max=1.5, repeat=True),
             late("bullfrog", steps=[0.3, 0.7, 1.0]),
             [0.2],
-            "to z = 1.5",
+            "to z = 1.498",
         ),
     ):
         asked = LightCone(**{**CONE.model_dump(), **cone})
