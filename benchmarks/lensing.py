@@ -173,10 +173,10 @@ def linear(grid: int, box: float, seeds: int, painted: int) -> None:
         )
 
 
-def halofit(grid: int, box: float, seeds: int, mesh_factor: int) -> None:
+def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int) -> None:
     """Print whole runs against halofit."""
     sim = fpm.Simulation(
-        COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, 10), mesh_factor=mesh_factor
+        COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, steps), mesh_factor=mesh_factor
     )
     edges, powers = bands(100, 3000, 10), []
     for seed in range(seeds):
@@ -254,11 +254,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--painted", type=int, default=4)
     parser.add_argument("--mesh-factor", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
     if asked.what == "linear":
         linear(asked.grid or 128, asked.box or 400.0, asked.seeds or 100, asked.painted)
     elif asked.what == "halofit":
-        halofit(asked.grid or 256, asked.box or 400.0, asked.seeds or 4, asked.mesh_factor)
+        halofit(
+            asked.grid or 256, asked.box or 400.0, asked.seeds or 4, asked.mesh_factor, asked.steps
+        )
     else:
         cost(asked.grid or 128, asked.box or 512.0)
 
