@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,13 @@ def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     from tensorflow.python.eager import record
 
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
+
+
+def not_recorded() -> AbstractContextManager[None]:
+    """Returns a context in which no `tf.GradientTape` records anything."""
+    from tensorflow.python.eager import record
+
+    return record.stop_recording()
 
 
 def not_differentiable(function: Callable[..., Any], message: str) -> Callable[..., Any]:

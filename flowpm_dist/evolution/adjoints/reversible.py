@@ -10,6 +10,7 @@ kicks and drifts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
 from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
-from meshimpl.tapes import is_watched, once_differentiable
+from meshimpl.tapes import is_watched, not_recorded, once_differentiable
 
 
 class ReversibleAdjoint(Adjoint):
@@ -59,7 +60,11 @@ class ReversibleAdjoint(Adjoint):
             if number in chosen:
                 kept[number] = before
 
-        done = nbody.evolve([Particles(x, v)], here, clock, keep=keep)
+        first = [Particles(x, v)]
+        del x, v
+        # What an observer does is recorded, to find out what else it depends on.
+        with not_recorded() if plan.observer is None else nullcontext():
+            done = nbody.evolve(first, here, clock, keep=keep)
         final, names = done.particles, list(done.seen)
         if is_watched(list(done.seen.values())):
             raise ValueError(
