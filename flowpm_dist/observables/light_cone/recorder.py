@@ -13,12 +13,11 @@ from flowpm_dist.cosmology.growth import GrowthFunctions
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.observers import Look, Moment, Seen
 from flowpm_dist.io.light_cone_file import LightConeFile
+from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.light_cone.observer import SkyPainter
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.particle_mesh.kernels import Slabs
 from flowpm_dist.simulation.inputs import Inputs
-
-HUBBLE = 100.0  # [km/s h/Mpc]
 
 
 class ParticleRecorder(SkyPainter):
