@@ -1,18 +1,23 @@
 """Light cones and lensing against theory, and what they cost.
 
     python benchmarks/lensing.py linear   [--grid 128] [--box 400] [--seeds 100] [--painted 4]
-    python benchmarks/lensing.py halofit  [--grid 256] [--box 400] [--seeds 4] [--mesh-factor 1]
+                                          [--cones 4]
+    python benchmarks/lensing.py halofit  [--grid 256] [--box 400] [--seeds 4] [--cones 4]
+                                          [--mesh-factor 1] [--steps 10]
     python benchmarks/lensing.py cost     [--grid 128] [--box 512]
 
-linear: a universe that stays as linear theory has it at z = 0, seen by sources at z = 1 as far as
-the box is wide. Its convergence is the integral along the line of sight, in the Born approximation,
+linear: a universe that stays as linear theory has it at z = 0, seen by sources at z = 1, and by a
+distribution of sources up to there, in a field as wide as the box is at z = 1, along several lines
+of sight. Its convergence is the integral along the line of sight, in the Born approximation,
 of the linear density itself, read at each layer by splines in numpy; the mean over seeds is divided
 by Limber's integral of linear power, and by that of the power that was measured in the boxes.
 Frozen Zel'dovich universes of small amplitudes are then painted by the light cone, and their
 correlation with the former divided by its power. Of pairs with opposite noise half the difference
 is taken, so that the lattice and second order cancel, and the third is extrapolated to nothing.
 
-halofit: whole runs, against Limber's integral over CAMB's halofit.
+halofit: whole runs, against Limber's integral over CAMB's halofit and over the power that is
+measured in the runs. Modes begin with their expected amplitudes, and every second universe is the
+pair of the one before; each is seen along several lines of sight.
 
 cost: a run with and without a light cone of four sources, and value and gradient of a loss on C_l.
 """
@@ -27,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from scipy.interpolate import RegularGridInterpolator
 from scipy.ndimage import map_coordinates
 from scipy.signal.windows import tukey
 
@@ -35,13 +41,24 @@ from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import GrowthFunctions
 from flowpm_dist.cosmology.nonlinear import NonlinearPower
 from flowpm_dist.evolution.integrators import Operation, Schedule
-from flowpm_dist.observables.lensing import SourcePlane, convergence_power
+from flowpm_dist.observables.lensing import (
+    SourcePlane,
+    Sources,
+    TabulatedDistribution,
+    convergence_power,
+    lensing_efficiency,
+)
 from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.statistics import angular_power, binned_angular_power, theory_in_bins
 
 COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
 SOURCE = 1.0  # redshift
+_REDSHIFTS = np.linspace(0.0, SOURCE, 41)
+SOURCES = [
+    SourcePlane(SOURCE),
+    TabulatedDistribution(_REDSHIFTS, _REDSHIFTS**2 * (SOURCE - _REDSHIFTS)),
+]
 AMPLITUDES = (0.1, 0.2)  # of the frozen universes that are painted
 
 
@@ -80,13 +97,13 @@ def cone_of(box: float, pixels: int, tiles: int) -> LightCone:
 
 
 def linear_convergence(delta: np.ndarray, box: Any, cone: LightCone) -> np.ndarray:
-    """Returns the convergence [x, y] of a density that stays as it is, by splines in its layers."""
+    """Returns the convergence [source, x, y] of a density that stays, by splines in its layers."""
     distances = Distances(COSMOLOGY)
     layers = Layers.of(box, cone.farthest(COSMOLOGY), cone.tiles)
-    source = distances.comoving(1 / (1 + SOURCE))
-    weights = lensing_weight(COSMOLOGY, layers.distances, source).numpy() * layers.depths
+    efficiency = lensing_efficiency(SOURCES, layers.distances, distances)
+    weights = (lensing_weight(COSMOLOGY, layers.distances) * efficiency).numpy() * layers.depths
     theta = ((np.arange(cone.pixels) + 0.5) / cone.pixels - 0.5) * cone.fov
-    kappa = np.zeros([cone.pixels] * 2)
+    kappa = np.zeros([len(SOURCES), cone.pixels, cone.pixels])
     for m, chi in enumerate(layers.distances):
         tile = layers.tiles[layers.tile[m]]
         (ax, ay, az), (sx, sy, _) = tile.axes, tile.senses
@@ -96,7 +113,8 @@ def linear_convergence(delta: np.ndarray, box: Any, cone: LightCone) -> np.ndarr
         x = sx * (theta * chi - tile.shifts[0]) / box.cell[ax]
         y = sy * (theta * chi - tile.shifts[1]) / box.cell[ay]
         places = np.meshgrid(x, y, indexing="ij")
-        kappa += weights[m] * map_coordinates(plane, places, order=3, mode="grid-wrap")
+        seen = map_coordinates(plane, places, order=3, mode="grid-wrap")
+        kappa += weights[:, m, np.newaxis, np.newaxis] * seen
     return kappa
 
 
@@ -111,16 +129,26 @@ def tapered(
     return binned_angular_power(maps * taper, fov, edges, other=second, **options).numpy()
 
 
-def expected(power: Any, cone: LightCone, edges: np.ndarray) -> np.ndarray:
-    """Returns Limber's C_l of a power P(k, a), the mean over the modes of each bin."""
+def expected(
+    power: Any, cone: LightCone, edges: np.ndarray, sources: Sequence[Sources]
+) -> np.ndarray:
+    """Returns Limber's C_l [source, bin] of a power P(k, a), the mean over modes of each bin."""
+    return np.stack(
+        [
+            theory_in_bins(
+                lambda ell, one=source: convergence_power(ell, [one], COSMOLOGY, power).numpy()[
+                    0, 0
+                ],
+                cone.pixels,
+                cone.fov,
+                edges,
+            )
+            for source in sources
+        ]
+    )
 
-    def spectrum(ell: np.ndarray) -> np.ndarray:
-        return convergence_power(ell, [SourcePlane(SOURCE)], COSMOLOGY, power).numpy()[0, 0]
 
-    return theory_in_bins(spectrum, cone.pixels, cone.fov, edges)
-
-
-def linear(grid: int, box: float, seeds: int, painted: int) -> None:
+def linear(grid: int, box: float, seeds: int, painted: int, cones: int) -> None:
     """Print the frozen linear test."""
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
     small = [
@@ -130,30 +158,32 @@ def linear(grid: int, box: float, seeds: int, painted: int) -> None:
     edges = bands(100, 400, 2)
     powers, transfers, spectra = [], [], []
     for seed in range(seeds):
-        cone = cone_of(box, grid, seed)
+        views = [cone_of(box, grid, cones * seed + number) for number in range(cones)]
         delta = small[0].lpt(seed=seed, a=1.0).linear_delta / AMPLITUDES[0]
         spectrum = fpm.power_spectrum(delta)
         spectra.append(spectrum.power)
-        exact = linear_convergence(delta.numpy(), small[0].box, cone)
-        auto = tapered(exact, cone.fov, edges)
-        powers.append(auto)
+        whole = delta.numpy()
+        exact = [linear_convergence(whole, small[0].box, view) for view in views]
+        auto = [tapered(each, view.fov, edges) for each, view in zip(exact, views, strict=True)]
+        powers.append(np.mean(auto, 0))
         if seed < painted:
             found = []
             for sim, size in zip(small, AMPLITUDES, strict=True):
-                plus, minus = (
-                    cone.convergence(sim, [SourcePlane(SOURCE)], seed=seed, paired=side).kappa[0]
-                    for side in (False, True)
-                )
-                kappa = 0.5 * (plus - minus).numpy().astype(np.float64) / size
-                # One of the two is painted: its window is that of two maps of pixels.
-                cross = tapered(kappa, cone.fov, edges, exact, window="pixel")
-                found.append(cross / auto)
+                plus, minus = (observed(sim, views, seed, paired) for paired in (False, True))
+                cross = [
+                    # One of the two is painted: its window is that of two maps of pixels.
+                    tapered((one - other) / (2 * size), view.fov, edges, linear, window="pixel")
+                    for one, other, view, linear in zip(plus, minus, views, exact, strict=True)
+                ]
+                found.append(np.mean(cross, 0) / powers[-1])
             first, second = AMPLITUDES[0] ** 2, AMPLITUDES[1] ** 2
             transfers.append((second * found[0] - first * found[1]) / (second - first))
         if seed % 10 == 9:
             print(f"{seed + 1} of {seeds}", flush=True)
-    ell = angular_power(exact, cone.fov, edges).ell
-    mean, error = np.mean(powers, 0), np.std(powers, 0, ddof=1) / np.sqrt(seeds)
+    view = views[0]
+    ell = angular_power(exact[0], view.fov, edges).ell
+    mean, error = mean_and_error(powers)
+    transfer, its_error = mean_and_error(transfers)
     k, own = spectrum.k, np.mean(spectra, 0)
 
     def measured(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
@@ -162,35 +192,106 @@ def linear(grid: int, box: float, seeds: int, painted: int) -> None:
 
     today = fpm.LinearPower(COSMOLOGY)
     theory, of_box = (
-        expected(power, cone, edges) for power in (lambda k, a: today(k, tf.ones_like(a)), measured)
+        expected(power, view, edges, SOURCES)
+        for power in (lambda k, a: today(k, tf.ones_like(a)), measured)
     )
-    print("| l | linear field / theory | linear field / power of the boxes | painted / linear |")
-    for i in range(len(ell)):
-        t, e = np.mean(transfers, 0)[i], np.std(transfers, 0, ddof=1)[i] / np.sqrt(painted)
-        print(
-            f"| {ell[i]:.0f} | {mean[i] / theory[i]:.4f} +- {error[i] / theory[i]:.4f} | "
-            f"{mean[i] / of_box[i]:.4f} +- {error[i] / of_box[i]:.4f} | {t:.4f} +- {e:.4f} |"
-        )
+    print("| sources | l | linear field / theory | / power of the boxes | painted / linear |")
+    for number, name in enumerate(("z = 1", "n(z)")):
+        for i in range(len(ell)):
+            m, e, here = mean[number, i], error[number, i], (number, i)
+            print(
+                f"| {name} | {ell[i]:.0f} | {m / theory[here]:.4f} +- {e / theory[here]:.4f} | "
+                f"{m / of_box[here]:.4f} +- {e / of_box[here]:.4f} | "
+                f"{transfer[here]:.4f} +- {its_error[here]:.4f} |"
+            )
 
 
-def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int) -> None:
-    """Print whole runs against halofit."""
+def observed(
+    sim: fpm.Simulation, views: Sequence[LightCone], seed: int, paired: bool
+) -> list[np.ndarray]:
+    """Returns the convergence [source, x, y] that light cones have of one universe, float64."""
+    maps: list[Any] = []
+    observers = [view.convergence_observer(SOURCES) for view in views]
+    sim.run_resumably(seed, paired=paired, observers=observers, on_seen=maps.extend)
+    return [each.kappa.numpy().astype(np.float64) for each in maps]
+
+
+def mean_and_error(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean over the first axis, and its standard error."""
+    return np.mean(samples, 0), np.std(samples, 0, ddof=1) / np.sqrt(len(samples))
+
+
+def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, cones: int) -> None:
+    """Print whole runs against halofit, and against Limber's integral of their own power."""
     sim = fpm.Simulation(
-        COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, steps), mesh_factor=mesh_factor
+        COSMOLOGY,
+        grid,
+        box,
+        fpm.scale_factor_steps(0.1, 1.0, steps),
+        mesh_factor=mesh_factor,
+        fixed_amplitude=True,
     )
-    edges, powers = bands(100, 3000, 10), []
+    widest = 2 * np.pi / cone_of(box, 2 * grid, 0).fov  # multipoles are this far apart
+    edges = bands(max(100, 1.5 * widest), 3000, 10)
+    theory, sources = NonlinearPower(COSMOLOGY), SOURCES[:1]
+    times = np.linspace(1 / (1 + SOURCE), 1.0, 5)
+    powers: list[np.ndarray] = []
+    spectra: list[list[np.ndarray]] = []
+    wavenumbers = np.zeros(0)
+
+    def measure(state: fpm.State) -> None:
+        nonlocal wavenumbers
+        densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
+        bins = np.arange(0.5, grid // 2) * (2 * np.pi / box)
+        found = fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
+        wavenumbers = found.k
+        spectra[-1].append(found.power / theory(found.k, state.a).numpy())
+
+    def keep(seen: list[Any]) -> None:
+        for maps in seen:
+            kappa = maps.kappa[0].numpy().astype(np.float64)
+            powers.append(tapered(kappa, maps.fov, edges, window="bilinear"))
+
     for seed in range(seeds):
-        cone = cone_of(box, 2 * grid, seed)
-        maps = cone.convergence(sim, [SourcePlane(SOURCE)], seed=seed)
-        kappa = maps.kappa[0].numpy().astype(np.float64)
-        powers.append(tapered(kappa, maps.fov, edges, window="bilinear"))
+        views = [cone_of(box, 2 * grid, cones * seed + number) for number in range(cones)]
+        spectra.append([])
+        # Of a universe and its pair, with the noise's sign turned, one after the other.
+        sim.run_resumably(
+            seed // 2,
+            paired=seed % 2 == 1,
+            outputs=times,
+            on_output=measure,
+            observers=[view.convergence_observer(sources) for view in views],
+            on_seen=keep,
+        )
         print(f"{seed + 1} of {seeds}", flush=True)
-    mean, error = np.mean(powers, 0), np.std(powers, 0, ddof=1) / np.sqrt(seeds)
-    multipoles = angular_power(kappa, maps.fov, edges).ell
-    theory = expected(NonlinearPower(COSMOLOGY), cone, edges)
-    print("| l | C_l / halofit |")
-    for ell, m, e, t in zip(multipoles, mean, error, theory, strict=True):
-        print(f"| {ell:.0f} | {m / t:.3f} +- {e / t:.3f} |")
+    view = cone_of(box, 2 * grid, 0)
+    ratio = np.mean(spectra, 0)
+    read = RegularGridInterpolator((times, wavenumbers), ratio, bounds_error=False, fill_value=None)
+
+    def own(k: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+        held = np.clip(k.numpy(), wavenumbers[0], wavenumbers[-1])
+        found = read(np.stack(np.broadcast_arrays(a.numpy(), held), -1))
+        return theory(k, a) * found
+
+    def of_box(k: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+        return tf.where(k < 0.75 * wavenumbers[0], tf.zeros_like(k), own(k, a))
+
+    whole, resolved, held = (
+        expected(power, view, edges, sources)[0] for power in (theory, own, of_box)
+    )
+    mean, error = mean_and_error(powers)
+    multipoles = angular_power(np.zeros([view.pixels] * 2), view.fov, edges).ell
+    half = [wavenumbers[np.argmax(row < 0.5)] if np.any(row < 0.5) else np.inf for row in ratio]
+    found = (f"{k:.2f} (a = {a:.2f})" for k, a in zip(half, times, strict=True))
+    print("P(k) is half of halofit's at k =", ", ".join(found), "h/Mpc")
+    print("| l | Limber of own P / halofit | C_l / halofit | C_l / Limber of own P in the box |")
+    for i, ell in enumerate(multipoles):
+        print(
+            f"| {ell:.0f} | {resolved[i] / whole[i]:.3f} | "
+            f"{mean[i] / whole[i]:.3f} +- {error[i] / whole[i]:.3f} | "
+            f"{mean[i] / held[i]:.3f} +- {error[i] / held[i]:.3f} |"
+        )
 
 
 def cost(grid: int, box: float) -> None:
@@ -255,12 +356,20 @@ def main() -> None:
     parser.add_argument("--painted", type=int, default=4)
     parser.add_argument("--mesh-factor", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--cones", type=int, default=4)
     asked = parser.parse_args()
     if asked.what == "linear":
-        linear(asked.grid or 128, asked.box or 400.0, asked.seeds or 100, asked.painted)
+        linear(
+            asked.grid or 128, asked.box or 400.0, asked.seeds or 100, asked.painted, asked.cones
+        )
     elif asked.what == "halofit":
         halofit(
-            asked.grid or 256, asked.box or 400.0, asked.seeds or 4, asked.mesh_factor, asked.steps
+            asked.grid or 256,
+            asked.box or 400.0,
+            asked.seeds or 4,
+            asked.mesh_factor,
+            asked.steps,
+            asked.cones,
         )
     else:
         cost(asked.grid or 128, asked.box or 512.0)
