@@ -13,8 +13,9 @@ import tempfile
 from collections import Counter
 from typing import Any
 
-from quick_xla import QUICK_XLA
+from quick import QUICK_XLA, collect_seldom
 
+collect_seldom()
 # Two workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from quick_xla import QUICK_XLA
+from quick import QUICK_XLA, collect_seldom
 
 from meshimpl import launch
 
@@ -55,6 +55,7 @@ class Results:
 
 def main(folder: str, *arguments: str) -> int:
     """Run pytest with standard output and error in a file."""
+    collect_seldom()
     rank = launch.detect().rank
     output = os.open(Path(folder, f"rank-{rank}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
