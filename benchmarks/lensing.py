@@ -242,7 +242,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
     def measure(state: fpm.State) -> None:
         nonlocal wavenumbers
         densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
-        bins = np.arange(0.5, grid // 2) * (2 * np.pi / box)
+        bins = np.arange(0.5, 0.8 * grid) * (2 * np.pi / box)  # the mesh resolves grid
         found = fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
         wavenumbers = found.k
         spectra[-1].append(found.power / theory(found.k, state.a).numpy())

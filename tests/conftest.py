@@ -15,7 +15,6 @@ from typing import Any
 
 from quick import QUICK_XLA, collect_seldom
 
-collect_seldom()
 # Two workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
@@ -42,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    collect_seldom()
     config.addinivalue_line("markers", "budget(seconds): processor time it may take")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Report(config.getoption("--budget")), "processor time")

@@ -22,6 +22,8 @@ from flowpm_dist.observables.lensing import (
 )
 from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.tiles import Layers
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import mesh_function
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -118,6 +120,42 @@ def test_maps_and_gradients(mesh, integrator):
     np.testing.assert_allclose(to_noise, known["gradient"][sim.box.place], atol=1e-10 * size)
     for name, slope in to_numbers.items():
         assert slope == pytest.approx(float(known[name][0]), rel=1e-9)
+
+
+@pytest.mark.ranks(4)
+def test_maps_are_mesh_tensors(mesh):
+    """A mesh function takes its block of a whole map, and gradients come back as of one rank."""
+    sim = simulation(mesh, "cola")
+    noise = sim.lpt(seed=3).white_noise.block
+    shape = [("source", 2), ("map_x", 8), ("map_y", 8)]
+
+    layout = ";".join(
+        f"{d}:{axis}" for d, axis in zip(("map_x", "map_y"), mesh.names, strict=False)
+    )
+
+    @mesh_function(mesh, layout, kappa=(shape, tf.float64))
+    def power(_, kappa):
+        return mtf.reduce_sum(mtf.square(kappa))
+
+    def gradient(of, sim, noise):
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            kappa = seen(sim, noise)
+            loss = of(kappa)
+            share = loss / sim.box.mesh.size  # every rank has the loss
+        return loss.numpy(), tape.gradient(share, noise).numpy()
+
+    def alone():
+        line = simulation(solo(), "cola")
+        field = line.lpt(seed=3).white_noise.block
+        loss, found = gradient(lambda kappa: tf.reduce_sum(kappa**2), line, field)
+        return {"loss": loss, "gradient": found}
+
+    known = by_rank_zero("cone-mesh", alone)
+    loss, found = gradient(power, sim, noise)
+    assert loss == pytest.approx(known["loss"], rel=1e-12)
+    expected = known["gradient"][sim.box.place]
+    np.testing.assert_allclose(found, expected, atol=1e-10 * np.abs(expected).max())
 
 
 def test_convergence_is_that_of_thin_planes(mesh):
