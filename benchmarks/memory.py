@@ -110,9 +110,9 @@ def estimated(kind: str, grid: int, ranks: int) -> int:
     from flowpm_dist.cli import reconstruct, simulate, train
 
     kinds: Any = {
-        "simulate": simulate.SimulationRun,
-        "train": train.Training,
-        "reconstruct": reconstruct.Reconstruction,
+        "simulate": simulate.SimulationJob,
+        "train": train.TrainingJob,
+        "reconstruct": reconstruct.ReconstructionJob,
     }
 
     with tempfile.TemporaryDirectory() as folder:

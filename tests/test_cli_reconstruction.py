@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
 
-from flowpm_dist.cli.reconstruct import Reconstruction, needed_bytes
+from flowpm_dist.cli.reconstruct import ReconstructionJob, needed_bytes
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.jobs.folder import OutputError
@@ -39,10 +39,10 @@ checkpoint_every = 2
 here = folder_with(RUN)
 
 
-def plan(folder: Path, ranks: int = 1, **options) -> Reconstruction:
+def plan(folder: Path, ranks: int = 1, **options) -> ReconstructionJob:
     asked = {"resume": False, "overwrite": False, "mesh": None, "settings": {}} | options
     output = asked.pop("output", folder / "found")
-    return Reconstruction.plan(folder / "run.toml", ranks, output, **asked)
+    return ReconstructionJob.plan(folder / "run.toml", ranks, output, **asked)
 
 
 def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
@@ -145,7 +145,7 @@ def test_a_resumed_run_must_ask_for_the_same(here):
 
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
-    job = Reconstruction(None, "row:1,col:1", folder, resume=True, overwrite=False)
+    job = ReconstructionJob(None, "row:1,col:1", folder, resume=True, overwrite=False)
     assert job.kept() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)

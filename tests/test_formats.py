@@ -19,7 +19,7 @@ from reading import attributes_of, block_of
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, bigfile, load_snapshot, particles
 from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
-from flowpm_dist.io.particles import Block, Header
+from flowpm_dist.io.particles import ParticleBlock, Header
 
 GRID, SIZE, A = (4, 6, 8), (16.0, 24.0, 40.0), 0.5
 OMEGA, HUBBLE = 0.3, 0.7
@@ -149,7 +149,7 @@ def test_no_particle_lies_on_the_far_face():
     """In float32 a position just below 0 is rounded to the size of the box."""
     displacement = np.full((4, 4, 4, 3), -1e-9, np.float32)
     header = Header(1.0, (4, 4, 4), (64.0,) * 3, {})
-    (some,) = Block(displacement, displacement, (0, 0, 0), 0, 4).particles(header)
+    (some,) = ParticleBlock(displacement, displacement, (0, 0, 0), 0, 4).particles(header)
     assert some.positions.dtype == np.float32
     assert (some.positions >= 0).all() and (some.positions < 64).all()
     assert some.positions[0].tolist() == [0, 0, 0]

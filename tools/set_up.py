@@ -283,7 +283,7 @@ def main() -> int:
         say(f"{error}. The end of {error.log}:\n{error.tail()}")
         say("Mend that and run make again. make HOROVOD=no sets up for one rank without Horovod.")
         return 1
-    except (SetUpError, wheel.BuildError) as error:
+    except (SetUpError, wheel.HorovodBuildError) as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ def _kernels() -> None:
 
 def _horovod(mpi: str) -> None:
     from meshimpl.horovod_wheel import install, progress
-    from meshimpl.horovod_wheel.wheel import BuildError
+    from meshimpl.horovod_wheel.wheel import HorovodBuildError
 
     if not install.has_pip():
         refuse("this Python has no pip to install Horovod with: python -m ensurepip", status=1)
@@ -76,6 +76,6 @@ def _horovod(mpi: str) -> None:
         done = install.install(mpi)
     except progress.CommandError as error:
         refuse(f"{error}. The end of {error.log}:\n{error.tail()}", status=1)
-    except (BuildError, OSError) as error:
+    except (HorovodBuildError, OSError) as error:
         refuse(str(error), status=1)
     print(f"Horovod loads, every symbol bound: {done}")

@@ -39,7 +39,7 @@ from flowpm_dist.reconstruction.plan import search_mesh
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.reconstruction.search_session import Outcome
+    from flowpm_dist.reconstruction.search_session import ReconstructionOutcome
 
 MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
@@ -47,7 +47,7 @@ OF_ADAM = 4  # fields of a checkpoint
 OF_CHAIN = 3  # likewise
 
 
-class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "Outcome"]):
+class ReconstructionJob(ResumableJob[ReconstructionConfig, ReconstructionFolder, "ReconstructionOutcome"]):
     """A reconstruction that was checked and can begin."""
 
     kind = ReconstructionFolder.kind
@@ -130,7 +130,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
         seconds = None if rate is None else rate * self._cells * config.plan.evaluations
         return self.demand.estimate(needed_bytes(config), seconds)
 
-    def remember(self, outcome: Outcome) -> None:
+    def remember(self, outcome: ReconstructionOutcome) -> None:
         """See `ResumableJob.remember`."""
         if (seconds := outcome.facts.get("seconds_per_evaluation")) is not None:
             record_rate(self._kind, self._cells, seconds / self._cells)
@@ -153,7 +153,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
         last = self.folder.last_iteration()
         return None if last is None else (self.folder.checkpoints, f"iteration {last}")
 
-    def work(self, progress: Progress) -> Outcome:
+    def work(self, progress: Progress) -> ReconstructionOutcome:
         """See `ResumableJob.work`."""
         from flowpm_dist.reconstruction.run import reconstruct as whole
 
@@ -166,7 +166,7 @@ class Reconstruction(ResumableJob[ReconstructionConfig, ReconstructionFolder, "O
             resume=self.resume,
         )
 
-    def report(self, outcome: Outcome) -> str:
+    def report(self, outcome: ReconstructionOutcome) -> str:
         """Returns where to look, and the figures that come first."""
         facts, path = outcome.facts, self.folder.path
         if self.config.plan.is_mock:
@@ -270,15 +270,15 @@ def reconstruct(
     ],
     ranks: Ranks = None,
     mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
-    output: Annotated[Path | None, output_option(Reconstruction.kind)] = None,
-    resume: Annotated[bool, resume_option(Reconstruction.kind)] = False,
-    overwrite: Annotated[bool, overwrite_option(Reconstruction.kind)] = False,
+    output: Annotated[Path | None, output_option(ReconstructionJob.kind)] = None,
+    resume: Annotated[bool, resume_option(ReconstructionJob.kind)] = False,
+    overwrite: Annotated[bool, overwrite_option(ReconstructionJob.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
     changes: Set = None,
 ) -> None:
     """Find the initial conditions that an observed universe most probably grew from."""
     start(
-        Reconstruction, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        ReconstructionJob, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
         check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip

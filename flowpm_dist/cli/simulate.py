@@ -34,13 +34,13 @@ from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.jobs.simulation_session import Outcome
+    from flowpm_dist.jobs.simulation_session import SimulationOutcome
 
 MAY_DIFFER = ("output.checkpoint_every", "output.format", "output.fields", "results.multipoles",
               "run.halo")  # fmt: skip
 
 
-class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
+class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
     """A simulation that was checked and can begin."""
 
     kind = OutputFolder.kind
@@ -116,7 +116,7 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         disk = output_bytes(work.plan, work.output, work.light_cone)
         return self.demand.estimate(disk, seconds)
 
-    def remember(self, outcome: Outcome) -> None:
+    def remember(self, outcome: SimulationOutcome) -> None:
         """See `ResumableJob.remember`."""
         if outcome.summary is not None:
             rate = 1e-9 * outcome.summary.ns_per_particle_per_step
@@ -139,7 +139,7 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
         """See `ResumableJob.beside_loading`."""
         return camb_beside(self.simulation.cosmology)
 
-    def work(self, progress: Progress) -> Outcome:
+    def work(self, progress: Progress) -> SimulationOutcome:
         """See `ResumableJob.work`."""
         from flowpm_dist.jobs.simulation_session import SimulationSession, unfinished_removed
 
@@ -149,7 +149,7 @@ class SimulationRun(ResumableJob[RunConfig, OutputFolder, "Outcome"]):
             session = SimulationSession(self.simulation, self.mesh, self.folder, progress)
             return session.run(resume=self.resume)
 
-    def report(self, outcome: Outcome) -> str:
+    def report(self, outcome: SimulationOutcome) -> str:
         """Returns where the results are, and the first numbers."""
         summary, path, output = outcome.summary, self.folder.path, self.config.output
         assert summary is not None
@@ -187,15 +187,15 @@ def simulate(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
     ranks: Ranks = None,
     mesh: Annotated[str | None, mesh_option("row:2,col:2")] = None,
-    output: Annotated[Path | None, output_option(SimulationRun.kind, SimulationRun.suffix)] = None,
-    resume: Annotated[bool, resume_option(SimulationRun.kind)] = False,
-    overwrite: Annotated[bool, overwrite_option(SimulationRun.kind)] = False,
+    output: Annotated[Path | None, output_option(SimulationJob.kind, SimulationJob.suffix)] = None,
+    resume: Annotated[bool, resume_option(SimulationJob.kind)] = False,
+    overwrite: Annotated[bool, overwrite_option(SimulationJob.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
     changes: Set = None,
 ) -> None:
     """Evolve a universe and write its snapshot, power spectrum, figures and timings."""
     start(
-        SimulationRun, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        SimulationJob, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
         check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.run import Outcome
+    from flowpm_dist.cosmoflow.run import TrainingOutcome
 
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
@@ -42,7 +42,7 @@ ENOUGH = 20
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate and learn.")]
 
 
-class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
+class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"]):
     """A training that was checked and can begin."""
 
     kind = TrainingFolder.kind
@@ -122,7 +122,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
         seconds = None if rate is None else rate * self._cells * steps
         return demand.estimate(training_bytes(config, self.folder), seconds)
 
-    def remember(self, outcome: Outcome) -> None:
+    def remember(self, outcome: TrainingOutcome) -> None:
         """See `ResumableJob.remember`."""
         seconds = sum(outcome.phases.values())
         if seconds and outcome.step >= ENOUGH:
@@ -147,7 +147,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
             return None
         return self.folder.checkpoints, f"step {latest.rpartition('-')[2]}"
 
-    def work(self, progress: Progress) -> Outcome:
+    def work(self, progress: Progress) -> TrainingOutcome:
         """See `ResumableJob.work`."""
         from flowpm_dist.cosmoflow.run import TrainingRun
         from flowpm_dist.cosmoflow.sources import stage_files
@@ -157,7 +157,7 @@ class Training(ResumableJob[TrainingPlan, TrainingFolder, "Outcome"]):
         session = TrainingRun(self.config, ProcessMesh(self.mesh), self.folder, progress)
         return session.run(resume=self.resume)
 
-    def report(self, outcome: Outcome) -> str:
+    def report(self, outcome: TrainingOutcome) -> str:
         """Returns where to look, and the figures that come first."""
         path, seconds = self.folder.path, sum(outcome.phases.values())
         shares = sorted(outcome.phases.items(), key=lambda item: -item[1])
@@ -186,15 +186,15 @@ def train(
     run_file: RunFile,
     ranks: Ranks = None,
     mesh: Mesh = None,
-    output: Annotated[Path | None, output_option(Training.kind)] = None,
-    resume: Annotated[bool, resume_option(Training.kind)] = False,
-    overwrite: Annotated[bool, overwrite_option(Training.kind)] = False,
+    output: Annotated[Path | None, output_option(TrainingJob.kind)] = None,
+    resume: Annotated[bool, resume_option(TrainingJob.kind)] = False,
+    overwrite: Annotated[bool, overwrite_option(TrainingJob.kind)] = False,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
     changes: Set = None,
 ) -> None:
     """Train a network that finds cosmological parameters in volumes, simulated as it learns."""
     start(
-        Training, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
+        TrainingJob, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
         check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip

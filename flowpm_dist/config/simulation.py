@@ -44,7 +44,7 @@ from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
-from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise
+from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise_file
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
 from flowpm_dist.options import Options, three
@@ -160,7 +160,7 @@ def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
     if noise is None:
         return
     try:
-        check_white_noise(file.folder / noise, None if grid is None else three(grid))
+        check_white_noise_file(file.folder / noise, None if grid is None else three(grid))
     except WhiteNoiseError as error:
         yield Problem("initial.white_noise", f"= '{noise}': {error}")
     for key in OF_A_SEED:

@@ -24,7 +24,7 @@ _HOMES = {
     "Momentum": "optimisers",
     "Network": "network",
     "NetworkOptions": "options",
-    "Outcome": "outcome",
+    "TrainingOutcome": "outcome",
     "Polynomial": "schedules",
     "Predictions": "judging",
     "PriorOptions": "options",

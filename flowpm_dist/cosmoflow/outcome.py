@@ -13,7 +13,7 @@ from meshimpl.process_mesh import ProcessMesh
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """The outcome of a training.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
         return f"after step {self.step} of {self.steps}"
 
 
-def write_phases(outcome: Outcome, folder: TrainingFolder, mesh: ProcessMesh) -> None:
+def write_phases(outcome: TrainingOutcome, folder: TrainingFolder, mesh: ProcessMesh) -> None:
     """Writes phases.json, phases.png and training.png, if a step was made. On rank 0.
 
     Args:

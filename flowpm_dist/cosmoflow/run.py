@@ -16,7 +16,7 @@ from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.held_out import hold_out
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.logs import TrainingLogs
-from flowpm_dist.cosmoflow.outcome import Outcome, write_phases
+from flowpm_dist.cosmoflow.outcome import TrainingOutcome, write_phases
 from flowpm_dist.cosmoflow.parts import network_of, optimiser_of, standardiser_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
@@ -69,7 +69,7 @@ class TrainingRun:
             folder.checkpoints, self.mesh, network.state, optimiser, plan.training.keep
         )
 
-    def run(self, *, resume: bool) -> Outcome:
+    def run(self, *, resume: bool) -> TrainingOutcome:
         """Trains to the end, or until a signal comes. On all ranks together.
 
         Args:
@@ -134,7 +134,7 @@ class TrainingRun:
         batches = -(-self.plan.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.trainer.source.preview(batches))
 
-    def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> Outcome:
+    def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> TrainingOutcome:
         steps = self.plan.total_steps
         if first >= steps and self.mesh.rank == 0:
             self.folder.write_mark(complete=True, step=first, steps=steps)
@@ -169,7 +169,7 @@ class TrainingRun:
             for phase, value in seconds.items():
                 totals[phase] += value
         count = max(1, number - first)
-        return Outcome(
+        return TrainingOutcome(
             number,
             steps,
             None if report is None else report.loss,

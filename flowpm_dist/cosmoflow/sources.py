@@ -13,7 +13,7 @@ from flowpm_dist.cosmoflow.parts import block_of_volumes, maker_of
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset, stage
-from flowpm_dist.cosmoflow.training import Source
+from flowpm_dist.cosmoflow.training import BatchSource
 from flowpm_dist.jobs.progress import Progress
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
@@ -45,7 +45,7 @@ class Volumes:
         statistics: of the simulations, for the baselines.
     """
 
-    source: Source
+    source: BatchSource
     dataset: RecordDataset | None = None
     channels: int = 1
     maker: UniverseMaker | None = None

@@ -22,7 +22,7 @@ PATIENCE = 3
 """Steps in a row without a finite gradient after which a training stops."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """A source of batches."""
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -88,7 +88,7 @@ class Trainer:
         network: Network,
         optimiser: Optimiser,
         standardiser: Standardiser,
-        source: Source,
+        source: BatchSource,
         clock: PhaseClock,
         seed: int = 0,
     ) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.observers import Observer, Seen
 
-Progress = Callable[[int, int, float, float], None]
+StepCallback = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
 
 
@@ -74,7 +74,7 @@ class EvolutionPlan:
     lpt: tuple[tf.Tensor, ...] = ()
     steps: int = 1
     growth: Callable[[float], float] = lambda a: 1.0
-    progress: Progress | None = None
+    progress: StepCallback | None = None
     observer: Observer | None = None
     observed: tuple[tf.Tensor, ...] = ()
     kicks_before: int = 0

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowpm_dist.io.particles import KM, MPC, SOLAR_MASSES, Block, Header, ParticleFormat
+from flowpm_dist.io.particles import KM, MPC, SOLAR_MASSES, ParticleBlock, Header, ParticleFormat
 
 SPECIES = "1"
 """Dark matter among the types of particles."""
@@ -31,7 +31,7 @@ class BigFile(ParticleFormat):
     name: ClassVar[str] = "bigfile"
 
     def write_part(
-        self, folder: Path, number: int, parts: int, block: Block, header: Header
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
     ) -> np.ndarray:
         """See `ParticleFormat.write_part`."""
         paths = [folder / SPECIES / name for name in ("Position", "Velocity", "ID")]

@@ -18,7 +18,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
 from flowpm_dist.io.gadget import GadgetHDF5
 from flowpm_dist.io.particles import (
-    Block,
+    ParticleBlock,
     Header,
     ParticleFormat,
     mark_particles_complete,
@@ -104,7 +104,7 @@ def _write_particles(
     displacement, velocity = (fields[name] for name in VECTORS)
     box, header = displacement.box, Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
-    block = Block(x, v, box.offset, 0, box.block[0])
+    block = ParticleBlock(x, v, box.offset, 0, box.block[0])
     try:
         if mesh.rank == 0:
             path.mkdir(parents=True)
@@ -190,7 +190,7 @@ def convert(
         aside.mkdir(parents=True)
         found = []
         for number in range(files):
-            block = Block(x, v, (0, 0, 0), rows[number], rows[number + 1])
+            block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1])
             found.append(kind.write_part(aside, number, files, block, header))
             told(number + 1)
         kind.finish(aside, found, header)

@@ -17,7 +17,7 @@ from flowpm_dist.io.particles import (
     KM,
     MPC,
     SOLAR_MASSES,
-    Block,
+    ParticleBlock,
     Header,
     ParticleFormat,
 )
@@ -44,7 +44,7 @@ class GadgetHDF5(ParticleFormat):
     name: ClassVar[str] = "gadget-hdf5"
 
     def write_part(
-        self, folder: Path, number: int, parts: int, block: Block, header: Header
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
     ) -> np.ndarray:
         """See `ParticleFormat.write_part`."""
         path = folder / file_name(number, parts)
@@ -62,7 +62,7 @@ class GadgetHDF5(ParticleFormat):
         """See `ParticleFormat.finish`: nothing is left to write."""
 
 
-def _allocated(path: Path, parts: int, block: Block, header: Header) -> dict[str, int]:
+def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> dict[str, int]:
     """Write a file whose values are still to come; returns where in it those of each name begin."""
     import h5py
 

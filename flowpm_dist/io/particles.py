@@ -31,7 +31,7 @@ SLAB = 2**19
 
 
 @dataclass(frozen=True)
-class Particles:
+class ParticleSlab:
     """Some of the particles of a universe.
 
     Attributes:
@@ -85,7 +85,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Block:
+class ParticleBlock:
     """The particles of a block of the lattice, which are read slab by slab.
 
     Attributes:
@@ -111,7 +111,7 @@ class Block:
         """The dtype of positions and velocities."""
         return np.dtype(self.displacement.dtype)
 
-    def particles(self, header: Header) -> Iterator[Particles]:
+    def particles(self, header: Header) -> Iterator[ParticleSlab]:
         """Yields all particles of the block, in the order of their ids within a slab."""
         rows = max(1, SLAB // math.prod(self.displacement.shape[1:3]))
         chunks = getattr(self.displacement, "chunks", None)
@@ -123,7 +123,7 @@ class Block:
             yield self._slab(first, last, header)
             first = last
 
-    def _slab(self, first: int, last: int, header: Header) -> Particles:
+    def _slab(self, first: int, last: int, header: Header) -> ParticleSlab:
         displacement = np.asarray(self.displacement[first:last])
         velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
         begins = (self.origin[0] + first, *self.origin[1:])
@@ -137,7 +137,7 @@ class Block:
         positions[positions >= size] = 0.0  # where rounding leads to the far face
         peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
         ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid).astype(np.uint64)
-        return Particles(ids, positions, peculiar.reshape(-1, 3))
+        return ParticleSlab(ids, positions, peculiar.reshape(-1, 3))
 
 
 class ParticleFormat(ABC):
@@ -148,7 +148,7 @@ class ParticleFormat(ABC):
 
     @abstractmethod
     def write_part(
-        self, folder: Path, number: int, parts: int, block: Block, header: Header
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
     ) -> np.ndarray:
         """Write one of the parts.
 

@@ -32,7 +32,7 @@ def open_white_noise(path: Path) -> np.ndarray:
     return array
 
 
-def check_white_noise(path: Path, grid: tuple[int, int, int] | None) -> None:
+def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> None:
     """Check that a file holds one finite real number for each cell.
 
     Args:

@@ -30,7 +30,7 @@ from meshimpl import launch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """How a session of a simulation ended.
 
     Attributes:
@@ -71,7 +71,7 @@ class SimulationSession:
             "integrator": type(work.plan.integrator).__name__,
         }
 
-    def run(self, *, resume: bool) -> Outcome:
+    def run(self, *, resume: bool) -> SimulationOutcome:
         """Simulates and writes the results, or stops after a step. On all ranks together.
 
         Args:
@@ -84,7 +84,7 @@ class SimulationSession:
         with unfinished_removed(self.folder):
             return self._run(resume)
 
-    def _run(self, resume: bool) -> Outcome:
+    def _run(self, resume: bool) -> SimulationOutcome:
         work, mesh = self.work, self.simulation.box.mesh
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, work.run_text)
@@ -124,8 +124,8 @@ class SimulationSession:
                 )  # fmt: skip
         except _StoppedError as stopped:
             self.folder.release()
-            return Outcome(None, stopped.signal, stopped.place)
-        return Outcome(summary)
+            return SimulationOutcome(None, stopped.signal, stopped.place)
+        return SimulationOutcome(summary)
 
     def _output(self, state: State) -> None:
         """Writes a state on the way, in a folder of its own. On every rank."""

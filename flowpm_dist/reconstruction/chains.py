@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.reconstruction.checkpoints import Checkpoints, Progress
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, IterationState
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
-from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.search import easier
@@ -91,7 +91,7 @@ class Chains:
         *,
         warm_up: Sequence[Phase],
         draws: int,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: PointCheckpoints | None = None,
         every: int = 10,
     ) -> None:
         self.posterior, self.sampler = posterior, sampler
@@ -99,7 +99,7 @@ class Chains:
         self._checkpoints, self._every = checkpoints, every
         self._curvature = posterior.curvature()
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
-        self.progress = Progress()
+        self.progress = IterationState()
 
     @property
     def moves(self) -> int:

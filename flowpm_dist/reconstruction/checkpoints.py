@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
-from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
-__all__ = ["CheckpointError", "Checkpoints", "Progress"]
+__all__ = ["CheckpointError", "PointCheckpoints", "IterationState"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class IterationState:
     """The progress of a search or of chains.
 
     Attributes:
@@ -36,7 +36,7 @@ class Progress:
     ended: bool = False
 
 
-class Checkpoints:
+class PointCheckpoints:
     """The latest checkpoints of a search, see `FieldCheckpoints`.
 
     Args:
@@ -49,7 +49,7 @@ class Checkpoints:
         self._space = space
         self._files = FieldCheckpoints(folder, "iteration", space.box, keep)
 
-    def save(self, progress: Progress, memory: Memory) -> None:
+    def save(self, progress: IterationState, memory: Memory) -> None:
         """Writes a checkpoint. Must be called on all ranks together.
 
         Raises:
@@ -66,7 +66,7 @@ class Checkpoints:
         dimensions = ("chain", "x", "y", "z")[not self._space.chains :]
         self._files.save(progress.iteration, fields, attributes, dimensions)
 
-    def restore(self) -> tuple[Progress, Memory] | None:
+    def restore(self) -> tuple[IterationState, Memory] | None:
         """Returns the latest checkpoint, or None if there is none.
 
         Must be called on all ranks together.
@@ -85,4 +85,4 @@ class Checkpoints:
             )
             for name, values in parameters.items()
         }
-        return Progress(**attributes["progress"]), Memory(points, attributes["numbers"])
+        return IterationState(**attributes["progress"]), Memory(points, attributes["numbers"])

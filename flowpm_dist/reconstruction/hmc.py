@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns
@@ -20,7 +20,7 @@ LEARNT = ("latest", "average", "error", "count")
 """Names of the numbers that define the state of the step size in a checkpoint."""
 
 
-class StepSize:
+class DualAveraging:
     """A step size that dual averaging adapts towards a target share of accepted moves.
 
     Args:
@@ -84,11 +84,11 @@ class HMC(Sampler):
             raise ValueError("leaps from 1 on, a target between 0 and 1, a step above 0 are needed")
         super().__init__(seed)
         self._leaps, self._target = leaps, target
-        self._size = StepSize(step, target)
+        self._size = DualAveraging(step, target)
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """See `Sampler.start`."""
-        self._size = StepSize(self._size.settled, self._target)
+        self._size = DualAveraging(self._size.settled, self._target)
         super().start(objective, point)
 
     def draw(self, *, learn: bool) -> Draw:

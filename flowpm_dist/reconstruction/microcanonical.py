@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns

@@ -15,7 +15,7 @@ from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likeliho
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
 from flowpm_dist.reconstruction.mock import Mock
 from flowpm_dist.reconstruction.observations import Observations, ObservedBlock
-from flowpm_dist.reconstruction.optimisers import LBFGS, Adam, Optimiser
+from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.options import SamplerOptions, SearchOptions
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -106,9 +106,9 @@ def likelihood_of(
     return Gaussian(box, values, block.sigma, observed, plan.model.error)
 
 
-def optimiser_of(search: SearchOptions) -> Optimiser:
-    """Returns the optimiser of the search."""
-    return LBFGS(search.history) if search.optimiser == "lbfgs" else Adam(search.rate)
+def minimiser_of(search: SearchOptions) -> Minimiser:
+    """Returns the minimiser of the search."""
+    return LBFGS(search.history) if search.optimiser == "lbfgs" else AdamMinimiser(search.rate)
 
 
 def sampler_of(asked: SamplerOptions) -> Sampler:

@@ -11,7 +11,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
-from flowpm_dist.reconstruction.search_session import Outcome, SearchSession
+from flowpm_dist.reconstruction.search_session import ReconstructionOutcome, SearchSession
 from meshimpl.process_mesh import ProcessMesh, initialise
 
 
@@ -23,7 +23,7 @@ def reconstruct(
     *,
     run_text: str,
     resume: bool,
-) -> Outcome:
+) -> ReconstructionOutcome:
     """Does all that a plan asks for: the search, and chains if it wants draws.
 
     Args:
@@ -46,7 +46,7 @@ def reconstruct(
     searched = bool(mesh.world.broadcast(tf.constant(resume and folder.is_searched)))
     if searched:
         facts = json.loads(folder.result.read_text())
-        outcome = Outcome(facts["iterations"], facts["evaluations"], None, facts)
+        outcome = ReconstructionOutcome(facts["iterations"], facts["evaluations"], None, facts)
     else:
         outcome = SearchSession(plan, mesh, folder, progress, run_text).run(resume=resume)
     if plan.sampler.draws and outcome.stopped_by is None:
@@ -60,8 +60,8 @@ def _sample(
     mesh: ProcessMesh,
     folder: ReconstructionFolder,
     progress: Progress,
-    searched: Outcome,
-) -> Outcome:
+    searched: ReconstructionOutcome,
+) -> ReconstructionOutcome:
     session = SamplingSession(plan, mesh, folder, progress)
     facts = session.run()
     if session.stopped_by is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.evolution.halo import HaloError
-from flowpm_dist.reconstruction.optimisers import Memory
+from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 

@@ -19,7 +19,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
-from flowpm_dist.reconstruction.checkpoints import Checkpoints
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.diagnostics import large_modes
 from flowpm_dist.reconstruction.draws_table import DrawsTable, Rows, mode_names, values_of
 from flowpm_dist.reconstruction.figures import Trace, chains_figure
@@ -74,7 +74,7 @@ class SamplingSession:
             sampler_of(asked),
             warm_up=warm_up(self.posterior, asked.warm_up, easy=asked.start == "prior"),
             draws=asked.draws,
-            checkpoints=Checkpoints(folder.chains, self.posterior.space),
+            checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
             every=asked.checkpoint_every,
         )
         self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowpm_dist.reconstruction.checkpoints import Checkpoints, Progress
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, IterationState
 from flowpm_dist.reconstruction.curvature import Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
-from flowpm_dist.reconstruction.optimisers import Optimiser, Report, StalledError
+from flowpm_dist.reconstruction.minimisers import Minimiser, Report, StalledError
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
@@ -58,7 +58,7 @@ class Row:
         loss: data + prior + the log determinant of the coordinates, where parameters change it.
         data: minus the log likelihood, annealed.
         prior: minus the log prior.
-        gradient_norm: the norm of the gradient in the optimiser's coordinates.
+        gradient_norm: the norm of the gradient in the coordinates of the minimiser.
         step: see `Report`.
     """
 
@@ -118,7 +118,7 @@ class Search:
 
     Args:
         posterior: the posterior, of a single chain.
-        optimiser: the optimiser, which begins anew in each stage.
+        minimiser: what searches; it begins anew in each stage.
         stages: the stages in order; by default `default_stages` with 200 evaluations.
         seed: the seed of the small white noise that the search begins with.
         tolerance: a stage ends early when the squared gradient, in coordinates of even curvature,
@@ -130,20 +130,20 @@ class Search:
     def __init__(
         self,
         posterior: Posterior,
-        optimiser: Optimiser,
+        minimiser: Minimiser,
         stages: Sequence[Stage] | None = None,
         *,
         seed: int = 0,
         tolerance: float = 1e-3,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: PointCheckpoints | None = None,
         every: int = 10,
     ) -> None:
-        self.posterior, self.optimiser = posterior, optimiser
+        self.posterior, self.minimiser = posterior, minimiser
         self.stages = list(stages or default_stages(posterior, 200))
         self._seed, self._tolerance = seed, tolerance
         self._checkpoints, self._every = checkpoints, every
         self._curvature = posterior.curvature()
-        self.progress = Progress()
+        self.progress = IterationState()
 
     def run(self, told: Told | None = None, *, resume: bool = False) -> Unknowns:
         """Searches to the end. Must be called on all ranks together.
@@ -161,19 +161,19 @@ class Search:
             CheckpointError: if the checkpoint belongs to another search.
         """
         point = self.posterior.space.normal(self._seed).times(FIRST_FIELD)
-        self.progress = Progress()
+        self.progress = IterationState()
         found = self._checkpoints.restore() if resume and self._checkpoints else None
         if found is not None:
             self.progress, memory = found
             objective = self._objective(self.stages[self.progress.stage])
-            self.optimiser.resume(objective, memory)
+            self.minimiser.resume(objective, memory)
             point = objective.scaling.from_even(memory.points["point"])
         for number in range(self.progress.stage, len(self.stages)):
             fresh = number != self.progress.stage or found is None
             if fresh:
                 self.progress = replace(self.progress, stage=number, ended=False)
                 objective = self._objective(self.stages[number])
-                self.optimiser.start(objective, objective.scaling.to_even(point))
+                self.minimiser.start(objective, objective.scaling.to_even(point))
             point = self._stage(self.stages[number], objective.scaling, point, told)
         return point
 
@@ -190,7 +190,7 @@ class Search:
         end = sum(s.evaluations for s in self.stages[: self.progress.stage + 1])
         while not self.progress.ended and self.progress.evaluations < end:
             try:
-                report = self.optimiser.iterate()
+                report = self.minimiser.iterate()
             except StalledError as error:
                 made = self.progress.evaluations + error.evaluations
                 self.progress = replace(self.progress, evaluations=made, ended=True)
@@ -202,7 +202,7 @@ class Search:
             if told is not None:
                 told(row, point)
             if self._checkpoints is not None and row.iteration % self._every == 0:
-                self._checkpoints.save(self.progress, self.optimiser.memory())
+                self._checkpoints.save(self.progress, self.minimiser.memory())
         return point
 
     def _row(self, stage: Stage, report: Report) -> Row:

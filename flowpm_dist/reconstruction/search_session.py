@@ -14,10 +14,10 @@ from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import Table, read_rows
-from flowpm_dist.reconstruction.checkpoints import Checkpoints
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL
-from flowpm_dist.reconstruction.parts import model_of, observed_of, optimiser_of, stages_of
+from flowpm_dist.reconstruction.parts import model_of, observed_of, minimiser_of, stages_of
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.results import Results
@@ -32,7 +32,7 @@ COMPARE_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReconstructionOutcome:
     """The outcome of a reconstruction.
 
     Attributes:
@@ -79,11 +79,11 @@ class SearchSession:
         self.observed = observed_of(plan, self.model)
         self.posterior = Posterior(self.model, self.observed.likelihood, plan.priors.ranges)
         asked = plan.search
-        self.optimiser = optimiser_of(asked)
-        self.checkpoints = Checkpoints(folder.checkpoints, self.posterior.space, asked.keep)
+        self.minimiser = minimiser_of(asked)
+        self.checkpoints = PointCheckpoints(folder.checkpoints, self.posterior.space, asked.keep)
         self.search = Search(
             self.posterior,
-            self.optimiser,
+            self.minimiser,
             stages_of(asked, self.posterior),
             seed=asked.seed,
             tolerance=asked.tolerance,
@@ -95,7 +95,7 @@ class SearchSession:
         self._stopped_by: str | None = None
         self._correlation = ""
 
-    def run(self, *, resume: bool) -> Outcome:
+    def run(self, *, resume: bool) -> ReconstructionOutcome:
         """Searches to the end, or until a signal comes, and writes the results.
 
         On all ranks together.
@@ -123,7 +123,7 @@ class SearchSession:
                     f"after iteration {now.iteration}, {now.evaluations} of "
                     f"{self.plan.evaluations} gradients"
                 )
-                return Outcome(now.iteration, now.evaluations, self._stopped_by, {}, at)
+                return ReconstructionOutcome(now.iteration, now.evaluations, self._stopped_by, {}, at)
             if self.search.progress.iteration % self.plan.search.checkpoint_every:
                 self._save()
         seconds = time.perf_counter() - begin
@@ -132,7 +132,7 @@ class SearchSession:
         now = self.search.progress
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=not self.plan.sampler.draws, searched=True)
-        return Outcome(now.iteration, now.evaluations, None, facts)
+        return ReconstructionOutcome(now.iteration, now.evaluations, None, facts)
 
     def _told(self, row: Row, point: Unknowns) -> None:
         """Adds a line and a row for an iteration, on every rank, and ends if a signal came."""
@@ -176,7 +176,7 @@ class SearchSession:
 
     def _save(self) -> None:
         """Writes a checkpoint of the latest iteration."""
-        self.checkpoints.save(self.search.progress, self.optimiser.memory())
+        self.checkpoints.save(self.search.progress, self.minimiser.memory())
 
     def _results(self, point: Unknowns, seconds: float) -> dict[str, Any]:
         now = self.search.progress

@@ -83,7 +83,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Source:
+class WhiteNoiseSource:
     """What the white noise of a universe comes from; nothing, if its particles were given.
 
     Attributes:
@@ -103,7 +103,7 @@ class Source:
     recorded_seed: int | None = None
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot) -> Source:
+    def of_snapshot(cls, snapshot: Snapshot) -> WhiteNoiseSource:
         """Returns the source of the state that a snapshot holds."""
         about = snapshot.attributes
         paired, seed = bool(about.get("paired", False)), about.get("seed")
@@ -129,7 +129,7 @@ class Source:
             return block
         return tf.convert_to_tensor(np.asarray(snapshot.array(name)[box.place]), box.dtype)
 
-    def without_snapshot(self, box: Box) -> Source:
+    def without_snapshot(self, box: Box) -> WhiteNoiseSource:
         """Returns the same source, with this rank's blocks instead of the snapshot of them."""
         noise, linear = self.held("white_noise", box), self.held("linear_delta", box)
         return replace(self, white_noise=noise, linear_delta=linear, snapshot=None)
@@ -150,7 +150,7 @@ class Provenance:
     options: SolverOptions
     cosmologies: LocalCosmologies
     halo: int
-    source: Source
+    source: WhiteNoiseSource
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Inputs:
     edges: np.ndarray
     halo: Literal["auto"] | int
     cosmologies: LocalCosmologies
-    source: Source
+    source: WhiteNoiseSource
     given: list[Particles]
 
     @property
@@ -198,7 +198,7 @@ class Inputs:
         return Provenance(self.options, self.cosmologies, halo, self.source)
 
 
-def source_of(given: Given, box: Box) -> Source:
+def source_of(given: Given, box: Box) -> WhiteNoiseSource:
     """Returns the checked source of a run in a box.
 
     Raises:
@@ -208,16 +208,16 @@ def source_of(given: Given, box: Box) -> Source:
     if given.seed is not None:
         batch = box.number_shape.to_integer_list
         seeds = np.broadcast_to(np.asarray(given.seed, np.int64), batch)
-        return Source(seeds=seeds, paired=given.paired)
+        return WhiteNoiseSource(seeds=seeds, paired=given.paired)
     noise = given.white_noise
     if noise is None:
-        return Source()
+        return WhiteNoiseSource()
     if isinstance(noise, Field):
         noise = noise.on(box).block
     elif not isinstance(noise, (tf.Tensor, tf.Variable)):
         noise = np.asanyarray(noise)
         check_white_noise(noise, box)
-    return Source(white_noise=box.block_of("white_noise", noise, box.shape))
+    return WhiteNoiseSource(white_noise=box.block_of("white_noise", noise, box.shape))
 
 
 def particles_of(given: Given, box: Box) -> list[Particles]:

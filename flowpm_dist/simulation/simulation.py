@@ -17,7 +17,7 @@ from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
-from flowpm_dist.evolution.plan import Progress
+from flowpm_dist.evolution.plan import StepCallback
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.linear_field import linear_amplitude
@@ -169,7 +169,7 @@ class Simulation:
         particles: State | tuple[Any, Any] | None = None,
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
-        progress: Progress | None = None,
+        progress: StepCallback | None = None,
         outputs: None = None,
     ) -> State: ...
 
@@ -182,7 +182,7 @@ class Simulation:
         particles: State | tuple[Any, Any] | None = None,
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
-        progress: Progress | None = None,
+        progress: StepCallback | None = None,
         outputs: Sequence[float] | np.ndarray,
         on_output: OnOutput | None = None,
     ) -> list[Any]: ...
@@ -195,7 +195,7 @@ class Simulation:
         particles: State | tuple[Any, Any] | None = None,
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
-        progress: Progress | None = None,
+        progress: StepCallback | None = None,
         outputs: Sequence[float] | np.ndarray | None = None,
         on_output: OnOutput | None = None,
     ) -> State | list[Any]:
@@ -251,7 +251,7 @@ class Simulation:
         particles: State | tuple[Any, Any] | None = None,
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
-        progress: Progress | None = None,
+        progress: StepCallback | None = None,
     ) -> Any:
         """Simulates as `run` does, and returns what an observer makes of what it sees on the way.
 
@@ -272,7 +272,7 @@ class Simulation:
         white_noise: Any = None,
         cosmology: Cosmology | Sequence[Cosmology] | None = None,
         paired: bool = False,
-        progress: Progress | None = None,
+        progress: StepCallback | None = None,
         outputs: Sequence[float] | np.ndarray | None = None,
         on_output: OnOutput | None = None,
         observers: Sequence[ObserverOf] = (),
@@ -321,7 +321,7 @@ class Simulation:
     def _run(
         self,
         given: Given,
-        progress: Progress | None,
+        progress: StepCallback | None,
         observer_of: ObserverOf | None,
         after_step: AfterStep | None = None,
         resume: Resume | None = None,

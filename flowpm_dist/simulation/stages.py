@@ -14,7 +14,7 @@ from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.evolve import evolve
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
 from flowpm_dist.evolution.observers import Observer, Seen
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, MidRun, Particles, Progress
+from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, MidRun, Particles, StepCallback
 from flowpm_dist.grid.box import Box
 from flowpm_dist.simulation.inputs import Inputs
 
@@ -83,7 +83,7 @@ def evolve_particles(
     inputs: Inputs,
     halo: int,
     clock: Clock,
-    progress: Progress | None,
+    progress: StepCallback | None,
     observer: Observer | None = None,
     after_step: AfterStep | None = None,
 ) -> tuple[Evolved, dict[str, Any]]:

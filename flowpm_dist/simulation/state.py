@@ -25,7 +25,7 @@ from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions
 from flowpm_dist.particle_mesh.redshift_space import redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import Provenance, Source
+from flowpm_dist.simulation.inputs import Provenance, WhiteNoiseSource
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
@@ -107,7 +107,7 @@ class State:
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
-        provenance = Provenance(options, local, halo, Source.of_snapshot(snapshot))
+        provenance = Provenance(options, local, halo, WhiteNoiseSource.of_snapshot(snapshot))
         return cls.of(particles, box, float(about["a"]), provenance)
 
     def save(

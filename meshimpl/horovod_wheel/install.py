@@ -25,7 +25,7 @@ def install(mpi: str = "openmpi") -> str:
         What the installed Horovod can do.
 
     Raises:
-        BuildError: a compiler or MPI is missing, or the built Horovod does not load.
+        HorovodBuildError: a compiler or MPI is missing, or the built Horovod does not load.
         progress.CommandError: a download or the compilation failed.
     """
     log = user_cache() / "log" / "horovod.log"
@@ -40,7 +40,7 @@ def install(mpi: str = "openmpi") -> str:
     built = wheel.cached_wheel(folder)
     if built is None:
         if remedy := wheel.missing_compiler():
-            raise wheel.BuildError(f"Horovod is compiled with g++ and make: {remedy}")
+            raise wheel.HorovodBuildError(f"Horovod is compiled with g++ and make: {remedy}")
         with tempfile.TemporaryDirectory(prefix="horovod-tools-") as tools:
             wanted = ["--target", tools, "--requirement", str(wheel.BUILD_REQUIREMENTS)]
             _pip("fetching CMake and the build packages", ["install", *wanted], log)

@@ -93,7 +93,7 @@ SETTINGS = {
 }
 
 
-class BuildError(Exception):
+class HorovodBuildError(Exception):
     """Horovod cannot be built here; the message says what to do."""
 
 
@@ -139,11 +139,11 @@ def system_mpi() -> Path:
     """Return the mpicxx of the PATH.
 
     Raises:
-        BuildError: there is none, or no mpirun beside it.
+        HorovodBuildError: there is none, or no mpirun beside it.
     """
     wrapper = shutil.which("mpicxx")
     if wrapper is None or shutil.which("mpirun") is None:
-        raise BuildError(
+        raise HorovodBuildError(
             "MPI=system wants mpicxx and mpirun in the PATH: load your cluster's MPI module, or "
             "apt-get install libopenmpi-dev openmpi-bin. Without MPI=system, a wheel brings MPI."
         )
@@ -154,19 +154,19 @@ def cuda_home() -> Path:
     """Return the CUDA toolkit's folder: CUDA_HOME, else the one of nvcc in the PATH.
 
     Raises:
-        BuildError: no nvcc.
+        HorovodBuildError: no nvcc.
     """
     for name in ("CUDA_HOME", "HOROVOD_CUDA_HOME"):
         if home := os.environ.get(name):
             if (Path(home) / "bin" / "nvcc").exists():
                 return Path(home)
-            raise BuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
+            raise HorovodBuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
     default = Path("/usr/local/cuda")
     if (default / "bin" / "nvcc").exists():
         return default
     if nvcc := shutil.which("nvcc"):
         return Path(nvcc).resolve().parent.parent
-    raise BuildError(
+    raise HorovodBuildError(
         "The NCCL flavour wants NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."
     )
@@ -226,7 +226,7 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
     """Build the wheel and put it in the cache; return its path there.
 
     Raises:
-        BuildError: an edit no longer fits Horovod's source, or CUDA is missing.
+        HorovodBuildError: an edit no longer fits Horovod's source, or CUDA is missing.
         progress.CommandError: download or compilation failed.
     """
     folder = cache_folder(facts)
@@ -281,7 +281,7 @@ def _apply(patch: Patch, source: Path) -> None:
     path = source / patch.file
     text = path.read_text()
     if patch.old not in text:
-        raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
+        raise HorovodBuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
     path.write_text(text.replace(patch.old, patch.new))
 
 
@@ -331,14 +331,14 @@ def prove(target: Target, folder: Path) -> str:
     """Load Horovod with every symbol bound, and return what it can do.
 
     Raises:
-        BuildError: it does not load; `folder` holds its wheel.
+        HorovodBuildError: it does not load; `folder` holds its wheel.
     """
     code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
     env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(target.python), "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode != 0:
-        raise BuildError(
+        raise HorovodBuildError(
             f"Horovod does not load:\n{result.stderr[-2000:]}\n"
             f"Remove {folder} and try again; with MPI=system load the same MPI module as before."
         )

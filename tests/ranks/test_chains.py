@@ -24,7 +24,7 @@ from flowpm_dist.reconstruction import (
     HMC,
     LBFGS,
     Annealing,
-    Checkpoints,
+    PointCheckpoints,
     Gaussian,
     Microcanonical,
     Posterior,
@@ -186,7 +186,7 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     def chains_of(ranks, name="killed"):
         posterior = chains_on(ranks, 2)
         warm_up = [Phase(Annealing(8.0, 2.0), 3), Phase(Annealing(), 3)]
-        checkpoints = Checkpoints(folder / name, posterior.space)
+        checkpoints = PointCheckpoints(folder / name, posterior.space)
         return Chains(
             posterior,
             sampler(leaps=3),

@@ -14,10 +14,10 @@ from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.bias.lagrangian import bias_expansion
 from flowpm_dist.reconstruction import (
     LBFGS,
-    Adam,
+    AdamMinimiser,
     Annealing,
     CheckpointError,
-    Checkpoints,
+    PointCheckpoints,
     Gaussian,
     NoProgressError,
     Poisson,
@@ -267,7 +267,7 @@ def search_on(
 ):
     posterior = known_posterior(mesh, structure, fits_sigma8)
     stages = [Stage(Annealing(8.0, 3.0), evaluations), Stage(Annealing(), evaluations)]
-    checkpoints = None if folder is None else Checkpoints(folder, posterior.space)
+    checkpoints = None if folder is None else PointCheckpoints(folder, posterior.space)
     return Search(posterior, optimiser, stages, checkpoints=checkpoints, every=every)
 
 
@@ -278,7 +278,7 @@ def path_of(search, **options):
     return [row.loss for row in rows], point
 
 
-OPTIMISERS = {"lbfgs": LBFGS, "adam": Adam}
+OPTIMISERS = {"lbfgs": LBFGS, "adam": AdamMinimiser}
 
 
 def iterates(mesh, name, structure):

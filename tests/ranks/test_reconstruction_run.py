@@ -15,7 +15,7 @@ from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import observed_of
-from flowpm_dist.reconstruction.search_session import Outcome, SearchSession
+from flowpm_dist.reconstruction.search_session import ReconstructionOutcome, SearchSession
 
 RUN = """
 [box]
@@ -65,7 +65,7 @@ class Searched:
     """A session that has ended, and what it left."""
 
     session: SearchSession
-    outcome: Outcome
+    outcome: ReconstructionOutcome
     path: Path
     rows: list
     facts: dict

@@ -1,4 +1,4 @@
-"""The interface of an optimiser over distributed unknowns."""
+"""The interface of a minimiser over distributed unknowns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowpm_dist.reconstruction.posterior import Evaluation
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 
 MOST_TRIES = 8
-"""Number of steps that an optimiser tries, each shorter than the last, before it gives up."""
+"""Number of steps that a minimiser tries, each shorter than the last, before it gives up."""
 
 
 class Objective(Protocol):
@@ -49,7 +49,7 @@ class Report:
     """The result of an iteration.
 
     Attributes:
-        point: the point that the optimiser has reached.
+        point: the point that the minimiser has reached.
         evaluation: the evaluation there; for Adam, at the point before its step.
         evaluations: the number of gradient evaluations of the iteration.
         step: the length of the step over that of the direction; for Adam, the learning rate.
@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Memory:
-    """The state that an optimiser or a sampler needs to resume exactly.
+    """The state that a minimiser or a sampler needs to resume exactly.
 
     Attributes:
         points: points by name, in the coordinates of the objective.
@@ -74,8 +74,8 @@ class Memory:
     numbers: Mapping[str, float]
 
 
-class Optimiser(abc.ABC):
-    """A minimiser that goes from a point to a better one, iteration by iteration."""
+class Minimiser(abc.ABC):
+    """A way from a point to a better one, iteration by iteration."""
 
     name: str
 

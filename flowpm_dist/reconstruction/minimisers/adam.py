@@ -6,20 +6,20 @@ import math
 
 import tensorflow as tf
 
-from flowpm_dist.reconstruction.optimisers.base import (
+from flowpm_dist.reconstruction.minimisers.base import (
     MOST_TRIES,
     Memory,
     NoProgressError,
     Objective,
-    Optimiser,
+    Minimiser,
     Report,
     attempt,
 )
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 
-class Adam(Optimiser):
-    """An optimiser with momentum, whose steps are of about the learning rate in every coordinate.
+class AdamMinimiser(Minimiser):
+    """A minimiser with momentum, whose steps are of about the learning rate in every coordinate.
 
     After a step to a point where the loss is not finite, the step and the rate are halved.
 
@@ -37,7 +37,7 @@ class Adam(Optimiser):
         self._asked_rate, self._first, self._second, self._epsilon = rate, first, second, epsilon
 
     def start(self, objective: Objective, point: Unknowns) -> None:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         self._objective, self._point, self._steps = objective, point, 0
         self._rate = self._asked_rate
         zero = point.times(0.0)
@@ -45,7 +45,7 @@ class Adam(Optimiser):
         self._step = zero
 
     def iterate(self) -> Report:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         tries, here = 1, attempt(self._objective, self._point)
         while here is None:
             if not self._steps or tries == MOST_TRIES:
@@ -74,7 +74,7 @@ class Adam(Optimiser):
         return Report(self._point, here, tries, self._rate)
 
     def memory(self) -> Memory:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         points = {
             "point": self._point,
             "mean": self._mean,
@@ -84,7 +84,7 @@ class Adam(Optimiser):
         return Memory(points, {"steps": self._steps, "rate": self._rate})
 
     def resume(self, objective: Objective, memory: Memory) -> None:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         self.start(objective, memory.points["point"])
         self._mean, self._square = memory.points["mean"], memory.points["square"]
         self._step = memory.points["step"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowpm_dist.reconstruction.optimisers.base import (
+from flowpm_dist.reconstruction.minimisers.base import (
     MOST_TRIES,
     Memory,
     NoProgressError,
     Objective,
-    Optimiser,
+    Minimiser,
     Report,
     StalledError,
     attempt,
@@ -24,8 +24,8 @@ SUFFICIENT = 1e-4
 """Share of the decrease predicted by the slope that a step must achieve (Armijo)."""
 
 
-class LBFGS(Optimiser):
-    """An optimiser with quasi-Newton steps from the latest changes of point and gradient.
+class LBFGS(Minimiser):
+    """A minimiser with quasi-Newton steps from the latest changes of point and gradient.
 
     A step of length 1 is tried first. That holds for the steepest descent of the first iteration,
     too, as the coordinates make it about right. A step that does not lower the loss enough is
@@ -42,13 +42,13 @@ class LBFGS(Optimiser):
         self._history = history
 
     def start(self, objective: Objective, point: Unknowns) -> None:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         self._objective, self._point = objective, point
         self._here: Evaluation | None = None
         self._pairs: list[tuple[Unknowns, Unknowns]] = []
 
     def iterate(self) -> Report:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         space, count = self._objective.space, 0
         if self._here is None:
             self._here = attempt(self._objective, self._point)
@@ -116,7 +116,7 @@ class LBFGS(Optimiser):
             self._pairs = [*self._pairs, (s, y)][-self._history :]
 
     def memory(self) -> Memory:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         points = {"point": self._point}
         for number, (s, y) in enumerate(self._pairs):
             points[f"s{number}"], points[f"y{number}"] = s, y
@@ -127,7 +127,7 @@ class LBFGS(Optimiser):
         return Memory(points, numbers)
 
     def resume(self, objective: Objective, memory: Memory) -> None:
-        """See `Optimiser`."""
+        """See `Minimiser`."""
         self.start(objective, memory.points["point"])
         count = int(memory.numbers["pairs"])
         self._pairs = [(memory.points[f"s{i}"], memory.points[f"y{i}"]) for i in range(count)]
