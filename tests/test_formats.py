@@ -19,7 +19,7 @@ from reading import attributes_of, block_of
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, bigfile, load_snapshot, particles
 from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
-from flowpm_dist.io.particles import ParticleBlock, Header
+from flowpm_dist.io.particles import Header, ParticleBlock
 
 GRID, SIZE, A = (4, 6, 8), (16.0, 24.0, 40.0), 0.5
 OMEGA, HUBBLE = 0.3, 0.7

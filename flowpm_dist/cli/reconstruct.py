@@ -47,7 +47,9 @@ OF_ADAM = 4  # fields of a checkpoint
 OF_CHAIN = 3  # likewise
 
 
-class ReconstructionJob(ResumableJob[ReconstructionConfig, ReconstructionFolder, "ReconstructionOutcome"]):
+class ReconstructionJob(
+    ResumableJob[ReconstructionConfig, ReconstructionFolder, "ReconstructionOutcome"]
+):
     """A reconstruction that was checked and can begin."""
 
     kind = ReconstructionFolder.kind

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowpm_dist.io.particles import KM, MPC, SOLAR_MASSES, ParticleBlock, Header, ParticleFormat
+from flowpm_dist.io.particles import KM, MPC, SOLAR_MASSES, Header, ParticleBlock, ParticleFormat
 
 SPECIES = "1"
 """Dark matter among the types of particles."""

@@ -18,8 +18,8 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
 from flowpm_dist.io.gadget import GadgetHDF5
 from flowpm_dist.io.particles import (
-    ParticleBlock,
     Header,
+    ParticleBlock,
     ParticleFormat,
     mark_particles_complete,
     write_error,

@@ -17,8 +17,8 @@ from flowpm_dist.io.particles import (
     KM,
     MPC,
     SOLAR_MASSES,
-    ParticleBlock,
     Header,
+    ParticleBlock,
     ParticleFormat,
 )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.curvature import Curvature, Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
@@ -143,3 +145,20 @@ class EvenPosterior:
         if self.held:
             gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
         return Evaluation(found.data, found.prior, gradient, volume)
+
+
+class Objective(Protocol):
+    """A function of the unknowns with its gradient; see `EvenPosterior`."""
+
+    space: Space
+
+    def evaluate(self, u: Unknowns) -> Evaluation:
+        """Returns the loss and its gradient at a point."""
+
+
+def attempt(objective: Objective, u: Unknowns) -> Evaluation | None:
+    """Returns the evaluation at a point, or None on every rank if the model fails there."""
+    try:
+        return objective.evaluate(u)
+    except (HaloError, FloatingPointError):
+        return None

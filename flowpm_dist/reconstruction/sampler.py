@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.reconstruction.minimisers import Memory
-from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
+from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 FIRST_STEP = 0.1
@@ -103,10 +102,7 @@ class Sampler(ABC):
     def _evaluated(self, place: Unknowns) -> Evaluation | None:
         """Returns the evaluation at a place, or None on every rank if the model fails."""
         self._spent += 1
-        try:
-            return self._objective.evaluate(place)
-        except (HaloError, FloatingPointError):
-            return None
+        return attempt(self._objective, place)
 
     def _point(self) -> Unknowns:
         return self._objective.scaling.from_even(self._place)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, IterationState
+from flowpm_dist.reconstruction.checkpoints import IterationState, PointCheckpoints
 from flowpm_dist.reconstruction.curvature import Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.minimisers import Minimiser, Report, StalledError

@@ -17,7 +17,7 @@ from flowpm_dist.jobs.tables import Table, read_rows
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.logs import COLUMNS, LARGE, SMALL
-from flowpm_dist.reconstruction.parts import model_of, observed_of, minimiser_of, stages_of
+from flowpm_dist.reconstruction.parts import minimiser_of, model_of, observed_of, stages_of
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.results import Results
@@ -123,7 +123,9 @@ class SearchSession:
                     f"after iteration {now.iteration}, {now.evaluations} of "
                     f"{self.plan.evaluations} gradients"
                 )
-                return ReconstructionOutcome(now.iteration, now.evaluations, self._stopped_by, {}, at)
+                return ReconstructionOutcome(
+                    now.iteration, now.evaluations, self._stopped_by, {}, at
+                )
             if self.search.progress.iteration % self.plan.search.checkpoint_every:
                 self._save()
         seconds = time.perf_counter() - begin

@@ -160,7 +160,9 @@ def cuda_home() -> Path:
         if home := os.environ.get(name):
             if (Path(home) / "bin" / "nvcc").exists():
                 return Path(home)
-            raise HorovodBuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
+            raise HorovodBuildError(
+                f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder."
+            )
     default = Path("/usr/local/cuda")
     if (default / "bin" / "nvcc").exists():
         return default

@@ -3,11 +3,19 @@
 from flowpm_dist.reconstruction.minimisers.adam import AdamMinimiser
 from flowpm_dist.reconstruction.minimisers.base import (
     Memory,
-    NoProgressError,
     Minimiser,
+    NoProgressError,
     Report,
     StalledError,
 )
 from flowpm_dist.reconstruction.minimisers.lbfgs import LBFGS
 
-__all__ = ["LBFGS", "AdamMinimiser", "Memory", "NoProgressError", "Minimiser", "Report", "StalledError"]
+__all__ = [
+    "LBFGS",
+    "AdamMinimiser",
+    "Memory",
+    "NoProgressError",
+    "Minimiser",
+    "Report",
+    "StalledError",
+]

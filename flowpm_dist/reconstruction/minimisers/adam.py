@@ -9,12 +9,12 @@ import tensorflow as tf
 from flowpm_dist.reconstruction.minimisers.base import (
     MOST_TRIES,
     Memory,
-    NoProgressError,
-    Objective,
     Minimiser,
+    NoProgressError,
     Report,
-    attempt,
+    finite_evaluation,
 )
+from flowpm_dist.reconstruction.posterior import Objective
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 
@@ -46,14 +46,14 @@ class AdamMinimiser(Minimiser):
 
     def iterate(self) -> Report:
         """See `Minimiser`."""
-        tries, here = 1, attempt(self._objective, self._point)
+        tries, here = 1, finite_evaluation(self._objective, self._point)
         while here is None:
             if not self._steps or tries == MOST_TRIES:
                 raise NoProgressError(f"the loss is not finite after {tries} tries")
             self._rate *= 0.5
             self._step = self._step.times(0.5)
             self._point = self._point - self._step
-            tries, here = tries + 1, attempt(self._objective, self._point)
+            tries, here = tries + 1, finite_evaluation(self._objective, self._point)
         g = here.gradient
         self._steps += 1
         self._mean = self._mean.times(self._first).plus(1 - self._first, g)

@@ -6,25 +6,14 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from flowpm_dist.evolution.halo import HaloError
-from flowpm_dist.reconstruction.posterior import Evaluation
-from flowpm_dist.reconstruction.unknowns import Space, Unknowns
+from flowpm_dist.reconstruction.posterior import Evaluation, Objective, attempt
+from flowpm_dist.reconstruction.unknowns import Unknowns
 
 MOST_TRIES = 8
 """Number of steps that a minimiser tries, each shorter than the last, before it gives up."""
-
-
-class Objective(Protocol):
-    """The function to be minimised; see `EvenPosterior`."""
-
-    space: Space
-
-    def evaluate(self, u: Unknowns) -> Evaluation:
-        """Returns the loss and its gradient at a point of a single chain."""
 
 
 class NoProgressError(FloatingPointError):
@@ -101,12 +90,11 @@ class Minimiser(abc.ABC):
         """Resumes from what `memory` returned."""
 
 
-def attempt(objective: Objective, point: Unknowns) -> Evaluation | None:
+def finite_evaluation(objective: Objective, point: Unknowns) -> Evaluation | None:
     """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
-    try:
-        found = objective.evaluate(point)
-    except (HaloError, FloatingPointError):
-        return None  # raised alike on every rank
+    found = attempt(objective, point)
+    if found is None:
+        return None
     square = objective.space.dot(found.gradient, found.gradient)
     finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
     return found if finite else None

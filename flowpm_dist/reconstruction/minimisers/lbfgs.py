@@ -7,14 +7,13 @@ import numpy as np
 from flowpm_dist.reconstruction.minimisers.base import (
     MOST_TRIES,
     Memory,
-    NoProgressError,
-    Objective,
     Minimiser,
+    NoProgressError,
     Report,
     StalledError,
-    attempt,
+    finite_evaluation,
 )
-from flowpm_dist.reconstruction.posterior import Evaluation
+from flowpm_dist.reconstruction.posterior import Evaluation, Objective
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 PARTS = ("data", "prior", "volume")
@@ -51,7 +50,7 @@ class LBFGS(Minimiser):
         """See `Minimiser`."""
         space, count = self._objective.space, 0
         if self._here is None:
-            self._here = attempt(self._objective, self._point)
+            self._here = finite_evaluation(self._objective, self._point)
             count += 1
             if self._here is None:
                 raise NoProgressError("the loss is not finite where the search begins")
@@ -65,7 +64,7 @@ class LBFGS(Minimiser):
         length, lost = 1.0, 0
         for _ in range(MOST_TRIES):
             trial = self._point.plus(length, direction)
-            found = attempt(self._objective, trial)
+            found = finite_evaluation(self._objective, trial)
             count += 1
             if found is not None and self._enough(here, found, length, slope):
                 self._remember(trial - self._point, found.gradient - here.gradient)
