@@ -224,6 +224,7 @@ ONE = [
     ("batch = 4", "warmup = -1", "training.warmup", "-1: must be a whole number of at least 0"),
     ("batch = 4", "epochs = 2", "training.epochs", 'data.source = "files", not with "simulate"'),
     ("batch = 4", "keep = 0", "training.keep", "at least 1"),
+    ("steps = 5", 'steps = 5\nadjoint = "direct"', "evolution.adjoint", "goes with reconstruct"),
     # data
     ("batch = 4", "batch = 3", "data.simulations", "400: must be a multiple of .* = 3: 399 or 402"),
     ("= 400", "= 3", "data.simulations", "3: must be a multiple of training.batch = 4: 4$"),

@@ -72,6 +72,9 @@ class ParsedRunFile:
         return getattr(self.sections.get(section), key, None)
 
 
+OF_OTHER_COMMANDS = {"adjoint": "goes with reconstruct, which alone takes gradients of a run"}
+"""For a key that not all commands have: which has it, and why."""
+
 Models = Mapping[str, type[Options]]
 Rule = Callable[[ParsedRunFile], Iterable[Problem]]
 
@@ -169,7 +172,7 @@ def check_sections(
         try:
             sections[name] = model.model_validate(keys, context={"folder": source.parent})
         except ValidationError as error:
-            found = _problems_of(name, models, keys, error)
+            found = problems_of(name, models, keys, error)
             problems += found
             wrong = {problem.where.partition(".")[2] for problem in found}
             known = {k: v for k, v in keys.items() if k in model.model_fields}
@@ -221,12 +224,14 @@ def _unknown_key(key: str, section: str, models: Models) -> str:
     fields = models[section].model_fields
     new = RENAMED.get(key, key)
     home = "" if new in fields else _homes(new, models)
+    if new in OF_OTHER_COMMANDS and new not in fields and not home:
+        return f"{OF_OTHER_COMMANDS[new]}: leave it out"
     if new != key and (new in fields or home):
         return f"is now {new}{home}"
     return f"is not a key{home or nearest(key, fields)} (keys of [{section}]: {', '.join(fields)})"
 
 
-def _problems_of(
+def problems_of(
     section: str, models: Models, keys: Mapping[str, Any], error: ValidationError
 ) -> list[Problem]:
     """Returns one problem for each wrong key, however many of its parts are wrong."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flowpm_dist.config.checks import ParsedRunFile, Problem, as_written
+from flowpm_dist.config.checks import ParsedRunFile, Problem
+from flowpm_dist.config.dependent_keys import DependentKeys
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.cosmology.options import CosmologyOptions
@@ -16,6 +17,13 @@ from flowpm_dist.observables.lensing.options import SourceOptions
 from flowpm_dist.options import three
 
 SECTION = "lightcone"
+
+OF_PLANES = DependentKeys(
+    f"{SECTION}.needs_planes",
+    (True,),
+    (f"{SECTION}.plane_width",),
+    goes_with="ray_tracing or planes = true",
+)
 
 CLOSE = 1e-6
 """Relative distance that sources may lie behind z_max, for rounding."""
@@ -31,12 +39,7 @@ def light_cone_rules(file: ParsedRunFile) -> Iterator[Problem]:
     sources = getattr(cone, "sources", None)
     if sources and all(isinstance(each, SourceOptions) for each in sources):
         yield from _sources(sources, cone)
-    yield from _idle_keys(file, cone)
-
-
-def idle_keys(cone: LensingOptions | None) -> list[str]:
-    """Returns the keys of [lightcone] that have no meaning beside the others."""
-    return [] if cone is None or cone.needs_planes else ["plane_width"]
+    yield from _combinations(file, cone)
 
 
 def _steps(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
@@ -89,12 +92,8 @@ def _sources(sources: Sequence[SourceOptions], cone: LensingOptions) -> Iterator
             yield Problem(where, what)
 
 
-def _idle_keys(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
-    given = file.given.get(SECTION, {})
-    if "plane_width" in given and not cone.needs_planes:
-        what = f"= {as_written(given['plane_width'])}: goes with ray_tracing or planes = true"
-        yield Problem(f"{SECTION}.plane_width", what)
-    if "alignment" in given and cone.ray_tracing is True:
+def _combinations(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+    if "alignment" in file.given.get(SECTION, {}) and cone.ray_tracing is True:
         what = "is given beside ray_tracing, which has none: leave one of them out"
         yield Problem(f"{SECTION}.alignment", what)
     pixels = _number(cone, "pixels")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.options import InitialOptions
@@ -15,10 +16,9 @@ def simulation_plan(
     """Returns the simulation that sections of a run file describe, without its cosmology."""
     return SimulationPlan(
         box=box,
-        steps=evolution,
+        steps=evolution.part(StepOptions),
         initial=initial,
         integrator=evolution.scheme,
         force=evolution.force,
         run=run,
-        adjoint=evolution.adjoint,
     )

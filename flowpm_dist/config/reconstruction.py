@@ -7,6 +7,7 @@ launcher, before work begins.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from flowpm_dist.config.checks import (
     ParsedRunFile,
     Problem,
     Rule,
-    as_written,
     check_sections,
     exactly_one,
     fitting_mesh,
@@ -22,10 +22,16 @@ from flowpm_dist.config.checks import (
     read_table,
     to_toml,
 )
+from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
 from flowpm_dist.config.objects import simulation_plan
-from flowpm_dist.config.sections import EvolutionSection
+from flowpm_dist.config.sections import DifferentiatedEvolutionSection
 from flowpm_dist.config.settings import Settings
-from flowpm_dist.config.simulation import check_mesh, evolution_rules, universe_rules
+from flowpm_dist.config.simulation import (
+    amplitude_rule,
+    check_mesh,
+    evolution_rules,
+    universe_rules,
+)
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.options import RunOptions
@@ -44,21 +50,21 @@ from flowpm_dist.reconstruction.options import (
 )
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
-GOES_WITH: dict[str, tuple[str, str]] = {
-    "data.sigma": ("data.kind", "density"),
-    "data.mean_count": ("data.kind", "counts"),
-    "data.add_noise": ("data.kind", "density"),
-    "model.error": ("data.kind", "density"),
-    "search.history": ("search.optimiser", "lbfgs"),
-    "search.rate": ("search.optimiser", "adam"),
-    "sampler.target": ("sampler.method", "hmc"),
-    "sampler.length": ("sampler.method", "microcanonical"),
-    "sampler.energy_error": ("sampler.method", "microcanonical"),
-}
-"""For a key that has a meaning only beside one value of another: that other, and the value."""
-
-OF_A_MOCK = ("noise_seed", "add_noise")
-"""Keys of [data] that go with mock_seed."""
+GOES_WITH = (
+    DependentKeys("data.kind", ("density",), ("data.sigma", "data.add_noise", "model.error")),
+    DependentKeys("data.kind", ("counts",), ("data.mean_count",)),
+    DependentKeys(
+        "data.mock_seed", (), ("data.noise_seed", "data.add_noise"), goes_with="mock_seed"
+    ),
+    DependentKeys("data.add_noise", (True,), ("data.noise_seed",)),
+    DependentKeys("search.optimiser", ("lbfgs",), ("search.history",)),
+    DependentKeys("search.optimiser", ("adam",), ("search.rate",)),
+    DependentKeys("sampler.method", ("hmc",), ("sampler.target",)),
+    DependentKeys(
+        "sampler.method", ("microcanonical",), ("sampler.length", "sampler.energy_error")
+    ),
+)
+"""Keys that have no meaning beside some values of others."""
 
 BY_CAMB = ("Omega_m", "Omega_b", "h", "w0", "wa")
 """Parameters that CAMB gives no derivative by."""
@@ -69,7 +75,7 @@ class ReconstructionConfig(Options):
 
     box: BoxOptions
     cosmology: CosmologyOptions
-    evolution: EvolutionSection
+    evolution: DifferentiatedEvolutionSection
     model: ModelOptions
     data: ObservedOptions
     priors: FittedOptions
@@ -82,8 +88,9 @@ class ReconstructionConfig(Options):
     def plan(self) -> ReconstructionPlan:
         """What the run file asks for, without the ranks."""
         initial = InitialOptions(lpt_order=self.model.lpt_order)
+        simulation = simulation_plan(self.box, initial, self.evolution, self.run)
         return ReconstructionPlan(
-            simulation=simulation_plan(self.box, initial, self.evolution, self.run),
+            simulation=replace(simulation, adjoint=self.evolution.adjoint),
             cosmology=self.cosmology,
             model=self.model,
             data=self.data,
@@ -97,16 +104,7 @@ class ReconstructionConfig(Options):
 
         Keys that have no meaning beside the others are left out.
         """
-        idle: dict[str, list[str]] = {}
-        for name, (other, wanted) in GOES_WITH.items():
-            section, _, key = name.partition(".")
-            beside, _, other_key = other.partition(".")
-            if getattr(getattr(self, beside), other_key) != wanted:
-                idle.setdefault(section, []).append(key)
-        if self.data.mock_seed is None:
-            idle.setdefault("data", []).extend(OF_A_MOCK)
-        if self.data.kind == "density" and not self.data.add_noise:
-            idle.setdefault("data", []).append("noise_seed")
+        idle = idle_keys(self, GOES_WITH)
         if self.search.stages is not None:
             idle.setdefault("search", []).append("evaluations")
         if not self.sampler.draws:
@@ -167,10 +165,6 @@ def check_reconstruction_mesh(
     return check_mesh(config, ranks, source=source)
 
 
-def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
-    return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
-
-
 def _origin(file: ParsedRunFile) -> Iterator[Problem]:
     return exactly_one(file, ("data", "mock_seed"), ("data", "file"))
 
@@ -200,22 +194,8 @@ def _noise(file: ParsedRunFile) -> Iterator[Problem]:
             yield Problem(f"data.{key}", f'is missing: with kind = "{kind}" it must be {allowed}')
 
 
-def _idle_keys(file: ParsedRunFile) -> Iterator[Problem]:
-    for name, (other, wanted) in GOES_WITH.items():
-        section, _, key = name.partition(".")
-        found = file.value(*other.split("."))
-        if key in file.given.get(section, {}) and found not in (None, wanted):
-            shown = as_written(file.given[section][key])
-            what = f'= {shown}: goes with {other} = "{wanted}", not with "{found}"'
-            yield Problem(name, what)
-    data = file.given.get("data", {})
-    for key in OF_A_MOCK:
-        if key in data and "file" in data and "mock_seed" not in data:
-            yield Problem(f"data.{key}", f"= {as_written(data[key])}: goes with mock_seed")
-    if "noise_seed" in data and file.value("data", "kind") == "density":
-        if file.value("data", "add_noise") is False:
-            what = f"= {data['noise_seed']}: no noise is added, as add_noise = false"
-            yield Problem("data.noise_seed", what)
+def _idle(file: ParsedRunFile) -> Iterator[Problem]:
+    return idle_key_problems(file, GOES_WITH)
 
 
 def _stages(file: ParsedRunFile) -> Iterator[Problem]:
@@ -298,13 +278,13 @@ def _files(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 RULES: list[Rule] = [
-    _amplitude,
+    amplitude_rule,
     universe_rules,
     evolution_rules,
     _model_fits,
     _origin,
     _noise,
-    _idle_keys,
+    _idle,
     _fitted,
     _stages,
     _chains,

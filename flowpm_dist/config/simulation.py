@@ -10,31 +10,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from flowpm_dist.config.checks import (
     ConfigError,
     ParsedRunFile,
     Problem,
     Rule,
-    as_written,
     check_sections,
     exactly_one,
     fitting_mesh,
     models_of,
+    problems_of,
     read_table,
     to_toml,
 )
-from flowpm_dist.config.light_cone import (
-    SECTION,
-    idle_keys,
-    light_cone_rules,
-    light_cone_work,
-)
+from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
+from flowpm_dist.config.light_cone import OF_PLANES, SECTION, light_cone_rules, light_cone_work
 from flowpm_dist.config.sections import (
     EvolutionSection,
     InitialSection,
+    IntegratorOptions,
     ResultsSection,
-    integrator_options,
-    integrators_with,
 )
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.cosmology.options import CosmologyOptions
@@ -49,8 +46,23 @@ from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
 from flowpm_dist.options import Options, three
 
-OF_A_SEED = ("noise", "fixed_amplitude", "paired")
-"""Keys of [initial] that have a meaning only beside a seed."""
+GOES_WITH = (
+    DependentKeys(
+        "initial.seed",
+        (),
+        ("initial.noise", "initial.fixed_amplitude", "initial.paired"),
+        goes_with="a seed, not with white_noise",
+        default_may_stand=True,
+    ),
+    DependentKeys(
+        "output.format",
+        ("zarr",),
+        ("output.fields",),
+        goes_with="zarr; other formats hold the particles alone, as positions, velocities and ids",
+    ),
+    OF_PLANES,
+)
+"""Keys that have no meaning beside some values of others."""
 
 
 class RunConfig(Options):
@@ -71,10 +83,7 @@ class RunConfig(Options):
 
         Keys that have no meaning beside the others are left out.
         """
-        initial = [] if self.initial.white_noise is None else OF_A_SEED
-        output = [] if self.output.format == "zarr" else ["fields"]
-        idle = {"initial": initial, "output": output, SECTION: idle_keys(self.lightcone)}
-        return to_toml(self, idle)
+        return to_toml(self, idle_keys(self, GOES_WITH))
 
     @property
     def light_cone(self) -> LightConeWork | None:
@@ -116,14 +125,15 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
         ConfigError: there are mistakes; the error has all of them.
     """
     rules: list[Rule] = [
-        _amplitude, _origin, universe_rules, _white_noise, evolution_rules, _output, _output_times,
-        light_cone_rules,
+        amplitude_rule, _origin, universe_rules, _white_noise, evolution_rules, _output_times,
+        light_cone_rules, _idle,
     ]  # fmt: skip
     checked = check_sections(table, source, SECTIONS, rules, optional=(SECTION,))
     return RunConfig.model_validate(checked)
 
 
-def _amplitude(file: ParsedRunFile) -> Iterator[Problem]:
+def amplitude_rule(file: ParsedRunFile) -> Iterator[Problem]:
+    """Yield a problem unless one amplitude of the power spectrum is given."""
     return exactly_one(file, ("cosmology", "A_s"), ("cosmology", "sigma8"))
 
 
@@ -163,11 +173,10 @@ def _white_noise(file: ParsedRunFile) -> Iterator[Problem]:
         check_white_noise_file(file.folder / noise, None if grid is None else three(grid))
     except WhiteNoiseError as error:
         yield Problem("initial.white_noise", f"= '{noise}': {error}")
-    for key in OF_A_SEED:
-        default = InitialSection.model_fields[key].default
-        if (given := file.value("initial", key)) not in (None, default):
-            what = f"= {as_written(given)}: goes with a seed, not with white_noise"
-            yield Problem(f"initial.{key}", what)
+
+
+def _idle(file: ParsedRunFile) -> Iterator[Problem]:
+    return idle_key_problems(file, GOES_WITH)
 
 
 def _output_times(file: ParsedRunFile) -> Iterator[Problem]:
@@ -188,13 +197,6 @@ def _output_times(file: ParsedRunFile) -> Iterator[Problem]:
     names = [output_name(a) for a in times]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield Problem(where, f"has two of one name, {', '.join(twice)}: must differ by 0.0001")
-
-
-def _output(file: ParsedRunFile) -> Iterator[Problem]:
-    format, given = file.value("output", "format"), file.given.get("output", {})
-    if format not in (None, "zarr") and "fields" in given:
-        what = f"= {as_written(given['fields'])}: goes with zarr; {format} holds the particles"
-        yield Problem("output.fields", f"{what} alone, as positions, velocities and ids")
 
 
 def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
@@ -220,9 +222,14 @@ def evolution_rules(file: ParsedRunFile) -> Iterator[Problem]:
         able = " and ".join(name for name, other in INTEGRATORS.items() if other.starts_at_zero)
         what = f"starts at 0, which only {able} can; {scheme} must start later"
         yield Problem(f"evolution.{key}", what)
-    for key in sorted(set(given) & set(integrator_options()) - set(kind.model_fields)):
-        owners = " and ".join(integrators_with(key))
-        yield Problem(f"evolution.{key}", f"is given, but {scheme} has none; it goes with {owners}")
+    for key in sorted(set(given) & set(IntegratorOptions.model_fields) - set(kind.model_fields)):
+        owners = [name for name, other in INTEGRATORS.items() if key in other.model_fields]
+        what = f"is given, but {scheme} has none; it goes with {' and '.join(owners)}"
+        yield Problem(f"evolution.{key}", what)
+    try:
+        evolution.scheme  # noqa: B018 - its options are checked
+    except ValidationError as error:
+        yield from problems_of("evolution", {"evolution": kind}, given, error)
     if kind.uses_lpt and file.value("initial", "lpt_order") == 1:
         yield Problem("initial.lpt_order", f"= 1: {scheme} follows LPT of order 2; must be 2 or 3")
 

@@ -7,11 +7,11 @@ launcher, before work begins.
 from __future__ import annotations
 
 import math
-import operator
 from pathlib import Path
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
+from flowpm_dist.config.dependent_keys import idle_keys
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.settings import Settings
@@ -76,14 +76,10 @@ class TrainingRunFile(Options):
 
         Keys that have no meaning beside the others are left out.
         """
-        idle: dict[str, list[str]] = {}
+        idle = idle_keys(self, GOES_WITH)
         idle["cosmology"] = [name for name in self.priors.ranges if name in VARIABLE]
-        for name, (other, values) in GOES_WITH.items():
-            section, _, key = name.partition(".")
-            if operator.attrgetter(other)(self) not in values:
-                idle.setdefault(section, []).append(key)
         if self.training.epochs is not None:
-            idle["training"].append("steps")
+            idle.setdefault("training", []).append("steps")
         if self.data.source == "files":
             for section in ("cosmology", "priors", "initial", "evolution"):
                 part = getattr(self, section)

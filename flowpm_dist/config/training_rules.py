@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, as_written, exactly_one
+from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
+from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.options import DERIVED, TrainingOptions
@@ -20,20 +21,20 @@ MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
 """Parameters that have no default: fixed, or with a prior."""
 
 OF_SIMULATIONS = (
-    "simulations", "reuse", "buffer", "fill", "validation", "test", "seed",
+    "data.simulations", "data.reuse", "data.buffer", "data.fill", "data.validation", "data.test",
+    "data.seed",
 )  # fmt: skip
-OF_FILES = ("folder", "staging", "parameters")
+OF_FILES = ("training.epochs", "data.folder", "data.staging", "data.parameters")
 
-GOES_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "training.momentum": ("training.optimiser", ("sgd",)),
-    "training.power": ("training.decay", ("polynomial",)),
-    "training.end_rate": ("training.decay", ("polynomial", "cosine")),
-    "training.milestones": ("training.decay", ("steps",)),
-    "training.epochs": ("data.source", ("files",)),
-    **{f"data.{key}": ("data.source", ("simulate",)) for key in OF_SIMULATIONS},
-    **{f"data.{key}": ("data.source", ("files",)) for key in OF_FILES},
-}
-"""For a key that has a meaning only beside some values of another: that other, and those values."""
+GOES_WITH = (
+    DependentKeys("training.optimiser", ("sgd",), ("training.momentum",)),
+    DependentKeys("training.decay", ("polynomial",), ("training.power",)),
+    DependentKeys("training.decay", ("polynomial", "cosine"), ("training.end_rate",)),
+    DependentKeys("training.decay", ("steps",), ("training.milestones",)),
+    DependentKeys("data.source", ("simulate",), OF_SIMULATIONS),
+    DependentKeys("data.source", ("files",), OF_FILES),
+)
+"""Keys that have no meaning beside some values of others."""
 
 
 def _from(file: ParsedRunFile) -> Any:
@@ -89,17 +90,8 @@ def _too_small(name: str, width: int, channels: int) -> str:
     return ""
 
 
-def _idle_keys(file: ParsedRunFile) -> Iterator[Problem]:
-    for name, (other, values) in GOES_WITH.items():
-        section, _, key = name.partition(".")
-        found = file.value(*other.split("."))
-        value = file.value(section, key)
-        if key not in file.given.get(section, {}) or None in (found, value) or found in values:
-            continue
-        shown = as_written(list(value) if isinstance(value, tuple) else value)
-        wanted = " or ".join(map(as_written, values))
-        what = f"= {shown}: goes with {other} = {wanted}, not with {as_written(found)}"
-        yield Problem(name, what)
+def _idle(file: ParsedRunFile) -> Iterator[Problem]:
+    return idle_key_problems(file, GOES_WITH)
 
 
 def _schedule(file: ParsedRunFile) -> Iterator[Problem]:
@@ -275,7 +267,7 @@ RULES: list[Rule] = [
     universe_rules,
     evolution_rules,
     _network_fits,
-    _idle_keys,
+    _idle,
     _schedule,
     _length,
     _of_simulations,

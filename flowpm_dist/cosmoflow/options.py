@@ -20,16 +20,10 @@ from pydantic import (
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmology.options import ParameterRanges
 from flowpm_dist.cosmology.ranges import VARIABLE
-from flowpm_dist.options import A_SEED, AnyPath, Names, Options, Seed, count, nearest, rows
+from flowpm_dist.options import A_SEED, AnyPath, Names, Options, Seed, count, either, known, rows
 
 DERIVED = -1
 """Default of an option that follows from others: the run file puts a number in its place."""
-
-
-def _known_network(name: str) -> str:
-    if name not in DECLARATIONS:
-        raise ValueError(f"there is no such network{nearest(name, DECLARATIONS)}")
-    return name
 
 
 def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -81,8 +75,8 @@ class PriorOptions(ParameterRanges):
 class NetworkOptions(Options):
     """The network, see `flowpm_dist.cosmoflow.network.Network`."""
 
-    name: Annotated[str, AfterValidator(_known_network)] = Field(
-        default="sc18-periodic", description=", ".join(f'"{name}"' for name in DECLARATIONS)
+    name: Annotated[str, AfterValidator(known(DECLARATIONS, "network"))] = Field(
+        default="sc18-periodic", description=either(DECLARATIONS)
     )
     loss: Literal["likelihood", "l1", "l2"] = Field(
         default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'

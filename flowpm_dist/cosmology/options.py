@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from flowpm_dist.cosmology.ranges import RANGES, Transfer
-from flowpm_dist.options import Options, Pair
+from flowpm_dist.options import Options, Pair, limits
 
 OmegaM = Annotated[float, RANGES["Omega_m"].field]
 OmegaB = Annotated[float, RANGES["Omega_b"].field]
@@ -21,11 +21,6 @@ Wa = Annotated[float, RANGES["wa"].field]
 
 def _value(name: str, *default: Any) -> Any:
     return Field(*default, description=RANGES[name].what)
-
-
-def _prior(name: str) -> Any:
-    what = f"[low, high] with low below high, each {RANGES[name].what}"
-    return Field(default=None, description=what)
 
 
 class PartialCosmologyOptions(Options):
@@ -54,10 +49,10 @@ class CosmologyOptions(PartialCosmologyOptions):
 class ParameterRanges(Options):
     """The lowest and the highest value of parameters that vary or are fitted."""
 
-    Omega_m: Pair[OmegaM] | None = _prior("Omega_m")
-    Omega_b: Pair[OmegaB] | None = _prior("Omega_b")
-    h: Pair[Hubble] | None = _prior("h")
-    n_s: Pair[Tilt] | None = _prior("n_s")
-    sigma8: Pair[Sigma8] | None = _prior("sigma8")
-    w0: Pair[W0] | None = _prior("w0")
-    wa: Pair[Wa] | None = _prior("wa")
+    Omega_m: Pair[OmegaM] | None = limits(RANGES["Omega_m"].what)
+    Omega_b: Pair[OmegaB] | None = limits(RANGES["Omega_b"].what)
+    h: Pair[Hubble] | None = limits(RANGES["h"].what)
+    n_s: Pair[Tilt] | None = limits(RANGES["n_s"].what)
+    sigma8: Pair[Sigma8] | None = limits(RANGES["sigma8"].what)
+    w0: Pair[W0] | None = limits(RANGES["w0"].what)
+    wa: Pair[Wa] | None = limits(RANGES["wa"].what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -33,6 +33,37 @@ def count(default: int, least: int = 1) -> Any:
     return Field(default=default, ge=least, description=f"a whole number of at least {least}")
 
 
+def known(names: Collection[str], what: str) -> Callable[[str], str]:
+    """Returns the validator of a name.
+
+    Args:
+        names: the names there are, looked up when one is given.
+        what: they are names of, for the message about another one.
+    """
+
+    def checked(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"there is no such {what}{nearest(name, names)}")
+        return name
+
+    return checked
+
+
+def either(names: Iterable[str]) -> str:
+    """Returns the description of a field that holds one of some names."""
+    *others, last = [f'"{name}"' for name in names]
+    return f"{', '.join(others)} or {last}"
+
+
+def limits(what: str) -> Any:
+    """Returns the field of a `Pair` that may be left out.
+
+    Args:
+        what: each of the two must be.
+    """
+    return Field(default=None, description=f"[low, high] with low below high, each {what}")
+
+
 def from_registry(registry: Mapping[str, Callable[[], T]], what: str) -> Callable[[Any], Any]:
     """Returns the validator of a field that holds an object, or is given the name of one.
 
@@ -42,13 +73,9 @@ def from_registry(registry: Mapping[str, Callable[[], T]], what: str) -> Callabl
     """
 
     def made(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        if value not in registry:
-            known = ", ".join(map(repr, registry))
-            raise ValueError(f"there is no such {what}{nearest(value, registry)} (one of {known})")
-        return registry[value]()
+        return registry[checked(value)]() if isinstance(value, str) else value
 
+    checked = known(registry, what)
     return made
 
 
@@ -58,11 +85,11 @@ def _from_folder(value: Any, info: ValidationInfo) -> Any:
     return (folder / Path(value).expanduser()).absolute() if isinstance(value, str) else value
 
 
-def _low_below_high(limits: tuple[Any, Any]) -> tuple[Any, Any]:
-    low, high = limits
+def _low_below_high(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    low, high = pair
     if low >= high:
         raise ValueError(f"{low:g} is not below {high:g}")
-    return limits
+    return pair
 
 
 def distinct(names: tuple[str, ...]) -> tuple[str, ...]:

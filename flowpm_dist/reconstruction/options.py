@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import ParameterRanges, PrimordialAmplitude
 from flowpm_dist.cosmology.ranges import RANGES
 from flowpm_dist.observables.options import A_BIAS, BiasValue, ForwardModelOptions
-from flowpm_dist.options import A_SEED, AnyPath, Length, Options, Pair, Seed, count, rows
+from flowpm_dist.options import A_SEED, AnyPath, Length, Options, Pair, Seed, count, limits, rows
 
 Stages = Annotated[
     tuple[
@@ -24,10 +24,6 @@ Stages = Annotated[
     Field(min_length=1),
     BeforeValidator(rows),
 ]
-
-
-def _prior(what: str) -> Any:
-    return Field(default=None, description=f"[low, high] with low below high, each {what}")
 
 
 class ModelOptions(ForwardModelOptions):
@@ -84,11 +80,11 @@ class ObservedOptions(Options):
 class FittedOptions(ParameterRanges):
     """The parameters that are fitted along, each with a uniform prior between two values."""
 
-    A_s: Pair[PrimordialAmplitude] | None = _prior(RANGES["A_s"].what)
-    b: Pair[BiasValue] | None = _prior(A_BIAS)
-    b1: Pair[BiasValue] | None = _prior(A_BIAS)
-    b2: Pair[BiasValue] | None = _prior(A_BIAS)
-    bs2: Pair[BiasValue] | None = _prior(A_BIAS)
+    A_s: Pair[PrimordialAmplitude] | None = limits(RANGES["A_s"].what)
+    b: Pair[BiasValue] | None = limits(A_BIAS)
+    b1: Pair[BiasValue] | None = limits(A_BIAS)
+    b2: Pair[BiasValue] | None = limits(A_BIAS)
+    bs2: Pair[BiasValue] | None = limits(A_BIAS)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:

@@ -13,9 +13,9 @@ from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
+from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.mock import Mock
 from flowpm_dist.reconstruction.observations import Observations, ObservedBlock
-from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.options import SamplerOptions, SearchOptions
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
