@@ -34,10 +34,10 @@ demo: setup ## Simulate universes, train a network on them and judge it, into de
 	exec $(BIN)/flowpm-dist evaluate demo-output
 
 test: lint ## Lint and type checks, then every test but the long ones
-	$(PYTEST)
+	$(PYTEST) --budget share
 
 test-budget: setup ## The tests; fail where one takes more processor time than its budget
-	$(PYTEST) --budget
+	$(PYTEST) --budget seconds
 
 test-long: setup ## The long tests: statistics of many draws, whole trainings
 	$(BIN)/python -m pytest -m long
