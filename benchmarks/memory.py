@@ -77,7 +77,7 @@ def peak() -> int:
 
 def job_worker(words: list[str]) -> None:
     """A command as one of its ranks, which leaves its peak memory in a file."""
-    from flowpm_dist.cli.main import main as command
+    from flowpm_dist.cli.program import main as command
 
     sys.argv = ["flowpm-dist", *words]
     try:

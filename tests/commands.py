@@ -57,7 +57,7 @@ def flowpm_here(*words: str) -> subprocess.CompletedProcess[str]:
     For tests of a command's results. Those of its signals, ranks, imports and its end are of a
     process of its own, see `flowpm`.
     """
-    from flowpm_dist.cli.main import app
+    from flowpm_dist.cli.program import app
 
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     out, err = io.StringIO(), io.StringIO()

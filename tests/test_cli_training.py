@@ -86,7 +86,7 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
         ["predict", "none", "volume.npy"],
     ]
     script = (
-        "import sys; from flowpm_dist.cli.main import main\n"
+        "import sys; from flowpm_dist.cli.program import main\n"
         f"for words in {commands}:\n"
         "    sys.argv[1:] = words\n"
         "    try: main()\n"
@@ -312,7 +312,7 @@ def test_a_network_is_judged_and_asked(here, trained):
 def told_without_tensorflow(*words: str) -> str:
     """What a mistake was told as, by a process that has not loaded TensorFlow for it."""
     script = (
-        "import sys; from flowpm_dist.cli.main import main\n"
+        "import sys; from flowpm_dist.cli.program import main\n"
         f"sys.argv[1:] = {list(words)}\n"
         "try: main()\n"
         "finally: print('tensorflow' in sys.modules)"

@@ -16,7 +16,9 @@ as in `<!-- test: within examples/train.toml -->`.
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ import pytest
 import tomli_w
 from typer.main import get_command
 
-from flowpm_dist.cli.main import app
+from flowpm_dist.cli.program import app
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import load
 from flowpm_dist.config.training import load_training
@@ -155,6 +157,23 @@ def test_run_files(path, tmp_path, monkeypatch):
             exec(block.before, {})
         (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
         LOADERS[kind](tmp_path / "run.toml")
+
+
+def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):
+    """The first block on networks, saved as a file and run, knows the network it declares."""
+    blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
+    (code,) = (block.code for block in blocks if "__main__" in block.code)
+    (tmp_path / "shallow.py").write_text(code)
+    run_file = tomllib.loads((ROOT / "examples" / "train.toml").read_text())
+    run_file["network"]["name"] = "shallow"
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["shallow.py", "train", "run.toml", "--check"])
+    with patch.dict(DECLARATIONS), pytest.raises(SystemExit) as end:
+        runpy.run_path("shallow.py", run_name="__main__")
+    told = capsys.readouterr()
+    assert not end.value.code, told.err
+    assert tomllib.loads(told.out)["network"]["name"] == "shallow"
 
 
 def test_comments_are_understood():

@@ -3,6 +3,6 @@
 
 def main() -> None:
     """Entry point of `flowpm-dist`."""
-    from flowpm_dist.cli.main import main
+    from flowpm_dist.cli.program import main
 
     main()
