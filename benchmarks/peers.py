@@ -1,12 +1,18 @@
 """Whole particle-mesh runs beside other codes': JaxPM and PM++, in turn, on the same cores.
 
     python benchmarks/peers.py [--grid 128] [--steps 10] [--repeats 5] [--gradient] [--json FILE]
+    python benchmarks/peers.py --lensing [--grid 128] [--steps 10] [--repeats 5]
 
 Every code gets the same white noise and does the same: linear field (Eisenstein-Hu), 2LPT at
 a = 0.1, steps of equal length in a up to a = 1, cloud-in-cell density; float32, as many mesh cells
 as particles, box of 2 Mpc/h a cell. One run is all of that, from the noise in memory to positions
 and density in memory; compilation and the tables of growth and transfer function come before.
 With --gradient also the value and the gradient, by the noise, of sum(w * density).
+
+With --lensing the convergence of sources at z = 0.4, 0.6, 0.8 and 1, and the gradient of the sum
+of its squares, beside JaxPM's: flowpm_dist makes the maps as the run goes, JaxPM of a snapshot for
+each half of a box. Their boxes follow each other turned and shifted here, and as they are there, so
+that the maps are of other lines of sight: what they have in common is their variance.
 
 The codes run in turn in processes of their own, and their medians are compared. So that one sees
 that they computed the same thing, the densities' power spectra are printed beside linear theory
@@ -38,12 +44,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 REQUIREMENTS = HERE / "requirements-peers.txt"
 
-sys.path.append(str(ROOT / "tools"))
+sys.path += [str(ROOT), str(HERE / "peers")]
 
-import progress  # noqa: E402
+from worker import SOURCES  # noqa: E402
+
+from meshimpl.horovod_wheel import progress  # noqa: E402
 
 OURS = "flowpm_dist"
 CODES = (OURS, "jaxpm", "pmpp")
+LENSING = (OURS, "jaxpm")
 CELL = 2.0
 WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
 """[h/Mpc]."""
@@ -168,19 +177,19 @@ def measure(
     Returns:
         the workers, stopped, and what they said of their results, by code and task.
     """
-    tasks = ("forward", "gradient") if options.gradient else ("forward",)
+    tasks, codes = tasks_of(options), LENSING if options.lensing else CODES
     arguments = [str(folder), "--steps", str(options.steps), "--threads", str(options.threads)]
     workers: dict[tuple[str, str], Worker] = {}
     results: dict[tuple[str, str], dict[str, Any]] = {}
     try:
         for task in tasks:
-            for code in CODES:
+            for code in codes:
                 begin = time.perf_counter()
                 own = code == OURS
                 workers[code, task] = Worker(
                     code, task, sys.executable if own else python, arguments
                 )
-                if own and task == "forward":
+                if own and task == tasks[0]:
                     sigma8 = workers[code, task].about["sigma8"]
                     arguments = [*arguments, "--sigma8", repr(sigma8)]
                 first = workers[code, task].about["first_seconds"]
@@ -199,6 +208,13 @@ def measure(
         for worker in workers.values():
             worker.stop()
     return workers, results
+
+
+def tasks_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The tasks of every code."""
+    if options.lensing:
+        return ("lensing", "lensing-gradient")
+    return ("forward", "gradient") if options.gradient else ("forward",)
 
 
 def say(text: str) -> None:
@@ -280,7 +296,7 @@ def summarise(
     options: argparse.Namespace, workers: dict[tuple[str, str], Worker]
 ) -> dict[str, dict[str, Any]]:
     """Medians of each code and task, and how they compare."""
-    per_step = options.grid**3 * options.steps
+    per_step, first = options.grid**3 * options.steps, tasks_of(options)[0]
     found: dict[str, dict[str, Any]] = {}
     for (code, task), worker in workers.items():
         median = statistics.median(worker.seconds)
@@ -291,7 +307,7 @@ def summarise(
             "slowest": max(worker.seconds),
             "ns_per_particle_per_step": median * 1e9 / per_step,
             "over_flowpm_dist": median / own,
-            "over_forward": median / found.get(code, {}).get("forward", {}).get("seconds", median),
+            "over_forward": median / found.get(code, {}).get(first, {}).get("seconds", median),
             "peak": max(worker.peaks),
             "first_seconds": worker.about["first_seconds"],
         }
@@ -308,7 +324,7 @@ def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
         f"{options.grid}^3 particles x {options.steps} steps, float32, {options.threads} threads, "
         f"medians of {options.repeats}, in turn"
     )
-    for code in CODES:
+    for code in found["timings"]:
         about = found["timings"][code]["about"]
         print(f"  {code} {about['version']}: {about['scheme']} ({about['beside']})")
     columns: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
@@ -320,14 +336,21 @@ def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
         ("peak GiB", lambda t: f"{t['peak'] / 2**30:.2f}"),
         ("first run s", lambda t: f"{t['first_seconds']:.1f}"),
     )
-    for task in ("forward", "gradient") if options.gradient else ("forward",):
+    for task in tasks_of(options):
         rows = [[task, "version", *(head for head, _ in columns)]]
-        for code in CODES:
-            entry = found["timings"][code]
+        for code, entry in found["timings"].items():
             rows.append(
                 [code, entry["about"]["version"], *(text(entry[task]) for _, text in columns)]
             )
         print_table(rows)
+    if options.lensing:
+        print("\nrms of the convergence")
+        heads = [f"z = {z}" for z in found["sources"]]
+        print_table(
+            [["", *heads]]
+            + [[code, *(f"{x:.5f}" for x in rms)] for code, rms in found["rms"].items()]
+        )
+        return
     guard = found["comparison"]
     heads = [f"k={k:.2f}" for k in guard["k"]]
     print("\npower over linear theory's (same noise), and correlation with flowpm_dist's density")
@@ -365,6 +388,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
     parser.add_argument("--gradient", action="store_true")
+    parser.add_argument("--lensing", action="store_true")
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
     python = environment()
@@ -379,8 +403,13 @@ def main() -> None:
         found = {
             **{x: getattr(options, x) for x in ("grid", "steps", "repeats", "threads")},
             "timings": summarise(options, workers),
-            "comparison": compare(options, folder, workers[OURS, "forward"].about, results),
         }
+        if options.lensing:
+            found["sources"] = list(SOURCES)
+            found["rms"] = {code: results[code, "lensing"]["rms"] for code in LENSING}
+        else:
+            about = workers[OURS, "forward"].about
+            found["comparison"] = compare(options, folder, about, results)
     show(options, found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from commands import flowpm_here
 from test_docs import LOADERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+BENCHMARKS = EXAMPLES.with_name("benchmarks")
 pytestmark = pytest.mark.timeout(300)
 
 # Words of a script that are replaced, so that it is soon done.
@@ -171,3 +173,11 @@ def test_run_files_are_right(path):
     sections = tomllib.loads(path.read_text())
     kind = next(name for name in LOADERS if name in sections)
     LOADERS[kind](path)
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_find_what_they_import(path, monkeypatch):
+    """They are run by hand: a name that has moved would not be missed before."""
+    monkeypatch.syspath_prepend(str(path.parent))
+    names = runpy.run_path(str(path), run_name="benchmark")
+    assert path.stem == "common" or callable(names["main"])

@@ -18,6 +18,9 @@ def main() -> None:
 
     import flowpm_dist as fpm
     from flowpm_dist.cosmology import LinearPower
+    from flowpm_dist.cosmology.distances import Distances
+    from flowpm_dist.observables.lensing import SourcePlane
+    from flowpm_dist.observables.light_cone import LightCone
 
     cosmology = fpm.Cosmology.planck18().replace(A_s=worker.COSMOLOGY["A_s"])
     for name, value in worker.COSMOLOGY.items():
@@ -45,12 +48,27 @@ def main() -> None:
             loss = tf.reduce_sum(weight * sim.run(white_noise=noise).density().block)
         return loss.numpy(), tape.gradient(loss, noise).numpy()
 
+    side = np.degrees(worker.CELL * options.grid / Distances(cosmology).comoving(0.5))
+    field, farthest = float(side) * (1 - 1e-9), worker.SOURCES[-1]
+    cone = LightCone(field_of_view=field, pixels=options.grid, z_max=farthest)
+    sources = [SourcePlane(z) for z in worker.SOURCES]
+
+    def lensing() -> tuple[Any, Any]:
+        return len(sources), cone.convergence(sim, sources, white_noise=noise).kappa.numpy()
+
+    def lensing_gradient() -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            loss = tf.reduce_sum(cone.convergence(sim, sources, white_noise=noise).kappa ** 2)
+        return loss.numpy(), tape.gradient(loss, noise).numpy()
+
     k = np.geomspace(1e-3, 20, 400)
+    seen = options.task.startswith("lensing")
     worker.serve(
         "flowpm_dist",
         options,
-        forward,
-        gradient,
+        lensing if seen else forward,
+        lensing_gradient if seen else gradient,
         version=version("flowpm-dist"),
         beside=f"tensorflow {tf.__version__}",
         scheme=f"2LPT, FastPM leapfrog, finite-difference force, {options.steps + 1} forces",

@@ -21,6 +21,7 @@ import worker
 from jaxpm.distributed import uniform_particles
 from jaxpm.growth import growth_factor
 from jaxpm.kernels import interpolate_power_spectrum
+from jaxpm.lensing import convergence_Born, density_plane
 from jaxpm.painting import cic_paint, cic_paint_dx
 
 ABSOLUTE = True
@@ -49,7 +50,7 @@ def main() -> None:
     lattice = uniform_particles(shape) if ABSOLUTE else None
     term = diffrax.ODETerm(jaxpm.pm.make_diffrax_ode(shape, paint_absolute_pos=ABSOLUTE))
 
-    def simulate(noise: Any) -> tuple[Any, Any]:
+    def evolve(noise: Any, saved: Any) -> Any:
         linear = jaxpm.pm.linear_field(
             shape,
             (worker.CELL * grid,) * 3,
@@ -69,17 +70,55 @@ def main() -> None:
             stepsize_controller=diffrax.StepTo(jnp.asarray(options.edges, jnp.float32)),
             y0=jnp.stack([start, momentum]),
             args=cosmology,
-            saveat=diffrax.SaveAt(t1=True),
+            saveat=saved,
             max_steps=options.steps,
         )
-        end = solution.ys[-1, 0]
+        return solution.ys[:, 0]
+
+    def simulate(noise: Any) -> tuple[Any, Any]:
+        end = evolve(noise, diffrax.SaveAt(t1=True))[-1]
         if lattice is None:
             return end * worker.CELL, cic_paint_dx(end)
         return (end - lattice) * worker.CELL, cic_paint(jnp.zeros(shape), end)
 
+    # As in JaxPM's notebooks: a snapshot for each slab, painted on a plane, then Born. The box is
+    # repeated along the line of sight as it is, and cut in two slabs.
+    side, slabs = worker.CELL * grid, 2
+    redshifts = jnp.asarray(worker.SOURCES)
+    distance = jax_cosmo.background.radial_comoving_distance
+    end = float(distance(cosmology, 1 / (1 + redshifts[-1]))[0])
+    depth = side / slabs
+    chi = (jnp.arange(int(end / depth) + 1) + 0.5) * depth
+    times = jax_cosmo.background.a_of_chi(cosmology, chi)
+    angles = ((jnp.arange(grid) + 0.5) / grid) * side / end
+    coords = jnp.stack(jnp.meshgrid(angles, angles, indexing="ij"))
+
+    def convergence(noise: Any) -> Any:
+        found = evolve(noise, diffrax.SaveAt(ts=times[::-1]))[::-1]
+        planes = [
+            {
+                "r": chi[i],
+                "a": times[i],
+                "plane": density_plane(
+                    found[i] % grid,
+                    shape,
+                    (i % slabs + 0.5) * grid / slabs,
+                    grid / slabs,
+                    grid,
+                ),
+                "dx": worker.CELL,
+                "dz": depth,
+            }
+            for i in range(len(chi))
+        ]
+        return convergence_Born(cosmology, planes, coords, redshifts)
+
     noise, weight = jnp.asarray(options.noise), jnp.asarray(options.weight)
     run = jax.jit(simulate)
     differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(weight * simulate(x)[1])))
+    if options.task.startswith("lensing"):
+        run = jax.jit(lambda x: (len(chi), convergence(x)))
+        differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(convergence(x) ** 2)))
     worker.serve(
         "jaxpm",
         options,

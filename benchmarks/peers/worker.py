@@ -23,6 +23,9 @@ A_START, A_STOP = 0.1, 1.0
 CELL = 2.0
 """[Mpc/h]."""
 
+SOURCES = (0.4, 0.6, 0.8, 1.0)
+"""Redshifts of the lensing tasks, whose field is as wide as the box at the last of them."""
+
 COSMOLOGY = {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822, "A_s": 2.1064e-9}
 """flowpm_dist's Cosmology.planck18(), with Planck's A_s."""
 
@@ -33,7 +36,7 @@ Gradient = Callable[[], tuple[Any, Any]]
 def arguments() -> argparse.Namespace:
     """What the parent asks for, with `noise` and `weight` read: float32 [grid, grid, grid]."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=["forward", "gradient"])
+    parser.add_argument("task", choices=["forward", "gradient", "lensing", "lensing-gradient"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -54,14 +57,16 @@ def serve(
     Args:
         name: of the files that `save` writes.
         options: of `arguments`.
-        forward: one whole run; returns displacement [..., 3] [Mpc/h] and density when complete.
-        gradient: value of sum(weight * density) and its gradient by the white noise.
+        forward: one whole run; returns displacement [..., 3] [Mpc/h] and density when complete, or
+            of a lensing task the number of sources and their convergence [source, x, y].
+        gradient: a value and its gradient by the white noise: of sum(weight * density), or of the
+            sum of the squared convergence.
         about: for the first line: version, versions beside it, scheme.
     """
     # Whatever a library prints on the standard output must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    run = forward if options.task == "forward" else gradient
+    run = gradient if options.task.endswith("gradient") else forward
 
     def answer(**values: Any) -> None:
         print(json.dumps(values), file=answers, flush=True)
@@ -82,7 +87,9 @@ def serve(
             if second.dtype != np.float32:
                 raise SystemExit(f"{second.dtype}: a float32 run is wanted")
             np.save(options.folder / f"{name}-{options.task}.npy", second)
-            if options.task == "forward":
+            if options.task == "lensing":
+                answer(rms=np.std(second.astype(np.float64), axis=(1, 2)).tolist())
+            elif options.task == "forward":
                 square = np.mean(np.sum(first.reshape(-1, 3).astype(np.float64) ** 2, axis=-1))
                 answer(rms_displacement=float(np.sqrt(square)))
             else:
