@@ -15,6 +15,7 @@ from flowpm_dist.statistics.angular_power import (
     theory_in_bins,
 )
 from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
+from flowpm_dist.statistics.bispectrum import Bispectrum, binned_bispectrum, bispectrum
 from flowpm_dist.statistics.comparison import (
     Comparison,
     binned_compare,
@@ -33,6 +34,7 @@ from flowpm_dist.statistics.wedges import Wedges, binned_wedges, power_wedges
 __all__ = [
     "AngularPower",
     "Bins",
+    "Bispectrum",
     "Comparison",
     "Histogram",
     "Multipoles",
@@ -45,10 +47,12 @@ __all__ = [
     "bin_count",
     "bin_edges",
     "binned_angular_power",
+    "binned_bispectrum",
     "binned_compare",
     "binned_multipoles",
     "binned_power",
     "binned_wedges",
+    "bispectrum",
     "box_of",
     "compare",
     "correlation_coefficient",

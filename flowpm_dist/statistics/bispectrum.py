@@ -1,0 +1,185 @@
+"""The bispectrum in bins of three wavenumbers, by transforms of shells (Scoccimarro 2015)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.fourier import Filter, cic_window, convolve
+from flowpm_dist.statistics.bins import BinChoice, Binning, Bins, bin_contents, binning
+from flowpm_dist.statistics.measure import Window, located, sample_of, whole
+from flowpm_dist.statistics.modes import relative_wavenumber
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
+
+SHELLS = 6
+"""By default, linear in k up to two thirds of the Nyquist wavenumber."""
+
+
+@dataclass(frozen=True)
+class Bispectrum:
+    """A measured bispectrum, for each triangle of bins i <= j <= l that closes.
+
+    Attributes:
+        shells: the numbers (i, j, l) of the bins, [triangle, 3].
+        k: the mean wavenumbers of the three bins, [triangle, 3] [h/Mpc].
+        bispectrum: [triangle], or [batch, triangle] for a batch of universes [(Mpc/h)^6].
+        triangles: the number of closed triangles of modes, [triangle]; each order of the three and
+            each sign is counted.
+    """
+
+    shells: np.ndarray
+    k: np.ndarray
+    bispectrum: np.ndarray
+    triangles: np.ndarray
+
+
+def bispectrum(
+    field: Any, box_size: Any = None, *, bins: BinChoice = None, window: Window = None
+) -> Bispectrum:
+    """Returns the bispectrum of a density or overdensity, the mean over all directions.
+
+    One transform for each bin: the modes of a bin alone make a field, and the mean of the product
+    of three such fields is the sum over the triangles of modes (arXiv:1506.02729).
+
+    Args:
+        field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
+        box_size: of an array [Mpc/h], one number or three. A `Field` has its own.
+        bins: as for `power_spectrum`, up to two thirds of the Nyquist wavenumber; by default six
+            linear ones up to there. Memory and time grow with their number.
+        window: "cic" divides each mode by the cloud-in-cell window.
+
+    Returns:
+        The bispectrum, the same on every rank.
+
+    Raises:
+        ValueError: bins beyond two thirds of the Nyquist wavenumber, where three modes add up to a
+            whole sampling frequency; or what `power_spectrum` refuses.
+    """
+    box, sample = sample_of(field, box_size, window)
+    chosen = _checked(bins, box)
+    shells, counts = _triangles(box, chosen)
+    k, _ = bin_contents(box, chosen)
+    found = whole(_means(sample.block, box, chosen, window), box)
+    return Bispectrum(shells, k[shells], found, counts)
+
+
+def binned_bispectrum(
+    field: Field | tf.Tensor,
+    box: Box | None = None,
+    *,
+    bins: BinChoice = None,
+    window: Window = None,
+) -> tf.Tensor:
+    """Returns the bispectrum of each triangle of bins [(Mpc/h)^6], differentiable.
+
+    Args:
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: the box of a block.
+        bins, window: as for `bispectrum`, whose `shells` are the triangles in their order.
+
+    Returns:
+        [triangle], or [universe, triangle] for the universes of a batch of which this rank has a
+        block. It is the same on the ranks that share them, as for `binned_power`.
+    """
+    box, sample = located(field, box, window)
+    return _means(sample.block, box, _checked(bins, box), window)
+
+
+def _checked(bins: BinChoice, box: Box) -> Binning:
+    last = 2 / 3 * np.pi / max(box.cell)
+    chosen = binning(Bins(SHELLS, k_max=last) if bins is None else bins, box)
+    if not chosen.edges:
+        raise ValueError("the bispectrum needs bins with edges: a number, `Bins`, or edges [h/Mpc]")
+    highest = chosen.edges[-1] * 2 * np.pi / max(box.size)
+    if highest > last * (1 + 1e-9):
+        raise ValueError(
+            f"bins up to {highest:.4g} h/Mpc: triangles are told apart up to two thirds of the "
+            f"Nyquist wavenumber, {last:.4g} h/Mpc"
+        )
+    return chosen
+
+
+def _means(block: tf.Tensor, box: Box, bins: Binning, window: Window) -> tf.Tensor:
+    """Returns the mean over the triangles, times V^2 / cells^3 in units of the modes."""
+    _, counts = _triangles(box, bins)
+    sums = _function(box, bins, window)(block)
+    return sums * tf.constant(box.volume**2 / box.cells / counts, box.dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _triangles(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the triangles of bins that have any of modes, and how many; on all ranks together.
+
+    Three modes are counted by the product of three shells of ones: the spectrum of a point.
+    """
+    single = Box(box.grid, box.size, box.mesh, tf.float64, box.batch)
+    point = np.zeros(single.local_batch + single.block)
+    if not any(single.offset):
+        point[..., 0, 0, 0] = 1.0
+    every = _combinations(bins)
+    sums = whole(_function(single, bins, None, all_=True)(tf.constant(point)), single)
+    counts = np.rint(sums.reshape(-1, len(every))[0] * float(box.cells) ** 2)
+    if not counts.any():
+        raise ValueError("no triangle of modes is in any three of the bins: wider bins are needed")
+    return every[counts > 0], counts[counts > 0]
+
+
+def _combinations(bins: Binning) -> np.ndarray:
+    return np.array(list(itertools.combinations_with_replacement(range(bins.size), 3)))
+
+
+@functools.lru_cache(maxsize=16)
+def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> MeshFunction:
+    """Returns `f(field)`: the sum over cells of the product of three shells [..., triangle]."""
+    every = _combinations(bins) if all_ else _triangles(box, bins)[0]
+    filters = [Filter(_shell(box, bins, number, window)) for number in range(bins.size)]
+    triangles = mtf.Dimension("triangle", len(every))
+    each_rank = [mtf.Dimension(name, box.split[name]) for name in "xy"]
+    partial = mtf.Shape([*box.number_shape.dims, *each_rank, triangles])
+    cells = int(np.prod(box.block))
+
+    def local(shells: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(tf.reshape(shells, [-1, cells, bins.size]), tf.float64)
+        sums = {}
+        for i, j in sorted({(i, j) for i, j, _ in every.tolist()}):
+            pair = values[..., i] * values[..., j]
+            sums[i, j] = tf.linalg.matvec(values, pair, transpose_a=True)
+        found = tf.stack([sums[i, j][..., m] for i, j, m in every.tolist()], axis=-1)
+        return tf.reshape(found, box.impl.slice_shape(partial))
+
+    def build(_: Any, field: Any) -> Any:
+        shells = convolve(field, box, filters)
+        sums = mtf.slicewise(
+            local,
+            [shells],
+            output_shape=partial,
+            output_dtype=tf.float64,
+            splittable_dims=partial.dims[:-1] + field.shape.dims[:-1],
+            name="triangles",
+        )
+        total = mtf.reduce_sum(sums, output_shape=mtf.Shape([*box.number_shape.dims, triangles]))
+        return mtf.cast(total, field.dtype)
+
+    return box.function(build, field=box.shape)
+
+
+def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
+    def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        # In whole mode numbers: the wavenumbers of float32 would be off the edges of bins.
+        x, y, z = (
+            tf.round(tf.cast(k, tf.float64) * (size / (2 * np.pi))) * (max(box.size) / size)
+            for k, size in zip((kx, ky, kz), box.size, strict=True)
+        )
+        inside = bins.number((x, y, z), relative_wavenumber(x, y, z)) == number
+        shell = tf.cast(inside, kx.dtype)
+        return shell if window is None else shell / cic_window(kx, ky, kz, box)
+
+    return kernel
