@@ -24,7 +24,12 @@ SMALLER = {
     "gradients": {"grid=32": "grid=8", "1.0, 5)": "1.0, 2)"},
     "reconstruct": {"grid=32": "grid=8", "box_size=64.0": "box_size=32.0", "evaluations=60": "8"},
     "lensing": {"grid=64": "grid=16", "1.0, 10)": "1.0, 3)", "pixels=64": "pixels=16"},
-    "accuracy": {"(5, 10, 20, 40)": "(5,)", ", 100, 3": ", 4, 3", "lpt_order=3": "lpt_order=2"},
+    "accuracy": {
+        "(5, 10, 20, 40)": "(5,)",
+        ", 100, 3": ", 4, 3",
+        "lpt_order=3": "lpt_order=2",
+        "mesh in (1, 2)": "mesh in (1,)",
+    },
 }
 
 
