@@ -107,7 +107,7 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
 
 def estimated(kind: str, grid: int, ranks: int) -> int:
     """What a job tells of the memory of a rank [bytes]."""
-    from flowpm_dist.cli import reconstruct, simulate, train
+    from flowpm_dist.cli import reconstruct, resumable, simulate, train
 
     kinds: Any = {
         "simulate": simulate.SimulationJob,
@@ -118,8 +118,7 @@ def estimated(kind: str, grid: int, ranks: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
-        given: Any = {"resume": False, "overwrite": False, "mesh": None, "settings": {}}
-        planned = kinds[kind.partition(" ")[0]].plan(run_file, ranks, output, **given)
+        planned = kinds[kind.partition(" ")[0]].plan(resumable.Request(run_file, ranks, output))
         return planned.estimate.memory
 
 

@@ -9,6 +9,7 @@ import pytest
 from commands import flowpm_here, folder_with, plain
 
 from flowpm_dist.cli.reconstruct import ReconstructionJob, needed_bytes
+from flowpm_dist.cli.resumable import Request
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.jobs.folder import OutputError
@@ -40,9 +41,8 @@ here = folder_with(RUN)
 
 
 def plan(folder: Path, ranks: int = 1, **options) -> ReconstructionJob:
-    asked = {"resume": False, "overwrite": False, "mesh": None, "settings": {}} | options
-    output = asked.pop("output", folder / "found")
-    return ReconstructionJob.plan(folder / "run.toml", ranks, output, **asked)
+    output = options.pop("output", folder / "found")
+    return ReconstructionJob.plan(Request(folder / "run.toml", ranks, output, **options))
 
 
 def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
@@ -145,7 +145,8 @@ def test_a_resumed_run_must_ask_for_the_same(here):
 
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
-    job = ReconstructionJob(None, "row:1,col:1", folder, resume=True, overwrite=False)
+    asked = Request(here / "run.toml", 1, folder.path, resume=True)
+    job = ReconstructionJob(None, "row:1,col:1", folder, asked)
     assert job.kept() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)

@@ -11,6 +11,7 @@ import pytest
 from commands import flowpm_here, folder_with, plain
 from test_cli import HEAVY, RUN
 
+from flowpm_dist.cli.resumable import Request
 from flowpm_dist.cli.simulate import SimulationJob
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.grid.decomposition import default_mesh
@@ -180,10 +181,7 @@ def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):
 
     def values(*settings):
         keys = parse_settings(settings)
-        planned = SimulationJob.plan(
-            here / "run.toml", 1, here / "out", resume=False, overwrite=False, mesh=None,
-            settings=keys,
-        )  # fmt: skip
+        planned = SimulationJob.plan(Request(here / "run.toml", 1, here / "out", settings=keys))
         return (planned.estimate.disk - FIGURES_AND_TABLES) / 16**3 / 4
 
     assert values() == 3 + 3 + 1

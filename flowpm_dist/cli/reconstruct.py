@@ -13,6 +13,7 @@ import typer
 from flowpm_dist.cli.common import Ranks, Set, mesh_option
 from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
+    Request,
     ResumableJob,
     output_option,
     overwrite_option,
@@ -25,7 +26,6 @@ from flowpm_dist.config.reconstruction import (
     check_reconstruction_mesh,
     load_reconstruction,
 )
-from flowpm_dist.config.settings import Settings
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, OutputError
@@ -55,17 +55,7 @@ class ReconstructionJob(
     kind = ReconstructionFolder.kind
 
     @classmethod
-    def plan(
-        cls,
-        run_file: Path,
-        ranks: int,
-        output: Path,
-        *,
-        resume: bool,
-        overwrite: bool,
-        mesh: str | None,
-        settings: Settings,
-    ) -> Self:
+    def plan(cls, asked: Request) -> Self:
         """See `ResumableJob.plan`.
 
         Raises:
@@ -73,16 +63,18 @@ class ReconstructionJob(
             OutputError: the reconstruction cannot be there.
             VolumeError: a file cannot be read.
         """
-        config = load_reconstruction(run_file, settings)
-        shape = check_reconstruction_mesh(config, ranks, source=run_file, shape=mesh)
-        folder = ReconstructionFolder(output)
-        planned = cls(config, shape, folder, resume=resume, overwrite=overwrite)
+        config = load_reconstruction(asked.run_file, asked.settings)
+        shape = check_reconstruction_mesh(
+            config, asked.ranks, source=asked.run_file, shape=asked.mesh
+        )
+        folder = ReconstructionFolder(asked.output)
+        planned = cls(config, shape, folder, asked)
         # Rank 0 alone looks: soon it writes there, and one pass through the data is enough.
         if launch.detect().rank == 0:
-            check_data(config, run_file)
+            check_data(config, asked.run_file)
             needed = needed_bytes(config)
-            planned.check_folder(run_file, config.resolved(), needed, may_differ=MAY_DIFFER)
-            if resume:
+            planned.check_folder(config.resolved(), needed, may_differ=MAY_DIFFER)
+            if asked.resume:
                 check_progress(config, folder)
         return planned
 

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -35,6 +36,29 @@ class Outcome(Protocol):
         """Where the session was stopped, such as "after step 3 of 10"."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks of a resumable job.
+
+    Attributes:
+        run_file: TOML file.
+        ranks: number of ranks of the job.
+        output: folder of the work.
+        resume: whether the work in the folder is resumed.
+        overwrite: whether other work in the folder may be replaced.
+        mesh: shape of the mesh, instead of the run file's.
+        settings: values in place of the run file's own.
+    """
+
+    run_file: Path
+    ranks: int
+    output: Path
+    resume: bool = False
+    overwrite: bool = False
+    mesh: str | None = None
+    settings: Settings = field(default_factory=dict)
+
+
 ConfigT = TypeVar("ConfigT")
 FolderT = TypeVar("FolderT", bound=JobFolder)
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
@@ -47,8 +71,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         config: the checked run file.
         mesh: shape of the mesh of ranks.
         folder: of the work.
-        resume: whether the work in the folder is resumed.
-        overwrite: whether other work in the folder may be replaced.
+        asked: the command line.
     """
 
     kind: ClassVar[str]
@@ -56,35 +79,14 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     suffix: ClassVar[str] = ""
     """What folders are named after that are not named after the kind."""
 
-    def __init__(
-        self, config: ConfigT, mesh: str, folder: FolderT, *, resume: bool, overwrite: bool
-    ) -> None:
+    def __init__(self, config: ConfigT, mesh: str, folder: FolderT, asked: Request) -> None:
         self.config, self.mesh, self.folder = config, mesh, folder
-        self.resume, self.overwrite = resume, overwrite
+        self.run_file, self.resume, self.overwrite = asked.run_file, asked.resume, asked.overwrite
 
     @classmethod
     @abstractmethod
-    def plan(
-        cls,
-        run_file: Path,
-        ranks: int,
-        output: Path,
-        *,
-        resume: bool,
-        overwrite: bool,
-        mesh: str | None,
-        settings: Settings,
-    ) -> Self:
+    def plan(cls, asked: Request) -> Self:
         """Check everything that can be checked before the work begins.
-
-        Args:
-            run_file: TOML file.
-            ranks: number of ranks of the job.
-            output: folder of the work.
-            resume: whether the work in the folder is resumed.
-            overwrite: whether other work in the folder may be replaced.
-            mesh: shape of the mesh, instead of the run file's.
-            settings: values in place of the run file's own.
 
         Raises:
             UserError: the work cannot begin; the message says why, and what to do about it.
@@ -140,7 +142,6 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
 
     def check_folder(
         self,
-        run_file: Path,
         resolved: str,
         needed: int,
         *,
@@ -150,7 +151,6 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         """Check that the work can begin or be resumed in its folder, without changing anything.
 
         Args:
-            run_file: of the work.
             resolved: the run file with all defaults.
             needed: estimated size of what will be written [bytes].
             may_differ: keys of the run file that may differ from those of the resumed work.
@@ -166,7 +166,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
             check_resumed(
                 folder.run_file,
                 resolved,
-                run_file,
+                self.run_file,
                 f"the {self.kind} in {folder.path}",
                 may_differ=may_differ,
                 may_grow=may_grow,
@@ -245,14 +245,9 @@ def start(
             raise OutputError(
                 f"--resume goes on with a {kind.kind}, --overwrite drops it: give one"
             )
+        settings = parse_settings(changes or [])
         planned = kind.plan(
-            run_file,
-            job_size(ranks),
-            output,
-            resume=resume,
-            overwrite=overwrite,
-            mesh=mesh,
-            settings=parse_settings(changes or []),
+            Request(run_file, job_size(ranks), output, resume, overwrite, mesh, settings)
         )
         if not (planned.is_complete or ignore_memory):
             planned.demand.check(planned.estimate, launch.host_memory())

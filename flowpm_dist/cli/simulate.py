@@ -12,6 +12,7 @@ import typer
 from flowpm_dist.cli.common import Ranks, Set, mesh_option
 from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
+    Request,
     ResumableJob,
     output_option,
     overwrite_option,
@@ -19,7 +20,6 @@ from flowpm_dist.cli.resumable import (
     start,
 )
 from flowpm_dist.config.objects import simulation_plan
-from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.cosmology.camb_spline import camb_beside
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -47,32 +47,22 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
     suffix = "output"
 
     @classmethod
-    def plan(
-        cls,
-        run_file: Path,
-        ranks: int,
-        output: Path,
-        *,
-        resume: bool,
-        overwrite: bool,
-        mesh: str | None,
-        settings: Settings,
-    ) -> Self:
+    def plan(cls, asked: Request) -> Self:
         """See `ResumableJob.plan`.
 
         Raises:
             ConfigError: the run file has mistakes.
             OutputError: results cannot go to the folder.
         """
-        config = load(run_file, settings)
-        shape = check_mesh(config, ranks, source=run_file, shape=mesh)
+        config = load(asked.run_file, asked.settings)
+        shape = check_mesh(config, asked.ranks, source=asked.run_file, shape=asked.mesh)
         times = config.output.times(config.evolution)
-        folder = OutputFolder(output, [output_name(a) for a in times])
-        planned = cls(config.with_mesh(shape), shape, folder, resume=resume, overwrite=overwrite)
+        folder = OutputFolder(asked.output, [output_name(a) for a in times])
+        planned = cls(config.with_mesh(shape), shape, folder, asked)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             needed = planned.estimate.disk
-            planned.check_folder(run_file, planned.resolved, needed, may_differ=MAY_DIFFER)
+            planned.check_folder(planned.resolved, needed, may_differ=MAY_DIFFER)
         return planned
 
     @property

@@ -11,13 +11,13 @@ import typer
 from flowpm_dist.cli.common import Mesh, Ranks, Set
 from flowpm_dist.cli.preview import Check, IgnoreMemory
 from flowpm_dist.cli.resumable import (
+    Request,
     ResumableJob,
     output_option,
     overwrite_option,
     resume_option,
     start,
 )
-from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
@@ -48,31 +48,20 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     kind = TrainingFolder.kind
 
     @classmethod
-    def plan(
-        cls,
-        run_file: Path,
-        ranks: int,
-        output: Path,
-        *,
-        resume: bool,
-        overwrite: bool,
-        mesh: str | None,
-        settings: Settings,
-    ) -> Self:
+    def plan(cls, asked: Request) -> Self:
         """See `ResumableJob.plan`.
 
         Raises:
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
         """
-        config = load_training(run_file, settings)
-        shape = check_training_mesh(config, ranks, source=run_file, shape=mesh)
-        folder = TrainingFolder(output)
-        planned = cls(config, shape, folder, resume=resume, overwrite=overwrite)
+        config = load_training(asked.run_file, asked.settings)
+        shape = check_training_mesh(config, asked.ranks, source=asked.run_file, shape=asked.mesh)
+        folder = TrainingFolder(asked.output)
+        planned = cls(config, shape, folder, asked)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             planned.check_folder(
-                run_file,
                 config.resolved(),
                 training_bytes(config, folder),
                 may_differ=MAY_DIFFER,
