@@ -27,9 +27,9 @@ from meshimpl.graph_guards import NO_GRADIENT, Plan, planned
 from meshimpl.heartbeat import Heart, at, by_rank, end_job
 from meshimpl.tapes import is_watched, not_differentiable
 
-_DIGEST, _ROW, _TEXT = 8, 128, 512
-ROOM = _ROW - _DIGEST
-"""Bytes of data that travel along with a meeting."""
+_DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
+ROOM = 2**16
+"""Bytes of data, of all ranks together, that travel along with a meeting."""
 _PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
 _next_build = 0
 
@@ -52,7 +52,7 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     Args:
         ranks: the group.
         what: what this rank is about to do; the same text on every rank.
-        data: of the same length on every rank, at most `ROOM` bytes.
+        data: of the same length on every rank, for all together at most `ROOM` bytes, or few.
 
     Returns:
         uint8 of shape [ranks, length of the data].
@@ -61,31 +61,36 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
         CollectiveError: another rank said something else; on every rank of the group.
     """
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
-    row = np.frombuffer((digest + data).ljust(_ROW, b"\0"), np.uint8)
     group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     with at(f"{what}, {group}", waiting=True):
-        rows = _gather(row, ranks)
-    if (rows[:, :_DIGEST] != row[:_DIGEST]).any():
+        rows = _gather(digest + data, ranks)
+    if any(row[:_DIGEST] != digest for row in rows):
         raise CollectiveError(
             "the ranks are at different places of the program:\n"
             + by_rank(ranks, _gather_texts(what, ranks))
             + "\nEvery rank must make the same collectives, in the same order and at the same line"
         )
-    return rows[:, _DIGEST:][:, : len(data)]
+    joined = b"".join(row[_DIGEST:] for row in rows)
+    return np.frombuffer(joined, np.uint8).reshape(len(ranks), len(data))
 
 
-def _gather(row: np.ndarray, ranks: Ranks) -> np.ndarray:
+def _gather(mine: bytes, ranks: Ranks) -> list[bytes]:
+    """Returns what each rank brings, of any length: each may be about to do something else."""
+    row = (len(mine).to_bytes(_LENGTH, "little") + mine).ljust(_ROW, b"\0")
     # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
     with tf.device("CPU:0"):
-        gathered: np.ndarray = (
-            engine.current().gather(tf.constant(row[np.newaxis]), ranks, "meeting").numpy()
-        )
-    return gathered
+        sent = tf.constant(np.frombuffer(row, np.uint8))
+        gathered = bytes(engine.current().gather(sent, ranks, "meeting").numpy())
+    rows, begin = [], 0
+    for _ in ranks:
+        end = begin + _LENGTH + int.from_bytes(gathered[begin : begin + _LENGTH], "little")
+        rows.append(gathered[begin + _LENGTH : end])
+        begin = max(end, begin + _ROW)
+    return rows
 
 
 def _gather_texts(text: str, ranks: Ranks) -> list[str]:
-    row = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT, b"\0"), np.uint8)
-    return [bytes(r).rstrip(b"\0").decode(errors="ignore") for r in _gather(row, ranks)]
+    return [row.decode(errors="ignore") for row in _gather(text.encode()[:_TEXT], ranks)]
 
 
 def eager_collective(
@@ -114,7 +119,7 @@ def eager_collective(
 
     def run(y: tf.Tensor) -> tf.Tensor:
         size = y.shape.num_elements() * y.dtype.size
-        if combine is None or size > ROOM:
+        if combine is None or size * len(ranks) > max(ROOM, _ROW * len(ranks)):
             meet(ranks, what)
             return collective(y)
         mine = y.numpy()

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh
 
-from meshimpl import CollectiveError, ProcessMesh
+from meshimpl import CollectiveError, ProcessMesh, engine
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
@@ -205,6 +205,8 @@ def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:
             lambda: world.allreduce(tf.constant(2.0)),
         ),
         (lambda: world.allreduce(large), lambda: world.broadcast(large)),
+        (lambda: world.allreduce(large), lambda: line.barrier()),
+        (lambda: world.allreduce(tf.zeros([40_000])), lambda: world.allreduce(large)),
         (lambda: line.barrier(), lambda: mesh_function(line, "")(lambda m: mtf.ones(m, []))()),
     ]
     for pair in pairs:
@@ -215,6 +217,25 @@ def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:
     else:
         line.barrier("one barrier, called at two lines")
     assert world.allreduce(tf.constant(1)) == SIZE
+
+
+@pytest.mark.parametrize(("size", "messages"), [(1, 0), (1000, 0), (40_000, 1)])
+def test_small_tensors_travel_with_the_meeting(
+    line: ProcessMesh, monkeypatch: pytest.MonkeyPatch, size: int, messages: int
+) -> None:
+    """A reduction of up to 64 KiB of all ranks together needs no message of its own."""
+    made: list[str] = []
+    reduce = engine.current().reduce
+
+    def counted(*arguments: Any) -> tf.Tensor:
+        made.append(arguments[-1])
+        return reduce(*arguments)
+
+    monkeypatch.setattr(engine.current(), "reduce", counted)
+    mine = np.arange(size, dtype=np.float64) + 0.5 * line.rank
+    total = line.world.allreduce(tf.constant(mine))
+    np.testing.assert_array_equal(total, SIZE * np.arange(size) + 0.25 * SIZE * (SIZE - 1))
+    assert len(made) == messages
 
 
 def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
