@@ -165,7 +165,7 @@ def mesh_step(job: Job, volume: Any, target: Any) -> tuple[Callable[[], Any], in
         input="density",
         precision=job.precision,
     )
-    optimiser = Adam(Constant(RATE), larc=None)
+    optimiser = Adam(Constant(RATE), clip_norm=None)
     block, wanted = tf.constant(volume), tf.constant(target)
     samples = tf.range(len(target), dtype=tf.int64)
 

@@ -93,8 +93,40 @@ def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):
 
 def test_a_checkpoint_of_another_network_is_not_damaged(three):
     weights = tf.Variable(tf.zeros([7]))
-    with pytest.raises(TrainedError, match="it is of another network or optimiser"):
+    shapes = r"its Variable is float32 \[2000\], that of the network is float32 \[7\]"
+    with pytest.raises(TrainedError, match=rf"it is of another network or optimiser \({shapes}\)"):
         restore_weights(three, MESH, [weights])
+    with pytest.raises(TrainedError, match="holds 1 tensors of weights, the network has 2"):
+        restore_weights(three, MESH, [weights, weights])
+
+
+def test_the_best_weights_are_kept_and_known_when_a_training_goes_on(tmp_path):
+    def session():
+        weights = tf.Variable(tf.zeros([3]))
+        optimiser = Momentum(Constant(0.1))
+        optimiser.build([weights])
+        kept = Checkpoints(tmp_path / "all", MESH, [weights], optimiser, 2, tmp_path / "best")
+        return kept, weights
+
+    def best():
+        weights = tf.Variable(tf.zeros([3]))
+        return restore_weights(tmp_path / "best", MESH, [weights]), weights.numpy()[0]
+
+    kept, weights = session()
+    for step, loss in ((2, 0.5), (4, -0.1), (6, np.nan), (8, 0.2)):
+        weights.assign(tf.fill([3], float(step)))
+        kept.validated(loss, step)
+    kept.save(8)
+    assert best() == (4, 4.0)
+    kept, weights = session()
+    assert kept.restore().step == 8
+    known = kept.best
+    assert (float(known.loss), int(known.step), int(known.waited)) == (-0.1, 4, 2)
+    kept.validated(-0.1, 10)
+    assert best() == (4, 4.0) and int(known.waited) == 3
+    weights.assign([12.0, 12.0, 12.0])
+    kept.validated(-0.2, 12)
+    assert best() == (12, 12.0) and int(known.waited) == 0
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
     [
         ("train", ["--ranks", "--mesh", "--output", "--resume", "--overwrite"]),
         ("dataset", ["--output", "--split", "--dtype", "--compressed", "--samples-per-file"]),
-        ("evaluate", ["--ranks", "--mesh", "--output"]),
-        ("predict", ["--ranks", "--mesh", "--box-size"]),
+        ("evaluate", ["--ranks", "--mesh", "--output", "--split", "--checkpoint"]),
+        ("predict", ["--ranks", "--mesh", "--box-size", "--checkpoint"]),
     ],
 )
 def test_help_names_each_option_and_an_example(command, options):
@@ -107,6 +107,11 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
         (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
         (("", ""), ["--output", ".."], "holds other things ("),
         (("", ""), ["--resume"], "run-training holds no training to resume"),
+        (
+            ("batch = 2", 'batch = 2\nstart_from = "no"'),
+            [],
+            "no holds no training: give the folder",
+        ),
         (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
     ],
 )

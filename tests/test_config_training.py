@@ -89,7 +89,7 @@ def test_defaults(tmp_path):
     assert (run.parameters, run.outputs) == (("Omega_m", "sigma8", "n_s"), 6)
     assert run.total_steps == 400 * 10 // 4
     assert (run.data.buffer, run.data.fill, run.training.warmup) == (400, 64, 100)
-    assert run.training.larc is False
+    assert run.training.larc is False and run.training.clip_norm == 1.0
     assert run.fixed_parameters == {
         "Omega_b": 0.04897, "h": 0.6766, "w0": -1.0, "wa": 0.0, "transfer": "eisenstein-hu",
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_parameters_have_the_order_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batch", "buffer", "fill"), [(4, 400, 64), (3, 399, 66), (20, 400, 80), (4, 16, 16)]
+    ("batch", "buffer", "fill"), [(4, 400, 64), (3, 399, 66), (20, 400, 80), (4, 16, 8)]
 )
 def test_the_buffer_is_first_filled_with_whole_batches(tmp_path, batch, buffer, fill):
     data = f"simulations = {400 // batch * batch}\nbuffer = {buffer}"
@@ -217,7 +217,7 @@ ONE = [
     ("batch = 4", 'rate_rule = "log"', "training.rate_rule", '"sqrt"'),
     ("batch = 4", "larc = 0", "training.larc", "true, false, or a trust coefficient"),
     ("batch = 4", 'larc = "yes"', "training.larc", "true, false, or a trust coefficient"),
-    ("batch = 4", "clip_norm = 0", "training.clip_norm", "above 0"),
+    ("batch = 4", "clip_norm = -1", "training.clip_norm", "above 0, or 0 for none"),
     ("batch = 4", "weight_decay = -1", "training.weight_decay", "at least 0"),
     ("batch = 4", "warmup = 1000", "training.warmup", "1000: must be below the 1000 steps"),
     ("batch = 4", "warmup = 9\nsteps = 9", "training.warmup", "below the 9 steps"),
@@ -225,13 +225,15 @@ ONE = [
     ("batch = 4", "epochs = 2", "training.epochs", 'data.source = "files", not with "simulate"'),
     ("batch = 4", "keep = 0", "training.keep", "at least 1"),
     ("steps = 5", 'steps = 5\nadjoint = "direct"', "evolution.adjoint", "goes with reconstruct"),
+    ("batch = 4", "patience = 0", "training.patience", "number of validations, at least 1"),
+    ("batch = 4", "start_from = 1", "training.start_from", "the folder of a training"),
     # data
     ("batch = 4", "batch = 3", "data.simulations", "400: must be a multiple of .* = 3: 399 or 402"),
     ("= 400", "= 3", "data.simulations", "3: must be a multiple of training.batch = 4: 4$"),
     ("= 400", "= 400\nbuffer = 90", "data.buffer", "90: must be a multiple .* = 4: 88 or 92"),
     ("= 400", "= 400\nfill = 5", "data.fill", "5: must be a multiple of .* = 4: 4 or 8"),
     ("= 400", "= 400\nbuffer = 404", "data.buffer", "404: must be at most data.simulations = 400"),
-    ("= 400", "= 400\nbuffer = 40\nfill = 80", "data.fill", "80: must be at most data.buffer = 40"),
+    ("= 400", "= 400\nbuffer = 40\nfill = 80", "data.fill", "at most 20 with data.buffer = 40"),
     ("= 400", "= 400\nfill = 404", "data.fill", "404: must be at most data.simulations = 400"),
     ("= 400", "= 400\nvalidation = 3", "data.validation", "at least training.batch = 4"),
     ("= 400", "= 400\ntest = 0", "data.test", "0: must be a whole number of at least 1"),

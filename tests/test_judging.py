@@ -12,6 +12,7 @@ from rich.console import Console
 from flowpm_dist.cosmoflow import baselines, figures, judging
 from flowpm_dist.cosmoflow.baselines import Features, Mean, RidgeOnPower, SmallNetwork
 from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
+from flowpm_dist.cosmoflow.paired import difference, differences_from, markdown_of_differences
 from flowpm_dist.io.figure_style import save_figure
 
 NAMES = ("Omega_m", "sigma8", "n_s")
@@ -133,6 +134,41 @@ def test_a_parameter_that_never_varies_or_a_mean_too_few_is_refused():
         score(Predictions(NAMES, np.ones((4, 3)), targets(4)), MEANS)
     with pytest.raises(ValueError, match="one number for each of Omega_m, sigma8, n_s"):
         score(predictions(), MEANS[:2])
+
+
+def test_the_error_of_a_difference_is_that_of_paired_samples():
+    """By error propagation: of RMSE_2 - RMSE_1, the mean of (e_2^2 - e_1^2) / (2 RMSE)."""
+    count, rng = 4000, np.random.default_rng(5)
+    truth = targets(count)
+    hard = WIDTHS * rng.standard_normal((count, 3))
+    errors = [hard + 0.1 * scale * WIDTHS * rng.standard_normal((count, 3)) for scale in (1, 3)]
+    methods = [Predictions(NAMES, truth, truth + error) for error in errors]
+    found, back = difference(*methods), difference(*reversed(methods))
+    scores = [score(method, MEANS) for method in methods]
+    for i, name in enumerate(NAMES):
+        one, other = (of_method[name] for of_method in scores)
+        assert found[name].rmse == pytest.approx(other.rmse - one.rmse)
+        assert found[name].r2 == pytest.approx(one.r2 - other.r2)
+        spread = np.std(errors[1][:, i] ** 2 - errors[0][:, i] ** 2) / math.sqrt(count)
+        assert found[name].rmse_error == pytest.approx(spread / (one.rmse + other.rmse), rel=0.2)
+        assert found[name].rmse_error < 0.5 * math.hypot(one.rmse_error, other.rmse_error)
+        assert found[name].better > 0.95 and back[name].better < 0.05
+        assert back[name].r2 == -found[name].r2
+    same = difference(methods[0], methods[0])["sigma8"]
+    assert (same.r2, same.r2_error, same.rmse, same.rmse_error, same.better) == (0, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="only predictions for the same samples"):
+        difference(methods[0], predictions(count - 1))
+
+
+def test_differences_are_told_for_each_parameter():
+    methods = {"network": predictions(), "ridge": predictions(error=0.3, seed=2)}
+    found = differences_from("network", methods)
+    assert list(found) == ["ridge"]
+    rows = markdown_of_differences("network", found).splitlines()
+    assert [row.split("|")[1:3] for row in rows[2:]] == [[f" {n} ", " ridge "] for n in NAMES]
+    said = found["ridge"]["n_s"].sentence("n_s", "network", "ridge")
+    r2 = score(methods["network"], MEANS)["n_s"].r2 - score(methods["ridge"], MEANS)["n_s"].r2
+    assert said.startswith(f"n_s: R² of network minus that of ridge: {r2:+.3f} ± ")
 
 
 def test_collapse_is_found_where_it_is_and_not_elsewhere():

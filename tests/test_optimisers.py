@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow import losses
 from flowpm_dist.cosmoflow.losses import Standardiser
-from flowpm_dist.cosmoflow.optimisers import SC18_TRUST, Adam, Momentum
+from flowpm_dist.cosmoflow.optimisers import Adam, Momentum
+from flowpm_dist.cosmoflow.options import SC18_TRUST, TrainingOptions
 from flowpm_dist.cosmoflow.schedules import Constant, Cosine, Polynomial, StepDecay, scaled_rate
 
 SHAPES = [(2, 2, 3, 4), (4,), (5, 3), ()]
@@ -58,20 +59,23 @@ TINY = 1e-30
     ("ours", "theirs"),
     [
         (
-            lambda: Adam(Constant(RATE), *BETAS, epsilon=TINY, larc=None),
+            lambda: Adam(Constant(RATE), *BETAS, epsilon=TINY, clip_norm=None),
             lambda: keras.optimizers.Adam(RATE, *BETAS, epsilon=TINY),
         ),
         (
             lambda: Adam(Constant(RATE), 0.75, 0.5, TINY, None, weight_decay=0.5, clip_norm=0.5),
             lambda: keras.optimizers.AdamW(RATE, 0.5, 0.75, 0.5, epsilon=TINY, global_clipnorm=0.5),
         ),
-        (lambda: Momentum(Constant(RATE), 0.875), lambda: keras.optimizers.SGD(RATE, 0.875)),
         (
-            lambda: Momentum(Constant(RATE), 0.5, nesterov=True),
+            lambda: Momentum(Constant(RATE), 0.875, clip_norm=None),
+            lambda: keras.optimizers.SGD(RATE, 0.875),
+        ),
+        (
+            lambda: Momentum(Constant(RATE), 0.5, nesterov=True, clip_norm=None),
             lambda: keras.optimizers.SGD(RATE, 0.5, nesterov=True),
         ),
         (
-            lambda: Momentum(Polynomial(RATE, RATE / 4, 8), 0.75),
+            lambda: Momentum(Polynomial(RATE, RATE / 4, 8), 0.75, clip_norm=None),
             lambda: keras.optimizers.SGD(
                 keras.optimizers.schedules.PolynomialDecay(RATE, 8, RATE / 4), 0.75
             ),
@@ -119,7 +123,7 @@ def test_larc_bounds_the_update_of_each_tensor():
     expected, used = larc_adam(start, 6, trust=0.01)
     assert used[0] == 1.0, "a kernel of zero takes the global rate, and so does a bias"
     assert min(used) < 1 and used.count(1.0) > 1, "both branches are to be seen"
-    run(Adam(Constant(RATE), epsilon=0.1, larc=0.01), weights, range(6))
+    run(Adam(Constant(RATE), epsilon=0.1, larc=0.01, clip_norm=None), weights, range(6))
     for found, value in zip(weights, expected, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-12)
 
@@ -127,7 +131,7 @@ def test_larc_bounds_the_update_of_each_tensor():
 def test_larc_lets_no_tensor_change_by_more_than_its_trust():
     weights = variables()
     before = [weight.numpy() for weight in weights]
-    run(Adam(Constant(1e3)), weights, [0])
+    run(Adam(Constant(1e3), larc=SC18_TRUST), weights, [0])
     for old, new in zip(before, weights, strict=True):
         if old.ndim <= 1:
             continue
@@ -145,7 +149,7 @@ def test_momentum_with_larc_is_algorithm_1_of_you_gitman_and_ginsburg():
             trusted = RATE if g.ndim <= 1 else min(RATE, 0.004 * norms[0] / norms[1])
             velocity[i] = 0.9 * velocity[i] + trusted * g
             expected[i] = expected[i] - velocity[i]
-    run(Momentum(Constant(RATE), larc=0.004), weights, range(3))
+    run(Momentum(Constant(RATE), larc=0.004, clip_norm=None), weights, range(3))
     for found, value in zip(weights, expected, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-12)
 
@@ -156,7 +160,7 @@ def test_clipping_is_that_of_tensorflow_and_reports_the_norm_before(clip_norm):
     clipped, norm = tf.clip_by_global_norm(gradients, clip_norm)
     weights, expected = variables(), variables()
     found = Momentum(Constant(RATE), clip_norm=clip_norm).apply(gradients, weights)
-    Momentum(Constant(RATE)).apply(clipped, expected)
+    Momentum(Constant(RATE), clip_norm=None).apply(clipped, expected)
     for one, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     np.testing.assert_allclose(found["gradient_norm"], norm, rtol=1e-12)
@@ -219,6 +223,16 @@ def test_an_update_within_a_function_of_the_training_loop():
     run(Adam(Constant(RATE)), outside, range(2))
     for one, other in zip(inside, outside, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-14)
+
+
+def test_defaults_are_those_of_run_files():
+    asked = TrainingOptions()
+    for optimiser in (Adam(Constant(RATE)), Momentum(Constant(RATE))):
+        assert (optimiser.larc, optimiser.clip_norm) == (asked.trust, asked.longest) == (None, 1.0)
+        assert optimiser.weight_decay == asked.weight_decay
+    assert Momentum(Constant(RATE)).momentum == asked.momentum
+    assert TrainingOptions(larc=True).trust == SC18_TRUST
+    assert TrainingOptions(clip_norm=0).longest is None
 
 
 def test_weights_and_gradients_that_do_not_match():

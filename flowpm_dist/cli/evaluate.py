@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
@@ -16,6 +18,14 @@ from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
+
+
+class Split(enum.StrEnum):
+    """Volumes that networks are judged on."""
+
+    validation = "validation"
+    test = "test"
+
 
 COLUMNS = 112
 """Width of the table where there is no terminal."""
@@ -38,6 +48,10 @@ def evaluate(
         Path | None,
         typer.Option(metavar="DIR", help="By default DIR/evaluation of the first DIR."),
     ] = None,
+    split: Annotated[
+        Split, typer.Option(help="The volumes to judge on: validation leaves the test set alone.")
+    ] = Split.test,
+    checkpoint: Which = Weights.best,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
@@ -46,7 +60,8 @@ def evaluate(
         read = [read_training(folder) for folder in trainings]
         for training in read:
             plan = training.plan
-            samples = plan.data.test if plan.simulates else plan.training.batch
+            held = plan.data.test if split is Split.test else plan.data.validation
+            samples = held if plan.simulates else plan.training.batch
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
         demand = asking_demand(read[0], shape, "the evaluation")
         estimate = demand.estimate()
@@ -64,9 +79,11 @@ def evaluate(
         from flowpm_dist.cosmoflow.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh
 
-        check_comparable(read)
-        shape = common_mesh(read, launch.detect().size, mesh)
-        evaluation = judge(read, ProcessMesh(shape), progress)
+        check_comparable(read, split.value)
+        shape = common_mesh(read, launch.detect().size, mesh, split.value)
+        evaluation = judge(
+            read, ProcessMesh(shape), progress, split=split.value, which=checkpoint.value
+        )
         if evaluation is not None:
             show(evaluation, evaluation.write(output))
 
@@ -76,7 +93,8 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     columns = output_columns()
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
-    console.print(f"On {count} test volumes, which no method was fitted to:")
+    fitted = ", which no method was fitted to" if evaluation.split == Split.test else ""
+    console.print(f"On {count} {evaluation.split} volumes{fitted}:")
     console.print(evaluation.table(console.width))
     lines = [
         *evaluation.sentences(),

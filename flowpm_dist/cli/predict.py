@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
@@ -31,6 +32,7 @@ def predict(
     box_size: Annotated[
         float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
     ] = None,
+    checkpoint: Which = Weights.best,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
@@ -54,7 +56,9 @@ def predict(
     with job(told(estimate)) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
-        found = predict_volume(trained, volume, ProcessMesh(shape), progress, box_size)
+        found = predict_volume(
+            trained, volume, ProcessMesh(shape), progress, box_size, which=checkpoint.value
+        )
     if launch.detect().rank == 0:
         print(answer(found))
 

@@ -18,6 +18,7 @@ from flowpm_dist.cli.resumable import (
     resume_option,
     start,
 )
+from flowpm_dist.config.trained import read_training
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
@@ -54,6 +55,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         Raises:
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
+            TrainedError: there are no weights to start from.
         """
         config = load_training(asked.run_file, asked.settings)
         shape = check_training_mesh(config, asked.ranks, source=asked.run_file, shape=asked.mesh)
@@ -61,6 +63,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         planned = cls(config, shape, folder, asked)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
+            if config.training.start_from is not None and not planned.is_begun:
+                read_training(config.training.start_from)
             planned.check_folder(
                 config.resolved(),
                 training_bytes(config, folder),
@@ -70,17 +74,25 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         return planned
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it goes on from a checkpoint of its own."""
+        return self.resume and (self.folder.checkpoints / "checkpoint").exists()
+
+    @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to do, and the last checkpoint is there."""
-        done = self.folder.mark().get("step")
+        mark = self.folder.mark()
+        done = mark.get("step")
         if not (super().is_complete and isinstance(done, int)):
             return False
         kept = (self.folder.checkpoints / f"step-{done}.index").exists()
-        return kept and done >= self.config.total_steps
+        return kept and (done >= self.config.total_steps or bool(mark.get("ended_early")))
 
     def complete_message(self) -> str:
         """See `ResumableJob.complete_message`."""
-        return f"The training in {self.folder.path} is complete: {self.config.total_steps} steps."
+        done, steps = self.folder.mark().get("step"), self.config.total_steps
+        early = "" if done == steps else f", of {steps}, as validations got no better"
+        return f"The training in {self.folder.path} is complete: {done} steps{early}."
 
     def describe(self) -> str:
         """Returns a line that says what will be trained."""
@@ -154,13 +166,18 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         losses = [] if outcome.loss is None else [f"loss {outcome.loss:.4f}"]
         if outcome.validation_loss is not None:
             losses.append(f"of validation {outcome.validation_loss:.4f}")
+        if outcome.best is not None:
+            losses.append("the least of validation {:.4f} after step {}".format(*outcome.best))
+        if outcome.ended_early:
+            losses.append("ended early")
         rate = f"; {self.config.training.batch / seconds:.1f} samples/s" if seconds else ""
         return f"""
 Training in {path}:
   training.png  losses and learning rate; numbers, a row for each step, in metrics.csv
   phases.png    where the time went: {told}; seconds in phases.json
   tensorboard   the same live: tensorboard --logdir {path / "tensorboard"}
-  checkpoints   the latest after step {outcome.step}; run.toml: the run with all its settings
+  checkpoints   the latest after step {outcome.step}; best: the weights of the least validation loss
+  draws.json    how often volumes were drawn; run.toml: the run with all its settings
 
 {outcome.step} of {outcome.steps} steps: {", ".join(losses)}{rate}.
 Next: flowpm-dist evaluate {path}"""

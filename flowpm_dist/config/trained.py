@@ -73,19 +73,22 @@ def asking_mesh(training: Training, ranks: int, samples: int, shape: str | None)
     return batched_mesh(plan, batch, ranks, source=training.folder.run_file, shape=shape)
 
 
-def common_mesh(trainings: Sequence[Training], ranks: int, shape: str | None) -> str:
+def common_mesh(
+    trainings: Sequence[Training], ranks: int, shape: str | None, split: str = "test"
+) -> str:
     """Returns the mesh on which to ask the networks of several trainings about one test set.
 
     Args:
         trainings: with one test set, that of the first.
         ranks: of the job.
         shape: that was asked for.
+        split: "test", or "validation" in its place.
 
     Raises:
         ConfigError, TrainedError: see `asking_mesh`.
         RecordError: the files of the test set cannot serve.
     """
-    samples = len(trainings[0].files("test"))
+    samples = len(trainings[0].files(split))
     chosen = asking_mesh(trainings[0], ranks, samples, shape)
     for training in trainings[1:]:
         asking_mesh(training, ranks, samples, chosen)

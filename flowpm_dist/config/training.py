@@ -22,6 +22,7 @@ from flowpm_dist.config.training_rules import (
     total_steps,
     with_box_of_files,
 )
+from flowpm_dist.cosmoflow.draws import most_filled
 from flowpm_dist.cosmoflow.options import (
     DERIVED,
     DataOptions,
@@ -117,10 +118,12 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
         training["warmup"] = min(WARMUP, steps // 10)
     data: dict[str, Any] = {}
     buffer, fill = file.value("data", "buffer"), file.value("data", "fill")
+    simulations = file.value("data", "simulations")
     if buffer == DERIVED:
-        data["buffer"] = buffer = file.value("data", "simulations")
+        data["buffer"] = buffer = simulations
     if fill == DERIVED:
-        data["fill"] = min(buffer, math.ceil(max(4 * batch, FILL) / batch) * batch)
+        most = most_filled(simulations, buffer, batch)
+        data["fill"] = min(most, math.ceil(max(4 * batch, FILL) / batch) * batch)
     if file.value("data", "parameters") is None and (dataset := dataset_of(file)):
         data["parameters"] = dataset[0].parameters
     changes = {"training": training, "data": data}

@@ -117,7 +117,7 @@ def _lighter(
     """Yields the largest smaller buffer and the largest smaller batch that fit."""
     buffer, batch = plan.data.buffer, plan.training.batch
     if plan.simulates:
-        for size in range(buffer - batch, plan.data.fill - 1, -batch):
+        for size in range(buffer - batch, 2 * plan.data.fill - batch - 1, -batch):
             data = plan.data.model_copy(update={"buffer": size})
             if fits(training_memory(replace(plan, data=data), plan.grid, axes)):
                 yield f"data.buffer = {size}"

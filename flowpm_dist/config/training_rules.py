@@ -11,6 +11,7 @@ from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.draws import most_filled
 from flowpm_dist.cosmoflow.options import DERIVED, TrainingOptions
 from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, RecordError, read_header
 from flowpm_dist.cosmoflow.schedules import scaled_rate
@@ -21,8 +22,8 @@ MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
 """Parameters that have no default: fixed, or with a prior."""
 
 OF_SIMULATIONS = (
-    "data.simulations", "data.reuse", "data.buffer", "data.fill", "data.validation", "data.test",
-    "data.seed",
+    "data.simulations", "data.reuse", "data.buffer", "data.fill", "data.balanced",
+    "data.validation", "data.test", "data.seed",
 )  # fmt: skip
 OF_FILES = ("training.epochs", "data.folder", "data.staging", "data.parameters")
 
@@ -157,9 +158,17 @@ def _of_simulations(file: ParsedRunFile) -> Iterator[Problem]:
             below = number // batch * batch
             near = f"{below} or {below + batch}" if below else f"{batch}"
             yield problem(key, f"a multiple of training.batch = {batch}: {near}")
-    for key, most in (("buffer", "simulations"), ("fill", "buffer"), ("fill", "simulations")):
-        if key in numbers and numbers[key] > numbers.get(most, numbers[key]):
-            yield problem(key, f"at most data.{most} = {numbers[most]}")
+    simulations, fill = numbers.get("simulations"), numbers.get("fill", 0)
+    if simulations is None:
+        return
+    buffer = numbers.get("buffer", simulations)
+    if buffer > simulations:
+        yield problem("buffer", f"at most data.simulations = {simulations}")
+    elif fill > simulations:
+        yield problem("fill", f"at most data.simulations = {simulations}")
+    elif fill > (most := most_filled(simulations, buffer, batch)):
+        what = f"at most {most} with data.buffer = {buffer}, where half makes room for new ones"
+        yield problem("fill", what)
 
 
 def dataset_of(file: ParsedRunFile) -> tuple[DatasetHeader, dict[str, dict[str, int]]] | None:

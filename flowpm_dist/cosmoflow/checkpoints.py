@@ -1,4 +1,7 @@
-"""Checkpoints of a training: weights, optimiser, step. All else follows from the step."""
+"""Checkpoints of a training: weights, optimiser, step, and the best validation so far.
+
+All else follows from the step.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.folder import TrainedError
@@ -15,8 +19,34 @@ from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
 
 
+class BestSoFar(tf.Module):
+    """The best validation of a training so far, which its checkpoints keep.
+
+    Attributes:
+        loss: the least validation loss, a float64 variable; infinite before the first.
+        step: the number of steps after which it was found, an int64 variable.
+        waited: the number of validations since then, an int64 variable.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = tf.Variable(np.inf, dtype=tf.float64, trainable=False)
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.waited = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def add(self, loss: float, step: int) -> bool:
+        """Takes in a validation loss after so many steps; returns whether it is the best."""
+        if not loss < float(self.loss):
+            self.waited.assign_add(1)
+            return False
+        self.loss.assign(loss)
+        self.step.assign(step)
+        self.waited.assign(0)
+        return True
+
+
 class Checkpoints:
-    """The latest checkpoints of a training, written by rank 0.
+    """The latest checkpoints of a training, and its best weights, written by rank 0.
 
     `tf.train.CheckpointManager` writes each aside and moves it into place, and names the latest
     only then: one that was cut short is never read. Weights and moments are whole on every rank, so
@@ -28,6 +58,10 @@ class Checkpoints:
         state: variables of the network.
         optimiser: whose slots have been built.
         keep: how many are kept.
+        best: the folder of the weights with the least validation loss; None if they are not kept.
+
+    Attributes:
+        best: the best validation so far.
     """
 
     def __init__(
@@ -37,17 +71,21 @@ class Checkpoints:
         state: Sequence[tf.Variable],
         optimiser: Optimiser,
         keep: int,
+        best: Path | None = None,
     ) -> None:
-        self._mesh, self._folder = mesh, folder
+        self._mesh, self._folder, self._best_folder = mesh, folder, best
+        self.best = BestSoFar()
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         slots = [slot for name in sorted(optimiser.slots) for slot in optimiser.slots[name]]
-        self._variables = [self._step, optimiser.iterations, *state, *slots]
+        known = self.best.loss, self.best.step, self.best.waited
+        self._variables = [self._step, optimiser.iterations, *known, *state, *slots]
         self._checkpoint = tf.train.Checkpoint(
-            weights=list(state), optimiser=optimiser, step=self._step
+            weights=list(state), optimiser=optimiser, step=self._step, best=self.best
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(folder), max_to_keep=keep, checkpoint_name="step"
-        )
+        self._manager = _manager(self._checkpoint, folder, keep)
+        if best is not None:
+            weights = tf.train.Checkpoint(weights=list(state), step=self._step)
+            self._best_manager = _manager(weights, best, 1)
 
     def save(self, step: int) -> None:
         """Writes a checkpoint after `step` steps. On all ranks together.
@@ -61,11 +99,28 @@ class Checkpoints:
         self._step.assign(step)
         for variable in self._variables:
             variable.assign(self._mesh.world.broadcast(variable))
+        self._write(self._manager, self._folder, step)
+
+    def validated(self, loss: float, step: int) -> None:
+        """Takes in a validation loss, and writes the weights if it is the best. On all ranks.
+
+        Args:
+            loss: the same on all ranks.
+            step: number of steps made.
+
+        Raises:
+            WriteError: see `save`.
+        """
+        if self.best.add(loss, step) and self._best_folder is not None:
+            self._step.assign(step)
+            self._write(self._best_manager, self._best_folder, step)
+
+    def _write(self, manager: tf.train.CheckpointManager, folder: Path, step: int) -> None:
         if self._mesh.rank == 0:
             try:
-                self._manager.save(checkpoint_number=step)
+                manager.save(checkpoint_number=step)
             except (tf.errors.OpError, OSError) as error:
-                raise WriteError.of(self._folder / f"step-{step}", error) from error
+                raise WriteError.of(folder / f"step-{step}", error) from error
         self._mesh.barrier()
 
     def restore(self) -> TakenUp | None:
@@ -75,6 +130,14 @@ class Checkpoints:
             TrainedError: on all ranks; none is whole, or it is of another network or optimiser.
         """
         return take_up(self._folder, self._mesh, self._checkpoint, self._variables, earlier=True)
+
+
+def _manager(
+    checkpoint: tf.train.Checkpoint, folder: Path, keep: int
+) -> tf.train.CheckpointManager:
+    return tf.train.CheckpointManager(
+        checkpoint, str(folder), max_to_keep=keep, checkpoint_name="step"
+    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +206,8 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
                 f"{damaged}; {path.name} before it is whole: move the files {paths[0].name}.* "
                 f"away, and flowpm-dist train --resume goes on from {path.name}"
             )
+        if reason := _misfit(path, checkpoint.weights):
+            raise TrainedError(f"it is of another network or optimiser ({reason})")
         try:
             status = checkpoint.restore(str(path)).expect_partial()
             status.assert_existing_objects_matched()
@@ -156,6 +221,23 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
     if named is not None:
         raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")
     return False, ""
+
+
+def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
+    """Returns in what the weights of a checkpoint differ from those of a network, or nothing."""
+    reader = tf.train.load_checkpoint(str(path))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    keys = [f"weights/{n}/.ATTRIBUTES/VARIABLE_VALUE" for n in range(len(weights))]
+    count = sum(bool(re.match(r"weights/\d+/", key)) for key in shapes)
+    if count != len(weights):
+        return f"it holds {count} tensors of weights, the network has {len(weights)}"
+    for key, weight in zip(keys, weights, strict=True):
+        stored, own = (tuple(shapes[key]), dtypes[key]), (tuple(weight.shape), weight.dtype)
+        if stored != own:
+            told = [f"{dtype.name} {list(shape)}" for shape, dtype in (stored, own)]
+            name = weight.name.partition(":")[0]
+            return f"its {name} is {told[0]}, that of the network is {told[1]}"
+    return ""
 
 
 def saved_in(folder: Path) -> list[Path]:

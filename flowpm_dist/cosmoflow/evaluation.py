@@ -1,4 +1,4 @@
-"""Trained networks judged on the test set, beside baselines from summary statistics."""
+"""Trained networks judged on the test or validation set, beside baselines from statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.baselines import BASELINES, Features, learning_curve
-from flowpm_dist.cosmoflow.dataset import SPLITS, statistics_path
+from flowpm_dist.cosmoflow.dataset import statistics_path
 from flowpm_dist.cosmoflow.evaluation_groups import (
     Asked,
     method_of,
@@ -25,6 +25,7 @@ from flowpm_dist.cosmoflow.file_source import in_order
 from flowpm_dist.cosmoflow.held_out import Statistics, features, measure_volumes
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.judging import Predictions, Scores, describe_collapse, score
+from flowpm_dist.cosmoflow.paired import differences_from
 from flowpm_dist.cosmoflow.parts import block_of_volumes
 from flowpm_dist.cosmoflow.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.record_files import dataset_files
@@ -34,28 +35,42 @@ from flowpm_dist.cosmoflow.trained import (
     trained_network,
 )
 from flowpm_dist.cosmoflow.training import predict
+from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
 MOST_MEASURED = 4096
 """Greatest number of volumes of a training set in files that baselines are fitted to."""
 
+ON_VALIDATION = (
+    "Judged on the validation set, by which the best weights, and settings and error bars of the "
+    "baselines, were chosen: figures are a little too good."
+)
+
 SMALLEST = 125
 """Smallest size of the learning curves [simulations]; each further one is twice as large."""
 
 
 def evaluate(
-    trainings: Sequence[Training], mesh: ProcessMesh, progress: Progress
+    trainings: Sequence[Training],
+    mesh: ProcessMesh,
+    progress: Progress,
+    *,
+    split: str = "test",
+    which: str = "best",
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
     Trainings that differ in training.seed alone are judged each, and by the mean of their
-    predictions; those that differ in data.simulations make a learning curve.
+    predictions; those that differ in data.simulations make a learning curve. The folder of each
+    training records that its test set was opened.
 
     Args:
         trainings: that have a checkpoint.
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
+        split: "test", or "validation" in its place.
+        which: the weights, "best" of the validations or "last".
 
     Returns:
         On rank 0; None on the others.
@@ -65,8 +80,8 @@ def evaluate(
             damaged.
         RecordError: the files of the test set cannot serve.
     """
-    check_comparable(trainings)
-    asked = [ask(training, mesh, progress) for training in trainings]
+    check_comparable(trainings, split)
+    asked = [ask(training, mesh, progress, split, which) for training in trainings]
     _check_truths(asked)
     same_method = [found for found in asked if found.method == asked[0].method]
     largest = max(same_method, key=lambda found: found.samples)
@@ -78,15 +93,37 @@ def evaluate(
     ]
     if not largest.training.simulated and largest.samples > MOST_MEASURED:
         notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
-    paths = {split: _measured(largest.training, split, mesh, progress) for split in SPLITS}
+    needed = dict.fromkeys(("train", "validation", split))
+    paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
     if mesh.rank != 0:
         return None
+    notes += _opened(asked) if split == "test" else [ON_VALIDATION]
     progress.note("fitting baselines")
-    return judge(asked, largest, paths, notes)
+    return judge(asked, largest, paths, notes, split)
 
 
-def check_comparable(trainings: Sequence[Training]) -> None:
+def _opened(asked: Sequence[Asked]) -> list[str]:
+    """Records that test sets are opened; returns a sentence if one was before. On rank 0."""
+    before = [opening["time"] for found in asked for opening in found.training.folder.openings()]
+    try:
+        for found in asked:
+            found.training.folder.open_test_set(found.step)
+    except WriteError as error:
+        return [f"That the test set was opened is not recorded: {error}."]
+    if not before:
+        return []
+    return [
+        f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
+        "may have been chosen by it: for final figures train with another data.seed."
+    ]
+
+
+def check_comparable(trainings: Sequence[Training], split: str = "test") -> None:
     """Checks that trainings share one test set, and that none is given twice.
+
+    Args:
+        trainings: to be judged together.
+        split: "test", or "validation" in its place.
 
     Raises:
         TrainedError: otherwise.
@@ -94,10 +131,10 @@ def check_comparable(trainings: Sequence[Training]) -> None:
     first = trainings[0]
     known: dict[tuple[Any, ...], Training] = {}
     for training in trainings:
-        other = differences(_test_set(first.plan), _test_set(training.plan))
+        other = differences(_held_out(first.plan, split), _held_out(training.plan, split))
         if other:
             raise TrainedError(
-                f"{first.folder.path} and {training.folder.path} have different test sets: "
+                f"{first.folder.path} and {training.folder.path} have different {split} sets: "
                 f"{', '.join(other)} differ"
             )
         plan = training.plan
@@ -110,23 +147,25 @@ def check_comparable(trainings: Sequence[Training]) -> None:
         known[key] = training
 
 
-def _test_set(plan: TrainingPlan) -> dict[str, Any]:
+def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
+    """Returns the settings that a test or validation set depends on."""
     data = plan.data
     if data.source != "simulate":
         folder = None if data.folder is None else str(data.folder.resolve())
         return {"data.source": data.source, "data.folder": folder}
-    return {"data.source": data.source, "data.test": data.test, **plan.universes()}
+    count = {f"data.{split}": getattr(data, split)}
+    return {"data.source": data.source, **count, **plan.universes()}
 
 
-def ask(training: Training, mesh: ProcessMesh, progress: Progress) -> Asked:
-    """Returns the predictions of a training's network on its test set. On all ranks together."""
-    dataset = training.files("test", block_of_volumes(mesh))
+def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, which: str) -> Asked:
+    """Returns the predictions of a training's network on a split. On all ranks together."""
+    dataset = training.files(split, block_of_volumes(mesh))
     replicas = mesh.axis_size("replica")
     most = min(training.plan.training.batch, len(dataset))
     lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
     files = None if training.simulated else dataset
     progress.note(f"asking the network of {training.folder.path}; compiling")
-    asked = trained_network(training, mesh, lanes.batch, files)
+    asked = trained_network(training, mesh, lanes.batch, files, which)
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
     return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
@@ -140,7 +179,7 @@ def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -
 
 def in_order_of_truth(found: Predictions) -> Predictions:
     """Returns predictions sorted by the truth: files of the same volumes may differ in order."""
-    order = np.lexsort(found.truth.T[::-1])
+    order = np.lexsort(found.truth.astype(np.float32).T[::-1])  # which is what files hold
     sigma = None if found.sigma is None else found.sigma[order]
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
@@ -206,7 +245,11 @@ def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
 
 
 def judge(
-    asked: Sequence[Asked], largest: Asked, paths: dict[str, Path], notes: Sequence[str]
+    asked: Sequence[Asked],
+    largest: Asked,
+    paths: dict[str, Path],
+    notes: Sequence[str],
+    split: str = "test",
 ) -> Evaluation:
     """Returns the scores of networks and baselines. On rank 0.
 
@@ -215,17 +258,18 @@ def judge(
         largest: the one whose training set baselines are fitted to.
         paths: of the statistics of each split.
         notes: made so far.
+        split: that networks were asked about.
     """
     samples = len(largest.predictions.truth)
     counts = {
         "train": min(largest.samples, MOST_MEASURED),
         "validation": MOST_MEASURED,
-        "test": samples,
+        split: samples,
     }
     sets: dict[str, Features] = {}
     notes = list(notes)
     try:
-        sets = {split: features(path, counts[split]) for split, path in paths.items()}
+        sets = {name: features(path, counts[name]) for name, path in paths.items()}
         train_mean = sets["train"].truth.mean(axis=0)
     except (OSError, ValueError) as error:
         notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
@@ -236,15 +280,19 @@ def judge(
     baselines: dict[str, Predictions] = {}
     if sets:
         fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in BASELINES}
-        baselines = {name: method(sets["test"]) for name, method in fitted.items()}
+        told = {name: method(sets[split]) for name, method in fitted.items()}
+        baselines = {name: in_order_of_truth(found) for name, found in told.items()}
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
         sizes = curve_sizes(len(sets["train"].truth))
-        splits = sets["train"], sets["validation"], sets["test"]
+        splits = sets["train"], sets["validation"], sets[split]
         curves |= learning_curve(BASELINES[1:], *splits, sizes)
+    main, predictions = next(iter(networks)), {**networks, **baselines}
     return Evaluation(
-        main=next(iter(networks)),
-        predictions={**networks, **baselines},
+        main=main,
+        split=split,
+        predictions=predictions,
         scores=scores,
+        differences=differences_from(main, predictions),
         train_mean=train_mean,
         seeds={group.name: over_seeds(group, scores) for group in groups if group.several},
         curves=curves,
@@ -265,7 +313,7 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
 
         training = largest.training
         return standardiser_of(
-            training.plan, None if training.simulated else training.files("test")
+            training.plan, None if training.simulated else training.files("validation")
         ).centre
 
 

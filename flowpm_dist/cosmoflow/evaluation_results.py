@@ -22,6 +22,7 @@ from flowpm_dist.cosmoflow.judging import (
     rich_table,
     write_csv,
 )
+from flowpm_dist.cosmoflow.paired import Differences, as_numbers, markdown_of_differences
 from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 
@@ -41,9 +42,11 @@ class Evaluation:
 
     Attributes:
         main: the name of the method in the figures, a network or the mean of several.
-        predictions: the predictions for the test set by method: `main` first, then networks, then
+        split: the volumes that all are judged on, "test" or "validation".
+        predictions: the predictions for these volumes by method: `main` first, then networks, then
             baselines.
         scores: the scores of the same methods.
+        differences: of `main` from each of the others, in pairs on the same volumes.
         train_mean: the mean of the training targets, [p].
         seeds: mean and standard deviation over runs that differ in their seed alone:
             [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
@@ -55,8 +58,10 @@ class Evaluation:
     """
 
     main: str
+    split: str
     predictions: Mapping[str, Predictions]
     scores: Mapping[str, Scores]
+    differences: Differences
     train_mean: np.ndarray
     seeds: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
     curves: Mapping[str, LearningCurve]
@@ -79,13 +84,29 @@ class Evaluation:
             for method, names in self.seeds.items()
             for name, of in names.items()
         ]
-        return [*said, *over, *self.notes]
+        return [*said, *over, *self._against_the_best(), *self.notes]
+
+    def _against_the_best(self) -> list[str]:
+        """Returns how `main` compares with the best method of another kind for each parameter."""
+        networks = {*self.collapse, self.main}
+        others = [name for name in self.differences if name not in networks]
+        if not others:
+            return []
+        said = []
+        for name in self.predictions[self.main].names:
+            best = min(others, key=lambda method: self.scores[method][name].rmse)
+            said.append(self.differences[best][name].sentence(name, self.main, best))
+        return said
 
     def markdown(self) -> str:
-        """Returns the table and the sentences in Markdown."""
+        """Returns the tables and the sentences in Markdown."""
         count = len(self.predictions[self.main].truth)
         said = "".join(f"- {sentence}\n" for sentence in self.sentences())
-        return f"On {count} test volumes:\n\n{markdown(self.scores)}\n{said}"
+        pairs = markdown_of_differences(self.main, self.differences) if self.differences else ""
+        return (
+            f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n"
+            f"Differences, by a paired bootstrap:\n\n{pairs}\n{said}"
+        )
 
     def write(self, folder: Path | None = None) -> Path:
         """Writes tables, numbers and figures; an older evaluation there is replaced.
@@ -153,9 +174,11 @@ class Evaluation:
         return {
             "generator": GENERATOR,
             "main": self.main,
+            "split": self.split,
             "samples": len(main.truth),
             "train_mean": dict(zip(main.names, self.train_mean.tolist(), strict=True)),
             "scores": as_dict(self.scores),
+            "differences": as_numbers(self.differences),
             "seeds": self.seeds,
             "learning_curves": curves,
             "collapse": self.collapse,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.work_folder import WorkFolder
 
 LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
+OPENINGS = "test-set.json"
 CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
-    "statistics", "evaluation", "training.png", "phases.png",
+    "statistics", "evaluation", "training.png", "phases.png", "draws.json", "best", "test-set.json",
 )  # fmt: skip
 
 
@@ -34,6 +39,25 @@ class TrainingFolder(WorkFolder):
         return self.path / "metrics.csv"
 
     @property
+    def best(self) -> Path:
+        """The folder of the weights with the least validation loss."""
+        return self.path / "best"
+
+    def weights(self, which: str) -> Path:
+        """Returns the folder of the best weights, or of the last, also where no best were kept.
+
+        Args:
+            which: "best" or "last".
+        """
+        kept = which == "best" and (self.best / "checkpoint").exists()
+        return self.best if kept else self.checkpoints
+
+    @property
+    def draws(self) -> Path:
+        """How often volumes were drawn, and how much batches vary."""
+        return self.path / "draws.json"
+
+    @property
     def held_out(self) -> Path:
         """The dataset of the splits "validation" and "test"."""
         return self.path / "held-out"
@@ -42,6 +66,27 @@ class TrainingFolder(WorkFolder):
     def evaluation(self) -> Path:
         """The folder that `flowpm-dist evaluate` writes."""
         return self.path / "evaluation"
+
+    def openings(self) -> list[dict[str, Any]]:
+        """Returns when the test set was opened: "time" (UTC) and "step" of each evaluation."""
+        try:
+            found = json.loads((self.path / OPENINGS).read_text())
+        except (OSError, ValueError):
+            return []
+        return list(found["opened"])
+
+    def open_test_set(self, step: int) -> None:
+        """Records that a network was asked about the test set. On rank 0.
+
+        Args:
+            step: number of steps that the network was trained for.
+
+        Raises:
+            WriteError: the record cannot be written.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        opened = [*self.openings(), {"time": now, "step": step}]
+        write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
 
     def statistics(self, stream: str) -> Path:
         """Returns the file of the summary statistics of a stream, which baselines are fitted to."""
@@ -53,7 +98,7 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     itemsize = 8 if plan.network.precision == "float64" else 4
     weights = plan.declaration.parameters(plan.width, outputs=plan.outputs)
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
-    needed = (plan.training.keep + 1) * 3 * weights * itemsize
+    needed = ((plan.training.keep + 1) * 3 + 2) * weights * itemsize
     if plan.simulates and not folder.held_out.exists():
         needed += (plan.data.validation + plan.data.test) * plan.width**3 * itemsize
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps

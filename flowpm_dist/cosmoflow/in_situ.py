@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowpm_dist.cosmoflow.augmentation import Augment, View, seen
+from flowpm_dist.cosmoflow.draws import Draws
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.priors import Priors
 from flowpm_dist.grid.field import Field
@@ -24,8 +25,8 @@ HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
 class Lanes:
     """This replica's places in every batch.
 
-    A batch has as many lanes as volumes. Universe number i belongs to lane i modulo the batch size
-    and is used in that lane only. So the samples of a step do not depend on the number of replicas.
+    A batch has as many lanes as volumes. Each universe belongs to one lane, see `Draws`, and is
+    used there only. So the samples of a step do not depend on the number of replicas.
 
     Attributes:
         batch: the number of volumes of a step over all replicas.
@@ -114,16 +115,23 @@ class UniverseMaker:
     def __init__(self, simulation: Simulation, priors: Priors, lanes: Lanes) -> None:
         self.simulation, self.priors, self.lanes = simulation, priors, lanes
 
-    def make(self, stream: str, generation: int) -> Generation:
+    def make(self, stream: str, generation: int, numbers: np.ndarray | None = None) -> Generation:
         """Simulates a generation. Must be called on all ranks of the replica together.
+
+        Args:
+            stream: of the universes.
+            generation: its number.
+            numbers: of the universes of all lanes, int64 [batch], in any order; by default in
+                that of the stream.
 
         Raises:
             HaloError: if a particle left the halo.
         """
-        first = generation * self.lanes.batch + self.lanes.first
-        count = self.lanes.count
-        parameters = self.priors.draw(stream, first, count)
-        seeds = self.priors.noise_seeds(stream, first, count)
+        batch, begin = self.lanes.batch, generation * self.lanes.batch
+        index = begin + np.arange(batch) if numbers is None else numbers
+        index = index[self.lanes.first : self.lanes.first + self.lanes.count]
+        parameters = self.priors.draw(stream, begin, batch)[index - begin]
+        seeds = self.priors.noise_seeds(stream, begin, batch)[index - begin]
         base = self.simulation.cosmology
         cosmologies = [
             base.replace(**dict(zip(self.priors.names, map(float, row), strict=True)))
@@ -131,7 +139,6 @@ class UniverseMaker:
         ]
         state = self.simulation.run(seed=seeds.tolist(), cosmology=cosmologies)
         density = state.density()
-        index = np.arange(first, first + count, dtype=np.int64)
         return Generation(density.block.numpy(), parameters, index, seeds, *measured(density))
 
 
@@ -163,40 +170,12 @@ class ReplayBuffer:
         self._parameters[place] = generation.parameters
         self.made += 1
 
-    def kept(self) -> int:
-        """Returns the number of generations that can be drawn from."""
-        return min(self.made, self.capacity)
-
-    def get(self, place: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a lane's volume and parameters from the `place`-th oldest generation kept."""
+    def get(self, generation: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a lane's volume and parameters from a generation that is kept."""
         assert self._volumes is not None and self._parameters is not None
-        at = (self.made - self.kept() + place) % self.capacity
+        assert self.made - self.capacity <= generation < self.made
+        at = generation % self.capacity
         return self._volumes[at, lane], self._parameters[at, lane]
-
-
-@dataclass(frozen=True)
-class ReplayPlan:
-    """The number of simulations, and how often each is trained on.
-
-    Attributes:
-        simulations: the number of all simulations, a multiple of the batch.
-        reuse: the number of times that each is trained on, on average: early ones more often.
-        buffer: the number of simulations that are kept to draw from.
-        fill: the number of simulations made before the first step.
-    """
-
-    simulations: int
-    reuse: int
-    buffer: int
-    fill: int
-
-    def steps(self, batch: int) -> int:
-        """Returns the number of steps of the whole training."""
-        return self.simulations * self.reuse // batch
-
-    def generations(self, step: int, batch: int) -> int:
-        """Returns the number of generations that a step needs: one more every `reuse` steps."""
-        return min(self.simulations // batch, self.fill // batch + step // self.reuse)
 
 
 class InSituSource:
@@ -208,8 +187,7 @@ class InSituSource:
     Args:
         maker: the maker of the universes, of which the stream "train" is used.
         mesh: the mesh of all ranks.
-        plan: the number of simulations, and how often each is used.
-        seed: the seed of the draws from the buffer.
+        draws: the order in which universes are made and used.
         augment: how a universe is transformed each time it is used: see `View.draw`.
         clock: the clock of the phases "simulate", "read" and "augment".
         made: called with every new generation.
@@ -221,18 +199,17 @@ class InSituSource:
         self,
         maker: UniverseMaker,
         mesh: ProcessMesh,
-        plan: ReplayPlan,
+        draws: Draws,
         *,
-        seed: int,
         augment: Augment,
         clock: PhaseClock,
         made: Callable[[Generation], None] | None = None,
         ahead: bool = True,
     ) -> None:
-        self.maker, self.mesh, self.plan = maker, mesh, plan
-        self.seed, self.augment, self.clock = seed, augment, clock
+        self.maker, self.mesh, self.draws = maker, mesh, draws
+        self.augment, self.clock = augment, clock
         self.lanes = maker.lanes
-        self.buffer = ReplayBuffer(plan.buffer // self.lanes.batch)
+        self.buffer = ReplayBuffer(draws.buffer // self.lanes.batch)
         self._made = made
         alone = mesh.size == mesh.axis_size("replica")
         self._worker = ThreadPoolExecutor(1) if ahead and alone else None
@@ -245,11 +222,11 @@ class InSituSource:
             step: the first step that will be asked for.
             progress: called with the numbers of simulations made and to be made, over all replicas.
         """
-        wanted = self.plan.generations(step, self.lanes.batch)
+        wanted = self.draws.made(step)
         first = max(0, wanted - self.buffer.capacity)
         self.buffer.skip_to(first)
         for generation in range(first, wanted):
-            self._add(self.maker.make("train", generation))
+            self._add(self._make(generation))
             self.mesh.barrier()  # replicas are never further apart than a generation
             if progress is not None:
                 done = generation - first + 1
@@ -258,20 +235,24 @@ class InSituSource:
 
     def batch(self, step: int) -> Batch:
         """Returns the batch of a step; steps must be asked for in order."""
-        wanted = self.plan.generations(step, self.lanes.batch)
+        wanted = self.draws.made(step)
         with self.clock("simulate"):
             while self.buffer.made < wanted:
                 self._add(self._take(self.buffer.made))
                 self._look_ahead()
-        return self._drawn(step)
+        return self._drawn(step, self.draws.drawn(step))
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """Returns batches drawn from the present content of the buffer."""
-        return map(self._drawn, range(batches))
+        made = self.buffer.made
+        return (self._drawn(n, self.draws.preview(n, made)) for n in range(batches))
 
     def simulations(self, step: int) -> int:
         """Returns the number of simulations made when a step begins, over all replicas."""
-        return self.plan.generations(step, self.lanes.batch) * self.lanes.batch
+        return self.draws.made(step) * self.lanes.batch
+
+    def _make(self, generation: int) -> Generation:
+        return self.maker.make("train", generation, self.draws.members(generation))
 
     def _add(self, generation: Generation) -> None:
         self.buffer.add(generation)
@@ -281,20 +262,19 @@ class InSituSource:
     def _take(self, generation: int) -> Generation:
         if self._next is not None and self._next[0] == generation:
             return self._next[1].result()
-        return self.maker.make("train", generation)
+        return self._make(generation)
 
     def _look_ahead(self) -> None:
         generation = self.buffer.made
-        if self._worker is not None and generation * self.lanes.batch < self.plan.simulations:
-            self._next = generation, self._worker.submit(self.maker.make, "train", generation)
+        if self._worker is not None and generation < self.draws.generations:
+            self._next = generation, self._worker.submit(self._make, generation)
 
-    def _drawn(self, step: int) -> Batch:
+    def _drawn(self, step: int, generations: np.ndarray) -> Batch:
         volumes, parameters, views = [], [], []
         with self.clock("read"):
             for lane in self.lanes:
-                rng = np.random.default_rng([self.seed, step, lane])
-                place = int(rng.integers(self.buffer.kept()))
-                volume, row = self.buffer.get(place, lane - self.lanes.first)
+                rng = np.random.default_rng([self.draws.seed, step, lane])
+                volume, row = self.buffer.get(int(generations[lane]), lane - self.lanes.first)
                 views.append(View.draw(rng, volume.shape[-1], self.augment))
                 volumes.append(volume)
                 parameters.append(row)

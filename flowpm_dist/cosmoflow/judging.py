@@ -129,31 +129,19 @@ def score(predictions: Predictions, train_mean: np.ndarray, seed: int = 0) -> di
             f"{', '.join(predictions.names)}"
         )
     return {
-        name: _score(
-            predictions.truth[:, i],
-            predictions.mean[:, i],
-            None if predictions.sigma is None else predictions.sigma[:, i],
-            name,
-            float(train_mean[i]),
-            np.random.default_rng([seed, i]),
-        )
+        name: _score(predictions, i, float(train_mean[i]), seed)
         for i, name in enumerate(predictions.names)
     }
 
 
-def _score(
-    truth: np.ndarray,
-    mean: np.ndarray,
-    sigma: np.ndarray | None,
-    name: str,
-    train_mean: float,
-    rng: np.random.Generator,
-) -> Score:
+def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -> Score:
+    truth, mean = predictions.truth[:, place], predictions.mean[:, place]
+    sigma = None if predictions.sigma is None else predictions.sigma[:, place]
     if np.ptp(truth) == 0:
+        name = predictions.names[place]
         raise ValueError(f"{name} is {truth[0]:g} in all samples: it must vary to be judged")
     error, naive = mean - truth, train_mean - truth
-    rmse, r2 = _rmse_and_r2(np.ones((1, len(truth))), truth, error)
-    resampled = _rmse_and_r2(_bootstrap(len(truth), rng), truth, error)
+    (rmse, r2), resampled = resampled_scores(predictions, place, seed)
     rmse_error, r2_error = (float(np.nanstd(values)) for values in resampled)
     bars = {}
     if sigma is not None:
@@ -167,18 +155,38 @@ def _score(
         }
     return Score(
         count=len(truth),
-        rmse=float(rmse[0]),
+        rmse=rmse,
         rmse_error=rmse_error,
-        r2=float(r2[0]),
+        r2=r2,
         r2_error=r2_error,
         bias=float(error.mean()),
         bias_error=float(error.std(ddof=1) / math.sqrt(len(error))),
         mae=float(np.abs(error).mean()),
         mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
-        rmse_over_mean=float(rmse[0] / math.sqrt((naive**2).mean())),
+        rmse_over_mean=float(rmse / math.sqrt((naive**2).mean())),
         spread=float(mean.std() / truth.std()),
         **bars,
     )
+
+
+def resampled_scores(
+    predictions: Predictions, place: int, seed: int = 0
+) -> tuple[tuple[float, float], tuple[np.ndarray, np.ndarray]]:
+    """Returns RMSE and R^2 of a parameter, of the samples and of bootstrap resamples of them.
+
+    Args:
+        predictions: for the samples.
+        place: of the parameter.
+        seed: of the resamples, which are the same for all methods.
+
+    Returns:
+        (RMSE, R^2), and the same [resample] each.
+    """
+    truth = predictions.truth[:, place]
+    error, count = predictions.mean[:, place] - truth, len(truth)
+    rmse, r2 = _rmse_and_r2(np.ones((1, count)), truth, error)
+    weights = _bootstrap(count, np.random.default_rng([seed, place]))
+    return (float(rmse[0]), float(r2[0])), _rmse_and_r2(weights, truth, error)
 
 
 def _bootstrap(count: int, rng: np.random.Generator) -> np.ndarray:

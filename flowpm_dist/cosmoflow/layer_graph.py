@@ -47,6 +47,7 @@ class LayerGraph:
         dropout: share of the features that is left out in training.
         split_channels: whether the output channels of convolutions are split instead of volumes.
         centre: whether features are those less their mean over the batch in training.
+        within: what means are softly kept within, +- this; None where they are not.
     """
 
     declaration: Declaration
@@ -59,6 +60,7 @@ class LayerGraph:
     dropout: float
     split_channels: bool
     centre: bool
+    within: float | None = None
 
     def __call__(
         self, volume: Any, weights: Sequence[Any], scaling: tuple[Any, Any], dropping: Any
@@ -126,12 +128,14 @@ class LayerGraph:
         return mtf.cast(mtf.reshape(x, mtf.Shape(dims)), self.precision)
 
     def _finished(self, x: Any) -> Any:
-        if not self.declaration.bounded:
+        if not self.declaration.bounded and self.within is None:
             return x
-        count = self.parameters
+        count, limit = self.parameters, self.within
 
         def bound(y: tf.Tensor) -> tf.Tensor:
-            return tf.concat([1.2 * tf.tanh(y[:, :count]), y[:, count:]], axis=1)
+            means = y[:, :count]
+            kept = 1.2 * tf.tanh(means) if limit is None else limit * tf.tanh(means / limit)
+            return tf.concat([kept, y[:, count:]], axis=1)
 
         return layer(bound, [x], x.shape, name="bounded")
 

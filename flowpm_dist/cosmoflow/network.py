@@ -52,6 +52,8 @@ class Network(tf.Module):
         split_channels: a mesh axis over which the output channels of convolutions are split
             instead of the volume.
         centre: whether a step takes the mean over the batch off the features, see `recentre`.
+        within: limit L of the means, which are then L tanh(mean / L) of what they would be; None
+            for no limit, or that of the declaration.
         seed: of the weights.
 
     Raises:
@@ -75,6 +77,7 @@ class Network(tf.Module):
         dropout: float = 0.0,
         split_channels: str | None = None,
         centre: bool = False,
+        within: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(name="network")
@@ -87,6 +90,7 @@ class Network(tf.Module):
         self.loss, self.precision = loss, tf.as_dtype(precision)
         self.parameters, self.outputs = parameters, losses.outputs_of(loss, parameters)
         self.split_channels, self.centre, self.dropout = split_channels, centre, dropout
+        self.within = within
         self.stopwatch = Stopwatch()
         self.stages = self.declaration.stages(width, channels, self.outputs)
         self._check_mesh()
@@ -101,6 +105,7 @@ class Network(tf.Module):
             dropout=dropout,
             split_channels=split_channels is not None,
             centre=centre,
+            within=within,
         )
         master = tf.float64 if precision == "float64" else tf.float32
         self.weights = initial_weights(self.stages, master, seed)

@@ -13,10 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from flowpm_dist.cosmoflow.options import TRAINING_DEFAULTS
 from flowpm_dist.cosmoflow.schedules import Schedule
-
-SC18_TRUST = 0.002
-"""LARC's trust coefficient in SC18 CosmoFlow (arXiv:1808.04728)."""
 
 
 class Optimiser(tf.Module):
@@ -137,11 +135,13 @@ class Optimiser(tf.Module):
 
 
 class Adam(Optimiser):
-    """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), with LARC on its update.
+    """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1), on request with LARC on its update.
 
     The moments m, v give the direction u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon),
-    and w <- w - local_rate(u) u. SC18 scaled the gradient instead of u; but Adam's direction does
-    not change with the gradient's scale, and the trust ratio was nearly undone.
+    and w <- w - local_rate(u) u. With LARC this is LAMB (You and others 2020, arXiv:1904.00962)
+    whose rate never exceeds the global one, without a weight decay inside the norm. SC18 scaled the
+    gradient instead of u; but Adam's direction does not change with the gradient's scale, and the
+    trust ratio was nearly undone.
     """
 
     SLOTS = ("mean", "square")
@@ -152,9 +152,9 @@ class Adam(Optimiser):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        larc: float | None = SC18_TRUST,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
+        larc: float | None = TRAINING_DEFAULTS.trust,
+        weight_decay: float = TRAINING_DEFAULTS.weight_decay,
+        clip_norm: float | None = TRAINING_DEFAULTS.longest,
     ) -> None:
         super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
         _check(0 <= beta1 < 1, f"beta1 {beta1}", "in [0, 1)")
@@ -189,11 +189,11 @@ class Momentum(Optimiser):
     def __init__(
         self,
         schedule: Schedule,
-        momentum: float = 0.9,
+        momentum: float = TRAINING_DEFAULTS.momentum,
         nesterov: bool = False,
-        larc: float | None = None,
-        weight_decay: float = 0.0,
-        clip_norm: float | None = None,
+        larc: float | None = TRAINING_DEFAULTS.trust,
+        weight_decay: float = TRAINING_DEFAULTS.weight_decay,
+        clip_norm: float | None = TRAINING_DEFAULTS.longest,
     ) -> None:
         super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
         _check(0 <= momentum < 1, f"momentum {momentum}", "in [0, 1)")

@@ -91,6 +91,9 @@ class NetworkOptions(Options):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
 
+SC18_TRUST = 0.002
+"""LARC's trust coefficient in SC18 CosmoFlow (arXiv:1808.04728)."""
+
 SMALLEST_CENTRED = 4
 """Volumes of a batch from which on the mean of their features is taken off."""
 
@@ -118,22 +121,40 @@ class TrainingOptions(Options):
     larc: bool | Annotated[float, Field(gt=0)] = Field(
         default=False, description="true, false, or a trust coefficient above 0"
     )
-    clip_norm: float | None = Field(default=None, gt=0, description="a number above 0")
+    clip_norm: float = Field(default=1.0, ge=0, description="a number above 0, or 0 for none")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
     calibrate: int = count(64, least=0)
     centre: bool = Field(default=True, description="true or false")
     seed: Seed = _seed()
+    start_from: AnyPath | None = Field(default=None, description="the folder of a training")
     steps: int = count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
     validate_every: int = count(200)
+    patience: int | None = Field(
+        default=None, ge=1, description="a whole number of validations, at least 1"
+    )
     checkpoint_every: int = count(200)
     keep: int = count(3)
+
+    @property
+    def trust(self) -> float | None:
+        """LARC's trust coefficient; None where it is off."""
+        return SC18_TRUST if self.larc is True else self.larc or None
+
+    @property
+    def longest(self) -> float | None:
+        """The norm that longer gradients are shortened to; None where they stay as they are."""
+        return self.clip_norm or None
 
     @property
     def centres(self) -> bool:
         """Whether features are centred: in batches whose mean says something of all universes."""
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
+
+
+TRAINING_DEFAULTS = TrainingOptions()
+"""The defaults, also of optimisers made from Python."""
 
 
 class DataOptions(Options):
@@ -146,6 +167,7 @@ class DataOptions(Options):
     reuse: int = count(10)
     buffer: int = count(DERIVED)
     fill: int = count(DERIVED)
+    balanced: bool = Field(default=True, description="true or false")
     validation: int = count(128)
     test: int = count(256)
     seed: Seed = _seed()

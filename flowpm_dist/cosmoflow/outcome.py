@@ -24,6 +24,8 @@ class TrainingOutcome:
         seconds: of this session's steps.
         phases: seconds per step of each phase, in this session.
         stopped_by: name of the signal that ended it before its last step.
+        best: least validation loss and the step after which it was found, if there was one.
+        ended_early: whether validations stopped getting better, see `TrainingOptions.patience`.
     """
 
     step: int
@@ -33,6 +35,8 @@ class TrainingOutcome:
     seconds: float
     phases: dict[str, float]
     stopped_by: str | None
+    best: tuple[float, int] | None = None
+    ended_early: bool = False
 
     @property
     def stopped_at(self) -> str:

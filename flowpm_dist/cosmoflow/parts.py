@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from flowpm_dist.cosmoflow.draws import Draws
 from flowpm_dist.cosmoflow.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.losses import Standardiser
 from flowpm_dist.cosmoflow.network import Network
-from flowpm_dist.cosmoflow.optimisers import SC18_TRUST, Adam, Momentum, Optimiser
+from flowpm_dist.cosmoflow.optimisers import Adam, Momentum, Optimiser
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.priors import Priors
 from flowpm_dist.cosmoflow.records import DatasetHeader, RecordDataset
@@ -37,6 +40,10 @@ def standardiser_of(plan: TrainingPlan, dataset: RecordDataset | None = None) ->
     return Standardiser(ranges, bounded=plan.declaration.bounded)
 
 
+EDGE_OF_PRIOR = np.sqrt(3.0)
+"""The ends of a uniform prior, in its standard deviations; no posterior mean lies beyond them."""
+
+
 def network_of(
     plan: TrainingPlan,
     mesh: ProcessMesh,
@@ -55,6 +62,7 @@ def network_of(
         batch: volumes at once, over all replicas; by default those of a step of the training.
     """
     chosen = plan.network
+    bounds = chosen.loss == "likelihood" and not plan.declaration.bounded
     return Network(
         chosen.name,
         mesh,
@@ -68,6 +76,7 @@ def network_of(
         gather_below=chosen.gather_below,
         dropout=chosen.dropout,
         centre=plan.training.centres,
+        within=EDGE_OF_PRIOR if bounds else None,
         seed=plan.training.seed,
     )
 
@@ -75,11 +84,10 @@ def network_of(
 def optimiser_of(plan: TrainingPlan) -> Optimiser:
     """Returns the optimiser of a training, not yet built."""
     asked = plan.training
-    trust = SC18_TRUST if asked.larc is True else asked.larc or None
     options: dict[str, Any] = {
-        "larc": trust,
+        "larc": asked.trust,
         "weight_decay": asked.weight_decay,
-        "clip_norm": asked.clip_norm,
+        "clip_norm": asked.longest,
     }
     schedule = schedule_of(plan)
     if asked.optimiser == "sgd":
@@ -110,8 +118,26 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     middle = {name: sum(ends) / 2 for name, ends in plan.priors.ranges.items()}
     cosmology = Cosmology(**{**plan.fixed_parameters, **middle})
     simulation = plan.simulation.simulation(cosmology, mesh=mesh.without("replica"))
-    priors = Priors(plan.priors.ranges, plan.priors.sampling, plan.data.seed)
-    return UniverseMaker(simulation, priors, lanes)
+    return UniverseMaker(simulation, priors_of(plan), lanes)
+
+
+def priors_of(plan: TrainingPlan) -> Priors:
+    """Returns the priors of simulated universes, and how they are drawn from them."""
+    return Priors(plan.priors.ranges, plan.priors.sampling, plan.data.seed)
+
+
+def draws_of(plan: TrainingPlan) -> Draws:
+    """Returns the order in which simulated universes are trained on."""
+    data, training = plan.data, plan.training
+    return Draws(
+        simulations=data.simulations,
+        reuse=data.reuse,
+        buffer=data.buffer,
+        fill=data.fill,
+        batch=training.batch,
+        seed=training.seed,
+        balanced=data.balanced and plan.priors.sampling == "sobol",
+    )
 
 
 def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:

@@ -66,6 +66,8 @@ def predict_volume(
     mesh: ProcessMesh,
     progress: Progress,
     box_size: float | None = None,
+    *,
+    which: str = "best",
 ) -> Found:
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
@@ -76,6 +78,7 @@ def predict_volume(
         mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
+        which: see `trained_network`.
 
     Returns:
         The same on every rank.
@@ -88,7 +91,7 @@ def predict_volume(
     from flowpm_dist.cosmoflow.training import in_physical_units
 
     plan, volume = training.plan, open_volume(volume_path)
-    files = None if training.simulated else training.files("test")
+    files = None if training.simulated else training.files("validation")
     a = _scale_factor(training)
     channels = 1 if files is None else files.block_shape[-1]
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
@@ -98,7 +101,7 @@ def predict_volume(
     if files is None or files.header.unit == "mean density 1":
         notes += _normalise(block, mean)
     progress.note("asking the network; compiling")
-    asked = trained_network(training, mesh, mesh.axis_size("replica"), files)
+    asked = trained_network(training, mesh, mesh.axis_size("replica"), files, which)
     network, standardiser = asked.network, asked.standardiser
     block = block[..., 0] if channels == 1 else block
     outputs = network.whole_outputs(network.predict(block[np.newaxis]))

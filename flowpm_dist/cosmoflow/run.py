@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,19 +12,28 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.draws import summary_of_draws, summary_of_passes
 from flowpm_dist.cosmoflow.file_source import in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.held_out import hold_out
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.logs import TrainingLogs
 from flowpm_dist.cosmoflow.outcome import TrainingOutcome, write_phases
-from flowpm_dist.cosmoflow.parts import network_of, optimiser_of, standardiser_of
+from flowpm_dist.cosmoflow.parts import (
+    draws_of,
+    network_of,
+    optimiser_of,
+    priors_of,
+    standardiser_of,
+)
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_batches import check_lane
 from flowpm_dist.cosmoflow.records import RecordDataset
 from flowpm_dist.cosmoflow.sources import files_of, volumes_of
+from flowpm_dist.cosmoflow.trained import restore_weights
 from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_loss
+from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
@@ -66,7 +76,12 @@ class TrainingRun:
         source, seed = self.volumes.source, plan.training.seed
         self.trainer = Trainer(network, optimiser, standardiser, source, self.clock, seed)
         self.checkpoints = Checkpoints(
-            folder.checkpoints, self.mesh, network.state, optimiser, plan.training.keep
+            folder.checkpoints,
+            self.mesh,
+            network.state,
+            optimiser,
+            plan.training.keep,
+            folder.best,
         )
 
     def run(self, *, resume: bool) -> TrainingOutcome:
@@ -91,7 +106,7 @@ class TrainingRun:
             self.trainer.source.start(first, progress)
             self.clock.lap()
             if first == 0:
-                self._calibrate()
+                self._begin()
             logs = None
             if self.mesh.rank == 0:
                 logs = TrainingLogs(self.folder, first)
@@ -101,7 +116,21 @@ class TrainingRun:
             outcome = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
             write_phases(outcome, self.folder, self.mesh)
+            self._write_draws(outcome.step)
         return outcome
+
+    def _write_draws(self, steps: int) -> None:
+        """Writes how often each volume was drawn in the steps so far, and how batches vary."""
+        plan, dataset = self.plan, self.volumes.dataset
+        if plan.simulates:
+            draws, priors = draws_of(plan), priors_of(plan)
+            parameters = priors.draw("train", 0, draws.simulations)
+            found = summary_of_draws(draws, parameters, steps, priors.names)
+        elif dataset is not None:
+            found = summary_of_passes(len(dataset), plan.training.batch, steps)
+        else:
+            return
+        write_text(self.folder.draws, json.dumps(found, indent=1) + "\n")
 
     def _resumed(self) -> int:
         """The step to go on with: that of the latest checkpoint that is whole."""
@@ -118,10 +147,15 @@ class TrainingRun:
             self.progress.warn(found.note)
         return found.step
 
-    def _calibrate(self) -> None:
-        """See `Network.calibrate`."""
-        if self.plan.training.calibrate:
-            self.trainer.network.calibrate(self._some_volumes())
+    def _begin(self) -> None:
+        """Takes the weights of another training, or calibrates: see `Network.calibrate`."""
+        network, asked = self.trainer.network, self.plan.training
+        if asked.start_from is not None:
+            restore_weights(
+                TrainingFolder(asked.start_from).weights("best"), self.mesh, network.state
+            )
+        elif asked.calibrate:
+            network.calibrate(self._some_volumes())
         self.clock.lap()
 
     def _recentre(self) -> None:
@@ -135,13 +169,14 @@ class TrainingRun:
         return (batch.volumes for batch in self.trainer.source.preview(batches))
 
     def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> TrainingOutcome:
-        steps = self.plan.total_steps
-        if first >= steps and self.mesh.rank == 0:
-            self.folder.write_mark(complete=True, step=first, steps=steps)
+        steps, best = self.plan.total_steps, self.checkpoints.best
+        enough = self._is_enough()
+        if (first >= steps or enough) and self.mesh.rank == 0:
+            self._mark(first, enough)
         self.progress.note(f"training from step {first} of {steps}; compiling")
         begin, totals = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
         report, validation, stopped, number = None, None, None, first
-        while number < steps and stopped is None:
+        while number < steps and stopped is None and not enough:
             started = time.perf_counter()
             report = self.trainer.step(number)
             number += 1
@@ -151,7 +186,10 @@ class TrainingRun:
                 if saves or validates:
                     self._recentre()
                 fresh = self._validation_loss() if validates else None
-                validation = validation if fresh is None else fresh
+                if fresh is not None:
+                    validation = fresh
+                    self.checkpoints.validated(fresh, number)
+                    enough = self._is_enough()
             seconds = {**report.seconds, "other": self.clock.lap()["other"]}
             rate = self.plan.training.batch / (time.perf_counter() - started)
             self._tell(report, rate, validation)
@@ -161,10 +199,10 @@ class TrainingRun:
                 logs.add(report, seconds, rate, fresh, samples=samples, simulations=made)
             # Only now: a row of every step that the checkpoint stands for is written.
             with self.clock("other"):
-                if saves:
+                if saves or enough:
                     if logs is not None:
                         logs.flush()
-                    self._save(number)
+                    self._save(number, enough)
             seconds["other"] += self.clock.lap()["other"]
             for phase, value in seconds.items():
                 totals[phase] += value
@@ -176,8 +214,15 @@ class TrainingRun:
             validation,
             time.perf_counter() - begin,
             {phase: total / count for phase, total in totals.items()},
-            stopped if number < steps else None,
+            stopped if number < steps and not enough else None,
+            (float(best.loss), int(best.step)) if int(best.step) else None,
+            enough and number < steps,
         )
+
+    def _is_enough(self) -> bool:
+        """Whether validations have stopped getting better."""
+        patience = self.plan.training.patience
+        return patience is not None and int(self.checkpoints.best.waited) >= patience
 
     def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
         """Whether a checkpoint is due after a step, and a validation."""
@@ -197,7 +242,9 @@ class TrainingRun:
             return None
         trainer, dataset = self.trainer, self._validation_set
         batches = in_order(dataset, self.lanes)
-        return mean_loss(trainer.network, trainer.standardiser, batches, len(dataset))
+        loss = mean_loss(trainer.network, trainer.standardiser, batches, len(dataset))
+        # What is best, and when it is enough, must be the same on all ranks.
+        return float(self.mesh.world.broadcast(tf.constant(loss, tf.float64)))
 
     @functools.cached_property
     def _validation_set(self) -> RecordDataset:
@@ -205,11 +252,16 @@ class TrainingRun:
         assert isinstance(dataset, RecordDataset)
         return dataset
 
-    def _save(self, step: int) -> None:
+    def _mark(self, step: int, enough: bool) -> None:
+        """Marks the folder with the steps made. On rank 0."""
+        steps = self.plan.total_steps
+        early = {"ended_early": True} if enough and step < steps else {}
+        self.folder.write_mark(complete=step >= steps or enough, step=step, steps=steps, **early)
+
+    def _save(self, step: int, enough: bool) -> None:
         # Statistics first: what the buffer no longer holds is not simulated again on resuming.
         if self.volumes.statistics is not None:
             self.volumes.statistics.write()
         self.checkpoints.save(step)
         if self.mesh.rank == 0:
-            complete = step == self.plan.total_steps
-            self.folder.write_mark(complete=complete, step=step, steps=self.plan.total_steps)
+            self._mark(step, enough)

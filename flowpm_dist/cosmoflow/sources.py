@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from flowpm_dist.cosmoflow.file_source import FileSource
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.held_out import Statistics
-from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan, UniverseMaker
-from flowpm_dist.cosmoflow.parts import block_of_volumes, maker_of
+from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.parts import block_of_volumes, draws_of, maker_of
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset, stage
@@ -71,12 +71,10 @@ def volumes_of(
     if plan.simulates:
         maker = maker_of(plan, mesh, lanes)
         statistics = Statistics(folder.statistics("train"), mesh, maker.priors.names)
-        replay = ReplayPlan(data.simulations, data.reuse, data.buffer, data.fill)
         source = InSituSource(
             maker,
             mesh,
-            replay,
-            seed=seed,
+            draws_of(plan),
             augment=data.augment,
             clock=clock,
             made=statistics.add,

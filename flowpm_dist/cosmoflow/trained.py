@@ -70,7 +70,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network with the weights of the latest checkpoint.
+    """A network with the best or the last weights of its training.
 
     Attributes:
         network: on a mesh.
@@ -84,7 +84,11 @@ class TrainedNetwork:
 
 
 def trained_network(
-    training: Training, mesh: ProcessMesh, batch: int, files: RecordDataset | None
+    training: Training,
+    mesh: ProcessMesh,
+    batch: int,
+    files: RecordDataset | None,
+    which: str = "best",
 ) -> TrainedNetwork:
     """Returns the network of a training, rebuilt on any mesh that fits. On all ranks together.
 
@@ -93,6 +97,7 @@ def trained_network(
         mesh: the ranks.
         batch: volumes that are asked about at once, over all replicas.
         files: of the same dataset as it was trained on; None for simulated data.
+        which: the weights, "best" of the validations or "last".
 
     Raises:
         TrainedError: the checkpoint is damaged, or not of this network.
@@ -108,7 +113,7 @@ def trained_network(
         parameters=len(standardiser.names),
         channels=1 if files is None else files.block_shape[-1],
     )
-    step = restore_weights(training.folder.checkpoints, mesh, network.state)
+    step = restore_weights(training.folder.weights(which), mesh, network.state)
     return TrainedNetwork(network, standardiser, step)
 
 

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from flowpm_dist.reconstruction.minimisers import Memory
+from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns
@@ -75,9 +76,9 @@ class HMC(Sampler):
     def __init__(
         self,
         *,
-        leaps: int = 12,
-        target: float = 0.8,
-        seed: int = 0,
+        leaps: int = SAMPLER_DEFAULTS.leaps,
+        target: float = SAMPLER_DEFAULTS.target,
+        seed: int = SAMPLER_DEFAULTS.seed,
         step: float = FIRST_STEP,
     ) -> None:
         if leaps < 1 or not 0 < target < 1 or not step > 0:

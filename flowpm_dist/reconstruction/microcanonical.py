@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from flowpm_dist.reconstruction.minimisers import Memory
+from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Unknowns
@@ -89,10 +90,10 @@ class Microcanonical(Sampler):
     def __init__(
         self,
         *,
-        leaps: int = 32,
-        length: float = 2.0,
-        energy_error: float = 1e-4,
-        seed: int = 0,
+        leaps: int = SAMPLER_DEFAULTS.leaps,
+        length: float = SAMPLER_DEFAULTS.length,
+        energy_error: float = SAMPLER_DEFAULTS.energy_error,
+        seed: int = SAMPLER_DEFAULTS.seed,
         step: float = FIRST_STEP,
     ) -> None:
         if leaps < 1 or not length >= 0.1 or not min(energy_error, step) > 0:

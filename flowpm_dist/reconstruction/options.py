@@ -154,3 +154,7 @@ class SamplerOptions(Options):
     seed: Seed = Field(default=0, description=A_SEED)
     keep_every: int = count(10)
     checkpoint_every: int = count(10)
+
+
+SAMPLER_DEFAULTS = SamplerOptions()
+"""The defaults, also of samplers made from Python."""

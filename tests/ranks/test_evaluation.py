@@ -79,11 +79,11 @@ def solo():
     return world().without("row")
 
 
-def judged(folders, shape):
+def judged(folders, shape, split="test"):
     """Trainings, judged on a mesh."""
     read = [read_training(folder) for folder in folders]
-    mesh = process_mesh(common_mesh(read, SIZE, shape))
-    return evaluation.evaluate(read, mesh, SILENT)
+    mesh = process_mesh(common_mesh(read, SIZE, shape, split))
+    return evaluation.evaluate(read, mesh, SILENT, split=split)
 
 
 def found_in(folder, volume, shape, **options):
@@ -191,6 +191,8 @@ def known(training):
 
 @pytest.mark.parametrize("shape", MESHES)
 def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
+    before = TrainingFolder(training).openings()
+    world().barrier()
     found = judged([training], shape)
     assert (found is None) == (world().rank > 0)
     if found is None:
@@ -207,7 +209,11 @@ def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
     assert found.scores["mean"]["sigma8"].rmse_over_mean == pytest.approx(1)
     assert list(found.scores) == ["network", "mean", "ridge on log P(k)"]
     assert found.curves["network"].sizes.tolist() == [8]
-    assert found.collapse["network"] and not found.notes
+    assert found.collapse["network"]
+    opened = TrainingFolder(training).openings()
+    assert opened[:-1] == before and opened[-1]["step"] == 8
+    assert len(found.notes) == bool(before)
+    assert all(f"was opened before, first at {opened[0]['time']}." in n for n in found.notes)
 
 
 def test_mean_loss_is_that_of_the_error_bars(training, known):
@@ -248,7 +254,12 @@ def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
     assert folder == training / "evaluation"
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     stored = json.loads((folder / "scores.json").read_text())
-    assert stored["scores"][found.main]["sigma8"]["rmse"] == found.scores[found.main]["sigma8"].rmse
+    scores = stored["scores"]
+    assert scores[found.main]["sigma8"]["rmse"] == found.scores[found.main]["sigma8"].rmse
+    paired = stored["differences"]["mean"]["sigma8"]
+    known = [scores[method]["sigma8"]["r2"] for method in (found.main, "mean")]
+    assert paired["r2"] == pytest.approx(known[0] - known[1])
+    assert f"sigma8: R² of {found.main} minus that of" in found.markdown()
     assert stored["learning_curves"]["network"]["rmse_over_mean"]["sigma8"][0][1] is None
     with np.load(folder / "predictions.npz") as held:
         np.testing.assert_array_equal(held["mean"], both.mean)
@@ -288,9 +299,16 @@ def test_an_incomplete_training_is_judged_and_said_so(shared, training):
     unfinished = shared / "unfinished"
     on_first_rank(lambda: shutil.copytree(training, unfinished))
     on_first_rank(lambda: TrainingFolder(unfinished).write_mark(complete=False))
-    found = judged([unfinished], None)
+    opened = TrainingFolder(training).openings()
+    found = judged([unfinished], None, "validation")
     if found is not None:
         assert found.notes[0].endswith("is not complete: step 8 of 8.")
+        # The test set stays shut.
+        assert found.notes[1:] == (evaluation.ON_VALIDATION,) and found.split == "validation"
+        assert TrainingFolder(unfinished).openings() == opened
+        with np.load(training / "statistics" / "validation.npz") as held:
+            truth = held["parameters"][np.argsort(held["parameters"][:, 0])]
+        np.testing.assert_allclose(found.predictions["network"].truth, truth, rtol=1e-6)
 
 
 def test_mesh_that_is_chosen(training):

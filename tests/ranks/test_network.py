@@ -93,6 +93,9 @@ def plain(network, x, weights, seed=None, samples=None):
             x = x + next(given)
             if stage is not network.stages[-1]:
                 x = tf.nn.leaky_relu(x, network.declaration.slope)
+    if network.within is not None:
+        means = network.within * tf.tanh(x[:, :PARAMETERS] / network.within)
+        x = tf.concat([means, x[:, PARAMETERS:]], 1)
     if network.declaration.bounded:
         x = tf.concat([1.2 * tf.tanh(x[:, :PARAMETERS]), x[:, PARAMETERS:]], 1)
     return x
@@ -135,7 +138,9 @@ def with_biases(network):
     ],
 )
 def test_forward_gradients_and_five_steps(network_mesh, edges, loss, centre):
-    network = with_biases(network_on(network_mesh, edges, loss=loss, centre=centre))
+    within = 0.2 if centre else None  # so near that it matters
+    network = network_on(network_mesh, edges, loss=loss, centre=centre, within=within)
+    network = with_biases(network)
     samples = np.arange(10, 10 + BATCH)
     serial = [tf.Variable(w) for w in network.weights]
     for step in range(5):

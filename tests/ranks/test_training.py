@@ -15,8 +15,9 @@ from tiny_network import TINY
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow import sources
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
+from flowpm_dist.cosmoflow.draws import Draws
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, ReplayPlan
+from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes
 from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.run import TrainingRun
@@ -85,9 +86,10 @@ def makers_are_kept(monkeypatch):
     monkeypatch.setattr(sources, "maker_of", kept_maker)
 
 
-def config_of(shared, steps=STEPS, checkpoint_every=5):
+def config_of(shared, steps=STEPS, checkpoint_every=5, change=("", "")):
     path = shared / f"run-{RANK}.toml"
-    path.write_text(RUN.format(name=TINY.name, steps=steps, checkpoint_every=checkpoint_every))
+    text = RUN.format(name=TINY.name, steps=steps, checkpoint_every=checkpoint_every)
+    path.write_text(text.replace(*change))
     return load_training(path)
 
 
@@ -149,6 +151,10 @@ def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
     found = train(config_of(shared), process_mesh(shape), shared / "run")
     outcome = found[0]
     assert (outcome.step, outcome.steps, outcome.stopped_by) == (STEPS, STEPS, None)
+    draws = json.loads((shared / "run" / "draws.json").read_text())
+    # Each of 16 universes twice in 8 steps; in two more, eight of those that the buffer holds.
+    assert draws["volumes"] == 16 and draws["draws"] == {"min": 2, "median": 2.5, "max": 3}
+    assert set(draws["spread_of_batch_means"]) == {"Omega_m", "sigma8"}
     assert_phases(outcome, shape)
     assert_same(found, alone)
 
@@ -211,37 +217,67 @@ def test_views_of_split_volumes(network_mesh):
     assert len({View(axes, flips).of(corner).tobytes() for axes, flips in draws}) == 48
 
 
-def test_each_lane_keeps_to_its_universes(network_mesh, shared):
-    """Every lane draws its own universes, of the latest generations, as they were simulated."""
+def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
+    """Of each lane of this replica, as they were simulated; and so when a training goes on."""
     config = config_of(shared)
     lanes = Lanes.of(network_mesh, 4)
     maker = kept_maker(config, network_mesh, lanes)
-    plan = ReplayPlan(simulations=16, reuse=4, buffer=8, fill=4)
-    made = []
-    source = InSituSource(
-        maker,
-        network_mesh,
-        plan,
-        seed=0,
-        augment=False,
-        clock=PhaseClock(),
-        made=made.append,
-    )
-    source.start(0)
-    names = {row.tobytes(): i for i, row in enumerate(maker.priors.draw("train", 0, 16))}
-    for step in range(plan.steps(4)):
-        batch = source.batch(step)
-        numbers = [names[row.tobytes()] for row in batch.parameters]
-        assert [n % 4 for n in numbers] == list(lanes)
-        newest = plan.generations(step, 4)
-        assert all(newest - 2 <= n // 4 < newest for n in numbers)
-        assert list(batch.samples) == [4 * step + lane for lane in lanes]
+    draws = Draws(simulations=16, reuse=2, buffer=12, fill=8, batch=4, seed=3)
+    known, made = maker.priors.draw("train", 0, 16), {}
+
+    def keep(generation):
+        made.update(zip(generation.index.tolist(), generation.volumes, strict=True))
+
+    def source():
+        options = {"augment": False, "clock": PhaseClock(), "made": keep}
+        return InSituSource(maker, network_mesh, draws, **options)
+
+    batches, first = {}, source()
+    first.start(0)
+    for step in range(draws.steps):
+        batch = batches[step] = first.batch(step)
+        numbers = draws.universes(step)[list(lanes)]
+        np.testing.assert_array_equal(batch.parameters, known[numbers])
         for number, volume in zip(numbers, batch.volumes, strict=True):
-            np.testing.assert_array_equal(
-                volume, made[number // 4].volumes[number % 4 - lanes.first]
-            )
-    source.close()
-    assert newest == 4 and plan.steps(4) == 16
+            np.testing.assert_array_equal(volume, made[number])
+        assert list(batch.samples) == [4 * step + lane for lane in lanes]
+    first.close()
+    again = source()
+    again.start(5)
+    for step in range(5, draws.steps):
+        np.testing.assert_array_equal(again.batch(step).volumes, batches[step].volumes)
+    again.close()
+
+
+def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
+    """Its best weights are kept, and another training starts from them."""
+    losses = [0.9, 0.5, 0.6, 0.5, 0.1]
+    monkeypatch.setattr(TrainingRun, "_validation_loss", lambda self: losses.pop(0))
+    change = ("validate_every = 6", "validate_every = 1\npatience = 2")
+    config = config_of(shared, steps=6, checkpoint_every=6, change=change)
+    mesh, folder = process_mesh(MESHES[0]), TrainingFolder(shared / "run")
+    outcome, rows, _ = train(config, mesh, folder.path)
+    assert (outcome.step, outcome.ended_early, outcome.best) == (4, True, (0.5, 2))
+    assert [float(row["validation_loss"]) for row in rows] == [0.9, 0.5, 0.6, 0.5]
+    mark = folder.mark()
+    assert (mark["complete"], mark["ended_early"], mark["step"]) == (True, True, 4)
+    best = tf.train.load_checkpoint(str(folder.weights("best")))
+    assert best.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 2
+    mesh.barrier()
+    if RANK == 0:
+        folder.write_mark(complete=False, step=4)
+    mesh.barrier()
+    outcome, rows, _ = train(config, mesh, folder.path, resume=True)
+    assert (outcome.step, outcome.best, len(rows)) == (4, (0.5, 2), 4)
+    assert folder.mark()["ended_early"] is True
+
+    change = ("validate_every = 6", f'start_from = "{folder.path}"')
+    other = config_of(shared, steps=6, checkpoint_every=6, change=change)
+    session = TrainingRun(other, mesh, TrainingFolder(shared / "other"), Progress(rank=1))
+    session._begin()
+    for number, weight in enumerate(session.trainer.network.state):
+        stored = best.get_tensor(f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE")
+        np.testing.assert_array_equal(weight, stored)
 
 
 def test_resuming_where_nothing_is_left_to_do_or_to_go_on_from(shared):

@@ -1,0 +1,195 @@
+"""The universes that each step of an in situ training draws, from a seed and the step's number.
+
+A generation is one universe for each place, or lane, of a batch. A lane keeps to its universes, so
+that they stay on the replica that simulated them and a batch does not depend on the number of
+replicas. Which universe of a generation a lane gets is drawn at random.
+
+A balanced batch is a whole generation. Neighbours in a Sobol sequence lie far from each other, so
+it covers the priors evenly, and the mean of its features, which is taken off them in training,
+hardly varies from batch to batch. In a batch that is not balanced each lane goes through the
+generations in an order of its own: it is a random sample of the universes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+MEMBERS, ARRIVING, ALL, PREVIEW = range(4)
+"""What random numbers are drawn for."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The order in which universes are made and trained on.
+
+    A buffer of all universes is filled during the first pass through them, which goes through
+    chunks of `fill` as they arrive, a generation a step. Each further pass is a permutation of all.
+    A smaller buffer gets a generation every `reuse` steps, and each chunk is gone through `reuse`
+    times before it leaves; after the last, passes go on over what is left. In both cases each
+    universe is drawn equally often, `reuse` times in `steps` steps.
+
+    Attributes:
+        simulations: the number of all universes.
+        reuse: how often each is trained on.
+        buffer: the number of universes that are kept to draw from.
+        fill: the number of universes made before the first step; at most `most_filled`.
+        batch: the number of universes of a step, which divides the others but `reuse`.
+        seed: the seed of the order.
+        balanced: whether each batch is a whole generation, or a random sample.
+
+    Raises:
+        ValueError: if there are more universes in the buffer than in all, or made before the first
+            step than the buffer takes.
+    """
+
+    simulations: int
+    reuse: int
+    buffer: int
+    fill: int
+    batch: int
+    seed: int
+    balanced: bool = True
+
+    def __post_init__(self) -> None:
+        most = most_filled(self.simulations, self.buffer, self.batch)
+        if not self.batch <= self.fill <= most or self.buffer > self.simulations:
+            raise ValueError(
+                f"fill {self.fill}, buffer {self.buffer} of {self.simulations} simulations: fill "
+                f"must be from {self.batch} to {most}, the buffer at most all simulations"
+            )
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in which each universe is drawn `reuse` times."""
+        return self.generations * self.reuse
+
+    @property
+    def generations(self) -> int:
+        """The number of all generations."""
+        return self.simulations // self.batch
+
+    @property
+    def interval(self) -> int:
+        """The number of steps from one new generation to the next."""
+        return 1 if self.buffer == self.simulations else self.reuse
+
+    def made(self, step: int) -> int:
+        """Returns the number of generations that are made before the batch of a step is drawn."""
+        return min(self.generations, self.fill // self.batch + step // self.interval)
+
+    def members(self, generation: int) -> np.ndarray:
+        """Returns the numbers of the universes of a generation, int64 [batch], by lane."""
+        order = np.random.default_rng([self.seed, MEMBERS, generation]).permutation(self.batch)
+        return generation * self.batch + order
+
+    def drawn(self, step: int) -> np.ndarray:
+        """Returns the generation from which each lane draws in a step, int64 [batch]."""
+        arriving = self.generations * self.interval
+        if step >= arriving:
+            kept = self.buffer // self.batch
+            number, place = divmod(step - arriving, kept)
+            return self.generations - kept + self._orders(kept, ALL, number)[:, place]
+        most = self.fill // self.batch
+        chunk, place = divmod(step, most * self.interval)
+        size = min(most, self.generations - chunk * most)
+        number, place = divmod(place, size)
+        return chunk * most + self._orders(size, ARRIVING, chunk, number)[:, place]
+
+    def universes(self, step: int) -> np.ndarray:
+        """Returns the numbers of the universes in the batch of a step, int64 [batch]."""
+        drawn = enumerate(self.drawn(step))
+        return np.array([self.members(generation)[lane] for lane, generation in drawn])
+
+    def preview(self, number: int, made: int) -> np.ndarray:
+        """Returns a generation for each lane of those in the buffer, int64 [batch].
+
+        Args:
+            number: of this look; each universe is seen once before any is seen again.
+            made: the number of generations made so far.
+        """
+        kept = min(made, self.buffer // self.batch)
+        return made - kept + self._orders(kept, PREVIEW)[:, number % kept]
+
+    def _orders(self, size: int, *key: int) -> np.ndarray:
+        """Returns a permutation of `size` numbers for each lane, or one for all, [batch, size]."""
+        orders = _permutations(1 if self.balanced else self.batch, size, (self.seed, *key))
+        return np.broadcast_to(orders, (self.batch, size))
+
+
+@lru_cache(maxsize=8)
+def _permutations(lanes: int, size: int, key: tuple[int, ...]) -> np.ndarray:
+    orders = np.tile(np.arange(size), (lanes, 1))
+    return np.random.default_rng(key).permuted(orders, axis=1)
+
+
+def most_filled(simulations: int, buffer: int, batch: int) -> int:
+    """Returns how many universes may be made before the first step.
+
+    In a buffer that does not hold all, one chunk arrives while another is drawn from.
+
+    Args:
+        simulations: the number of all universes.
+        buffer: the number of universes that are kept.
+        batch: the number of universes of a step.
+    """
+    return buffer if buffer >= simulations else (buffer // batch + 1) // 2 * batch
+
+
+def summary_of_draws(
+    draws: Draws, parameters: np.ndarray, steps: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """Returns how often universes were drawn in the first steps, and how much batches vary.
+
+    Args:
+        draws: the order.
+        parameters: of all universes, [universe, parameter].
+        steps: the number of steps that were made.
+        names: of the parameters.
+
+    Returns:
+        "steps" and "volumes"; "draws", the least, median and greatest number of draws of a volume;
+        "spread_of_batch_means", for each parameter the variance of the batches' means over that of
+        independent draws, the variance of the drawn values over the batch. Independent draws have
+        1 +- sqrt(2 / (steps - 1)). It is None for fewer than two steps.
+    """
+    made = draws.made(max(0, steps - 1))
+    members = np.stack([draws.members(generation) for generation in range(made)])
+    lanes = np.arange(draws.batch)
+    drawn = np.array([members[draws.drawn(step), lanes] for step in range(steps)], dtype=np.int64)
+    spread = None
+    if steps > 1:
+        values = parameters[drawn]
+        independent = values.reshape(-1, len(names)).var(axis=0) / draws.batch
+        ratios = values.mean(axis=1).var(axis=0, ddof=1) / independent
+        spread = dict(zip(names, ratios.tolist(), strict=True))
+    counts = np.bincount(drawn.ravel(), minlength=draws.simulations)
+    return {**_summary(counts, steps), "spread_of_batch_means": spread}
+
+
+def summary_of_passes(volumes: int, batch: int, steps: int) -> dict[str, Any]:
+    """Returns how often volumes in files were drawn, each pass a permutation of all.
+
+    Args:
+        volumes: their number.
+        batch: volumes of a step.
+        steps: the number of steps that were made.
+
+    Returns:
+        As `summary_of_draws`, without the spread.
+    """
+    passes, rest = divmod(steps * batch, volumes)
+    return _summary(passes + (np.arange(volumes) < rest), steps)
+
+
+def _summary(counts: np.ndarray, steps: int) -> dict[str, Any]:
+    least, median, most = int(counts.min()), float(np.median(counts)), int(counts.max())
+    return {
+        "steps": steps,
+        "volumes": len(counts),
+        "draws": {"min": least, "median": median, "max": most},
+    }
