@@ -89,7 +89,7 @@ def parts(tmp_path_factory):
 
 
 def fresh_score(parts, labels=None):
-    """The score of sigma8 on universes of the test set, after a training with these labels."""
+    """The score of sigma8 on universes of the test set, and the losses of a training with labels."""
     plan, network, optimiser = parts.plan, parts.network, parts.optimiser
     for variable, value in zip((*network.state, *optimiser.variables), parts.begin, strict=True):
         variable.assign(value)
@@ -100,23 +100,24 @@ def fresh_score(parts, labels=None):
     trainer = Trainer(network, optimiser, standardiser, source, options["clock"])
     source.start(0)
     network.calibrate(batch.volumes for batch in source.preview(4))
-    for step in range(plan.total_steps):
-        trainer.step(step)
+    losses = [trainer.step(step).loss for step in range(plan.total_steps)]
     network.recentre(batch.volumes for batch in source.preview(4))
     source.close()
     made = [parts.maker.make("test", generation) for generation in range(4)]
     fresh = [Batch(found.volumes, found.parameters, found.index) for found in made]
     found = predict(network, standardiser, fresh, 64)
-    return score(found, standardiser.centre)["sigma8"]
+    return score(found, standardiser.centre)["sigma8"], losses
 
 
 def test_a_network_learns_sigma8(parts):
-    found = fresh_score(parts)
+    found, losses = fresh_score(parts)
     assert found.r2 - 2 * found.r2_error > 0.5
     assert found.coverage_2 > 0.8
+    # No spikes after the warm-up: the mean predictor's loss is 0.5.
+    assert max(losses[20:]) < 3 * 0.5
 
 
 def test_nothing_is_learnt_from_labels_of_other_universes(parts):
     order = np.random.default_rng(0).permutation(256)
-    found = fresh_score(parts, parts.maker.priors.draw("train", 0, 256)[order])
+    found, _ = fresh_score(parts, parts.maker.priors.draw("train", 0, 256)[order])
     assert found.r2 < 0.2
