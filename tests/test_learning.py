@@ -89,7 +89,7 @@ def parts(tmp_path_factory):
 
 
 def fresh_score(parts, labels=None):
-    """The score of sigma8 on universes of the test set, and the losses of a training with labels."""
+    """The score of sigma8 on universes of the test set, and the losses of the training."""
     plan, network, optimiser = parts.plan, parts.network, parts.optimiser
     for variable, value in zip((*network.state, *optimiser.variables), parts.begin, strict=True):
         variable.assign(value)
