@@ -16,8 +16,8 @@ correlation with the former divided by its power. Of pairs with opposite noise h
 is taken, so that the lattice and second order cancel, and the third is extrapolated to nothing.
 
 halofit: whole runs, against Limber's integral over CAMB's halofit and over the power that is
-measured in the runs. Modes begin with their expected amplitudes, and every second universe is the
-pair of the one before; each is seen along several lines of sight.
+measured in the runs. Modes begin with their expected amplitudes, the same on any grid, and every
+second universe is the pair of the one before; each is seen along several lines of sight.
 
 cost: a run with and without a light cone of four sources, and value and gradient of a loss on C_l.
 """
@@ -230,6 +230,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         fpm.scale_factor_steps(0.1, 1.0, steps),
         mesh_factor=mesh_factor,
         fixed_amplitude=True,
+        noise="nested",  # the same large scales on any grid
     )
     widest = 2 * np.pi / cone_of(box, 2 * grid, 0).fov  # multipoles are this far apart
     edges = bands(max(100, 1.5 * widest), 3000, 10)
