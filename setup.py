@@ -77,6 +77,7 @@ setup(
         "astropy>=6",
         "camb>=1.5",
         "h5py>=3",
+        "healpy>=1.17",
         "zarr>=3",
         "pydantic>=2.7",
         "rich>=13",

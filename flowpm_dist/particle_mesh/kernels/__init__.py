@@ -8,6 +8,7 @@ import os
 import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels import library
+from flowpm_dist.particle_mesh.kernels.ball import Ball
 from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
@@ -15,6 +16,7 @@ from flowpm_dist.particle_mesh.kernels.portable import Portable
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 __all__ = [
+    "Ball",
     "Compiled",
     "ForceGradient",
     "Kernels",

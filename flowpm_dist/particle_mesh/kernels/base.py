@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from flowpm_dist.particle_mesh.kernels.ball import Ball
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 from flowpm_dist.particle_mesh.options import ForceGradient
@@ -195,3 +196,37 @@ class Kernels(ABC):
         dmaps: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Returns (dfields, dfactors, damounts), the adjoint of `paint_sky`; the latter float64."""
+
+    @abstractmethod
+    def paint_ball(
+        self, ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """Paints the particles about an observer on maps of the whole sky, bilinearly.
+
+        A particle's place is that on the lattice and the sum of factors times fields, with factors
+        that are polynomials in the distance of that on the lattice. Of a weight it adds the amount
+        at the distance of its place, between two nodes linearly, to the four pixels of
+        `Healpix.corners`.
+
+        Args:
+            ball: the particles, and how they are seen.
+            fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
+            factors: [b, segments, fields, 4]: coefficients of u^0 to u^3, with u from -1 to 1 in
+                each segment.
+            amounts: [b, nodes, weights]; that of a weight goes to the map of that number, counted
+                from the segment's first. Beyond the last node they are as there.
+
+        Returns:
+            The maps [b, maps, pixels].
+        """
+
+    @abstractmethod
+    def paint_ball_vjp(
+        self,
+        ball: Ball,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Returns (dfields, dfactors, damounts), the adjoint of `paint_ball`; the last float64."""

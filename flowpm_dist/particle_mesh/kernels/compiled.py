@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import library
+from flowpm_dist.particle_mesh.kernels.ball import Ball
 from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.lattice import Lattice
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
@@ -32,6 +34,20 @@ def _sky(slabs: Slabs) -> dict[str, Any]:
         "scales": tf.constant(scales, tf.float64),
         "maps": slabs.maps,
         "pixels": slabs.pixels,
+    }
+
+
+def _ball(ball: Ball) -> dict[str, Any]:
+    return {
+        "copies": tf.constant(ball.copies, tf.int32),
+        "edges": tf.constant(ball.edges, tf.float64),
+        "first_map": tf.constant(ball.first_map, tf.int32),
+        "numbers": tf.constant(ball.numbers),
+        "rings": tf.constant(Healpix(ball.nside).theta),
+        "maps": ball.maps,
+        "nside": ball.nside,
+        "first": ball.first,
+        "per_distance": ball.per_distance,
     }
 
 
@@ -165,6 +181,29 @@ class Compiled(Kernels):
         return tuple(
             self._ops.flowpm_paint_sky_vjp(
                 fields=fields, factors=factors, amounts=amounts, dout=dmaps, **_sky(slabs)
+            )
+        )
+
+    def paint_ball(
+        self, ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """See `Kernels.paint_ball`."""
+        return self._ops.flowpm_paint_ball(
+            fields=fields, factors=factors, amounts=amounts, **_ball(ball)
+        )
+
+    def paint_ball_vjp(
+        self,
+        ball: Ball,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint_ball_vjp`."""
+        return tuple(
+            self._ops.flowpm_paint_ball_vjp(
+                fields=fields, factors=factors, amounts=amounts, dout=dmaps, **_ball(ball)
             )
         )
 

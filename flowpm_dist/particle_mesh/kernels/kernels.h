@@ -105,6 +105,39 @@ struct SkyVjp {
   double* damounts;         // [batch, layers, weights, 2]
 };
 
+// Copies of particles about an observer, see `Ball` in ball.py.
+template <typename T>
+struct Ball {
+  static constexpr int64_t kTerms = 4;  // of the polynomials that factors are
+  int64_t batch, particles[3], first[3], copies, segments, nodes, fields, weights, maps, nside;
+  bool per_distance;
+  const int32_t* copy;       // [copies, 3]
+  const double* edges;       // [segments + 1]
+  const int32_t* first_map;  // [segments]
+  double spacing[3], lengths[3], observer[3], step;
+  const double* rings;    // [4 nside + 1]: colatitudes, those of the poles included
+  const T* const* field;  // [fields] of [batch, x, y, z, 3]
+  const T* factors;       // [batch, segments, fields, kTerms]
+  const T* amounts;       // [batch, nodes, weights]
+  T* out;                 // [batch, maps, pixels]
+
+  int64_t pixels() const { return 12 * nside * nside; }
+};
+
+template <typename T>
+struct BallVjp {
+  Ball<T> ball;      // whose `out` is not used
+  const T* dout;     // [batch, maps, pixels]
+  T* const* dfield;  // [fields] of [batch, x, y, z, 3]
+  double* dfactors;  // [batch, segments, fields, kTerms]
+  double* damounts;  // [batch, nodes, weights]
+};
+
+template <typename T>
+void paint_ball(const Ball<T>& call, const Parallel& parallel);
+template <typename T>
+void paint_ball_vjp(const BallVjp<T>& call, const Parallel& parallel);
+
 template <typename T>
 void paint_sky(const Sky<T>& call, const Parallel& parallel);
 template <typename T>

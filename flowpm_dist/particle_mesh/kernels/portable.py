@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels import portable_sky
+from flowpm_dist.particle_mesh.kernels import portable_ball, portable_sky
+from flowpm_dist.particle_mesh.kernels.ball import Ball
 from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
 from flowpm_dist.particle_mesh.kernels.lattice import FARTHEST, Lattice
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
@@ -335,3 +336,20 @@ class Portable(Kernels):
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """See `Kernels.paint_sky_vjp`."""
         return portable_sky.paint_sky_vjp(slabs, fields, factors, amounts, dmaps)
+
+    def paint_ball(
+        self, ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    ) -> tf.Tensor:
+        """See `Kernels.paint_ball`. Not compiled: the particles seen are others at each call."""
+        return portable_ball.paint_ball(ball, fields, factors, amounts)
+
+    def paint_ball_vjp(
+        self,
+        ball: Ball,
+        fields: Sequence[tf.Tensor],
+        factors: tf.Tensor,
+        amounts: tf.Tensor,
+        dmaps: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """See `Kernels.paint_ball_vjp`."""
+        return portable_ball.paint_ball_vjp(ball, fields, factors, amounts, dmaps)

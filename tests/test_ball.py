@@ -1,0 +1,192 @@
+"""Particles about an observer on maps of the whole sky: weights, kernels, mass, the adjoint."""
+
+import healpy
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.particle_mesh.kernels import Ball, Compiled, Portable
+
+SIDES, LENGTHS, NSIDE = (6, 4, 8), (12.0, 8.0, 16.0), 4
+RNG = np.random.default_rng(1)
+
+
+def ball(**changes):
+    """Two copies and the box itself, in three segments, of which the last two share a map."""
+    given = dict(
+        copies=np.array([[0, 0, 0], [1, 0, -1], [0, -1, 0], [9, 9, 9]], np.int32),
+        edges=np.array([1.0, 5.0, 9.0, 14.0]),
+        first_map=np.array([0, 1, 1], np.int32),
+        first=(2, 0, 4),
+        spacing=tuple(length / n for length, n in zip(LENGTHS, SIDES, strict=True)),
+        lengths=LENGTHS,
+        observer=(5.1, 3.7, 9.2),
+        step=2.5,
+        per_distance=True,
+        nside=NSIDE,
+        maps=3,
+    )
+    return Ball(**{**given, **changes})
+
+
+def drawn(dtype, batch=2, fields=3, weights=2, nodes=6):
+    moved = [
+        tf.constant(RNG.normal(size=(batch, *SIDES, 3), scale=0.7).astype(dtype))
+        for _ in range(fields)
+    ]
+    factors = RNG.normal(size=(batch, 3, fields, 4), scale=0.5).astype(dtype)
+    amounts = RNG.normal(size=(batch, nodes, weights)).astype(dtype)
+    return moved, tf.constant(factors), tf.constant(amounts)
+
+
+def relative(ours, expected):
+    return np.abs(ours - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("nside", [1, 2, 8, 64])
+def test_weights_are_those_of_healpy(nside):
+    """In all directions, on rings, at the poles and near them."""
+    sphere = Healpix(nside)
+    z = np.concatenate(
+        [RNG.uniform(-1, 1, 2000), np.cos(sphere.theta), [1, -1], 2 / 3 + np.zeros(4)]
+    )
+    theta = np.concatenate([np.arccos(z), [1e-9, np.pi - 1e-9, 1e-3, np.pi - 1e-3]])
+    phi = RNG.uniform(0, 2 * np.pi, theta.size)
+    phi[:3] = 0.0, 2 * np.pi - 1e-15, np.pi
+    corners = sphere.corners(theta, phi - 2 * np.pi * (phi > np.pi))
+    ours = np.stack(corners.weights(theta, phi - 2 * np.pi * (phi > np.pi)))
+    pixels, weights = healpy.get_interp_weights(nside, theta, phi)
+    for i in range(theta.size):
+        both = np.zeros(sphere.pixels)
+        np.add.at(both, corners.pixels[:, i], ours[:, i])
+        np.add.at(both, pixels[:, i], -weights[:, i])
+        assert np.abs(both).max() < 1e-12 * max(1, nside)  # that of the longitude, in pixels
+    centres = healpy.pix2ang(nside, np.arange(sphere.pixels))
+    np.testing.assert_allclose(
+        sphere.theta[1:-1].repeat(sphere.counts[1:-1]), centres[0], atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("nside", [1, 2, 16])
+def test_painted_areas_are_integrals_of_weights(nside):
+    sphere, fine = Healpix(nside), 16 * nside
+    directions = healpy.pix2ang(fine, np.arange(12 * fine**2))
+    corners = sphere.corners(*directions)
+    sums = np.zeros(sphere.pixels)
+    np.add.at(sums, corners.pixels, np.stack(corners.weights(*directions)))
+    expected = sums * 4 * np.pi / (12 * fine**2)
+    np.testing.assert_allclose(sphere.painted_areas, expected, rtol=3e-3)
+    assert sphere.painted_areas.sum() == pytest.approx(4 * np.pi, rel=1e-13)
+    with pytest.raises(ValueError, match="nside = 3: a power of two"):
+        Healpix(3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-5)])
+@pytest.mark.parametrize("per_distance", [True, False])
+def test_compiled_and_portable_kernels_agree(dtype, tolerance, per_distance):
+    given = ball(per_distance=per_distance), *drawn(dtype)
+    maps = Compiled().paint_ball(*given)
+    assert relative(maps, Portable().paint_ball(*given)) < tolerance
+    dmaps = tf.constant(RNG.normal(size=maps.shape).astype(dtype))
+    ours, expected = (k.paint_ball_vjp(*given, dmaps) for k in (Compiled(), Portable()))
+    for slope, known in zip([*ours[0], *ours[1:]], [*expected[0], *expected[1:]], strict=True):
+        assert relative(slope, known) < tolerance
+
+
+def places_of(at, fields, factors, b):
+    """Undisplaced distances and places of all that is seen, and their segments, in numpy."""
+    lattice = np.stack(np.meshgrid(*map(np.arange, SIDES), indexing="ij"), -1) + at.first
+    found = []
+    for copy in at.copies:
+        q = lattice * np.array(at.spacing) + copy * np.array(at.lengths) - at.observer
+        chi = np.linalg.norm(q, axis=-1)
+        for segment, (low, high) in enumerate(zip(at.edges[:-1], at.edges[1:], strict=True)):
+            seen = (chi >= low) & (chi < high)
+            u = (2 * chi[seen] - low - high) / (high - low)
+            c = [np.polynomial.Polynomial(f)(u) for f in factors.numpy()[b, segment]]
+            moved = sum(f[:, None] * s.numpy()[b][seen] for f, s in zip(c, fields, strict=True))
+            found.append((q[seen] + moved, np.full(seen.sum(), segment)))
+    places, segments = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return places, segments
+
+
+@pytest.mark.parametrize("per_distance", [True, False])
+def test_maps_are_those_of_healpys_weights(per_distance):
+    """Of the same particles, added one by one; sums are those of their amounts."""
+    at = ball(per_distance=per_distance)
+    fields, factors, amounts = drawn("float64")
+    maps = Compiled().paint_ball(at, fields, factors, amounts).numpy()
+    for b in range(2):
+        places, segments = places_of(at, fields, factors, b)
+        distance = np.linalg.norm(places, axis=-1)
+        pixels, shares = healpy.get_interp_weights(
+            NSIDE, np.arccos(places[:, 2] / distance), np.arctan2(places[:, 1], places[:, 0])
+        )
+        expected = np.zeros((3, 12 * NSIDE**2))
+        for w in range(2):
+            nodes = at.step * np.arange(6)
+            amount = np.interp(distance, nodes, amounts.numpy()[b, :, w])
+            amount = amount / distance if per_distance else amount
+            number = at.first_map[segments] + w
+            np.add.at(expected, (np.broadcast_to(number, pixels.shape), pixels), shares * amount)
+        assert relative(maps[b], expected) < 1e-11
+        assert len(places) > 200
+
+
+def test_the_adjoint_is_that_of_the_difference():
+    """<dmaps, J d> = <J^T dmaps, d>, the left side by differences of the maps."""
+    at, (fields, factors, amounts) = ball(), drawn("float64", batch=1)
+    dmaps = tf.constant(RNG.normal(size=(1, 3, 12 * NSIDE**2)))
+    dfields, dfactors, damounts = Compiled().paint_ball_vjp(at, fields, factors, amounts, dmaps)
+    d = [tf.constant(RNG.normal(size=x.shape)) for x in (*fields, factors, amounts)]
+    h = 1e-8
+
+    def along(sign):
+        moved = [x + sign * h * y for x, y in zip((*fields, factors, amounts), d, strict=True)]
+        maps = Compiled().paint_ball(at, moved[:3], moved[3], moved[4])
+        return float(tf.reduce_sum(maps * dmaps))
+
+    slopes = [*dfields, dfactors, damounts]
+    expected = sum(float(tf.reduce_sum(x * y)) for x, y in zip(slopes, d, strict=True))
+    assert (along(1) - along(-1)) / (2 * h) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [Compiled, Portable])
+def test_a_particle_on_the_axis_or_at_the_observer(make):
+    """Its slopes are finite, and it is left out only where its weight would be infinite."""
+    at = ball(observer=(4.0, 4.0, 8.0), edges=np.array([0.0, 5.0, 9.0, 14.0]), first=(0, 0, 0))
+    fields = [tf.zeros([1, *SIDES, 3], tf.float64)]
+    factors = tf.ones([1, 3, 1, 4], tf.float64)
+    amounts = tf.ones([1, 6, 1], tf.float64)
+    counted = ball(**{**vars(at), "per_distance": False})
+    lattice = np.stack(np.meshgrid(*map(np.arange, SIDES), indexing="ij"), -1)
+    chi = [
+        np.linalg.norm(
+            lattice * np.array(at.spacing) + c * np.array(at.lengths) - at.observer, axis=-1
+        )
+        for c in at.copies
+    ]
+    inside = np.array(chi)[np.array(chi) < 14.0]
+    assert (inside == 0).sum() == 1
+    maps = make().paint_ball(counted, fields, factors, amounts).numpy()
+    assert maps.sum() == pytest.approx(len(inside), rel=1e-13)
+    maps = make().paint_ball(at, fields, factors, amounts)
+    weight = (1 / inside[inside > 0]).sum()
+    assert maps.numpy().sum() == pytest.approx(weight, rel=1e-13)
+    for each in (at, counted):
+        slopes = make().paint_ball_vjp(each, fields, factors, amounts, maps)
+        assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (dict(edges=np.array([1.0, 5.0, 5.0, 14.0])), "segment 1 has edges that do not increase"),
+        (dict(first_map=np.array([0, 1, 2], np.int32)), "segment 2 has maps that do not exist"),
+        (dict(step=0.0), "a step above 0"),
+    ],
+)
+def test_balls_that_cannot_be_are_refused(change, told):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        Compiled().paint_ball(ball(**change), *drawn("float64"))
