@@ -5,7 +5,8 @@ others give numpy arrays, the same on every rank. A statistic of your own is bui
 `Sample`, `mode_means`, `bin_contents` and `whole` (docs/extending.md).
 
 Maps of the flat sky, tensors [..., x, y] that a rank has whole, are measured by `angular_power`,
-`peaks` and `map_histogram`, and differentiably by `binned_angular_power` and `soft_map_histogram`.
+`peaks` and `map_histogram`, and differentiably by `binned_angular_power` and `soft_map_histogram`;
+those of the whole sky by `spherical_power`.
 """
 
 from flowpm_dist.statistics.angular_power import (
@@ -29,6 +30,11 @@ from flowpm_dist.statistics.maps import Peaks, map_histogram, peaks, soft_map_hi
 from flowpm_dist.statistics.measure import Sample, box_of, mode_means, whole
 from flowpm_dist.statistics.multipoles import Multipoles, binned_multipoles, multipoles
 from flowpm_dist.statistics.power import PowerSpectrum, binned_power, power_spectrum
+from flowpm_dist.statistics.spherical_power import (
+    painting_window,
+    spherical_power,
+    spherical_theory_in_bins,
+)
 from flowpm_dist.statistics.wedges import Wedges, binned_wedges, power_wedges
 
 __all__ = [
@@ -61,11 +67,14 @@ __all__ = [
     "map_histogram",
     "mode_means",
     "multipoles",
+    "painting_window",
     "peaks",
     "power_spectrum",
     "power_wedges",
     "soft_histogram",
     "soft_map_histogram",
+    "spherical_power",
+    "spherical_theory_in_bins",
     "theory_in_bins",
     "transfer_function",
     "whole",

@@ -54,6 +54,19 @@ class LensPlanes:
         for name, values in (("edges", edges), ("chi", chi), ("a", a)):
             object.__setattr__(self, name, values)
 
+    @classmethod
+    def of_shells(cls, edges: Any) -> LensPlanes:
+        """Returns shells about the observer, each at the mean distance of its volume.
+
+        That is 3/4 (R2^4 - R1^4) / (R2^3 - R1^3), of overdensities that are means over the volume.
+
+        Args:
+            edges: as for `LensPlanes`.
+        """
+        edges = as_float64(edges)
+        near, far = edges[:-1], edges[1:]
+        return cls(edges, 0.75 * (far**4 - near**4) / (far**3 - near**3))
+
     @property
     def widths(self) -> tf.Tensor:
         """The widths of the slabs [plane] [Mpc/h]."""

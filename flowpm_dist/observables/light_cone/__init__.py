@@ -5,7 +5,10 @@ from meshimpl.lazy import lazy_names
 _HOMES = {
     "ConvergenceMaps": "maps",
     "DensityPlanes": "maps",
+    "DensityShells": "maps",
+    "FullSkyLightCone": "full_sky",
     "LightCone": "light_cone",
+    "SphericalConvergence": "maps",
 }
 
 __all__ = sorted(_HOMES)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.observers import Seen
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.light_cone_file import STEM, LightConeFile
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.observables.light_cone.convergence import (
+    Population,
+    check_latest,
+    farthest,
+    farthest_of_all,
+    stacked_means,
+)
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.observer import SkyPainter
 from flowpm_dist.observables.light_cone.options import LightConeOptions
@@ -23,10 +32,6 @@ from flowpm_dist.observables.light_cone.recorder import ParticleRecorder
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
-from meshimpl.mesh_function import replicated
-from meshimpl.process_mesh import ProcessMesh
-
-T = TypeVar("T")
 
 
 class LightCone(LightConeOptions):
@@ -101,10 +106,7 @@ class LightCone(LightConeOptions):
             raise ValueError("lensing needs at least one source")
 
         def painter(inputs: Inputs, halo: int) -> _Convergence:
-            mesh = inputs.box.mesh
-            shared = [with_shared_tensors(source, mesh) for source in sources]
-            aligned = None if alignment is None else with_shared_tensors(alignment, mesh)
-            return _Convergence(self, inputs, shared, aligned)
+            return _Convergence(self, inputs, Population(self, sources, alignment, inputs.box.mesh))
 
         return painter
 
@@ -174,11 +176,7 @@ class LightCone(LightConeOptions):
         Raises:
             ValueError: it has not.
         """
-        box, edges = inputs.box, inputs.edges
-        self.check_begin(edges[0])
-        ends = [self.farthest(g.background.cosmology) for g in inputs.cosmologies.growths]
-        # Of all universes, those of other replicas included.
-        end = float(box.mesh.world.allreduce(tf.constant(max(ends), tf.float64), "max"))
+        box, end = inputs.box, farthest_of_all(self, inputs)
         self.check_width(box.size, end)
         found = Layers.of(box, end, self.tiles, 1.0 / (1.0 + self.z_max))
         if not len(found.distances):
@@ -187,18 +185,12 @@ class LightCone(LightConeOptions):
                 f"z_max = {self.z_max:g} is at {end:.4g} Mpc/h, and the nearest particles at "
                 f"{nearest:.4g}: see farther, or take a finer grid"
             )
-        for growth in inputs.cosmologies.growths:
-            latest = float(Distances(growth.background.cosmology).scale_factor(found.distances[0]))
-            if latest > edges[-1]:
-                raise ValueError(
-                    f"the run ends at a = {edges[-1]:g}: a light cone to an observer today needs "
-                    "one that ends at a = 1"
-                )
+        check_latest(inputs, found.distances[0])
         return found
 
-    def farthest(self, cosmology: Any) -> float:
+    def farthest(self, cosmology: Cosmology) -> float:
         """Returns the comoving distance of z_max [Mpc/h]."""
-        return float(Distances(cosmology).comoving(1.0 / (1.0 + self.z_max)))
+        return farthest(self, cosmology)
 
     def particles_in_pixel(self, box: Box) -> float:
         """Returns the mean number of particles in a pixel, per length and distance^2 [(h/Mpc)^3].
@@ -211,13 +203,7 @@ class LightCone(LightConeOptions):
 class _Convergence(SkyPainter):
     """Paints the convergence of sources."""
 
-    def __init__(
-        self,
-        cone: LightCone,
-        inputs: Inputs,
-        sources: list[Sources],
-        alignment: IntrinsicAlignment | None,
-    ) -> None:
+    def __init__(self, cone: LightCone, inputs: Inputs, population: Population) -> None:
         layers = cone.layers(inputs)
         number = cone.particles_in_pixel(inputs.box)
         means = []
@@ -226,34 +212,27 @@ class _Convergence(SkyPainter):
         ends = [cone.farthest(cosmology) for cosmology in inputs.cosmologies.cosmologies]
         edges[-1] = max(edges[-1], *(end * (1 + 1e-9) for end in ends))
 
-        def amounts(distances: Distances, a: tf.Tensor) -> tf.Tensor:
-            _check_sources(cone, sources, distances)
+        def amounts(distances: Distances, a: tf.Tensor, growth: GrowthFunctions) -> tf.Tensor:
             chi = layers.distances
-            strength = lensing_weight(distances.cosmology, chi, a=a)
-            weights = [strength * source.efficiency(chi, distances) for source in sources]
+            weights = population.lensing(distances, chi, a)
             slopes = [_slopes(weight, chi) for weight in weights]
-            if alignment is not None:
-                response = alignment.response(a, distances.cosmology)
-                for i, source in enumerate(sources):
-                    share = source.fractions(edges, distances)
-                    weights[i] += response * share / layers.depths
+            aligned = population.aligned(distances, edges, a, growth)
+            if aligned is not None:
+                weights = [w + more for w, more in zip(weights, aligned, strict=True)]
             means.append(tf.stack([tf.reduce_sum(w * layers.depths) for w in weights]))
             pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
             return tf.stack(pairs, axis=1) / number
 
         first = np.zeros(len(layers.distances), np.int32)
-        super().__init__(inputs, layers, cone.fov, cone.pixels, first, len(sources), amounts)
-        self._means, self._cone = means, cone
-        self._local = inputs.cosmologies
+        maps = len(population.sources)
+        super().__init__(inputs, layers, cone.fov, cone.pixels, first, maps, amounts)
+        self._means, self._fov = stacked_means(inputs, means), cone.fov
 
-    def results(self, seen: Any) -> ConvergenceMaps:
+    def results(self, seen: Seen) -> ConvergenceMaps:
         """See `Observer.results`."""
-        maps = super().results(seen)
-        by_growth = dict(zip(map(id, dict.fromkeys(self._local.growths)), self._means, strict=True))
-        means = self._local.stack([by_growth[id(growth)] for growth in self._local.growths])
-        return ConvergenceMaps(
-            maps - tf.cast(means, maps.dtype)[..., tf.newaxis, tf.newaxis], self._cone.fov
-        )
+        maps = self.summed(seen)
+        means = tf.cast(self._means, maps.dtype)[..., tf.newaxis, tf.newaxis]
+        return ConvergenceMaps(maps - means, self._fov)
 
 
 class _Planes(SkyPainter):
@@ -279,28 +258,9 @@ class _Planes(SkyPainter):
         )
         self._cone = cone
 
-    def results(self, seen: Any) -> DensityPlanes:
+    def results(self, seen: Seen) -> DensityPlanes:
         """See `Observer.results`."""
-        return DensityPlanes(super().results(seen) - 1.0, self._planes, self._cone.fov)
-
-
-def with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:
-    """Returns a copy of parameters whose tensors have gradients that arrive complete on each rank.
-
-    Args:
-        parameters: an object with parameters as its attributes, or in lists or dictionaries of
-            these; the same on every rank.
-        mesh: the ranks.
-    """
-    shared = copy.copy(parameters)
-
-    def share(value: Any) -> Any:
-        is_tensor = isinstance(value, (tf.Tensor, tf.Variable))
-        return replicated(mesh, value) if is_tensor else value
-
-    for name, value in vars(parameters).items():
-        object.__setattr__(shared, name, tf.nest.map_structure(share, value))
-    return shared
+        return DensityPlanes(self.summed(seen) - 1.0, self._planes, self._cone.fov)
 
 
 def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
@@ -311,15 +271,3 @@ def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
     )
     across = np.where(upper > lower, x[upper] - x[lower], 1.0)
     return (tf.gather(values, upper) - tf.gather(values, lower)) / across
-
-
-def _check_sources(cone: LightCone, sources: Sequence[Sources], distances: Distances) -> None:
-    end = cone.farthest(distances.cosmology)
-    for number, source in enumerate(sources):
-        farthest = float(source.farthest(distances))
-        if farthest > end * (1 + 1e-6):
-            z = float(distances.redshift(farthest))
-            raise ValueError(
-                f"sources[{number}] reach to z = {z:.4g}, behind z_max = {cone.z_max:g}: see "
-                "farther, or cut their distribution"
-            )

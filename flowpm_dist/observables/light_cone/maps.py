@@ -1,4 +1,4 @@
-"""What is seen on a light cone: planes of matter, and maps of convergence."""
+"""What is seen on a light cone: planes and shells of matter, and maps of convergence."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ class DensityPlanes:
     delta: tf.Tensor
     planes: LensPlanes
     fov: float
+
+
+@dataclass(frozen=True)
+class SphericalConvergence:
+    """Maps of the convergence on the whole sky, in the Born approximation.
+
+    Attributes:
+        kappa: [..., source, pixel] [1], in HEALPix's order of rings, whole on every rank of a
+            universe.
+        nside: resolution.
+    """
+
+    kappa: tf.Tensor
+    nside: int
+
+
+@dataclass(frozen=True)
+class DensityShells:
+    """The matter of shells of the universe about an observer.
+
+    Attributes:
+        delta: overdensity against the mean of the universe [..., shell, pixel] [1], in HEALPix's
+            order of rings, whole on every rank of a universe.
+        planes: where they are, as `born` takes them.
+        nside: resolution.
+    """
+
+    delta: tf.Tensor
+    planes: LensPlanes
+    nside: int

@@ -6,34 +6,40 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.options import A_SEED, Options, Seed
+from flowpm_dist.grid.healpix import LARGEST, is_nside
+from flowpm_dist.options import A_SEED, Options, Seed, listed
 
 
-class LightConeOptions(Options):
-    """A square field of the flat sky, and how far is seen in it.
+def _power_of_two(nside: int) -> int:
+    if not is_nside(nside):
+        raise ValueError(f"a power of two up to {LARGEST} is needed")
+    return nside
+
+
+MOST_BOXES = 20_000
+"""In a sphere that is seen."""
+
+
+def boxes_within(end: float, size: Sequence[float]) -> float:
+    """Returns how many times the volume of a box a sphere has.
+
+    Args:
+        end: radius [Mpc/h].
+        size: of the box [Mpc/h].
+    """
+    return 4 * math.pi / 3 * end**3 / math.prod(size)
+
+
+class DepthOptions(Options):
+    """How far is seen.
 
     Attributes:
-        field_of_view: side of the field [deg].
-        pixels: along each side.
         z_max: redshift to which matter is seen.
-        tiles: seed of shifts, flips and orders of the copies of the box.
-        repeat: whether the box may be repeated across the line of sight, where the field is wider.
     """
 
-    field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
-        description="an angle above 0 and not above 60 [deg]"
-    )
-    pixels: Annotated[int, Field(ge=2)] = Field(description="a whole number of at least 2")
     z_max: Annotated[float, Field(gt=0)] = Field(description="a redshift above 0")
-    tiles: Seed = Field(default=0, description=A_SEED)
-    repeat: bool = Field(default=False, description="true or false")
-
-    @property
-    def fov(self) -> float:
-        """Side of the field [rad]."""
-        return math.radians(self.field_of_view)
 
     def check_begin(self, a: float) -> None:
         """Check that a run begins before the light that is seen leaves.
@@ -49,6 +55,29 @@ class LightConeOptions(Options):
                 f"z_max = {self.z_max:g}: the run begins at z = {1 / a - 1:.4g}; begin it earlier, "
                 "or see less far"
             )
+
+
+class LightConeOptions(DepthOptions):
+    """A square field of the flat sky, and how far is seen in it.
+
+    Attributes:
+        field_of_view: side of the field [deg].
+        pixels: along each side.
+        tiles: seed of shifts, flips and orders of the copies of the box.
+        repeat: whether the box may be repeated across the line of sight, where the field is wider.
+    """
+
+    field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
+        description="an angle above 0 and not above 60 [deg]"
+    )
+    pixels: Annotated[int, Field(ge=2)] = Field(description="a whole number of at least 2")
+    tiles: Seed = Field(default=0, description=A_SEED)
+    repeat: bool = Field(default=False, description="true or false")
+
+    @property
+    def fov(self) -> float:
+        """Side of the field [rad]."""
+        return math.radians(self.field_of_view)
 
     def check_width(self, size: Sequence[float], end: float) -> None:
         """Check that the field is not wider than the box, where that may not be repeated.
@@ -68,3 +97,52 @@ class LightConeOptions(Options):
                 f"{math.degrees(narrowest / end):.3g} degrees fit; repeat = True repeats the box "
                 "across the field"
             )
+
+
+class FullSkyOptions(DepthOptions):
+    """The whole sky in HEALPix pixels, about an observer in the box.
+
+    Attributes:
+        nside: resolution of the maps, a power of two.
+        observer: place in the box [Mpc/h]; by default its centre.
+    """
+
+    nside: Annotated[int, Field(ge=1), AfterValidator(_power_of_two)] = Field(
+        description="a resolution of HEALPix"
+    )
+    observer: Annotated[tuple[float, float, float], BeforeValidator(listed)] | None = Field(
+        default=None, description="[x, y, z] in Mpc/h"
+    )
+
+    def check_boxes(self, size: Sequence[float], end: float) -> None:
+        """Check that the box is not repeated too often.
+
+        Args:
+            size: of the box [Mpc/h].
+            end: comoving distance of z_max [Mpc/h].
+
+        Raises:
+            ValueError: it is.
+        """
+        boxes = boxes_within(end, size)
+        if boxes > MOST_BOXES:
+            larger = (boxes / MOST_BOXES) ** (1 / 3)
+            raise ValueError(
+                f"z_max = {self.z_max:g}: the sphere that is seen holds the box {boxes:.0f} times, "
+                f"and may {MOST_BOXES} times: take a box that is {larger:.2g} times as wide, or "
+                "see less far"
+            )
+
+    def place(self, size: Sequence[float]) -> tuple[float, float, float]:
+        """Returns the place of the observer in a box of these sides [Mpc/h].
+
+        Raises:
+            ValueError: it lies outside.
+        """
+        x, y, z = (0.5 * side for side in size) if self.observer is None else self.observer
+        if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
+            sides = " x ".join(f"{side:g}" for side in size)
+            raise ValueError(
+                f"observer at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
+            )
+        return x, y, z

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import GrowthFunctions
-from flowpm_dist.evolution.integrators import Integrator
-from flowpm_dist.evolution.observers import Look, Moment, Seen
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.evolution.observers import Moment, Seen
 from flowpm_dist.io.light_cone_file import LightConeFile
 from flowpm_dist.io.particles import HUBBLE
-from flowpm_dist.observables.light_cone.observer import SkyPainter
+from flowpm_dist.observables.light_cone.crossings import (
+    CrossingObserver,
+    LayerLook,
+    layer_looks,
+    layer_times,
+    reaching,
+)
 from flowpm_dist.observables.light_cone.tiles import Layers
-from flowpm_dist.particle_mesh.kernels import Slabs
 from flowpm_dist.simulation.inputs import Inputs
 
 
-class ParticleRecorder(SkyPainter):
+class ParticleRecorder(CrossingObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
     They are those of the states of the integrator at the times of the crossings.
@@ -36,39 +39,30 @@ class ParticleRecorder(SkyPainter):
     """
 
     needs_before = True
+    inputs = ()
 
     def __init__(self, inputs: Inputs, layers: Layers, fov: float, file: LightConeFile) -> None:
         if inputs.box.batch is not None:
             raise ValueError("the particles of one universe are written, not those of a batch")
-        nothing = tf.zeros([len(layers.distances), 1, 2], tf.float64)
-        maps = np.zeros(len(layers.distances), np.int32)
-        self._file, self._every = file, frozenset[int]()
-        super().__init__(inputs, layers, fov, 1, maps, 1, lambda *_: nothing)
-        self.kicks = self._every
-
-    def _crossing(
-        self, integrator: Integrator, growth: GrowthFunctions, edges: list[float], a: tf.Tensor
-    ) -> tuple[tuple[int, ...], tf.Tensor]:
-        """See `SkyPainter._crossing`: by the states of the integrator, which have velocities."""
-        self._a = a.numpy()
-        found = integrator.interpolation(growth, edges, self._a.tolist())
-        places, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
+        self._layers, self._fov, self._file = layers, fov, file
+        growth = inputs.cosmologies.growths[0]
+        a = layer_times(layers, Distances(growth.background.cosmology)).numpy()
+        with reaching(a[-1]):
+            integrator = inputs.options.integrator
+            found = integrator.interpolation(growth, inputs.edges.tolist(), a.tolist())
+        self._a = a
+        # Of the velocities before and after the kick, and of the LPT fields.
+        self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
         # a dx/dt is the canonical velocity over a.
-        self._speed = velocities * (HUBBLE / self._a)[:, np.newaxis]
-        self._moved, self._every = places, frozenset(found.kicks)
-        return found.kicks, found.factors[:, 0]
+        self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
+        super().__init__(inputs.box, layer_looks(inputs.box, layers, [found.kicks]), found.kicks)
 
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`."""
-        return [functools.partial(self._record, kick)]
-
-    def _record(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        if self._file.closed:  # on the way back
-            return {}
-        place, *fields = (t.numpy() for t in moment.tensors)
-        for look in self._looks.get(kick, []):
-            for at, directions in zip(look.slabs.places, look.slabs.directions, strict=True):
-                for particles in self._slab(look.slabs, look.layers, at, directions, place, fields):
+    def see(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `CrossingObserver.see`."""
+        if not self._file.closed:  # as it is on the way back
+            place, *fields = (t.numpy() for t in moment.tensors)
+            for at, directions in zip(look.places, look.directions, strict=True):
+                for particles in self._slab(look.layers, at, directions, place, fields):
                     self._file.append(*particles)
         return {}
 
@@ -77,7 +71,6 @@ class ParticleRecorder(SkyPainter):
 
     def _slab(
         self,
-        slabs: Slabs,
         layers: np.ndarray,
         place: np.ndarray,
         directions: np.ndarray,
@@ -99,13 +92,13 @@ class ParticleRecorder(SkyPainter):
                 for factors in (self._moved, self._speed)
             )
             moved = own + moved
-            distance = slabs.distances[place[5] + i] + senses[2] * moved[..., axes[2]]
+            distance = self._layers.distances[layer] + senses[2] * moved[..., axes[2]]
             across = []
             for axis, sense, origin in zip(axes, senses, origins, strict=False):
-                lattice = np.arange(displacement.shape[axis]) * slabs.spacing[axis]
+                lattice = np.arange(displacement.shape[axis]) * self._box.cell[axis]
                 before_other = axis < next(a for a in axes[:2] if a != axis)
                 lattice = lattice[:, np.newaxis] if before_other else lattice[np.newaxis]
-                length = slabs.lengths[axis]
+                length = self._box.size[axis]
                 x = origin + sense * (lattice + moved[..., axis])
                 across.append((x - length * np.rint(x / length), length))
             reach = 0.5 * self._fov * distance

@@ -1,0 +1,113 @@
+"""The angular power spectrum of maps of the whole sky."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.statistics.angular_power import AngularPower
+
+SIZE = 0.1049
+"""The window of bilinear painting is exp(-SIZE l (l + 1) / nside^2): the mean of P_l between
+particles and their four pixels, which this has to 0.1 % up to l = 2.5 nside."""
+
+
+def spherical_power(
+    maps: Any, edges: Any, *, other: Any = None, window: Literal["bilinear"] | None = None
+) -> AngularPower:
+    """Returns the angular power spectrum of maps of the whole sky, or of maps with others.
+
+    The harmonics are those of `healpy.anafast`.
+
+    Args:
+        maps: [..., pixel], in HEALPix's order of rings, of any unit.
+        edges: of the bins in l [bin + 1], increasing; a multipole on an edge is in the bin above.
+        other: maps for a cross spectrum, which broadcast.
+        window: what is divided out: "bilinear", that of `painting_window`; None for nothing.
+
+    Returns:
+        The means over the 2 l + 1 modes of each multipole in a bin.
+
+    Raises:
+        ValueError: maps that are not of a whole sky, edges that do not increase, a bin without a
+            multipole up to 3 nside - 1, or another window.
+    """
+    import healpy
+
+    if window not in ("bilinear", None):
+        raise ValueError(f"window {window!r}: 'bilinear' or None")
+    first = np.asarray(maps, np.float64)
+    sphere = Healpix(_nside(first))
+    ell = np.arange(3 * sphere.nside)
+    by_bin = _modes(ell, edges)
+    second = None if other is None else np.asarray(other, np.float64)
+    if second is not None and _nside(second) != sphere.nside:
+        raise ValueError(f"maps of {first.shape[-1]} and {second.shape[-1]} pixels")
+    pairs = (first,) if second is None else np.broadcast_arrays(first, second)
+    rows = [each.reshape(-1, sphere.pixels) for each in pairs]
+    spectra = np.array([healpy.anafast(*row, lmax=ell[-1]) for row in zip(*rows, strict=True)])
+    if window is not None:
+        spectra /= painting_window(ell, sphere.nside) ** 2
+    modes = by_bin.sum(axis=1)
+    power = spectra @ by_bin.T / modes
+    shape = (*pairs[0].shape[:-1], len(modes))
+    return AngularPower(by_bin @ ell / modes, power.reshape(shape), modes, np.array(edges))
+
+
+def painting_window(ell: Any, nside: int) -> np.ndarray:
+    """Returns what is left of a harmonic of the density after bilinear painting [ell] [1].
+
+    Args:
+        ell: multipoles.
+        nside: of the maps.
+    """
+    ell = np.asarray(ell, np.float64)
+    return np.exp(-SIZE * ell * (ell + 1) / nside**2)
+
+
+def spherical_theory_in_bins(
+    power: Callable[[np.ndarray], Any], edges: Any, nside: int
+) -> np.ndarray:
+    """Returns the mean of a spectrum of theory over the modes of each bin [..., bin].
+
+    Args:
+        power: multipoles [ell] to C_l [..., ell].
+        edges: as for `spherical_power`.
+        nside: of the maps.
+    """
+    ell = np.arange(3 * nside)
+    by_bin = _modes(ell, edges)
+    inside = by_bin.any(axis=0)
+    values = np.asarray(power(ell[inside].astype(np.float64)), np.float64)
+    return values @ by_bin[:, inside].T / by_bin.sum(axis=1)
+
+
+def _nside(maps: np.ndarray) -> int:
+    """Returns the resolution of maps [..., pixel].
+
+    Raises:
+        ValueError: they are not of a whole sky.
+    """
+    pixels = maps.shape[-1] if maps.ndim else 0
+    nside = round((pixels / 12) ** 0.5)
+    if not pixels or 12 * nside**2 != pixels:
+        raise ValueError(f"maps of shape {maps.shape} have not the pixels of a whole sky")
+    return nside
+
+
+def _modes(ell: np.ndarray, edges: Any) -> np.ndarray:
+    """Returns the number of modes of each multipole in each bin [bin, ell]."""
+    limits = np.asarray(edges, np.float64)
+    if limits.ndim != 1 or limits.size < 2 or not (np.diff(limits) > 0).all():
+        raise ValueError("edges in l: at least two numbers, increasing, are needed")
+    inside = (ell >= limits[:-1, np.newaxis]) & (ell < limits[1:, np.newaxis]) & (ell > 0)
+    empty = np.flatnonzero(~inside.any(axis=1))
+    if empty.size:
+        low, high = limits[empty[0]], limits[empty[0] + 1]
+        raise ValueError(
+            f"no multipole of the maps, up to {ell[-1]}, lies in the bin from {low:g} to {high:g}"
+        )
+    return inside * (2.0 * ell + 1.0)

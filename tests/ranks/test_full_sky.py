@@ -1,0 +1,252 @@
+"""Light cones of the whole sky: mass, mean, crossing times, gradients; the same on any mesh."""
+
+import functools
+
+import healpy
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import SIZE, by_rank_zero, process_mesh
+
+import flowpm_dist as fpm
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.observables.lensing import (
+    IntrinsicAlignment,
+    LensPlanes,
+    SmailDistribution,
+    SourcePlane,
+    born,
+)
+from flowpm_dist.observables.light_cone import FullSkyLightCone
+
+pytestmark = pytest.mark.ranks(1)
+
+GRID, SIDE = 8, 160.0  # [Mpc/h]
+SKY = FullSkyLightCone(nside=4, z_max=0.05)
+EDGES = np.array([0.2, 0.5, 0.75, 0.97, 1.0])
+NUMBERS = {"Omega_m": 0.31, "sigma8": 0.8, "shift": 0.002}
+
+
+def solo():
+    """A mesh of this rank alone."""
+    return process_mesh(f"row:{SIZE}").without("row")
+
+
+def simulation(mesh, integrator="fastpm", **options):
+    given = dict(grid=GRID, box_size=SIDE, steps=EDGES, precision="float64", halo=3)
+    given |= {"mesh": mesh, "integrator": integrator, **options}
+    return fpm.Simulation(fpm.Cosmology.planck18(), **given)
+
+
+def sources_of(shift=0.002):
+    return [SourcePlane(0.045), SmailDistribution(0.02, shift=shift, z_max=0.045)]
+
+
+def cosmology_of(Omega_m, sigma8):
+    return fpm.Cosmology(
+        Omega_m=Omega_m, sigma8=sigma8, Omega_b=0.049, h=0.68, n_s=0.965, w0=-0.9, wa=0.1
+    )
+
+
+def seen(sim, noise, Omega_m=0.31, sigma8=0.8, shift=0.002):
+    run = dict(white_noise=noise, cosmology=cosmology_of(Omega_m, sigma8))
+    return SKY.convergence(sim, sources_of(shift), **run).kappa
+
+
+def weights_of(kappa):
+    return tf.constant(np.cos(np.arange(tf.size(kappa).numpy()).reshape(kappa.shape)))
+
+
+def with_gradients(sim, noise):
+    tensors = {name: tf.constant(value, tf.float64) for name, value in NUMBERS.items()}
+    with tf.GradientTape() as tape:
+        tape.watch([noise, *tensors.values()])
+        kappa = seen(sim, noise, **tensors)
+        # Every rank has the whole map, and counts a share of the loss.
+        loss = tf.reduce_sum(weights_of(kappa) * (kappa + 20 * kappa**2)) / sim.box.mesh.size
+    to_noise, to_numbers = tape.gradient(loss, [noise, tensors])
+    return kappa.numpy(), to_noise.numpy(), {name: float(g) for name, g in to_numbers.items()}
+
+
+@pytest.mark.parametrize(
+    "integrator",
+    [
+        pytest.param("fastpm", marks=pytest.mark.ranks(1, 2, 4)),
+        "cola",
+    ],
+)
+def test_maps_and_gradients(mesh, integrator):
+    """By the adjoint as by differences; the same on any mesh."""
+    sim = simulation(mesh, integrator)
+    noise = sim.lpt(seed=3).white_noise.block
+    kappa, to_noise, to_numbers = with_gradients(sim, noise)
+
+    def alone():
+        line = simulation(solo(), integrator)
+        field = line.lpt(seed=3).white_noise.block
+        maps, gradient, numbers = with_gradients(line, field)
+        w, h = weights_of(maps), 1e-6
+
+        def slope(direction, **steps):
+            def at(h):
+                moved = {k: v + h * steps.get(k, 0.0) for k, v in NUMBERS.items()}
+                map_ = seen(line, field + h * direction * tf.sin(5 * field), **moved)
+                return float(tf.reduce_sum(w * (map_ + 20 * map_**2)))
+
+            return (at(h) - at(-h)) / (2 * h)
+
+        along = float(tf.reduce_sum(gradient * tf.sin(5 * field)))
+        if SIZE == 1:
+            assert along == pytest.approx(slope(1.0), rel=1e-6)
+            assert numbers["Omega_m"] == pytest.approx(slope(0.0, Omega_m=1.0), rel=1e-6)
+        if SIZE == 1 and integrator == "fastpm":
+            for name in ("sigma8", "shift"):
+                assert numbers[name] == pytest.approx(slope(0.0, **{name: 1.0}), rel=1e-6), name
+        return {"kappa": maps, "gradient": gradient} | numbers
+
+    known = by_rank_zero(f"sky-{integrator}", alone)
+    np.testing.assert_allclose(kappa, known["kappa"], atol=1e-12 * np.abs(known["kappa"]).max())
+    size = np.abs(known["gradient"]).max()
+    np.testing.assert_allclose(to_noise, known["gradient"][sim.box.place], atol=1e-10 * size)
+    for name, slope in to_numbers.items():
+        assert slope == pytest.approx(float(known[name]), rel=1e-9)
+
+
+@functools.cache
+def crossing_particles(integrator, observer):
+    """Distances of undisplaced places, and places, of all copies, from states at their times."""
+    sim = simulation(solo(), integrator)
+    end = float(Distances(sim.cosmology).comoving(1 / (1 + SKY.z_max)))
+    lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    q = lattice * SIDE / GRID - observer
+    chi = np.linalg.norm(q, axis=-1)
+    lattice, q, chi = (x[chi < end] for x in (lattice, q, chi))
+    distances, which = np.unique(np.round(chi, 9), return_inverse=True)
+    states = sim.run(seed=3, outputs=Distances(sim.cosmology).scale_factor(distances).numpy())
+    moved = np.stack([state.displacement.numpy() for state in states])
+    return chi, q + moved[(which, *(lattice % GRID).T)]
+
+
+@pytest.mark.parametrize(
+    ("integrator", "observer"),
+    [("bullfrog", (80.0, 80.0, 80.0)), ("cola", (20.0, 0.0, 140.0))],
+)
+def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
+    """Shells and convergence, from each state painted with healpy's weights."""
+    sim = simulation(mesh, integrator)
+    sky = FullSkyLightCone(**SKY.model_dump(exclude={"observer"}), observer=observer)
+    end = float(Distances(sim.cosmology).comoving(1 / 1.05))
+    chi, places = crossing_particles(integrator, observer)
+    distance = np.linalg.norm(places, axis=-1)
+    theta, phi = np.arccos(places[:, 2] / distance), np.arctan2(places[:, 1], places[:, 0])
+    pixels, shares = healpy.get_interp_weights(4, theta, phi)
+    areas, number = Healpix(4).painted_areas, sim.box.cells / sim.box.volume
+
+    edges = [0.0, 50.0, 111.0, end]
+    shells = sky.shells(sim, edges, seed=3)
+    for i, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        chosen, found = (chi >= low) & (chi < high), np.zeros(192)
+        np.add.at(found, pixels[:, chosen], shares[:, chosen])
+        expected = found / areas / (number * (high**3 - low**3) / 3) - 1
+        np.testing.assert_allclose(shells.delta[i], expected, atol=1e-9 * np.abs(expected).max())
+
+    source = 118.0  # where weights, which are linear between nodes, have one
+    weights = lensing_weight(sim.cosmology, distance, source).numpy() / distance**2
+    found = np.zeros(192)
+    np.add.at(found, pixels, shares * weights)
+    fine = np.linspace(0, end, 100_001)
+    mean = np.trapezoid(lensing_weight(sim.cosmology, fine, source), fine)
+    kappa = sky.convergence(sim, [SourcePlane(distance=source)], seed=3).kappa[0].numpy()
+    expected = found / areas / number - mean
+    np.testing.assert_allclose(kappa, expected, atol=1e-7 * np.abs(expected).max())
+
+
+@pytest.mark.ranks(2, 4)
+def test_no_mass_is_lost_between_ranks(mesh):
+    """The sum over all shells and pixels is the number of undisplaced places within."""
+    sim = simulation(mesh, mesh_factor=1)
+    end = float(Distances(sim.cosmology).comoving(1 / 1.05))
+    shells = SKY.shells(sim, 40.0, seed=5)
+    volumes = np.diff(shells.planes.edges.numpy() ** 3) / 3
+    masses = (shells.delta.numpy() + 1) * Healpix(4).painted_areas * volumes[:, None]
+    lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1) * SIDE / GRID
+    count = (np.linalg.norm(lattice - 80.0, axis=-1) < end).sum()
+    assert masses.sum() * sim.box.cells / sim.box.volume == pytest.approx(count, rel=1e-12)
+
+
+def test_born_of_shells_is_a_direct_sum(mesh):
+    """Of given shells by its formula in numpy, and of thin ones the convergence of particles."""
+    sim = simulation(mesh, grid=16)
+    sources = [SourcePlane(0.045)]
+    shells = SKY.shells(sim, 5.0, seed=5)
+    kappa = born(shells.delta, shells.planes, sources, sim.cosmology)[0].numpy()
+    edges = np.asarray(shells.planes.edges)
+    r1, r2 = edges[:-1], edges[1:]
+    chi = 0.75 * (r2**4 - r1**4) / (r2**3 - r1**3)
+    a = Distances(sim.cosmology).scale_factor(chi).numpy()
+    source = float(Distances(sim.cosmology).comoving(1 / 1.045))
+    strength = 1.5 * float(sim.cosmology.Omega_m) / 2997.92458**2
+    weights = strength * chi / a * np.maximum(0, 1 - chi / source) * (r2 - r1)
+    expected = np.sum(weights[:, None] * shells.delta.numpy(), axis=0)
+    np.testing.assert_allclose(kappa, expected, atol=1e-10 * np.abs(expected).max())
+    painted = SKY.convergence(sim, sources, seed=5).kappa[0].numpy()
+    assert np.corrcoef(painted, kappa)[0, 1] > 0.95
+    own = LensPlanes.of_shells(edges)
+    np.testing.assert_array_equal(own.chi, shells.planes.chi)
+
+
+def test_the_mean_of_the_universe_is_taken_off(mesh):
+    """A universe at rest has a convergence of 0, but for its lattice."""
+    sim = simulation(mesh, grid=16)
+    sky = FullSkyLightCone(nside=2, z_max=0.1, observer=(81.1, 83.7, 78.3))
+    noise = tf.zeros([16] * 3, tf.float64)
+    kappa = sky.convergence(sim, [SourcePlane(0.1)], white_noise=noise).kappa[0].numpy()
+    total = 1.5 * 0.31 / 2997.92458**2 * 300.0**2 / 6  # of all the matter, about
+    assert abs(np.average(kappa, weights=Healpix(2).painted_areas)) < 0.01 * total
+    assert np.std(kappa) < 0.02 * total
+
+
+def test_all_sources_have_their_share_of_alignments(mesh):
+    sim = simulation(mesh)
+    plain, aligned = (
+        SKY.convergence(sim, sources_of(), seed=3, alignment=alignment).kappa.numpy()
+        for alignment in (None, IntrinsicAlignment(5.0))
+    )
+    assert np.abs(aligned - plain).max(axis=1).min() > 1e-4
+
+
+def test_a_batch_has_its_maps(mesh):
+    """Of universes whose light crosses after the same kicks at other distances."""
+    sim = simulation(mesh)
+    cosmologies = [cosmology_of(0.2, 0.8), cosmology_of(0.31, 0.7), cosmology_of(0.2, 0.8)]
+    source = [SourcePlane(0.03)]
+    both = SKY.convergence(sim, source, seed=[1, 2, 3], cosmology=cosmologies).kappa.numpy()
+    assert both.shape == (3, 1, 192)
+    for kappa, seed, cosmology in zip(both, [1, 2, 3], cosmologies, strict=True):
+        one = SKY.convergence(sim, source, seed=seed, cosmology=cosmology).kappa.numpy()
+        # The cone of a batch reaches as far as the farthest of z_max.
+        np.testing.assert_allclose(kappa, one, atol=1e-12)
+
+
+def test_light_cones_that_cannot_be_are_refused(mesh):
+    sim = simulation(mesh)
+    with pytest.raises(ValueError, match="a power of two up to 8192 is needed"):
+        FullSkyLightCone(nside=12, z_max=0.05)
+    for sky, of, sources, told in (
+        (dict(observer=(0.0, 161.0, 0.0)), sim, [0.04], "must be in the box of 160 x 160 x 160"),
+        (dict(z_max=5.0), sim, [0.04], "z_max = 5: the run begins at z = 4"),
+        (dict(), simulation(mesh, steps=EDGES[:-1]), [0.04], "the run ends at a = 0.97: a light"),
+        (dict(), sim, [0.06], r"sources\[0\] reach to z = 0.06, behind z_max = 0.05"),
+        (dict(), sim, [], "at least one source"),
+    ):
+        asked = FullSkyLightCone(**{**SKY.model_dump(), **sky})
+        with pytest.raises(ValueError, match=told):
+            asked.convergence(of, [SourcePlane(z) for z in sources], seed=1)
+    for edges, told in (
+        (0.0, "a width above 0"),
+        ([0.0, 50.0, 40.0], "must increase from 0 or more"),
+        ([0.0, 500.0], "shells up to 500 Mpc/h: z_max = 0.05 is at 14"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            SKY.shells(sim, edges, seed=1)
