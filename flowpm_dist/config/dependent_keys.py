@@ -36,7 +36,8 @@ class DependentKeys:
     def idle(self, config: Options) -> tuple[str, ...]:
         """Returns those of the keys that have no meaning in a checked run file."""
         section, _, key = self.other.partition(".")
-        if (options := getattr(config, section)) is None:
+        options = getattr(config, section)
+        if not hasattr(options, key.partition(".")[0]):  # no such section, or of another kind
             return ()
         found = operator.attrgetter(key)(options)
         return () if self._wanted(found) else self.keys

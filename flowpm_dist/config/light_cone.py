@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem
@@ -12,9 +12,11 @@ from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.full_sky import FullSkyLensingOptions
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.observables.lensing.options import SourceOptions
-from flowpm_dist.options import three
+from flowpm_dist.observables.light_cone.options import DepthOptions
+from flowpm_dist.options import Options, three
 
 SECTION = "lightcone"
 
@@ -34,15 +36,21 @@ def light_cone_rules(file: ParsedRunFile) -> Iterator[Problem]:
     cone = file.sections.get(SECTION)
     if not isinstance(cone, LensingOptions):
         return
-    yield from _steps(file, cone)
+    yield from step_problems(file, cone)
     yield from _field_of_view(file, cone)
-    sources = getattr(cone, "sources", None)
-    if sources and all(isinstance(each, SourceOptions) for each in sources):
-        yield from _sources(sources, cone)
+    yield from source_problems(cone)
     yield from _combinations(file, cone)
 
 
-def _steps(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+def light_cone_model(table: Mapping[str, Any]) -> type[Options]:
+    """Returns the model of the section [lightcone] of a run file."""
+    section = table.get(SECTION)
+    full = isinstance(section, Mapping) and section.get("sky") == "full"
+    return FullSkyLensingOptions if full else LensingOptions
+
+
+def step_problems(file: ParsedRunFile, cone: DepthOptions) -> Iterator[Problem]:
+    """Yield problems of the run's steps with the light that is seen."""
     evolution = file.sections.get("evolution")
     if not isinstance(evolution, EvolutionSection):
         return
@@ -55,12 +63,12 @@ def _steps(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
         try:
             cone.check_begin(first)
         except ValueError as error:
-            yield Problem(f"{SECTION}.z_max", _without_name(error))
+            yield Problem(f"{SECTION}.z_max", without_name(error))
 
 
 def _field_of_view(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
     given = [_number(cone, name) for name in ("field_of_view", "z_max")]
-    size, end = file.value("box", "size"), _distance(file, cone)
+    size, end = file.value("box", "size"), distance_of(file, cone)
     if None in given or size is None or end is None or not isinstance(cone.repeat, bool):
         return
     try:
@@ -70,8 +78,11 @@ def _field_of_view(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Proble
         yield Problem(f"{SECTION}.field_of_view", f"= {cone.field_of_view:g}: {what}")
 
 
-def _sources(sources: Sequence[SourceOptions], cone: LensingOptions) -> Iterator[Problem]:
-    z_max = _number(cone, "z_max")
+def source_problems(cone: LensingOptions | FullSkyLensingOptions) -> Iterator[Problem]:
+    """Yield problems of sources with the redshift that is seen, and with alignments."""
+    z_max, sources = _number(cone, "z_max"), getattr(cone, "sources", None) or ()
+    if not all(isinstance(each, SourceOptions) for each in sources):
+        return
     for number, source in enumerate(sources):
         where = f"{SECTION}.sources[{number}]"
         try:
@@ -115,7 +126,7 @@ def light_cone_work(
         size: of the box [Mpc/h].
         cells: of the force mesh, along each side of the box.
     """
-    half = 0.5 * _comoving(max(source.farthest for source in cone.sources), cosmology)
+    half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
     width = cone.fov / cone.pixels * half
     cell = max(side / n for side, n in zip(size, cells, strict=True))
     warnings = []
@@ -126,20 +137,22 @@ def light_cone_work(
             f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
             f"{cell:.3g}; {enough} pixels show all that there is"
         )
-    return LightConeWork(cone, _comoving(cone.z_max, cosmology), tuple(warnings))
+    return LightConeWork(cone, comoving(cone.z_max, cosmology), tuple(warnings))
 
 
-def _comoving(z: float, cosmology: CosmologyOptions) -> float:
+def comoving(z: float, cosmology: CosmologyOptions) -> float:
+    """Returns the comoving distance of a redshift [Mpc/h]."""
     return comoving_distance(z, Omega_m=cosmology.Omega_m, w0=cosmology.w0, wa=cosmology.wa)
 
 
-def _distance(file: ParsedRunFile, cone: LensingOptions) -> float | None:
+def distance_of(file: ParsedRunFile, cone: DepthOptions) -> float | None:
+    """Returns the distance of z_max [Mpc/h]; None if keys that it depends on are wrong."""
     cosmology, z = file.sections.get("cosmology"), _number(cone, "z_max")
     if not isinstance(cosmology, CosmologyOptions) or z is None:
         return None
     if any(_number(cosmology, name) is None for name in ("Omega_m", "w0", "wa")):
         return None
-    return _comoving(z, cosmology)
+    return comoving(z, cosmology)
 
 
 def _number(options: Any, name: str) -> Any:
@@ -148,6 +161,6 @@ def _number(options: Any, name: str) -> Any:
     return value if isinstance(value, int | float) else None
 
 
-def _without_name(error: ValueError) -> str:
+def without_name(error: ValueError) -> str:
     """Returns a message that begins with its key, without that."""
     return str(error).partition(" ")[2]

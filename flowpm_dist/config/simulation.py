@@ -26,7 +26,14 @@ from flowpm_dist.config.checks import (
     to_toml,
 )
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
-from flowpm_dist.config.light_cone import OF_PLANES, SECTION, light_cone_rules, light_cone_work
+from flowpm_dist.config.full_sky import OF_SHELLS, full_sky_rules, full_sky_work
+from flowpm_dist.config.light_cone import (
+    OF_PLANES,
+    SECTION,
+    light_cone_model,
+    light_cone_rules,
+    light_cone_work,
+)
 from flowpm_dist.config.sections import (
     EvolutionSection,
     InitialSection,
@@ -42,6 +49,7 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise_file
+from flowpm_dist.jobs.full_sky import FullSkyLensingOptions, FullSkyWork
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
 from flowpm_dist.options import Options, three
@@ -61,6 +69,7 @@ GOES_WITH = (
         goes_with="zarr; other formats hold the particles alone, as positions, velocities and ids",
     ),
     OF_PLANES,
+    OF_SHELLS,
 )
 """Keys that have no meaning beside some values of others."""
 
@@ -76,7 +85,7 @@ class RunConfig(Options):
     run: RunOptions
     results: ResultsSection
     output: OutputOptions
-    lightcone: LensingOptions | None = None
+    lightcone: LensingOptions | FullSkyLensingOptions | None = None
 
     def resolved(self) -> str:
         """Returns the run file as TOML with all defaults and full paths; `load` reads it back.
@@ -86,12 +95,15 @@ class RunConfig(Options):
         return to_toml(self, idle_keys(self, GOES_WITH))
 
     @property
-    def light_cone(self) -> LightConeWork | None:
+    def light_cone(self) -> LightConeWork | FullSkyWork | None:
         """What the run sees on its light cone."""
         if self.lightcone is None:
             return None
+        size = three(self.box.size)
         cells = [self.evolution.mesh_factor * n for n in self.box.grid]
-        return light_cone_work(self.lightcone, self.cosmology, self.box.size, cells)
+        if isinstance(self.lightcone, FullSkyLensingOptions):
+            return full_sky_work(self.lightcone, self.cosmology, size, cells, self.box.grid)
+        return light_cone_work(self.lightcone, self.cosmology, size, cells)
 
     def with_mesh(self, shape: str) -> RunConfig:
         """Returns the same run on a mesh of another shape."""
@@ -126,9 +138,10 @@ def check(table: Mapping[str, Any], source: Path) -> RunConfig:
     """
     rules: list[Rule] = [
         amplitude_rule, _origin, universe_rules, _white_noise, evolution_rules, _output_times,
-        light_cone_rules, _idle,
+        light_cone_rules, full_sky_rules, _idle,
     ]  # fmt: skip
-    checked = check_sections(table, source, SECTIONS, rules, optional=(SECTION,))
+    models = {**SECTIONS, SECTION: light_cone_model(table)}
+    checked = check_sections(table, source, models, rules, optional=(SECTION,))
     return RunConfig.model_validate(checked)
 
 

@@ -21,14 +21,25 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
+_OF_ALL = {
+    "kappa": "convergence against the mean of the universe",
+}
 CONVENTIONS = {
+    **_OF_ALL,
     "axes": "a map is [y, x], as pictures are; maps in Python are [x, y]",
     "angles": "x and y are the centres of the pixels [deg], from a corner of the field",
-    "kappa": "convergence against the mean of the universe",
     "shear": "kappa +- |gamma| along and across a stick at the angle atan2(gamma2, gamma1) / 2 "
     "from x to y; gamma1 > 0 stretches images along x",
     "rotation": "(A21 - A12) / 2 of the Jacobian A = d beta / d theta",
     "planes": "overdensity of the matter between two distances, against the mean of the universe",
+}
+
+
+CONVENTIONS_OF_SPHERE = {
+    **_OF_ALL,
+    "axes": "a map is [pixel], HEALPix of nside in the order of rings",
+    "directions": "colatitude is from the z axis of the box, longitude from x to y",
+    "shells": "overdensity of the matter between two distances, against the mean of the universe",
 }
 
 
@@ -37,7 +48,7 @@ class MapArray:
     """An array of `lightcone.zarr`.
 
     Attributes:
-        values: a map is [..., y, x].
+        values: a map is [..., y, x] or, of the whole sky, [..., pixel].
         dimensions: names of its axes.
         units: of the values.
         meaning: in words.
@@ -56,9 +67,11 @@ class LightConeMaps:
     Attributes:
         arrays: by name: kappa, gamma1, gamma2 [source, y, x] [1], x and y [pixel] [deg]; where it
             was made, rotation [source, y, x] [rad], planes [plane, y, x] [1] and plane_edges
-            [plane + 1] [Mpc/h].
+            [plane + 1] [Mpc/h]. Of the whole sky, kappa [source, pixel] [1], and where they were
+            made shells [shell, pixel] [1] and shell_edges [shell + 1] [Mpc/h].
         attributes: "field_of_view" [deg], "sources", "z_max", "cosmology", "seed", "warnings",
-            "conventions", and "config", the run file as TOML.
+            "conventions", and "config", the run file as TOML. Of the whole sky "nside" and
+            "ordering" in place of the field of view.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -76,7 +89,10 @@ class LightConeMaps:
 
 
 def write_light_cone(
-    path: Path, arrays: Mapping[str, MapArray], attributes: Mapping[str, Any]
+    path: Path,
+    arrays: Mapping[str, MapArray],
+    attributes: Mapping[str, Any],
+    conventions: Mapping[str, str],
 ) -> None:
     """Write maps and mark them as complete. On one rank.
 
@@ -84,6 +100,7 @@ def write_light_cone(
         path: of the new zarr group.
         arrays: by name.
         attributes: of the group; they can be written as JSON.
+        conventions: what else a reader must know, by what it is about.
 
     Raises:
         WriteError: they cannot be written.
@@ -93,7 +110,7 @@ def write_light_cone(
     marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
     try:
         group = zarr.create_group(
-            path, attributes={**attributes, "conventions": CONVENTIONS, **marks}
+            path, attributes={**attributes, "conventions": dict(conventions), **marks}
         )
         for name, array in arrays.items():
             add_array(group, name, array)
@@ -107,10 +124,11 @@ def add_array(group: zarr.Group, name: str, array: MapArray) -> None:
     from zarr.codecs import BloscCodec, Crc32cCodec
 
     shape = array.values.shape
+    of_map = 1 if array.dimensions[-1] == "pixel" else 2
     group.create_array(
         name,
         shape=shape,
-        chunks=(1,) * (len(shape) - 2) + shape[-2:],
+        chunks=(1,) * (len(shape) - of_map) + shape[-of_map:],
         dtype=array.values.dtype,
         fill_value=np.nan,
         compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),

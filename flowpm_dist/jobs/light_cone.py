@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
@@ -50,16 +50,12 @@ def _tables(model: type[Options], *, one: bool = False) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-class LensingOptions(LightConeOptions):
-    """What is seen of a simulation on the light cone, and the lensing by it.
+class PopulationOptions(Options):
+    """The sources of lensing.
 
     Attributes:
         sources: the populations of sources.
-        ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
-        plane_width: of planes [Mpc/h].
-        planes: whether planes of matter are written.
         alignment: intrinsic alignments.
-        shape_noise: noise of the shear.
     """
 
     sources: Annotated[tuple[SourceOptions, ...], Field(min_length=1), _tables(SourceOptions)] = (
@@ -68,14 +64,28 @@ class LensingOptions(LightConeOptions):
             'z_max = 1.5 } or { file = "nz.txt" }, each with a shift if need be'
         )
     )
+    alignment: Annotated[AlignmentOptions | None, _tables(AlignmentOptions, one=True)] = Field(
+        default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
+    )
+
+
+class LensingOptions(PopulationOptions, LightConeOptions):
+    """What is seen of a simulation on the light cone, and the lensing by it.
+
+    Attributes:
+        sky: that it is flat.
+        ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
+        plane_width: of planes [Mpc/h].
+        planes: whether planes of matter are written.
+        shape_noise: noise of the shear.
+    """
+
+    sky: Literal["flat"] = Field(default="flat", description='"flat" or "full"')
     ray_tracing: bool = Field(default=False, description="true or false")
     plane_width: Annotated[float, Field(gt=0)] = Field(
         default=100.0, description="a length above 0 in Mpc/h"
     )
     planes: bool = Field(default=False, description="true or false")
-    alignment: Annotated[AlignmentOptions | None, _tables(AlignmentOptions, one=True)] = Field(
-        default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
-    )
     shape_noise: Annotated[ShapeNoiseOptions | None, _tables(ShapeNoiseOptions, one=True)] = Field(
         default=None, description="a table such as { sigma_e = 0.26, n_eff = 5.0, seed = 0 }"
     )
@@ -88,7 +98,7 @@ class LensingOptions(LightConeOptions):
 
 @dataclass(frozen=True)
 class LightConeWork:
-    """What a run sees on its light cone.
+    """What a run sees on its light cone of the flat sky.
 
     Attributes:
         options: of the run file.

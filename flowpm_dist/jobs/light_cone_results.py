@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.halofit import Halofit
-from flowpm_dist.cosmology.limber import Power
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
-from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
+from flowpm_dist.io.light_cone_maps import CONVENTIONS, MapArray, write_light_cone
+from flowpm_dist.jobs.convergence_spectra import (
+    ConvergenceSpectra,
+    Theory,
+    attributes_of,
+    spectra_figure,
+    theories_of,
+    write_convergence_power,
+)
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.observables.lensing.noise import shape_noise
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
-from flowpm_dist.observables.lensing.theory import convergence_power
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.simulation.simulation import ObserverOf
 from flowpm_dist.statistics.angular_power import AngularPower, angular_power, theory_in_bins
-
-Theory = Callable[[Any], np.ndarray]
-"""Multipoles [ell] to the power of convergence [source, source, ell] [1]."""
 
 BINS_PER_OCTAVE = 2
 """Logarithmic bins in l: of more, some would have no mode."""
@@ -49,26 +48,6 @@ class Lensing:
     gamma1: np.ndarray
     gamma2: np.ndarray
     rotation: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class ConvergenceSpectra:
-    """The angular power spectra of all pairs of sources, and theory.
-
-    Attributes:
-        pairs: of sources.
-        ell: mean |l| in each bin [bin].
-        modes: in each bin [bin].
-        power: measured [pair, bin] [1].
-        linear, halofit: by Limber's approximation, means over the same modes [pair, bin] [1].
-    """
-
-    pairs: list[tuple[int, int]]
-    ell: np.ndarray
-    modes: np.ndarray
-    power: np.ndarray
-    linear: np.ndarray
-    halofit: np.ndarray
 
 
 def observers_of(options: LensingOptions) -> list[ObserverOf]:
@@ -108,7 +87,13 @@ def write_light_cone_results(
     planes = next((each for each in seen if isinstance(each, DensityPlanes)), None)
     maps = _lensing(options, born, planes, cosmology)
     arrays = _arrays(options, maps, planes if options.planes else None)
-    write_light_cone(folder / LIGHT_CONE, arrays, {**_attributes(work, cosmology), **about})
+    attributes = {
+        **attributes_of(options, work.end, cosmology, work.warnings),
+        "field_of_view_units": "deg",
+        "approximation": "ray tracing" if options.ray_tracing else "Born",
+        **about,
+    }
+    write_light_cone(folder / LIGHT_CONE, arrays, attributes, CONVENTIONS)
     spectra = measure(maps.kappa, options, cosmology)
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)
@@ -131,7 +116,7 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
         angular_power(kappa[i], options.fov, edges, other=kappa[j], window="bilinear")
         for i, j in pairs
     ]
-    theories = _theory(options, cosmology)
+    theories = theories_of(options, cosmology)
     first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
     return ConvergenceSpectra(
         pairs,
@@ -152,25 +137,6 @@ def bin_edges(fov: float, pixels: int) -> np.ndarray:
     lowest, octaves = 2 * math.pi / fov, math.log2(pixels / 2)
     count = max(1, int(BINS_PER_OCTAVE * octaves + 1e-9))
     return lowest * np.geomspace(1.0, pixels / 2, count + 1)
-
-
-def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
-    """Write a table of comma-separated values, a line for each pair of sources and bin."""
-    rows = [
-        (i, j, *values)
-        for n, (i, j) in enumerate(spectra.pairs)
-        for values in zip(
-            spectra.ell,
-            spectra.power[n],
-            spectra.modes,
-            spectra.linear[n],
-            spectra.halofit[n],
-            strict=True,
-        )
-    ]
-    header = "i,j,ell,C_ell,modes,limber_linear,limber_halofit"
-    formats = ["%d", "%d", "%.8e", "%.8e", "%d", "%.8e", "%.8e"]
-    np.savetxt(path, rows, fmt=formats, delimiter=",", header=header, comments="")
 
 
 def _cone(options: LensingOptions) -> LightCone:
@@ -236,33 +202,6 @@ def _transposed(maps: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(maps, -1, -2))
 
 
-def _attributes(work: LightConeWork, cosmology: Cosmology) -> dict[str, Any]:
-    options = work.options
-    told = options.model_dump(exclude_none=True, exclude={"sources"})
-    return {
-        **told,
-        "field_of_view_units": "deg",
-        "sources": [{"name": each.name, **each.model_dump()} for each in options.sources],
-        "approximation": "ray tracing" if options.ray_tracing else "Born",
-        "distance_of_z_max": work.end,
-        "length_units": "Mpc/h",
-        "cosmology": cosmology.numbers(),
-        "warnings": list(work.warnings),
-    }
-
-
-def _theory(options: LensingOptions, cosmology: Cosmology) -> list[Theory]:
-    """Returns linear theory and halofit."""
-    sources = [each.sources() for each in options.sources]
-    alignment = None if options.alignment is None else options.alignment.alignment()
-    linear = LinearPower(cosmology)
-
-    def spectra(power: Power, ell: Any) -> np.ndarray:
-        return convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
-
-    return [functools.partial(spectra, power) for power in (linear, Halofit(linear))]
-
-
 def _in_bins(theory: Theory, measured: AngularPower, options: LensingOptions) -> np.ndarray:
     """Returns the means of theory over the modes of bins; where alignments make it negative, which
     has no logarithm, that at the mean l."""
@@ -279,23 +218,12 @@ def _draw(
     cosmology: Cosmology,
 ) -> None:
     from flowpm_dist.io.figure_style import save_figure
-    from flowpm_dist.io.lensing_pictures import (
-        AutoSpectrum,
-        convergence_figure,
-        convergence_power_figure,
-    )
+    from flowpm_dist.io.lensing_pictures import convergence_figure
 
     every = (maps.kappa, maps.gamma1, maps.gamma2)
     kappa, gamma1, gamma2 = (_transposed(values[-1]) for values in every)
     name = options.sources[-1].name
     figure = convergence_figure(kappa, gamma1, gamma2, options.field_of_view, name)
     save_figure(figure, folder / "convergence.png")
-    fine = np.geomspace(spectra.ell[0], spectra.ell[-1], 100)
-    linear, halofit = (theory(fine) for theory in _theory(options, cosmology))
-    autos = []
-    for i, source in enumerate(options.sources):
-        n = spectra.pairs.index((i, i))
-        power, expected = spectra.power[n], spectra.halofit[n]
-        autos.append(AutoSpectrum(source.name, power, expected, linear[i, i], halofit[i, i]))
-    figure = convergence_power_figure(spectra.ell, spectra.modes, fine, autos)
+    figure = spectra_figure(options, spectra, cosmology)
     save_figure(figure, folder / "convergence_power.png")

@@ -15,6 +15,7 @@ from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.jobs.full_sky import FullSkyWork
 from flowpm_dist.jobs.light_cone import LightConeWork
 from flowpm_dist.jobs.options import OutputOptions
 from flowpm_dist.simulation.memory import simulation_bytes, writing_bytes
@@ -48,11 +49,13 @@ class SimulationWork:
     output: OutputOptions
     multipoles: Literal["x", "y", "z"] | None
     run_text: str
-    light_cone: LightConeWork | None = None
+    light_cone: LightConeWork | FullSkyWork | None = None
 
 
 def output_bytes(
-    plan: SimulationPlan, output: OutputOptions, light_cone: LightConeWork | None = None
+    plan: SimulationPlan,
+    output: OutputOptions,
+    light_cone: LightConeWork | FullSkyWork | None = None,
 ) -> int:
     """Returns an upper estimate of the size of all that a run writes, checkpoints included [bytes].
 

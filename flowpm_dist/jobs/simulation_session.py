@@ -15,9 +15,11 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.io.white_noise_file import open_white_noise
+from flowpm_dist.jobs import full_sky_results, light_cone_results
 from flowpm_dist.jobs.checkpoints import FieldCheckpoints
 from flowpm_dist.jobs.folder import write_run_file
-from flowpm_dist.jobs.light_cone_results import observers_of, write_light_cone_results
+from flowpm_dist.jobs.full_sky import FullSkyWork
+from flowpm_dist.jobs.light_cone import LightConeWork
 from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import STEP, OutputFolder
 from flowpm_dist.jobs.progress import Progress
@@ -25,6 +27,7 @@ from flowpm_dist.jobs.simulate import KEEP, SimulationWork
 from flowpm_dist.jobs.simulation_results import Summary, write_results, write_state
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.versions import versions
+from flowpm_dist.simulation.simulation import ObserverOf
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 
@@ -105,7 +108,7 @@ class SimulationSession:
                     progress=self.progress.step,
                     outputs=times or None,
                     on_output=self._output,
-                    observers=[] if cone is None else observers_of(cone.options),
+                    observers=[] if cone is None else _observers_of(cone),
                     on_seen=seen.extend,
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
@@ -114,9 +117,7 @@ class SimulationSession:
                 self.progress.note("writing")
                 if cone is not None and mesh.rank == 0:
                     about = {**state.header(), "config": work.run_text, "versions": versions()}
-                    write_light_cone_results(
-                        self.folder.partial, cone, seen, self.simulation.cosmology, about
-                    )
+                    _write_seen(self.folder.partial, cone, seen, self.simulation.cosmology, about)
                 seen.clear()
                 summary = write_results(
                     self.folder, work, self._shape, state, self.simulation.power,
@@ -167,6 +168,27 @@ class SimulationSession:
         rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
         maps = {n.removeprefix("seen_"): self.checkpoints.whole(path, n) for n in about["seen"]}
         return MidRun(particles=particles, seen=lambda: maps, **rest)
+
+
+def _observers_of(cone: LightConeWork | FullSkyWork) -> list[ObserverOf]:
+    """Returns what looks at a run with a light cone."""
+    if isinstance(cone, FullSkyWork):
+        return full_sky_results.observers_of(cone.options)
+    return light_cone_results.observers_of(cone.options)
+
+
+def _write_seen(
+    folder: Path,
+    cone: LightConeWork | FullSkyWork,
+    seen: list[Any],
+    cosmology: Cosmology,
+    about: dict[str, Any],
+) -> None:
+    """Writes what was seen. On rank 0."""
+    if isinstance(cone, FullSkyWork):
+        full_sky_results.write_full_sky_results(folder, cone, seen, cosmology, about)
+    else:
+        light_cone_results.write_light_cone_results(folder, cone, seen, cosmology, about)
 
 
 class _StoppedError(StopError):

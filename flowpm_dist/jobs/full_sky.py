@@ -1,0 +1,81 @@
+"""The whole sky of a simulation as options, and what it takes; nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowpm_dist.jobs.light_cone import THEORY, PopulationOptions
+from flowpm_dist.observables.light_cone.options import FullSkyOptions
+
+# Values of a pixel that lie in memory together, measured.
+SPECTRA = 30
+"""Of one spectrum, whatever the number of maps."""
+MAPS = 6
+"""Of each map: what is seen, added up and measured."""
+PAINTING = 500 * 2**20
+"""Memory of the particles whose places are held, at most [bytes]."""
+NS_PER_COPY = 60.0
+"""Processor time of a copy of a particle that is seen, measured [ns]."""
+
+
+class FullSkyLensingOptions(PopulationOptions, FullSkyOptions):
+    """What is seen of a simulation on the whole sky, and the lensing by it.
+
+    Attributes:
+        sky: that it is whole.
+        shells: whether shells of matter are written.
+        shell_width: of shells [Mpc/h].
+    """
+
+    sky: Literal["full"] = Field(description='"flat" or "full"')
+    shells: bool = Field(default=False, description="true or false")
+    shell_width: Annotated[float, Field(gt=0)] = Field(
+        default=100.0, description="a length above 0 in Mpc/h"
+    )
+
+
+@dataclass(frozen=True)
+class FullSkyWork:
+    """What a run sees on its light cone of the whole sky.
+
+    Attributes:
+        options: of the run file.
+        end: comoving distance of z_max [Mpc/h].
+        observer: place in the box [Mpc/h].
+        warnings: of what a user should know; they are kept with the maps.
+    """
+
+    options: FullSkyLensingOptions
+    end: float
+    observer: tuple[float, float, float]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def shells(self) -> int:
+        """The number of shells of matter."""
+        options = self.options
+        return max(1, round(self.end / options.shell_width)) if options.shells else 0
+
+    def memory(self, itemsize: int) -> int:
+        """Returns the memory of the maps on a rank, an upper estimate [bytes].
+
+        Args:
+            itemsize: size of a value [bytes].
+        """
+        values = SPECTRA * 8 + MAPS * itemsize * self._maps
+        return values * 12 * self.options.nside**2 + PAINTING + THEORY
+
+    def results(self, itemsize: int) -> int:
+        """Returns the size of the maps that are written [bytes]; argument as for `memory`."""
+        return self._maps * 12 * self.options.nside**2 * itemsize
+
+    def checkpoint(self, itemsize: int) -> int:
+        """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
+        return self.results(itemsize)
+
+    @property
+    def _maps(self) -> int:
+        return len(self.options.sources) + self.shells
