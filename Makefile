@@ -39,7 +39,7 @@ test: lint ## Lint and type checks, then every test but the long ones
 test-budget: setup ## The tests; fail where one takes more processor time than its budget
 	$(PYTEST) --budget seconds
 
-test-long: setup ## The long tests: statistics of many draws, whole trainings
+test-long: setup ## The long tests: statistics of many draws, searches to their end
 	$(BIN)/python -m pytest -m long
 
 lint: setup ## Lint, type checks and the order of rooms alone

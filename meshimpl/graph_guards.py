@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,12 +27,27 @@ import tensorflow as tf
 
 from meshimpl.stopwatch import Stopwatch
 
+_PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
+
+
+def caller() -> str:
+    """Returns the module and the line from which this package was called."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in _PASSED_OVER:
+        frame = frame.f_back
+    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
+
+
+def _package_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
 
 class CollectiveNames:
     """The names of collectives: the same on every rank of a group that builds the same graphs.
 
     Each group counts its own: groups work independently, and one may have made more collectives
-    than another when all ranks meet again.
+    than another when all ranks meet again. What a collective does, and from which line of the
+    program, is part of the name: two that differ do not pair, but wait, and the engine says so.
     """
 
     def __init__(self) -> None:
@@ -47,10 +63,11 @@ class CollectiveNames:
             lambda: itertools.count(first)
         )
 
-    def next(self, kind: str, ranks: tuple[int, ...]) -> str:
-        """Returns a new name for a collective of a kind within a group."""
+    def next(self, kind: str, what: str, ranks: tuple[int, ...]) -> str:
+        """Returns a new name for a collective within a group; arguments as for `Plan.add`."""
         group = zlib.crc32(",".join(map(str, ranks)).encode())
-        return f"{kind}_{group:08x}_{next(self._counters[ranks])}"
+        here = zlib.crc32(f"{what} {caller()}".encode())
+        return f"{kind}_{group:08x}_{here:08x}_{next(self._counters[ranks])}"
 
 
 names = CollectiveNames()
@@ -179,7 +196,7 @@ def guarded(
         ranks: the group.
         what: all that the ranks must agree on, such as "allreduce sum of float32 [3]".
     """
-    name = names.next(kind, ranks) if _plan is None else _plan.add(kind, what, ranks)
+    name = names.next(kind, what, ranks) if _plan is None else _plan.add(kind, what, ranks)
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
     previous = _chain(graph).get(context)

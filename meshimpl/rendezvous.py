@@ -23,27 +23,14 @@ import tensorflow as tf
 
 from meshimpl import engine, launch
 from meshimpl.engine import CollectiveError, Ranks
-from meshimpl.graph_guards import NO_GRADIENT, Plan, planned
+from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
 from meshimpl.heartbeat import Heart, at, by_rank, end_job
 from meshimpl.tapes import is_watched, not_differentiable
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
 ROOM = 2**16
 """Bytes of data, of all ranks together, that travel along with a meeting."""
-_PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
 _next_build = 0
-
-
-def caller() -> str:
-    """Returns the module and the line from which this package was called."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _package_of(frame) in _PASSED_OVER:
-        frame = frame.f_back
-    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
-
-
-def _package_of(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:

@@ -120,6 +120,12 @@ def test_the_number_of_steps(tmp_path, lines, count):
         ("h = 0.6766", "h = nan", "cosmology.h", "nan"),
         ("A_s = 2.1064e-9", "A_s = 2.1", "cosmology.A_s", "2.1.*below 1e-6"),
         ("Omega_b = 0.04897", "Omega_b = 0.4", "cosmology.Omega_b", "below Omega_m = 0.30966"),
+        (
+            "Omega_b = 0.04897",
+            'Omega_b = 0\ntransfer = "camb"',
+            "cosmology.Omega_b",
+            "0.*camb.*needs baryons",
+        ),
         ("n_s = 0.96822", "n_s = 1\nwa = 1.5", "cosmology.wa", "must be at most -0.2"),
         ("n_s = 0.96822", 'n_s = 1\ntransfer = "EH"', "cosmology.transfer", "'EH'.*eisenstein-hu"),
         ("seed = 1", "seed = -1", "initial.seed", "-1.*from 0 to 2.63 - 1"),

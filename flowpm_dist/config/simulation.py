@@ -160,6 +160,9 @@ def universe_rules(file: ParsedRunFile) -> Iterator[Problem]:
     if matter and baryons and max(baryons) >= min(matter):
         what = f"= {_shown(baryons)}: must be below Omega_m = {_shown(matter)}"
         yield Problem(where, what)
+    if baryons and min(baryons) == 0 and file.value("cosmology", "transfer") == "camb":
+        what = f'= {_shown(baryons)}: transfer = "camb" needs baryons, above 0'
+        yield Problem(where, f'{what}; or use transfer = "eisenstein-hu"')
     (_, w0), (where, wa) = (_given_of(file, key) for key in ("w0", "wa"))
     if w0 and wa and not dark_energy_fades(max(w0), max(wa)):
         what = f"= {_shown(wa)}: w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would"

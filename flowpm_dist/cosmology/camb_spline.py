@@ -147,6 +147,10 @@ def _camb_parameters(
             'transfer="camb" needs the package camb: pip install camb, or use '
             'transfer="eisenstein-hu"'
         ) from None
+    if not Omega_b > 0:
+        raise ValueError(
+            f'Omega_b = {Omega_b:g}: transfer="camb" needs baryons; or use "eisenstein-hu"'
+        )
     run = camb.CAMBparams()
     run.set_dark_energy(w=w0, wa=wa, dark_energy_model="ppf")
     run.set_cosmology(

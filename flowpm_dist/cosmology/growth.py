@@ -149,9 +149,9 @@ class Growth(GrowthFunctions):
     conditioned (Greengard 1991). The solution can be differentiated with respect to the parameters
     any number of times.
 
-    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1, and to 1e-6 over the
-    ranges of `cosmology.ranges`: the steeper dark energy rises, the more nodes it takes. What the
-    last Chebyshev coefficients show to be worse is refused.
+    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Over the ranges of
+    `cosmology.ranges` factors are to 1e-7 and rates to 1e-6: the steeper dark energy rises, the
+    more nodes it takes. What the last Chebyshev coefficients show to be worse is refused.
 
     Raises:
         ValueError: dark energy that rises too steeply to be resolved (not found out inside a

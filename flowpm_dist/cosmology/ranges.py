@@ -43,18 +43,21 @@ class ParameterRange:
 
 
 RANGES = {
-    "Omega_m": ParameterRange("a number above 0, at most 1", above=0, most=1),
+    "Omega_m": ParameterRange("a number from 0.005 to 1", least=0.005, most=1),
     "Omega_b": ParameterRange("a number of at least 0, below Omega_m", least=0, below=1),
     "h": ParameterRange("H0 / (100 km/s/Mpc), above 0.1, below 3", above=0.1, below=3),
     "n_s": ParameterRange("a number above 0, below 3", above=0, below=3),
     "A_s": ParameterRange("a number above 0, below 1e-6, such as 2.1e-9", above=0, below=1e-6),
     "sigma8": ParameterRange("a number above 0, below 10", above=0, below=10),
-    "w0": ParameterRange("a number from -5 to below 0", least=-5, below=0),
-    "wa": ParameterRange("a number from -10 to below 5", least=-10, below=5),
+    "w0": ParameterRange("a number from -3 to below 0", least=-3, below=0),
+    "wa": ParameterRange("a number from -5 to below 5", least=-5, below=5),
     "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", above=0, below=100),
     "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0, below=math.inf),
 }
-"""The range of each parameter by its name, see `Cosmology`."""
+"""The range of each parameter by its name, see `Cosmology`.
+
+Within those of Omega_m, w0 and wa growth functions are resolved, see `growth.Growth`.
+"""
 
 Transfer = Literal["eisenstein-hu", "camb"]
 """Where the transfer function comes from."""

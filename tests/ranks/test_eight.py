@@ -48,9 +48,9 @@ def test_three_axes_are_cut_along_the_first() -> None:
             mesh.without(axis)
 
 
-def test_fft_and_halos() -> None:
+def test_fft_and_halos(any_mesh: ProcessMesh) -> None:
     """Of sides that do not divide alike, and an odd one; the halo reaches beyond a neighbour."""
-    mesh = process_mesh(PENCILS)
+    mesh = any_mesh
     grid, widths = (8, 6, 5), {"x": (3, 1), "y": 2}
     shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip("xyz", grid, strict=True)])
 

@@ -1,7 +1,7 @@
 """What makes ranks wait for each other for ever, each with the guard that stands against it.
 
-Without the guard every test here hangs until its time limit, or fails; tests/test_hazards.py lets
-one of them hang.
+Without the guard the tests of ranks that wait hang until their time limit, or fail;
+tests/test_hazards.py lets one of them hang.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh
 
-from meshimpl import CollectiveError, ProcessMesh, engine
+from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
@@ -156,16 +156,15 @@ def test_every_collective_has_a_name_of_its_own(line: ProcessMesh) -> None:
     assert line.world.allreduce(digest, "max") == line.world.allreduce(digest, "min")
 
 
-def test_one_function_twice_without_waiting(line: ProcessMesh) -> None:
-    """Its names are in use again while TensorFlow may still run the first call."""
-
-    def fn(x: tf.Tensor) -> tf.Tensor:
-        return line.world.allreduce(line.world.shift(x, 1))
-
-    function = tf.compat.v1.wrap_function(fn, [tf.TensorSpec([8, 4])])
-    found = [function(tf.constant(ONES * i)) for i in range(20)]
-    for i, total in enumerate(found):
-        np.testing.assert_array_equal(total.numpy(), ONES * i * SIZE)
+def test_collectives_of_other_lines_have_other_names() -> None:
+    """In graphs that no mesh function has made: as many before, and yet they do not pair."""
+    ranks = tuple(range(SIZE))
+    first, second, third = (graph_guards.CollectiveNames() for _ in range(3))
+    one = first.next("allreduce", "allreduce sum of float32 [3]", ranks)
+    other = second.next("allreduce", "allreduce sum of float32 [3]", ranks)
+    assert one.endswith("_0") and other.endswith("_0") and one != other
+    both = [x.next("allreduce", "sum", ranks) for x in (second, third)]
+    assert both[0].removesuffix("_1") == both[1].removesuffix("_0")
 
 
 def test_a_mesh_function_whose_collective_one_rank_does_not_need(line: ProcessMesh) -> None:
