@@ -210,7 +210,7 @@ ONE = [
     ("batch = 4", "momentum = 0.5", "training.momentum", 'optimiser = "sgd", not with "adam"'),
     ("batch = 4", 'decay = "none"\npower = 2', "training.power", '"polynomial", not with "none"'),
     ("batch = 4", 'decay = "none"\nend_rate = 0', "training.end_rate", '"polynomial" or "cosine"'),
-    ("batch = 4", "milestones = [[5, 0.1]]", "training.milestones", r'decay = "steps", not'),
+    ("batch = 4", "milestones = [[5, 0.1]]", "training.milestones", r'"steps" or "epochs", no'),
     ("batch = 4", 'decay = "steps"', "training.milestones", r"is missing: with decay = .*factor"),
     ("batch = 4", 'decay = "steps"\nmilestones = [[5, 1], [5, 0]]', "training.milestones", "p 5"),
     ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.0001"),
@@ -222,7 +222,7 @@ ONE = [
     ("batch = 4", "warmup = 1000", "training.warmup", "1000: must be below the 1000 steps"),
     ("batch = 4", "warmup = 9\nsteps = 9", "training.warmup", "below the 9 steps"),
     ("batch = 4", "warmup = -1", "training.warmup", "-1: must be a whole number of at least 0"),
-    ("batch = 4", "epochs = 2", "training.epochs", 'data.source = "files", not with "simulate"'),
+    ("batch = 4", "epochs = 2", "training.epochs", '= "files" or "arrays", not with "simulate"'),
     ("batch = 4", "keep = 0", "training.keep", "at least 1"),
     ("steps = 5", 'steps = 5\nadjoint = "direct"', "evolution.adjoint", "goes with reconstruct"),
     ("batch = 4", "patience = 0", "training.patience", "number of validations, at least 1"),
@@ -240,7 +240,7 @@ ONE = [
     ("batch = 4", "batch = 200", "data.validation", "128, the default: must be at least .*= 200"),
     ("= 400", "= 400\nreuse = 0", "data.reuse", "at least 1"),
     ("= 400", '= 400\nfolder = "set"', "data.folder", 'goes with data.source = "files", not with'),
-    ("= 400", "= 400\nsource = 3", "data.source", '"simulate", "files" or "dummy"'),
+    ("= 400", "= 400\nsource = 3", "data.source", '"files", "arrays" or "dummy"'),
     ("= 400", "= 400\nagument = true", "data.agument", "did you mean augment"),
     # whole sections
     ("[network]", "[results]\n[network]", "results", "is not a section"),
@@ -343,12 +343,30 @@ def test_files_of_an_unknown_box_need_its_size(tmp_path):
 def test_public_files_tell_neither_names_nor_numbers(tmp_path):
     (tmp_path / "set" / "train").mkdir(parents=True)
     text = "[box]\ngrid = 128\nsize = 64.0\n[training]\n{}\n" + FILES
-    assert [p.split(" ")[0] for p in problems(tmp_path, text.format("epochs = 1"))] == [
-        "data.parameters", "training.epochs",
-    ]  # fmt: skip
-    named = text.format("steps = 7") + '\nparameters = ["a", "b", "c", "d"]'
-    run = load_training(write(tmp_path, named))
+    names, splits = problems(tmp_path, text.format("epochs = 1"))[:1], ("train", "validation")
+    assert names[0].split(" ")[0] == "data.parameters"
+    named = text + '\nparameters = ["a", "b", "c", "d"]'
+    found = problems(tmp_path, named.format("steps = 7"))
+    assert len(found) == 2
+    for split, problem in zip(splits, found, strict=True):
+        assert re.match(f"data.folder = 'set': .* in a folder '{split}'; .* none at all", problem)
+        (tmp_path / "set" / split).mkdir(exist_ok=True)
+        for number in range(12):
+            (tmp_path / "set" / split / f"univ_{number}.tfrecord").write_bytes(record(100))
+    run = load_training(write(tmp_path, named.format("steps = 7")))
     assert (run.parameters, run.outputs, run.total_steps) == (("a", "b", "c", "d"), 8, 7)
+    assert (run.data.augment, run.network.input) == ("symmetries", "log1p-counts")
+    assert load_training(write(tmp_path, named.format("epochs = 5"))).total_steps == 5 * 12 // 4
+    (problem,) = problems(tmp_path, named.format("steps = 7") + "\naugment = true")
+    assert re.match('data.augment = true: .* a seam: give "symmetries" or false', problem)
+    (tmp_path / "set/train/univ_0.tfrecord").write_bytes(2 * record(100))
+    (problem,) = problems(tmp_path, named.format("epochs = 5"))
+    assert re.match("training.epochs is given, but files hold several samples", problem)
+
+
+def record(size: int) -> bytes:
+    """What a record of a TFRecord file is to one who reads lengths alone."""
+    return size.to_bytes(8, "little") + bytes(size + 8)
 
 
 def test_priors_are_in_the_dataset_or_in_the_run_file(tmp_path):
@@ -380,7 +398,8 @@ def test_dummy_data_need_a_number_of_steps(tmp_path):
     (found,) = problems(
         tmp_path, changed((DATA, '[data]\nsource = "dummy"\ntest = 4'), ("batch = 4", "steps = 4"))
     )
-    assert found == 'data.test = 4: goes with data.source = "simulate", not with "dummy"'
+    told = 'goes with data.source = "simulate" or "arrays", not with "dummy"'
+    assert found == f"data.test = 4: {told}"
 
 
 def mesh_of(folder: Path, ranks: int, shape: str | None, *changes: tuple[str, str]) -> str:

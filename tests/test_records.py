@@ -382,65 +382,6 @@ def test_a_header_that_makes_no_dataset_is_refused(changes, message):
         header(**changes)
 
 
-def write_public(folder: Path, counts: np.ndarray, packed: bool = False) -> None:
-    """The public layout, made without our writer: one sample a file, but the last with two."""
-    folder.mkdir(parents=True)
-    options = tf.io.TFRecordOptions(compression_type="GZIP" if packed else "")
-    for number in range(len(counts) - 1):
-        name = f"univ_{number:03}.tfrecord" + (".gz" if packed else "")
-        with tf.io.TFRecordWriter(str(folder / name), options) as writer:
-            for i in range(number, len(counts) if number == len(counts) - 2 else number + 1):
-                x = tf.train.BytesList(value=[counts[i].astype("<i2").tobytes()])
-                y = tf.train.FloatList(value=parameters_of(i))
-                features = {
-                    "x": tf.train.Feature(bytes_list=x),
-                    "y": tf.train.Feature(float_list=y),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=features))
-                writer.write(example.SerializeToString())
-
-
-@pytest.mark.parametrize("channels", [1, 4])
-def test_the_public_layout_is_read_with_its_grid_inferred(tmp_path, channels):
-    counts = np.random.default_rng(2).poisson(3.0, (4, 8, 8, 8, channels))
-    write_public(tmp_path / "train", counts)
-    data = RecordDataset(tmp_path, "train", parameters=NAMES, grid=(8, 8, 8), block=(1, 2, 0, 1))
-    assert data.header.grid == (8, 8, 8) and data.block_shape == (4, 8, 8, channels)
-    volume, y, index = read_all(data)
-    np.testing.assert_array_equal(volume, counts[:, 4:])
-    np.testing.assert_array_equal(y, parameters_of(np.arange(4)))
-    assert index.tolist() == [0, 1, 2, 3]
-    with pytest.raises(RecordError, match="names of the parameters"):
-        RecordDataset(tmp_path, "train")
-    with pytest.raises(RecordError, match=r"univ_000.*\(8, 8, 8\).*\(4, 4, 4\)"):
-        RecordDataset(tmp_path, "train", parameters=NAMES, grid=(4, 4, 4))
-    with pytest.raises(RecordError, match="no split 'validation'; .*train"):
-        RecordDataset(tmp_path, "validation", parameters=NAMES)
-
-
-def test_a_wrong_number_of_public_parameters_is_named(tmp_path):
-    write_public(tmp_path / "train", np.ones((2, 4, 4, 4)))
-    with pytest.raises(RecordError, match="univ_000.*with 4 parameters"):
-        read_all(RecordDataset(tmp_path, "train", parameters=(*NAMES, "h")))
-
-
-@pytest.mark.parametrize("suffix", [".gz", ""])
-def test_packed_files_are_read_after_staging(tmp_path, suffix):
-    counts = np.random.default_rng(2).poisson(3.0, (3, 4, 4, 4, 4))
-    write_public(tmp_path / "public/train", counts, packed=True)
-    for path in (tmp_path / "public/train").iterdir():
-        path.rename(path.with_name(path.stem + suffix))
-    with pytest.raises(RecordError, match="univ_000.*stage"):
-        RecordDataset(tmp_path / "public", "train", parameters=NAMES)
-    calls = []
-    local = stage(
-        tmp_path / "public", tmp_path / "local", "train", progress=lambda *now: calls.append(now)
-    )
-    assert calls == [(0, 2), (1, 2), (2, 2)]
-    volume, _, _ = read_all(RecordDataset(local, "train", parameters=NAMES))
-    np.testing.assert_array_equal(volume, counts)
-
-
 def test_staging_copies_what_is_not_there_yet(copy, tmp_path):
     local = stage(copy, tmp_path / "local", "train")
     before = {path.name: path.stat().st_ino for path in local.iterdir()}

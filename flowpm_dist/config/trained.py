@@ -88,7 +88,7 @@ def common_mesh(
         ConfigError, TrainedError: see `asking_mesh`.
         RecordError: the files of the test set cannot serve.
     """
-    samples = len(trainings[0].files(split))
+    samples = trainings[0].samples(trainings[0].split_there(split)[0])
     chosen = asking_mesh(trainings[0], ranks, samples, shape)
     for training in trainings[1:]:
         asking_mesh(training, ranks, samples, chosen)

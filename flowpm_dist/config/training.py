@@ -17,11 +17,13 @@ from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.training_rules import (
     GOES_WITH,
+    ON_DISK,
     RULES,
     dataset_of,
     total_steps,
     with_box_of_files,
 )
+from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.draws import most_filled
 from flowpm_dist.cosmoflow.options import (
     DERIVED,
@@ -31,6 +33,7 @@ from flowpm_dist.cosmoflow.options import (
     TrainingOptions,
 )
 from flowpm_dist.cosmoflow.plan import WARMUP, TrainingPlan
+from flowpm_dist.cosmoflow.presets import with_preset
 from flowpm_dist.cosmology.options import PartialCosmologyOptions
 from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.evolution.options import HaloOptions, RunOptions
@@ -38,6 +41,8 @@ from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.options import Options
 
+CALIBRATE = 64
+"""Volumes that set the scale of the features of networks that are calibrated."""
 FILL = 64
 """Simulations made before the first step, unless four batches are more."""
 
@@ -81,7 +86,7 @@ class TrainingRunFile(Options):
         idle["cosmology"] = [name for name in self.priors.ranges if name in VARIABLE]
         if self.training.epochs is not None:
             idle.setdefault("training", []).append("steps")
-        if self.data.source == "files":
+        if self.data.source in ON_DISK:
             for section in ("cosmology", "priors", "initial", "evolution"):
                 part = getattr(self, section)
                 idle.setdefault(section, []).extend(set(part.model_dump()) - part.model_fields_set)
@@ -103,7 +108,9 @@ def load_training(path: str | Path, settings: Settings | None = None) -> Trainin
         ConfigError: with every problem of the file.
     """
     source = Path(path)
-    table = with_box_of_files(read_table(source, settings), source.parent)
+    dependent = [(key, each.other, each.values) for each in GOES_WITH for key in each.keys]
+    table = with_preset(read_table(source, settings), dependent)
+    table = with_box_of_files(table, source.parent)
     sections = check_sections(table, source, MODELS, RULES)
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()
@@ -114,8 +121,17 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
     steps, batch = total_steps(file), file.value("training", "batch")
     assert steps is not None
     training: dict[str, Any] = {"steps": steps}
+    by_epochs = file.value("training", "decay") == "epochs"
     if file.value("training", "warmup") == DERIVED:
-        training["warmup"] = min(WARMUP, steps // 10)
+        training["warmup"] = 0 if by_epochs else min(WARMUP, steps // 10)
+    if file.value("training", "calibrate") == DERIVED:
+        calibrated = DECLARATIONS[file.value("network", "name")].calibrated
+        training["calibrate"] = CALIBRATE if calibrated else 0
+    if by_epochs:
+        each = steps // file.value("training", "epochs")
+        given = file.sections["training"].model_fields_set
+        keys = ("validate_every", "checkpoint_every")
+        training |= {key: max(1, each) for key in keys if key not in given}
     data: dict[str, Any] = {}
     buffer, fill = file.value("data", "buffer"), file.value("data", "fill")
     simulations = file.value("data", "simulations")
@@ -124,9 +140,16 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
     if fill == DERIVED:
         most = most_filled(simulations, buffer, batch)
         data["fill"] = min(most, math.ceil(max(4 * batch, FILL) / batch) * batch)
-    if file.value("data", "parameters") is None and (dataset := dataset_of(file)):
+    dataset, network = dataset_of(file), dict[str, Any]()
+    if file.value("data", "parameters") is None and dataset:
         data["parameters"] = dataset[0].parameters
-    changes = {"training": training, "data": data}
+    public = file.value("data", "source") == "files" and dataset is None
+    if file.value("data", "augment") is None:
+        arrays = file.value("data", "source") == "arrays"
+        data["augment"] = "symmetries" if public or arrays else True
+    if file.value("network", "input") is None:
+        network["input"] = "log1p-counts" if public else "log1p"
+    changes = {"training": training, "data": data, "network": network}
     return {
         name: section.model_copy(update=changes.get(name))
         for name, section in file.sections.items()

@@ -10,10 +10,19 @@ from typing import Any
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
+from flowpm_dist.cosmoflow.arrays import SPLITS, ArraySet
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.draws import most_filled
-from flowpm_dist.cosmoflow.options import DERIVED, TrainingOptions
-from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, RecordError, read_header
+from flowpm_dist.cosmoflow.options import DERIVED, DataOptions, TrainingOptions
+from flowpm_dist.cosmoflow.parameter_table import TableError
+from flowpm_dist.cosmoflow.public_files import samples_of_names
+from flowpm_dist.cosmoflow.record_files import (
+    DATASET,
+    DatasetHeader,
+    RecordError,
+    public_splits,
+    read_header,
+)
 from flowpm_dist.cosmoflow.schedules import scaled_rate
 from flowpm_dist.cosmology.ranges import RANGES, VARIABLE
 from flowpm_dist.options import three
@@ -23,17 +32,22 @@ MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
 
 OF_SIMULATIONS = (
     "data.simulations", "data.reuse", "data.buffer", "data.fill", "data.balanced",
-    "data.validation", "data.test", "data.seed",
 )  # fmt: skip
-OF_FILES = ("training.epochs", "data.folder", "data.staging", "data.parameters")
+OF_SPLITS = ("data.validation", "data.test", "data.seed")
+ON_DISK = ("files", "arrays")
+OF_ARRAYS = ("volumes", "table", "dtype", "unit")
 
 GOES_WITH = (
     DependentKeys("training.optimiser", ("sgd",), ("training.momentum",)),
     DependentKeys("training.decay", ("polynomial",), ("training.power",)),
     DependentKeys("training.decay", ("polynomial", "cosine"), ("training.end_rate",)),
-    DependentKeys("training.decay", ("steps",), ("training.milestones",)),
+    DependentKeys("training.decay", ("steps", "epochs"), ("training.milestones",)),
+    DependentKeys("training.rate_rule", ("sqrt", "linear"), ("training.reference_batch",)),
     DependentKeys("data.source", ("simulate",), OF_SIMULATIONS),
-    DependentKeys("data.source", ("files",), OF_FILES),
+    DependentKeys("data.source", ("simulate", "arrays"), OF_SPLITS),
+    DependentKeys("data.source", ON_DISK, ("training.epochs", "data.parameters")),
+    DependentKeys("data.source", ("files",), ("data.folder", "data.staging")),
+    DependentKeys("data.source", ("arrays",), tuple(f"data.{k}" for k in (*OF_ARRAYS, "columns"))),
 )
 """Keys that have no meaning beside some values of others."""
 
@@ -52,7 +66,7 @@ def _cubic(file: ParsedRunFile) -> Iterator[Problem]:
 
 def _fixed_or_prior(file: ParsedRunFile) -> Iterator[Problem]:
     """Each parameter has one value for all universes, or a prior."""
-    if not {"cosmology", "priors"} <= set(file.given) or _from(file) in (None, "files"):
+    if not {"cosmology", "priors"} <= set(file.given) or _from(file) in (None, *ON_DISK):
         return
     fixed, varied = file.given["cosmology"], file.given["priors"]
     if not set(varied) & set(VARIABLE):
@@ -99,24 +113,30 @@ def _schedule(file: ParsedRunFile) -> Iterator[Problem]:
     def value(key: str) -> Any:
         return file.value("training", key)
 
-    if value("decay") == "steps" and "milestones" not in file.given.get("training", {}):
+    if value("decay") in ("steps", "epochs") and "milestones" not in file.given.get("training", {}):
         allowed = TrainingOptions.model_fields["milestones"].description
-        what = f'is missing: with decay = "steps" it must be {allowed}'
+        what = f'is missing: with decay = "{value("decay")}" it must be {allowed}'
         yield Problem("training.milestones", what)
-    total = total_steps(file)
+    by_epochs = value("decay") == "epochs"
+    if by_epochs and "epochs" not in file.given.get("training", {}):
+        what = 'is missing: with decay = "epochs" it must be a whole number of at least 1'
+        yield Problem("training.epochs", what)
+    total = value("epochs") if by_epochs else total_steps(file)
     if total is not None and value("warmup") is not None and value("warmup") >= total:
-        what = f"= {value('warmup')}: must be below the {total} steps of the training"
+        unit = "epochs" if by_epochs else "steps"
+        what = f"= {value('warmup')}: must be below the {total} {unit} of the training"
         yield Problem("training.warmup", what)
-    rate, end, batch, rule = map(value, ("learning_rate", "end_rate", "batch", "rate_rule"))
-    if None in (rate, end, batch, rule):
+    keys = ("learning_rate", "end_rate", "batch", "reference_batch", "rate_rule")
+    rate, end, batch, reference, rule = map(value, keys)
+    if None in (rate, end, batch, reference, rule):
         return
-    if end > (start := scaled_rate(rate, batch, rule=rule)):
+    if end > (start := scaled_rate(rate, batch, reference, rule=rule)):
         yield Problem("training.end_rate", f"= {end}: must be at most the rate before, {start:g}")
 
 
 def _length(file: ParsedRunFile) -> Iterator[Problem]:
     """What tells the length of the training."""
-    if _from(file) == "files" and "training" in file.given:
+    if _from(file) in ON_DISK and "training" in file.given:
         yield from exactly_one(file, ("training", "steps"), ("training", "epochs"))
     elif _from(file) == "dummy" and "steps" not in file.given.get("training", {"steps": 0}):
         what = 'is missing: with data.source = "dummy" it must be a whole number of at least 1'
@@ -131,10 +151,18 @@ def total_steps(file: ParsedRunFile) -> int | None:
     if _from(file) == "simulate":
         simulations, reuse = file.value("data", "simulations"), file.value("data", "reuse")
         return None if None in (simulations, reuse) else simulations * reuse // batch
-    epochs, dataset = file.value("training", "epochs"), dataset_of(file)
-    if epochs is None or dataset is None:
+    epochs, samples = file.value("training", "epochs"), samples_to_train_on(file)
+    return None if None in (epochs, samples) else epochs * samples // batch
+
+
+def samples_to_train_on(file: ParsedRunFile) -> int | None:
+    """Volumes in files to train on; None where that is not known before they are indexed."""
+    if (dataset := dataset_of(file)) is not None:
+        return dataset[1].get("train", {}).get("samples", 0)
+    folder = file.value("data", "folder")
+    if _from(file) != "files" or folder is None:
         return None
-    return epochs * dataset[1].get("train", {}).get("samples", 0) // batch
+    return samples_of_names(file.folder / folder, "train")
 
 
 def _of_simulations(file: ParsedRunFile) -> Iterator[Problem]:
@@ -174,12 +202,63 @@ def _of_simulations(file: ParsedRunFile) -> Iterator[Problem]:
 def dataset_of(file: ParsedRunFile) -> tuple[DatasetHeader, dict[str, dict[str, int]]] | None:
     """The dataset of a training on files; None where there is none of our own layout."""
     folder = file.value("data", "folder")
-    if _from(file) != "files" or folder is None:
-        return None
     try:
+        if (arrays := arrays_of_file(file)) is not None:
+            return arrays.header, {name: {"samples": len(arrays.rows(name))} for name in SPLITS}
+        if _from(file) != "files" or folder is None:
+            return None
         return read_header(file.folder / folder)
     except RecordError:
         return None
+
+
+def arrays_of_file(file: ParsedRunFile) -> ArraySet | None:
+    """Returns the arrays of a training; None if it is none on arrays, or keys are missing.
+
+    Raises:
+        RecordError: arrays that cannot serve.
+    """
+    data, grid = file.sections.get("data"), file.value("box", "grid")
+    if _from(file) != "arrays" or grid is None or not isinstance(data, DataOptions):
+        return None
+    if any(getattr(data, key) is None for key in OF_ARRAYS):
+        return None
+    names = [name for name in file.given.get("priors", {}) if name in VARIABLE]
+    priors = {name: file.value("priors", name) for name in names}
+    if None in priors.values():
+        return None
+    return ArraySet(data, three(grid), file.value("box", "size"), priors)
+
+
+def _of_arrays(file: ParsedRunFile) -> Iterator[Problem]:
+    """Arrays and table are there, and are what the rest of the file says."""
+    if _from(file) != "arrays" or "data" not in file.given:
+        return
+    for key in OF_ARRAYS:
+        if key not in file.given["data"]:
+            allowed = DataOptions.model_fields[key].description
+            what = f'is missing: with source = "arrays" it must be {allowed}'
+            yield Problem(f"data.{key}", what)
+    try:
+        arrays = arrays_of_file(file)
+    except TableError as error:
+        yield Problem("data.table", f"= '{file.given['data']['table']}': {error}")
+        return
+    except RecordError as error:
+        yield Problem("data.volumes", f"= '{file.given['data']['volumes']}': {error}")
+        return
+    batch = file.value("training", "batch")
+    if arrays is None or batch is None:
+        return
+    numbers = {split: len(arrays.rows(split)) for split in SPLITS}
+    for split, number in numbers.items():
+        if number < batch:
+            told = ", ".join(f"{n} for {name}" for name, n in numbers.items())
+            what = f"of {len(arrays.parameters)} volumes there are {told}: each must have at least "
+            key = "validation" if split == "train" else split
+            value = file.value("data", key)
+            yield Problem(f"data.{key}", f"= {value}: {what}training.batch = {batch}")
+            return
 
 
 def with_box_of_files(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -225,9 +304,24 @@ def _of_files(file: ParsedRunFile) -> Iterator[Problem]:
         if "parameters" not in keys:
             what = f"is missing: without a {DATASET}, files do not tell the names of parameters"
             yield Problem("data.parameters", what)
-        if "epochs" in file.given.get("training", {}):
-            what = f"is given, but without a {DATASET} samples are not counted: give steps"
-            yield Problem("training.epochs", what)
+        yield from _of_public_files(file, folder)
+
+
+def _of_public_files(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
+    """Two folders with files, of parts of boxes."""
+    told, there = file.given["data"]["folder"], public_splits(folder)
+    for split in ("train", "validation"):
+        if split not in there:
+            has = f"it has record files in {', '.join(there)}" if there else "it has none at all"
+            what = f"has neither a {DATASET} nor TFRecord files in a folder {split!r}"
+            yield Problem("data.folder", f"= '{told}': {what}; {has}")
+    if file.value("data", "augment") is True:
+        what = "= true: public files hold parts of boxes, where a shift leaves a seam: give "
+        yield Problem("data.augment", f'{what}"symmetries" or false')
+    epochs = "epochs" in file.given.get("training", {})
+    if epochs and "train" in there and samples_to_train_on(file) is None:
+        what = "is given, but files hold several samples each, which are not counted: give steps"
+        yield Problem("training.epochs", what)
 
 
 def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
@@ -264,6 +358,8 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
         yield Problem("priors", f"{what} of {', '.join(found)}")
     batch = file.value("training", "batch")
     for split in ("train", "validation", "test"):
+        if split == "test" and split not in splits:
+            continue  # networks are judged on those of validation
         samples = splits.get(split, {}).get("samples", 0)
         if batch is not None and samples < batch:
             what = f"its split {split!r} has {samples} samples; must have at least training.batch"
@@ -281,5 +377,6 @@ RULES: list[Rule] = [
     _length,
     _of_simulations,
     _of_files,
+    _of_arrays,
 ]
 """All that must hold between the keys of a training."""

@@ -92,6 +92,8 @@ class Declaration:
         edges: of its convolutions: "valid", "periodic" or "zero".
         slope: of the LeakyReLU after each layer but the last.
         bounded: whether the outputs are 1.2 tanh of the last layer, for targets within -1 and 1.
+        first_weights: how its weights are drawn, see `initial_weights`.
+        calibrated: whether features are calibrated unless a run file says otherwise.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Declaration:
     edges: Literal["valid", "periodic", "zero"]
     slope: float
     bounded: bool = False
+    first_weights: Literal["he", "glorot"] = "he"
+    calibrated: bool = True
 
     def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
         """Returns every layer with the shapes it works on.
@@ -201,6 +205,8 @@ DECLARATIONS: dict[str, Declaration] = {
             "zero",
             0.3,
             bounded=True,
+            first_weights="glorot",
+            calibrated=False,
         ),
     )
 }

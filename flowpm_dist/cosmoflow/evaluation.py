@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmoflow.arrays import arrays_of
 from flowpm_dist.cosmoflow.baselines import BASELINES, Features, learning_curve
 from flowpm_dist.cosmoflow.dataset import statistics_path
 from flowpm_dist.cosmoflow.evaluation_groups import (
@@ -80,6 +81,7 @@ def evaluate(
             damaged.
         RecordError: the files of the test set cannot serve.
     """
+    split, other_split = trainings[0].split_there(split)
     check_comparable(trainings, split)
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
     _check_truths(asked)
@@ -91,6 +93,7 @@ def evaluate(
         for found in asked
         if not found.training.complete
     ]
+    notes += [other_split] if other_split else []
     if not largest.training.simulated and largest.samples > MOST_MEASURED:
         notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
     needed = dict.fromkeys(("train", "validation", split))
@@ -151,21 +154,24 @@ def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
     """Returns the settings that a test or validation set depends on."""
     data = plan.data
     if data.source != "simulate":
-        folder = None if data.folder is None else str(data.folder.resolve())
-        return {"data.source": data.source, "data.folder": folder}
+        keys = ("folder", "volumes", "table")
+        paths = {f"data.{key}": getattr(data, key) for key in keys}
+        found = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
+        if data.source == "arrays":
+            found |= {f"data.{key}": getattr(data, key) for key in ("seed", "test", "validation")}
+        return {"data.source": data.source, **found}
     count = {f"data.{split}": getattr(data, split)}
     return {"data.source": data.source, **count, **plan.universes()}
 
 
 def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, which: str) -> Asked:
     """Returns the predictions of a training's network on a split. On all ranks together."""
-    dataset = training.files(split, block_of_volumes(mesh))
+    dataset = training.files(split, block_of_volumes(mesh), mesh)
     replicas = mesh.axis_size("replica")
     most = min(training.plan.training.batch, len(dataset))
     lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
-    files = None if training.simulated else dataset
     progress.note(f"asking the network of {training.folder.path}; compiling")
-    asked = trained_network(training, mesh, lanes.batch, files, which)
+    asked = trained_network(training, mesh, lanes.batch, which)
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
     return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
@@ -187,7 +193,7 @@ def in_order_of_truth(found: Predictions) -> Predictions:
 def _samples(training: Training) -> int:
     """Returns the number of volumes that a network was trained on so far."""
     if not training.simulated:
-        return len(training.files("train"))
+        return training.samples("train")
     asked = training.plan.data.simulations
     path = training.folder.statistics("train")
     if training.complete or not path.exists():
@@ -213,15 +219,17 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     if training.simulated:
         return own
     folder = plan.data.folder
-    assert folder is not None
-    beside = statistics_path(folder, split)
-    dataset = training.files(split, block_of_volumes(mesh))
+    beside = None if folder is None else statistics_path(folder, split)
+    dataset = training.files(split, block_of_volumes(mesh), mesh)
     count = min(len(dataset), MOST_MEASURED)
     # Rank 0 looks for all: files come and go while the others look.
-    there = beside.exists(), _is_fresh(own, dataset_files(folder, split), count)
-    is_beside, is_own = mesh.world.broadcast(tf.constant(list(map(int, there)))).numpy()
+    there = [0, 0]
+    if mesh.rank == 0:
+        files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
+        there = [int(beside is not None and beside.exists()), int(_is_fresh(own, files, count))]
+    is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
-        return beside if is_beside else own
+        return beside if beside is not None and is_beside else own
     if mesh.rank == 0:
         own.unlink(missing_ok=True)
     mesh.barrier()
@@ -312,9 +320,7 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
         from flowpm_dist.cosmoflow.parts import standardiser_of
 
         training = largest.training
-        return standardiser_of(
-            training.plan, None if training.simulated else training.files("validation")
-        ).centre
+        return standardiser_of(training.plan, training.header()).centre
 
 
 def _told_of(found: Asked) -> dict[str, Any]:

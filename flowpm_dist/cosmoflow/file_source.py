@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.arrays import ArrayDataset
 from flowpm_dist.cosmoflow.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.records import DummyDataset, RecordDataset
 from meshimpl.process_mesh import ProcessMesh
 
-Dataset = RecordDataset | DummyDataset
+FilesDataset = RecordDataset | ArrayDataset
 
 
 class FileSource:
@@ -31,7 +32,7 @@ class FileSource:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: FilesDataset | DummyDataset,
         mesh: ProcessMesh,
         lanes: Lanes,
         *,
@@ -77,7 +78,7 @@ class FileSource:
         self._batches = iter(())
 
 
-def in_order(dataset: RecordDataset, lanes: Lanes) -> Iterator[Batch]:
+def in_order(dataset: FilesDataset, lanes: Lanes) -> Iterator[Batch]:
     """Yields every sample of a dataset once, in batches; the last is filled from the beginning."""
     steps = -(-len(dataset) // lanes.batch)
     lane = lanes.first, lanes.count

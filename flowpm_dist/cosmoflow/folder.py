@@ -58,6 +58,11 @@ class TrainingFolder(WorkFolder):
         return self.path / "draws.json"
 
     @property
+    def mlperf_log(self) -> Path:
+        """The log in the form of MLPerf's benchmarks."""
+        return self.path / "mlperf.log"
+
+    @property
     def held_out(self) -> Path:
         """The dataset of the splits "validation" and "test"."""
         return self.path / "held-out"

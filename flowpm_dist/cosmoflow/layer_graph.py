@@ -7,7 +7,7 @@ gathers its volumes, which are small by now, and every rank of it does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,12 @@ from meshimpl.operations import layers
 from meshimpl.operations.convolution import convolution
 from meshimpl.operations.local import layer
 
-INPUTS = ("density", "log1p")
+INPUTS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "density": tf.identity,
+    "log1p": lambda density: tf.math.log1p(density) - np.log(2.0),
+    "log1p-counts": tf.math.log1p,
+}
+"""What may be done to the volumes: "log1p" is 0 at the mean density, "log1p-counts" at 0."""
 SPLIT_CHANNEL = "channel_split"
 
 
@@ -119,12 +124,7 @@ class LayerGraph:
 
     def _prepared(self, volume: Any) -> Any:
         dims = volume.shape.dims + ([] if self.channels > 1 else [mtf.Dimension("channel", 1)])
-        x = layer(
-            tf.identity if self.input == "density" else _logarithm,
-            [volume],
-            volume.shape,
-            name="input",
-        )
+        x = layer(INPUTS[self.input], [volume], volume.shape, name="input")
         return mtf.cast(mtf.reshape(x, mtf.Shape(dims)), self.precision)
 
     def _finished(self, x: Any) -> Any:
@@ -171,7 +171,3 @@ def _split_sides(volume: Any) -> dict[str, int]:
     sides = volume.shape.dims[1:4]
     ranks = {dim.name: volume.mesh.impl.ranks_over(dim).size for dim in sides}
     return {side: count for side, count in ranks.items() if count > 1}
-
-
-def _logarithm(density: tf.Tensor) -> tf.Tensor:
-    return tf.math.log1p(density) - np.log(2.0)

@@ -15,8 +15,8 @@ from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.tables import Table
 
 COLUMNS = (
-    "step", "samples", "simulations", "loss", "validation_loss", "rate", "gradient_norm",
-    "samples_per_second", *(f"{phase}_seconds" for phase in PHASES),
+    "step", "samples", "simulations", "loss", "validation_loss", "validation_mae", "rate",
+    "gradient_norm", "samples_per_second", *(f"{phase}_seconds" for phase in PHASES),
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ class TrainingLogs:
         report: StepReport,
         seconds: dict[str, float],
         rate: float,
-        validation: float | None,
+        validation: tuple[float, float] | None,
         *,
         samples: int,
         simulations: int,
@@ -91,19 +91,21 @@ class TrainingLogs:
             report: of the step.
             seconds: of each phase.
             rate: samples per second.
-            validation: the validation loss, where it was found after this step.
+            validation: loss and mean absolute error of validation, where they were found after
+                this step, see `mean_errors`.
             samples: seen so far.
             simulations: made when the step began.
 
         Raises:
             WriteError: the row, or events of earlier steps, cannot be written.
         """
+        found = validation or ()
         values = {
             "loss": report.loss,
             "rate": report.rate,
             "gradient_norm": report.gradient_norm,
             "samples_per_second": rate,
-            **({} if validation is None else {"validation_loss": validation}),
+            **dict(zip(("validation_loss", "validation_mae"), found, strict=False)),
             **{f"{phase}_seconds": value for phase, value in seconds.items()},
         }
         counts = {"step": report.step, "samples": samples, "simulations": simulations}

@@ -44,8 +44,9 @@ class Network(tf.Module):
         parameters: number of parameters to find.
         channels: of the volumes.
         loss: "l1", "l2" or "likelihood", which adds an error bar for each parameter.
-        input: what is done to the density: "density" (nothing) or "log1p", the logarithm of
-            (1 + density) / 2, which is 0 at the mean density.
+        input: what is done to the volumes: "density" (nothing), "log1p", the logarithm of
+            (1 + density) / 2, which is 0 at the mean density, or "log1p-counts", that of
+            1 + counts.
         precision: of the layers' work; weights and their gradients are float32, or float64 with it.
         gather_below: blocks of fewer cells along a split side are gathered.
         dropout: share of the features left out where the declaration has dropout.
@@ -71,7 +72,7 @@ class Network(tf.Module):
         parameters: int = 3,
         channels: int = 1,
         loss: str = "likelihood",
-        input: Literal["density", "log1p"] = "log1p",
+        input: Literal["density", "log1p", "log1p-counts"] = "log1p",
         precision: Precision = "float32",
         gather_below: int = 4,
         dropout: float = 0.0,
@@ -108,7 +109,7 @@ class Network(tf.Module):
             within=within,
         )
         master = tf.float64 if precision == "float64" else tf.float32
-        self.weights = initial_weights(self.stages, master, seed)
+        self.weights = initial_weights(self.stages, master, seed, self.declaration.first_weights)
         features = next(s.channels for s in self.stages if isinstance(s.layer, Dense))
         self._scaling = FeatureScaling(features, master)
 

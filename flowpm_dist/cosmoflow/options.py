@@ -81,8 +81,9 @@ class NetworkOptions(Options):
     loss: Literal["likelihood", "l1", "l2"] = Field(
         default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'
     )
-    input: Literal["log1p", "density"] = Field(
-        default="log1p", description='"log1p", log(1 + density), or "density"'
+    input: Literal["log1p", "log1p-counts", "density"] | None = Field(
+        default=None,
+        description='"log1p", ln((1 + density) / 2), "log1p-counts", ln(1 + counts), or "density"',
     )
     precision: Literal["float32", "bfloat16", "float64"] = Field(
         default="float32", description='"float32", "bfloat16" or "float64"'
@@ -101,13 +102,14 @@ SMALLEST_CENTRED = 4
 class TrainingOptions(Options):
     """The options of the training of a network."""
 
+    preset: Literal["mlperf"] | None = Field(default=None, description='"mlperf"')
     batch: int = count(4)
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
     learning_rate: float = Field(default=1e-4, gt=0, description="a number above 0")
     end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
     warmup: int = count(DERIVED, least=0)
-    decay: Literal["polynomial", "cosine", "steps", "none"] = Field(
-        default="polynomial", description='"polynomial", "cosine", "steps" or "none"'
+    decay: Literal["polynomial", "cosine", "steps", "epochs", "none"] = Field(
+        default="polynomial", description='"polynomial", "cosine", "steps", "epochs" or "none"'
     )
     power: float = Field(default=1.0, gt=0, description="a number above 0")
     milestones: Milestones | None = Field(
@@ -118,13 +120,14 @@ class TrainingOptions(Options):
         default="none",
         description='how the learning rate grows with the batch: "none", "sqrt" or "linear"',
     )
+    reference_batch: int = count(1)
     larc: bool | Annotated[float, Field(gt=0)] = Field(
         default=False, description="true, false, or a trust coefficient above 0"
     )
     clip_norm: float = Field(default=1.0, ge=0, description="a number above 0, or 0 for none")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
-    calibrate: int = count(64, least=0)
+    calibrate: int = count(DERIVED, least=0)
     centre: bool = Field(default=True, description="true or false")
     seed: Seed = _seed()
     start_from: AnyPath | None = Field(default=None, description="the folder of a training")
@@ -160,8 +163,8 @@ TRAINING_DEFAULTS = TrainingOptions()
 class DataOptions(Options):
     """The source and the number of the volumes."""
 
-    source: Literal["simulate", "files", "dummy"] = Field(
-        default="simulate", description='"simulate", "files" or "dummy"'
+    source: Literal["simulate", "files", "arrays", "dummy"] = Field(
+        default="simulate", description='"simulate", "files", "arrays" or "dummy"'
     )
     simulations: int = count(2000)
     reuse: int = count(10)
@@ -171,11 +174,26 @@ class DataOptions(Options):
     validation: int = count(128)
     test: int = count(256)
     seed: Seed = _seed()
-    augment: bool | Literal["symmetries"] = Field(
-        default=True, description='true (shifts and symmetries), "symmetries" or false'
+    augment: bool | Literal["symmetries"] | None = Field(
+        default=None, description='true (shifts and symmetries), "symmetries" or false'
     )
     folder: AnyPath | None = Field(default=None, description="the folder of a dataset")
     staging: AnyPath | None = Field(default=None, description="a folder on fast local storage")
     parameters: Names | None = Field(
         default=None, description='a list of different names, such as ["Omega_m", "sigma8"]'
     )
+    volumes: AnyPath | None = Field(
+        default=None,
+        description='a .npy file, a data set as in "file.h5:name", or a .npy file for each volume, '
+        'as in "{}/density.npy"',
+    )
+    dtype: Literal["float16", "float32", "float64", "int16", "uint16", "int32"] | None = Field(
+        default=None,
+        description='"float16", "float32", "float64", "int16", "uint16" or "int32"',
+    )
+    unit: Literal["density", "overdensity", "mass"] | None = Field(
+        default=None,
+        description='"density" (mean 1), "overdensity" (mean 0) or "mass" (over its own mean)',
+    )
+    table: AnyPath | None = Field(default=None, description="a text file, a row for each volume")
+    columns: Names | None = Field(default=None, description="a list of different names")

@@ -13,8 +13,9 @@ from flowpm_dist.cosmoflow.network import Network
 from flowpm_dist.cosmoflow.optimisers import Adam, Momentum, Optimiser
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.priors import Priors
-from flowpm_dist.cosmoflow.records import DatasetHeader, RecordDataset
+from flowpm_dist.cosmoflow.records import DatasetHeader
 from flowpm_dist.cosmoflow.schedules import (
+    ByEpochs,
     Constant,
     Cosine,
     Polynomial,
@@ -26,17 +27,17 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from meshimpl.process_mesh import ProcessMesh
 
 
-def standardiser_of(plan: TrainingPlan, dataset: RecordDataset | None = None) -> Standardiser:
+def standardiser_of(plan: TrainingPlan, header: DatasetHeader | None = None) -> Standardiser:
     """Returns the scale that parameters are learned in.
 
     Args:
         plan: whose priors count for simulations, and for files that name none.
-        dataset: of the files, if any. Public files hold parameters scaled to -1 and 1.
+        header: of the files, if any. Public files hold parameters scaled to -1 and 1.
     """
     ranges = dict(plan.priors.ranges)
-    if dataset is not None:
-        ranges = dict(dataset.header.priors or ranges)
-        ranges = {name: ranges.get(name, (-1.0, 1.0)) for name in dataset.header.parameters}
+    if header is not None:
+        ranges = dict(header.priors or ranges)
+        ranges = {name: ranges.get(name, (-1.0, 1.0)) for name in header.parameters}
     return Standardiser(ranges, bounded=plan.declaration.bounded)
 
 
@@ -71,7 +72,7 @@ def network_of(
         parameters=parameters,
         channels=channels,
         loss=chosen.loss,
-        input=chosen.input,
+        input=chosen.input or "log1p",
         precision=chosen.precision,
         gather_below=chosen.gather_below,
         dropout=chosen.dropout,
@@ -98,13 +99,25 @@ def optimiser_of(plan: TrainingPlan) -> Optimiser:
 def schedule_of(plan: TrainingPlan) -> Schedule:
     """Returns the learning rate of each step."""
     asked = plan.training
-    base = scaled_rate(asked.learning_rate, asked.batch, rule=asked.rate_rule)
+    base = scaled_rate(
+        asked.learning_rate, asked.batch, asked.reference_batch, rule=asked.rate_rule
+    )
     warm = {"warmup_steps": asked.warmup}
     decay_steps = max(1, plan.total_steps - asked.warmup)
     if asked.decay == "polynomial":
         return Polynomial(base, asked.end_rate, decay_steps, power=asked.power, **warm)
     if asked.decay == "cosine":
         return Cosine(base, asked.end_rate, decay_steps, **warm)
+    if asked.decay == "epochs":
+        assert asked.epochs is not None
+        return ByEpochs(
+            base,
+            milestones=asked.milestones or (),
+            start_factor=asked.learning_rate / base,
+            steps=plan.total_steps,
+            epochs=asked.epochs,
+            **warm,
+        )
     if asked.decay == "steps":
         return StepDecay(base, milestones=asked.milestones or (), **warm)
     return Constant(base, **warm)

@@ -46,10 +46,13 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
     """
     plan, volume = training.plan, open_volume(volume_path)
     channels: int | None = 1
-    if not training.simulated and plan.data.folder is not None:
+    if plan.data.source == "arrays":
+        header = training.header()
+        channels = None if header is None else header.channels
+    elif not training.simulated and plan.data.folder is not None:
         try:
             channels = read_header(plan.data.folder)[0].channels
-        except RecordError:  # public files: the first of them tells
+        except RecordError:  # public files: TensorFlow reads the first of them
             channels = None
     check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
     check_values(volume)
@@ -91,17 +94,17 @@ def predict_volume(
     from flowpm_dist.cosmoflow.training import in_physical_units
 
     plan, volume = training.plan, open_volume(volume_path)
-    files = None if training.simulated else training.files("validation")
+    header = training.header()
     a = _scale_factor(training)
-    channels = 1 if files is None else files.block_shape[-1]
+    channels = 1 if header is None else header.channels
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     progress.note(f"reading {volume.where}")
     block = _read_block(volume, mesh)
     mean = _checked_mean(volume, block, mesh)
-    if files is None or files.header.unit == "mean density 1":
+    if header is None or header.unit == "mean density 1":
         notes += _normalise(block, mean)
     progress.note("asking the network; compiling")
-    asked = trained_network(training, mesh, mesh.axis_size("replica"), files, which)
+    asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
     network, standardiser = asked.network, asked.standardiser
     block = block[..., 0] if channels == 1 else block
     outputs = network.whole_outputs(network.predict(block[np.newaxis]))

@@ -47,6 +47,7 @@ _NAME = re.compile(
     r"(?P<split>[\w-]+)-(?P<number>\d{5,})"
     r"(?:\.block-(?P<row>\d+)-(?P<col>\d+)-of-(?P<rows>\d+)-(?P<cols>\d+))?\.tfrecord(?:\.gz)?"
 )
+_PUBLIC = re.compile(rb"\.tfrecords?(\.gz)?$")
 
 
 class RecordError(WorkError):
@@ -297,17 +298,56 @@ def dataset_files(folder: Path, split: str) -> list[Path]:
     """
     if (folder / DATASET).exists():
         splits = {name: [f.path for f in files] for name, files in split_files(folder).items()}
+        if split in splits:
+            return splits[split]
+        known = list(splits)
     else:
-        splits = defaultdict(list)
-        for path in sorted(folder.glob("*/*")):
-            if re.search(r"\.tfrecords?(\.gz)?$", path.name):
-                splits[path.parent.name].append(path)
-    if split in splits:
-        return splits[split]
-    if not splits and split_files(folder):
+        if names := names_of(folder, split):
+            return [folder / split / os.fsdecode(name) for name in names]
+        known = public_splits(folder)
+    if not known and split_files(folder):
         raise RecordError(
             f"{folder} has record files, and no {DATASET}: writing it was not finished "
             "(finish_dataset does it)"
         )
-    there = f"the splits there are: {', '.join(splits)}" if splits else "there is none"
+    there = f"the splits there are: {', '.join(known)}" if known else "there is none"
     raise RecordError(f"{folder} has no split {split!r}; {there}")
+
+
+def first_file(folder: Path, split: str) -> Path:
+    """Returns the first file of a split.
+
+    Raises:
+        RecordError: if there is no such split. The message lists the splits that exist.
+    """
+    if not (folder / DATASET).exists() and (names := names_of(folder, split)):
+        return folder / split / os.fsdecode(names[0])
+    return dataset_files(folder, split)[0]
+
+
+def names_of(folder: Path, split: str) -> list[bytes]:
+    """Returns the sorted names of the record files in `folder/split`, of which none is opened."""
+    try:
+        with os.scandir(os.fsencode(folder / split)) as entries:
+            return sorted(entry.name for entry in entries if _PUBLIC.search(entry.name))
+    except OSError:
+        return []
+
+
+def splits_of(folder: Path) -> list[str]:
+    """Returns the names of the splits of a dataset, of this package's layout or the public one."""
+    if (folder / DATASET).exists():
+        return list(read_header(folder)[1])
+    return public_splits(folder)
+
+
+def public_splits(folder: Path) -> list[str]:
+    """Returns the sorted names of the subfolders that hold record files."""
+    if not folder.is_dir():
+        return []
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and _holds_records(p))
+
+
+def _holds_records(folder: Path) -> bool:
+    with os.scandir(os.fsencode(folder)) as entries:
+        return any(_PUBLIC.search(entry.name) for entry in entries)

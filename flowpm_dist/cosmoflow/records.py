@@ -8,7 +8,7 @@ resume on other ranks. Records are found by their position in the file; there is
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count as count_from
@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.public_files import (
+    SMALL_FEATURES,
+    cube,
+    is_packed,
+    public_header,
+    public_index,
+)
 from flowpm_dist.cosmoflow.record_batches import (
     Batches,
     DummyDataset,
@@ -34,17 +41,20 @@ from flowpm_dist.cosmoflow.record_files import (
     DatasetHeader,
     RecordError,
     SplitFile,
-    dataset_files,
     finish_dataset,
+    first_file,
     read_header,
     record_bounds,
     split_files,
 )
+from flowpm_dist.cosmoflow.record_reading import read_record, reason_of
 from flowpm_dist.cosmoflow.record_staging import stage
 from flowpm_dist.cosmoflow.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from meshimpl.process_mesh import ProcessMesh
 
 __all__ = [
     "Batches",
@@ -59,9 +69,6 @@ __all__ = [
     "stage",
 ]
 
-SMALL_FEATURES = 2**12  # bytes that a record may have beside its volume
-PUBLIC_CHANNELS = (1, 4)
-
 
 class RecordDataset:
     """A split of a dataset, of which this rank reads one block of each volume.
@@ -70,20 +77,22 @@ class RecordDataset:
 
     Args:
         folder: the dataset. Without a dataset.json it is taken to have the public CosmoFlow
-            layout: the files of a split are in `folder/<split>` and hold cubes of int16 counts with
-            1 or 4 channels.
+            layout, see `flowpm_dist.cosmoflow.public_files`.
         split: "train", "validation", "test", or any name.
         grid: the grid that the volumes must have; None accepts any.
         block: this rank's part. It need not be one of the blocks that the volumes were written in.
         parameters: the names that y must have; needed with the public layout, which has none.
+        mesh: ranks that index public files together; each of them must make this dataset. None:
+            this rank does so alone.
 
     Attributes:
         header: the properties that all records share.
         block_shape: the shape of one sample, (x, y, z, channels).
 
     Raises:
-        RecordError: if there is no such split, a file is missing, truncated or packed with gzip, or
-            the volumes are not as asked. The message names the file.
+        RecordError: if there is no such split, a file is missing or truncated, one that is not of
+            the public layout is packed with gzip, or the volumes are not as asked. The message
+            names the file.
     """
 
     def __init__(
@@ -94,27 +103,31 @@ class RecordDataset:
         grid: Sequence[int] | None = None,
         block: Sequence[int] = WHOLE,
         parameters: Sequence[str] | None = None,
+        mesh: ProcessMesh | None = None,
     ) -> None:
         self.folder, self.split = Path(folder), split
-        paths = dataset_files(self.folder, split)
-        for path in paths:
-            if path.suffix == ".gz":
-                raise RecordError(GZIP_ERROR.format(path))
-        self._public = not (self.folder / DATASET).exists()
-        if self._public:
-            self.header = _public_header(paths[0], parameters)
+        first = first_file(self.folder, split)
+        public = not (self.folder / DATASET).exists()
+        self._packed = public and is_packed(first)
+        if public:
+            self.header = public_header(first, self._packed, parameters)
         else:
             self.header, self._splits = read_header(self.folder)
-        self._check_wanted(grid, parameters, paths[0])
+        self._check_wanted(grid, parameters, first if public else self.folder / DATASET)
         self.block_shape = self.header.block_shape(Block(*block))
         self._crops = _overlaps(Block(*block), self.header)
-        self._paths = np.array([[p] for p in paths] if self._public else self._piece_files())
-        self._index_records()
+        if public:
+            index = public_index(self.folder, split, self.header.block_bytes, mesh)
+            self._paths, self._starts = index.paths[:, np.newaxis], index.start[:, np.newaxis]
+            self._file = index.file
+        else:
+            self._paths = np.array([[os.fsencode(p) for p in row] for row in self._piece_files()])
+            self._index_records()
 
     def _check_wanted(
-        self, grid: Sequence[int] | None, parameters: Sequence[str] | None, first: Path
+        self, grid: Sequence[int] | None, parameters: Sequence[str] | None, where: Path
     ) -> None:
-        header, where = self.header, first if self._public else self.folder / DATASET
+        header = self.header
         if grid is not None and tuple(grid) != header.grid:
             raise RecordError(f"{where}: volumes of {header.grid} cells; must be {tuple(grid)}")
         if parameters is not None and tuple(parameters) != header.parameters:
@@ -145,14 +158,19 @@ class RecordDataset:
             ) from None
 
     def _index_records(self) -> None:
+        paths = [Path(os.fsdecode(path)) for path in self._paths.ravel()]
+        if packed := [path for path in paths if path.suffix == ".gz"]:
+            raise RecordError(GZIP_ERROR.format(packed[0]))
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(record_bounds, self._paths.ravel()))
-        for path, bounds in zip(self._paths.ravel(), found, strict=True):
+            found = list(pool.map(record_bounds, paths))
+        for path, bounds in zip(paths, found, strict=True):
             self._check_lengths(path, np.diff(bounds) - FRAME, bounds)
         pieces = self._paths.shape[1]
         counts = np.array([len(bounds) - 1 for bounds in found]).reshape(-1, pieces)
         if bad := np.flatnonzero(counts.min(1) != counts.max(1)).tolist():
-            numbers = dict(zip(map(str, self._paths[bad[0]]), counts[bad[0]].tolist(), strict=True))
+            first = bad[0] * pieces
+            names = map(str, paths[first : first + pieces])
+            numbers = dict(zip(names, counts[bad[0]].tolist(), strict=True))
             raise RecordError(f"blocks of the same samples with unequal numbers of them: {numbers}")
         starts = [
             np.stack([bounds[:-1] for bounds in found[at : at + pieces]], axis=1)
@@ -160,12 +178,12 @@ class RecordDataset:
         ]
         self._starts = np.concatenate(starts)
         self._file = np.repeat(np.arange(len(counts)), counts[:, 0])
-        expected = len(self) if self._public else self._splits[self.split]["samples"]
+        expected = self._splits[self.split]["samples"]
         if len(self) != expected or not len(self):
-            short = self._paths[counts[:, 0] < self.header.samples_per_file, 0]
+            short = np.flatnonzero(counts[:, 0] < self.header.samples_per_file) * pieces
             raise RecordError(
                 f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, must "
-                f"be {expected or 'some'}; not full are {', '.join(p.name for p in short)}"
+                f"be {expected or 'some'}; not full are {', '.join(paths[n].name for n in short)}"
             )
 
     def _check_lengths(self, path: Path, lengths: np.ndarray, starts: np.ndarray) -> None:
@@ -234,7 +252,7 @@ class RecordDataset:
         def all_positions() -> Iterator[np.ndarray]:
             return map(positions, count_from() if steps is None else range(steps))
 
-        paths = tf.constant(self._paths.astype(str))
+        paths = tf.constant(self._paths)
         starts, file = tf.constant(self._starts), tf.constant(self._file)
 
         def sample(position: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -282,7 +300,8 @@ class RecordDataset:
             "y": tf.io.FixedLenFeature([len(header.parameters)], tf.float32),
             "index": tf.io.FixedLenFeature([], tf.int64, -1),
         }
-        found = tf.io.parse_single_example(read_record(path, start), features)
+        record = read_record(path, start, packed=self._packed)
+        found = tf.io.parse_single_example(record, features)
         data = tf.io.decode_compressed(found["x"], "ZLIB") if header.compressed else found["x"]
         values = tf.io.decode_raw(data, tf.as_dtype(header.dtype))
         return tf.reshape(values, header.block_shape()), found["y"], found["index"]
@@ -290,7 +309,8 @@ class RecordDataset:
     def _find_damage(self, positions: np.ndarray) -> RecordError | None:
         """Returns an error that names the damage in the records of a batch, or None."""
         for position in positions:
-            paths, starts = self._paths[self._file[position]], self._starts[position]
+            paths = [Path(os.fsdecode(path)) for path in self._paths[self._file[position]]]
+            starts = self._starts[position]
             for path, start in zip(paths, starts, strict=True):
                 if error := self._damage(path, int(start)):
                     return error
@@ -307,11 +327,12 @@ class RecordDataset:
 
         where = f"{path}, the record at byte {start}"
         try:
-            example = tf.train.Example.FromString(read_record(str(path), start).numpy())
+            record = read_record(str(path), start, packed=self._packed)
+            example = tf.train.Example.FromString(record.numpy())
         except (tf.errors.DataLossError, DecodeError) as error:
-            return RecordError(f"{where} is corrupt; copy or write it again ({_reason(error)})")
+            return RecordError(f"{where} is corrupt; copy or write it again ({reason_of(error)})")
         except tf.errors.OpError as error:
-            return RecordError(f"{where} cannot be read ({_reason(error)})")
+            return RecordError(f"{where} cannot be read ({reason_of(error)})")
         wanted, found = self.header.block_shape(), _stored_shape(example, self.header)
         if found is not None and found != wanted:
             return RecordError(f"{where}: a volume of shape {found}; must be {wanted}")
@@ -320,34 +341,9 @@ class RecordDataset:
         except tf.errors.OpError as error:
             return RecordError(
                 f"{where} holds no volume of shape {wanted} in {self.header.dtype} with "
-                f"{len(self.parameters)} parameters ({_reason(error)})"
+                f"{len(self.parameters)} parameters ({reason_of(error)})"
             )
         return None
-
-
-def read_record(path: Any, start: Any) -> tf.Tensor:
-    """Returns the data of the record that begins at a byte of a file.
-
-    TensorFlow verifies its checksum.
-    """
-    import tensorflow as tf
-
-    # Without a buffer, nothing but the record is read.
-    records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=tf.reshape(path, [1]),
-        compression_type="",
-        buffer_size=0,
-        byte_offsets=tf.reshape(tf.cast(start, tf.int64), [1]),
-    )
-    kind = {"output_types": [tf.string], "output_shapes": [[]]}
-    one = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kind)
-    return tf.raw_ops.DatasetToSingleElement(dataset=one, **kind)[0]
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first line of an error's message, without the names of TensorFlow's nodes."""
-    line = str(getattr(error, "message", error)).partition("\n")[0]
-    return re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
 
 
 def _stored_shape(example: Any, header: DatasetHeader) -> tuple[int, ...] | None:
@@ -358,44 +354,7 @@ def _stored_shape(example: Any, header: DatasetHeader) -> tuple[int, ...] | None
     if shape := tuple(example.features.feature["shape"].int64_list.value):
         return shape
     data = example.features.feature["x"].bytes_list.value
-    return _cube(len(data[0]) // DTYPES[header.dtype].itemsize) if data else None
-
-
-def _cube(values: int) -> tuple[int, int, int, int] | None:
-    for channels in PUBLIC_CHANNELS:
-        side = round((values / channels) ** (1 / 3))
-        if values and side**3 * channels == values:
-            return (side, side, side, channels)
-    return None
-
-
-def _public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader:
-    """Returns a header for the public layout, int16 counts in a cube, from its first record.
-
-    Raises:
-        RecordError: if there are no names of parameters, no record, or no such cube.
-    """
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
-    if parameters is None:
-        raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
-    if len(record_bounds(path)) == 1:
-        raise RecordError(f"{path} holds no record")
-    try:
-        example = tf.train.Example.FromString(read_record(str(path), 0).numpy())
-    except (tf.errors.OpError, DecodeError) as error:
-        raise RecordError(f"{path}: its first record is corrupt ({_reason(error)})") from error
-    data = b"".join(example.features.feature["x"].bytes_list.value)
-    shape = _cube(len(data) // 2)
-    if shape is None or len(data) % 2:
-        raise RecordError(
-            f"{path}: a volume of {len(data)} bytes is no cube of int16 with "
-            f"{' or '.join(map(str, PUBLIC_CHANNELS))} channels"
-        )
-    return DatasetHeader(
-        shape[:3], tuple(parameters), shape[3], dtype="int16", scale=1.0, unit="one particle"
-    )
+    return cube(len(data[0]) // DTYPES[header.dtype].itemsize) if data else None
 
 
 def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, slice, slice]]]:

@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.draws import summary_of_draws, summary_of_passes
-from flowpm_dist.cosmoflow.file_source import in_order
+from flowpm_dist.cosmoflow.file_source import FilesDataset, in_order
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.held_out import hold_out
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.logs import TrainingLogs
+from flowpm_dist.cosmoflow.mlperf_log import MLPerfLog
 from flowpm_dist.cosmoflow.outcome import TrainingOutcome, write_phases
 from flowpm_dist.cosmoflow.parts import (
     draws_of,
@@ -29,14 +30,15 @@ from flowpm_dist.cosmoflow.parts import (
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.cosmoflow.record_batches import check_lane
-from flowpm_dist.cosmoflow.records import RecordDataset
+from flowpm_dist.cosmoflow.records import DummyDataset
 from flowpm_dist.cosmoflow.sources import files_of, volumes_of
 from flowpm_dist.cosmoflow.trained import restore_weights
-from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_loss
+from flowpm_dist.cosmoflow.training import StepReport, Trainer, mean_errors
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
+from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 
@@ -66,8 +68,10 @@ class TrainingRun:
         self.mesh, self.folder, self.progress = mesh, folder, progress
         self.lanes = Lanes.of(self.mesh, plan.training.batch)
         self.clock = PhaseClock()
+        self.mlperf: MLPerfLog | None = None
         self.volumes = volumes_of(self.plan, mesh, folder, self.lanes, self.clock)
-        standardiser = standardiser_of(plan, self.volumes.dataset)
+        files = self.volumes.dataset
+        standardiser = standardiser_of(plan, None if files is None else files.header)
         count = len(standardiser.names)
         network = network_of(plan, self.mesh, parameters=count, channels=self.volumes.channels)
         network.broadcast_weights()
@@ -100,6 +104,7 @@ class TrainingRun:
             hold_out(self.plan, self.volumes.maker, self.mesh, self.folder, self.progress)
         if self.plan.data.source != "dummy":
             check_lane(len(self._validation_set), self.lanes.batch, None)
+        self._begin_mlperf_log()
         with ExitStack() as opened:
             opened.callback(self.trainer.source.close)
             progress = functools.partial(self.progress, "simulating")
@@ -131,6 +136,15 @@ class TrainingRun:
         else:
             return
         write_text(self.folder.draws, json.dumps(found, indent=1) + "\n")
+
+    def _begin_mlperf_log(self) -> None:
+        files = self.volumes.dataset
+        if self.plan.training.preset != "mlperf" or files is None or self.mesh.rank:
+            return
+        self.mlperf = MLPerfLog(self.folder.mlperf_log, self.plan)
+        nodes = max(1, self.mesh.size // max(1, launch.detect().local_size))
+        counts = {"samples": len(files), "validation": len(self._validation_set)}
+        self.mlperf.begin(ranks=self.mesh.size, nodes=nodes, **counts)
 
     def _resumed(self) -> int:
         """The step to go on with: that of the latest checkpoint that is whole."""
@@ -178,6 +192,8 @@ class TrainingRun:
         report, validation, stopped, number = None, None, None, first
         while number < steps and stopped is None and not enough:
             started = time.perf_counter()
+            if self.mlperf is not None:
+                self.mlperf.step_begins(number)
             report = self.trainer.step(number)
             number += 1
             with self.clock("other"):
@@ -187,8 +203,8 @@ class TrainingRun:
                     self._recentre()
                 fresh = self._validation_loss() if validates else None
                 if fresh is not None:
-                    validation = fresh
-                    self.checkpoints.validated(fresh, number)
+                    validation = fresh[0]
+                    self.checkpoints.validated(fresh[0], number)
                     enough = self._is_enough()
             seconds = {**report.seconds, "other": self.clock.lap()["other"]}
             rate = self.plan.training.batch / (time.perf_counter() - started)
@@ -206,6 +222,8 @@ class TrainingRun:
             seconds["other"] += self.clock.lap()["other"]
             for phase, value in seconds.items():
                 totals[phase] += value
+        if self.mlperf is not None:
+            self.mlperf.end(success=number >= steps or enough)
         count = max(1, number - first)
         return TrainingOutcome(
             number,
@@ -237,19 +255,25 @@ class TrainingRun:
         state = f"loss {report.loss:.4f}{held}  {rate:.2f} samples/s"
         self.progress("training", report.step + 1, self.plan.total_steps, state)
 
-    def _validation_loss(self) -> float | None:
+    def _validation_loss(self) -> tuple[float, float] | None:
+        """Loss and mean absolute error of the volumes of validation."""
         if self.plan.data.source == "dummy":
             return None
         trainer, dataset = self.trainer, self._validation_set
         batches = in_order(dataset, self.lanes)
-        loss = mean_loss(trainer.network, trainer.standardiser, batches, len(dataset))
+        if self.mlperf is not None:
+            self.mlperf.validation_begins()
+        found = mean_errors(trainer.network, trainer.standardiser, batches, len(dataset))
         # What is best, and when it is enough, must be the same on all ranks.
-        return float(self.mesh.world.broadcast(tf.constant(loss, tf.float64)))
+        loss, error = self.mesh.world.broadcast(tf.constant(found, tf.float64)).numpy()
+        if self.mlperf is not None:
+            self.mlperf.validated(float(error))
+        return float(loss), float(error)
 
     @functools.cached_property
-    def _validation_set(self) -> RecordDataset:
+    def _validation_set(self) -> FilesDataset:
         dataset = files_of(self.plan, self.mesh, self.folder, "validation")
-        assert isinstance(dataset, RecordDataset)
+        assert not isinstance(dataset, DummyDataset)
         return dataset
 
     def _mark(self, step: int, enough: bool) -> None:

@@ -172,6 +172,32 @@ class StepDecay(Schedule):
         return rate
 
 
+@dataclass(frozen=True)
+class ByEpochs(StepDecay):
+    """Rates that change between epochs alone, as in the reference of MLPerf HPC CosmoFlow.
+
+    `warmup_steps` and the milestones count epochs, from 0. A factor holds for epochs *after* its
+    milestone: with (32, 0.25) the rate of epoch 32 is the base rate, that of epoch 33 a quarter.
+
+    Attributes:
+        steps, epochs: of the whole training.
+    """
+
+    steps: int = field(kw_only=True)
+    epochs: int = field(kw_only=True)
+
+    def rate(self, step: Any) -> Any:
+        """The learning rate of a step, see `Schedule.rate`."""
+        whole = isinstance(step, int | np.integer)
+        xp, step = _as_float64(step)
+        epoch = xp.floor(step * self.epochs / self.steps)
+        rate = super().rate(np.asarray(epoch) if xp is np else epoch)
+        return float(rate) if whole else rate
+
+    def _after_warmup(self, step: Any, xp: Any) -> Any:
+        return super()._after_warmup(step - 1, xp)
+
+
 def _as_float64(step: Any) -> tuple[Any, Any]:
     """The module that computes with such a step, and the step in float64."""
     if isinstance(step, int | np.integer | np.ndarray):

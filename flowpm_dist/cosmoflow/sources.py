@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from flowpm_dist.cosmoflow.file_source import FileSource
+from flowpm_dist.cosmoflow.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.file_source import FilesDataset, FileSource
 from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.held_out import Statistics
 from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes, UniverseMaker
@@ -46,7 +47,7 @@ class Volumes:
     """
 
     source: BatchSource
-    dataset: RecordDataset | None = None
+    dataset: FilesDataset | None = None
     channels: int = 1
     maker: UniverseMaker | None = None
     statistics: Statistics | None = None
@@ -68,6 +69,7 @@ def volumes_of(
         RecordError: files that cannot serve.
     """
     data, seed = plan.data, plan.training.seed
+    augment = data.augment or False
     if plan.simulates:
         maker = maker_of(plan, mesh, lanes)
         statistics = Statistics(folder.statistics("train"), mesh, maker.priors.names)
@@ -75,22 +77,22 @@ def volumes_of(
             maker,
             mesh,
             draws_of(plan),
-            augment=data.augment,
+            augment=augment,
             clock=clock,
             made=statistics.add,
         )
         return Volumes(source, maker=maker, statistics=statistics)
     files = files_of(plan, mesh, folder, "train")
     return Volumes(
-        FileSource(files, mesh, lanes, seed=seed, augment=data.augment, clock=clock),
-        files if isinstance(files, RecordDataset) else None,
+        FileSource(files, mesh, lanes, seed=seed, augment=augment, clock=clock),
+        None if isinstance(files, DummyDataset) else files,
         files.block_shape[-1],
     )
 
 
 def files_of(
     plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str
-) -> RecordDataset | DummyDataset:
+) -> FilesDataset | DummyDataset:
     """Returns a split that is in files, or made up: of simulations those that are held out.
 
     Raises:
@@ -101,6 +103,8 @@ def files_of(
         samples = max(64, plan.training.batch)
         return DummyDataset(plan.grid, plan.parameters, block=block, samples=samples)
     path = data.staging or (folder.held_out if plan.simulates else data.folder)
+    if data.source == "arrays":
+        return ArrayDataset(arrays_of(plan), split, block)
     assert path is not None
     parameters = data.parameters if data.source == "files" else None
-    return RecordDataset(path, split, grid=plan.grid, block=block, parameters=parameters)
+    return RecordDataset(path, split, grid=plan.grid, block=block, parameters=parameters, mesh=mesh)

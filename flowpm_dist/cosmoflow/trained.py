@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowpm_dist.cosmoflow.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.plan import TrainingPlan
+from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, read_header, splits_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from flowpm_dist.cosmoflow.file_source import FilesDataset
     from flowpm_dist.cosmoflow.losses import Standardiser
     from flowpm_dist.cosmoflow.network import Network
-    from flowpm_dist.cosmoflow.records import RecordDataset
     from meshimpl.process_mesh import ProcessMesh
 
 
@@ -46,8 +48,62 @@ class Training:
         """Whether its volumes are simulations of its own."""
         return self.plan.simulates
 
-    def files(self, split: str, block: Sequence[int] = (0, 1, 0, 1)) -> RecordDataset:
+    def split_there(self, asked: str) -> tuple[str, str]:
+        """Returns the split to judge on: validation where there is no test set, as in public files.
+
+        Args:
+            asked: "test", or another split.
+
+        Returns:
+            The split, and a sentence where it is not the one that was asked for, else "".
+        """
+        folder = self.plan.data.folder
+        if asked != "test" or folder is None or "test" in splits_of(folder):
+            return asked, ""
+        return "validation", (f"{folder} has no split 'test': these are the volumes of validation.")
+
+    def header(self) -> DatasetHeader | None:
+        """Returns what the files have in common that it was trained on; None of simulations.
+
+        Raises:
+            RecordError: files that cannot serve.
+        """
+        from flowpm_dist.cosmoflow.public_files import public_header_of
+
+        data = self.plan.data
+        if data.source == "arrays":
+            return arrays_of(self.plan).header
+        if data.folder is None:
+            return None
+        if (data.folder / DATASET).exists():
+            return read_header(data.folder)[0]
+        return public_header_of(data.folder, "train", data.parameters)
+
+    def samples(self, split: str) -> int:
+        """Returns the number of volumes of a split; files are not indexed if names tell it.
+
+        Raises:
+            TrainedError, RecordError: see `files`.
+        """
+        from flowpm_dist.cosmoflow.public_files import samples_of_names
+
+        folder = self.plan.data.folder
+        if folder is not None and not (folder / DATASET).exists():
+            return samples_of_names(folder, split) or len(self.files(split))
+        return len(self.files(split))
+
+    def files(
+        self,
+        split: str,
+        block: Sequence[int] = (0, 1, 0, 1),
+        mesh: ProcessMesh | None = None,
+    ) -> FilesDataset:
         """Returns a split that is in files: of simulated data the test or the validation set.
+
+        Args:
+            split: its name.
+            block: this rank's part of each volume.
+            mesh: ranks that index the files together, see `RecordDataset`.
 
         Raises:
             TrainedError: it was trained on one random batch.
@@ -61,11 +117,13 @@ class Training:
                 f'{self.folder.path} was trained with data.source = "dummy", random numbers: there '
                 "is nothing to find"
             )
+        if data.source == "arrays":
+            return ArrayDataset(arrays_of(self.plan), split, block)
         folder = self.folder.held_out if self.simulated else data.folder
         assert folder is not None
         names = None if self.simulated else data.parameters
         grid = self.plan.grid
-        return RecordDataset(folder, split, grid=grid, block=block, parameters=names)
+        return RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
 
 
 @dataclass(frozen=True)
@@ -84,11 +142,7 @@ class TrainedNetwork:
 
 
 def trained_network(
-    training: Training,
-    mesh: ProcessMesh,
-    batch: int,
-    files: RecordDataset | None,
-    which: str = "best",
+    training: Training, mesh: ProcessMesh, batch: int, which: str = "best"
 ) -> TrainedNetwork:
     """Returns the network of a training, rebuilt on any mesh that fits. On all ranks together.
 
@@ -96,7 +150,6 @@ def trained_network(
         training: that was read.
         mesh: the ranks.
         batch: volumes that are asked about at once, over all replicas.
-        files: of the same dataset as it was trained on; None for simulated data.
         which: the weights, "best" of the validations or "last".
 
     Raises:
@@ -105,13 +158,14 @@ def trained_network(
     """
     from flowpm_dist.cosmoflow.parts import network_of, standardiser_of
 
-    standardiser = standardiser_of(training.plan, files)
+    header = training.header()
+    standardiser = standardiser_of(training.plan, header)
     network = network_of(
         training.plan,
         mesh,
         batch=batch,
         parameters=len(standardiser.names),
-        channels=1 if files is None else files.block_shape[-1],
+        channels=1 if header is None else header.channels,
     )
     step = restore_weights(training.folder.weights(which), mesh, network.state)
     return TrainedNetwork(network, standardiser, step)

@@ -165,10 +165,22 @@ def mean_loss(
     network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> float:
     """Returns the mean loss of volumes without dropout, see `outputs_and_truth`."""
-    outputs, truth = outputs_and_truth(network, batches, count)
-    targets = tf.constant(standardiser.standardise(truth))
-    each = losses.loss_function(network.loss)(targets, tf.constant(outputs.astype(np.float64)))
-    return float(tf.reduce_mean(each))
+    return mean_errors(network, standardiser, batches, count)[0]
+
+
+def mean_errors(
+    network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
+) -> tuple[float, float]:
+    """Returns the mean loss of volumes without dropout, and the mean absolute error.
+
+    The latter is over all parameters, in the scale that they are learned in; see
+    `outputs_and_truth`.
+    """
+    found, truth = outputs_and_truth(network, batches, count)
+    targets, outputs = standardiser.standardise(truth), tf.constant(found.astype(np.float64))
+    each = losses.loss_function(network.loss)(tf.constant(targets), outputs)
+    mean, _ = losses.split_prediction(network.loss, outputs)
+    return float(tf.reduce_mean(each)), float(np.mean(np.abs(mean.numpy() - targets)))
 
 
 def in_physical_units(

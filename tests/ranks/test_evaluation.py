@@ -220,7 +220,7 @@ def test_mean_loss_is_that_of_the_error_bars(training, known):
     """Minus the log likelihood of the truth, parameters in units of their priors' widths."""
     _, truth, mean, sigma = known
     read = read_training(training)
-    asked = trained_network(read, solo(), 2, None)
+    asked = trained_network(read, solo(), 2)
     batches = in_order(read.files("test"), Lanes.of(solo(), 2))
     found = mean_loss(asked.network, asked.standardiser, batches, len(truth))
     each = np.log(sigma / asked.standardiser.std) + ((truth - mean) / sigma) ** 2 / 2

@@ -1,0 +1,110 @@
+"""Public files: ranks open them in shares, find the same, and fail together; a training on them."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import RANK, SIZE, process_mesh, shared_folder
+from public_layout import NAMES, write_public
+from tiny_network import TINY
+
+from flowpm_dist.config.trained import common_mesh, read_training
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow import public_files
+from flowpm_dist.cosmoflow.evaluation import evaluate
+from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.public_files import bounds_of
+from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
+from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.tables import read_rows
+
+RUN = f"""
+[box]
+grid = 16
+size = 128.0
+[network]
+name = "{TINY.name}"
+gather_below = 2
+[training]
+preset = "mlperf"
+batch = 2
+epochs = 5
+[data]
+source = "files"
+folder = "."
+parameters = ["Omega_m", "sigma8", "n_s"]
+"""
+MANY = 1000
+
+
+@pytest.mark.ranks(1, 2)
+def test_ranks_share_the_files_to_open(tmp_path_factory, monkeypatch):
+    """Each opens its part and the first; then the first alone; damage is told on all ranks."""
+    folder, mesh = shared_folder(tmp_path_factory), process_mesh(f"row:{SIZE}")
+    monkeypatch.setenv("FLOWPM_CACHE", str(folder / "cache"))
+    counts = np.random.default_rng(1).poisson(2.0, (MANY, 2, 2, 2, 4))
+    if RANK == 0:
+        write_public(folder / "train", counts, packed=True, last=3)
+    mesh.barrier()
+    opened = []
+
+    def noted(path, *rest):
+        opened.append(path)
+        return bounds_of(path, *rest)
+
+    monkeypatch.setattr(public_files, "bounds_of", noted)
+    data = RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
+    assert len(data) == MANY and len(opened) == 2 + (MANY - 2) // SIZE
+    opened.clear()
+    again = RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
+    assert len(again) == MANY and len(opened) == 2
+    [(volume, *_, index)] = again.batches(4, (RANK, 1), steps=1, start_step=249, shuffle=False)
+    assert index.numpy().tolist() == [996 + RANK]
+    np.testing.assert_array_equal(volume, counts[index.numpy()])
+    mesh.barrier()
+    if RANK == 0:
+        path = folder / "train/univ_000990.tfrecord"
+        path.write_bytes(path.read_bytes()[:-7])
+    mesh.barrier()
+    with pytest.raises(RecordError, match="univ_000990.*damaged"):
+        RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
+
+
+@pytest.mark.ranks(2)
+def test_the_preset_trains_on_packed_files_and_is_judged_on_validation(tmp_path_factory):
+    """As there is no test set; validation after each epoch, in the table and in the log."""
+    folder, mesh = shared_folder(tmp_path_factory), process_mesh(f"replica:{SIZE}")
+    if RANK == 0:
+        counts = np.random.default_rng(1).poisson(2.0, (10, 16, 16, 16, 4))
+        write_public(folder / "train", counts[:6], packed=True)
+        write_public(folder / "validation", counts[6:], packed=True)
+        (folder / "run.toml").write_text(RUN)
+    mesh.barrier()
+    plan, work = load_training(folder / "run.toml"), TrainingFolder(folder / "training")
+    if RANK == 0:
+        work.begin(resume=False)
+    mesh.barrier()
+    outcome = TrainingRun(plan, mesh, work, Progress(rank=1)).run(resume=False)
+    work.release()
+    assert outcome.step == 15
+    mesh.barrier()
+    read = read_training(work.path)
+    assert common_mesh([read], SIZE, None) == f"replica:{SIZE}"
+    found = evaluate([read], mesh, Progress(rank=1))
+    if found is None:
+        return
+    (note,) = (note for note in found.notes if "no split 'test'" in note)
+    assert "the volumes of validation" in note and len(found.predictions["network"].truth) == 4
+    lines = work.mlperf_log.read_text().splitlines()
+    told = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    errors = [line["value"] for line in told if line["key"] == "eval_error"]
+    rows = read_rows(work.path / "metrics.csv")
+    assert [float(row["validation_mae"]) for row in rows[2::3]] == pytest.approx(errors)
+    assert [float(row["rate"]) for row in rows[::3]] == pytest.approx(
+        [1e-3 + epoch * (1e-3 / 32 - 1e-3) / 4 for epoch in range(5)]
+    )
+    assert told[-1]["key"] == "run_stop" and told[-1]["metadata"]["status"] == "success"
+    predicted = found.predictions["network"]
+    error = np.abs(predicted.mean - predicted.truth).mean() / (2 / np.sqrt(12))  # not bounded
+    assert errors[-1] == pytest.approx(error, rel=1e-5)

@@ -1,0 +1,214 @@
+"""Arrays with a table of parameters: cells, dtypes, rows and names, right or told what is wrong."""
+
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from flowpm_dist.config.checks import ConfigError
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.parameter_table import TableError, read_table
+from flowpm_dist.cosmoflow.record_files import Block, RecordError
+
+ROWS = 20
+RUN = """
+[box]
+grid = 32
+size = 25.0
+[network]
+[training]
+batch = 2
+epochs = 3
+[data]
+source = "arrays"
+volumes = "{volumes}"
+table = "table.txt"
+dtype = "float32"
+unit = "density"
+validation = 4
+test = 3
+seed = 7
+"""
+
+
+def volumes_of(count=ROWS, side=32, channels=()) -> np.ndarray:
+    """Each its own number, plus where in it a cell is."""
+    cells = np.linspace(0, 0.5, side**3 * int(np.prod(channels))).reshape((side,) * 3 + channels)
+    return (np.arange(count).reshape((-1,) + (1,) * cells.ndim) + cells).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A table of three columns beside volumes of one channel."""
+    np.save(tmp_path / "all.npy", volumes_of())
+    numbers = np.stack([0.1 + 0.02 * np.arange(ROWS), np.arange(ROWS)[::-1], np.full(ROWS, 5)], 1)
+    rows = [f"LH_{n} " + " ".join(map(str, row)) for n, row in enumerate(numbers)]
+    (tmp_path / "table.txt").write_text("#Name Omega_m sigma_8 seed\n" + "\n".join(rows) + "\n")
+    return tmp_path
+
+
+def run(folder: Path, *changes: tuple[str, str], volumes="all.npy"):
+    text = RUN.format(volumes=volumes).replace("seed = 7", 'seed = 7\nparameters = ["sigma_8"]')
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = folder / "run.toml"
+    path.write_text(text)
+    return load_training(path)
+
+
+def problem(folder: Path, *changes: tuple[str, str], volumes="all.npy") -> str:
+    with pytest.raises(ConfigError) as caught:
+        run(folder, *changes, volumes=volumes)
+    (found,) = caught.value.problems
+    return str(found)
+
+
+def test_a_run_file_on_arrays_resolves_and_splits_by_rows(folder):
+    plan = run(folder)
+    assert load_training(folder / "run.toml") == plan
+    again = folder / "again.toml"
+    again.write_text(plan.resolved())
+    assert load_training(again) == plan
+    assert (plan.parameters, plan.total_steps, plan.data.augment) == (
+        ("sigma_8",), 3 * (ROWS - 7) // 2, "symmetries",
+    )  # fmt: skip
+    arrays = arrays_of(plan)
+    rows = [arrays.rows(split).tolist() for split in ("train", "validation", "test")]
+    assert [len(part) for part in rows] == [13, 4, 3] and sorted(sum(rows, [])) == list(range(ROWS))
+    assert rows[2] != arrays_of(run(folder, ("seed = 7", "seed = 8"))).rows("test").tolist()
+    assert arrays.header.priors == {"sigma_8": (0, 19)} and arrays.header.box_size == (25.0,) * 3
+    with pytest.raises(RecordError, match="no split 'tests'; the splits there are: train, valid"):
+        arrays.rows("tests")
+
+
+def test_each_rank_reads_its_block_of_what_is_in_the_order(folder):
+    arrays, volumes = arrays_of(run(folder)), volumes_of()
+    whole = ArrayDataset(arrays, "train")
+    block = ArrayDataset(arrays, "train", (1, 2, 3, 4))
+    batches = list(block.batches(4, (1, 2), seed=3, start_step=2, steps=5))
+    assert len(batches) == 5 and block.block_shape == (16, 8, 32, 1) and len(whole) == 13
+    order = np.concatenate([whole.order(3, epoch) for epoch in range(3)])
+    for step, (found, y, index) in enumerate(batches, 2):
+        wanted = arrays.rows("train")[order[4 * step + 1 : 4 * step + 3]]
+        assert index.tolist() == wanted.tolist()
+        np.testing.assert_array_equal(found[..., 0], volumes[wanted][:, 16:, 24:])
+        np.testing.assert_array_equal(y[:, 0], 19.0 - wanted)
+    endless = iter(whole.batches(3))
+    assert [len(next(endless)[0]) for _ in range(9)] == [3] * 9
+
+
+@pytest.mark.parametrize("channels", [(), (2,)])
+def test_hdf5_and_a_file_each_hold_the_same(folder, channels):
+    volumes = volumes_of(channels=channels)
+    with h5py.File(folder / "all.h5", "w") as file:
+        file["grids/density"] = volumes
+    for number, volume in enumerate(volumes):
+        (folder / f"{number}").mkdir(exist_ok=True)
+        np.save(folder / f"{number}" / "df.npy", volume)
+    for name in ("all.h5:grids/density", "{}/df.npy"):
+        arrays = arrays_of(run(folder, volumes=name))
+        assert arrays.header.channels == (channels or (1,))[0]
+        np.testing.assert_array_equal(arrays.read(5), volumes[5].reshape(32, 32, 32, -1))
+        assert all(path.exists() for path in arrays.files)
+    np.save(folder / "3/df.npy", volumes[3][:16])
+    with pytest.raises(RecordError, match=r"3/df.npy has the shape \[16, 32, 32.*that of the fir"):
+        arrays.read(3)
+    (folder / "3/df.npy").unlink()
+    assert re.search("3/df.npy is missing; .* has 20 rows", problem(folder, volumes="{}/df.npy"))
+
+
+def test_units_make_a_density_of_mean_one(folder):
+    volumes = volumes_of()
+    cut = np.s_[16:, :16]
+    for unit, stored, wanted in (
+        ("overdensity", volumes / 10 - 1, volumes / 10),
+        ("mass", 1e10 * (volumes + 1), None),
+    ):
+        np.save(folder / "all.npy", stored.astype(np.float32))
+        arrays = arrays_of(run(folder, ('"density"', f'"{unit}"')))
+        if wanted is None:
+            wanted = (volumes + 1) / (volumes + 1).mean(axis=(1, 2, 3), keepdims=True)
+        found = arrays.read(6, Block(1, 2, 0, 2))
+        np.testing.assert_allclose(found[..., 0], wanted[6][cut], rtol=1e-5, atol=1e-6)
+    np.save(folder / "all.npy", volumes - 3)
+    with pytest.raises(RecordError, match="volume 1 of .*all.npy .* negative: no density"):
+        arrays_of(run(folder)).read(1)
+    np.save(folder / "all.npy", np.where(volumes > 3, np.nan, volumes))
+    with pytest.raises(RecordError, match="volume 6 of .* not finite"):
+        arrays_of(run(folder)).read(6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([("grid = 32", "grid = 64")], r"shape \[20, 32, 32, 32\]; must be \['volumes', 64, 64"),
+        ([('"float32"', '"float64"')], "holds float32, data.dtype is 'float64'"),
+        ([("all.npy", "none.npy")], "none.npy is no readable .npy or HDF5 file"),
+        ([("validation = 4", "validation = 1")], "13|16 .* each must have at least .* = 2"),
+        ([("validation = 4", "validation = 16")], "20 volumes there are 1 for train, 16 for valid"),
+        ([('"sigma_8"', '"s8"')], "data.table = .table.txt.: .* no column 's8'; .* sigma_8"),
+        ([('"sigma_8"', '"seed"')], "seed is 5 in all rows"),
+        ([('"sigma_8"', '"Name"')], "line 2: Name = 'LH_0' is no finite number"),
+        ([('dtype = "float32"\n', "")], "data.dtype is missing: with source = .arrays. it must be"),
+        ([('unit = "density"\n', "")], "data.unit is missing"),
+        ([("epochs = 3", "epochs = 3\nsteps = 3")], "both are given"),
+        ([("seed = 7", 'seed = 7\nfolder = "x"')], 'data.folder .*source = "files", not with "arr'),
+        ([('"sigma_8"', '"Omega_m"'), ("[box]", "[priors]\nOmega_m = [0.2, 0.5]\n[box]")],
+         r"Omega_m is from 0.1 to 0.48, priors.Omega_m is \[0.2, 0.5\]"),
+    ],
+)  # fmt: skip
+def test_what_does_not_match_is_told(folder, changes, told):
+    assert re.search(told, problem(folder, *changes))
+
+
+def test_rows_and_volumes_that_differ_in_number(folder):
+    np.save(folder / "all.npy", volumes_of(19))
+    found = problem(folder)
+    assert re.search("all.npy holds 19 volumes, .*table.txt has 20 rows: one row for each", found)
+    (folder / "all.npy").write_bytes(b"not an array")
+    assert "no readable .npy" in problem(folder)
+    with h5py.File(folder / "all.h5", "w") as file:
+        file["density"] = volumes_of(2)
+    assert "all.h5 has no data set 'x'" in problem(folder, volumes="all.h5:x")
+    assert "those it has are density" in problem(folder, volumes="all.h5")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "names"),
+    [
+        ("Om,s8\n0.3,0.8\n\n0.2,0.7\n", None, ("Om", "s8")),
+        ('"Om", "s8"\n# a remark\n0.3, 0.8\n0.2, 0.7', None, ("Om", "s8")),
+        ("0.3 0.8\n0.2 0.7\n", ("a", "b"), ("a", "b")),
+        ("\ufeff# Om s8\n3e-1 0.8\n0.2\t0.7\n", ("a", "b"), ("a", "b")),
+    ],
+)
+def test_tables_of_several_kinds(tmp_path, text, columns, names):
+    path = tmp_path / "table"
+    path.write_text(text)
+    found, values = read_table(path, columns)
+    assert found == names
+    np.testing.assert_array_equal(values, [[0.3, 0.8], [0.2, 0.7]])
+    np.testing.assert_array_equal(read_table(path, columns, names[1:])[1], [[0.8], [0.7]])
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "told"),
+    [
+        ("0.3 0.8\n", None, "does not name its 2 columns: give data.columns"),
+        ("a b\n1 2\n", ("a", "b", "c"), "has 2 columns, data.columns names 3"),
+        ("a b\n1 2\n1 2 3\n", None, "line 3: 3 values for 2 columns"),
+        ("a b\n1 nan\n", None, "line 2: b = 'nan' is no finite number"),
+        ("a b\n", None, "has no rows"),
+        ("#\n\n", None, "is empty"),
+    ],
+)
+def test_tables_that_cannot_be_read(tmp_path, text, columns, told):
+    (tmp_path / "table").write_text(text)
+    with pytest.raises(TableError, match=told):
+        read_table(tmp_path / "table", columns)
+    with pytest.raises(TableError, match="cannot read the table"):
+        read_table(tmp_path / "none")

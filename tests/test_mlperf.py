@@ -1,0 +1,153 @@
+"""The preset of MLPerf HPC's reference: its settings, rates, first weights and log."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flowpm_dist.config.checks import ConfigError
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.declarations import declaration
+from flowpm_dist.cosmoflow.mlperf_log import MLPerfLog
+from flowpm_dist.cosmoflow.parts import optimiser_of, schedule_of
+from flowpm_dist.cosmoflow.weights import initial_weights
+
+SAMPLES = 1024
+RUN = """
+[box]
+grid = 128
+size = 128.0
+[training]
+preset = "mlperf"
+[data]
+source = "files"
+folder = "set"
+parameters = ["Omega_m", "sigma8", "n_s", "h"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Public files that are looked at for their number alone."""
+    for split in ("train", "validation"):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        for number in range(SAMPLES if split == "train" else 1):
+            record = (100).to_bytes(8, "little") + bytes(108)
+            (tmp_path / "set" / split / f"{number}.tfrecord").write_bytes(record)
+    return tmp_path
+
+
+def read(folder: Path, text: str = RUN):
+    (folder / "run.toml").write_text(text)
+    return load_training(folder / "run.toml")
+
+
+def with_keys(*keys: str) -> str:
+    return RUN.replace('"mlperf"\n', "\n".join(['"mlperf"', *keys, ""]), 1)
+
+
+def test_its_settings_are_those_of_the_reference(folder):
+    plan = read(folder)
+    network, asked = plan.network, plan.training
+    assert (network.name, network.loss, network.input, network.dropout, network.precision) == (
+        "mlperf", "l2", "log1p-counts", 0.5, "float32",
+    )  # fmt: skip
+    assert (asked.optimiser, asked.momentum, asked.learning_rate, asked.batch) == (
+        "sgd", 0.9, 1e-3, 64,
+    )  # fmt: skip
+    assert (asked.calibrate, asked.centres, asked.larc, asked.weight_decay) == (0, False, False, 0)
+    assert (plan.data.augment, asked.epochs, asked.steps) == (False, 128, 128 * SAMPLES // 64)
+    assert asked.validate_every == asked.checkpoint_every == SAMPLES // 64
+    assert plan.outputs == 4 and optimiser_of(plan).clip_norm is None
+    (folder / "again.toml").write_text(plan.resolved())
+    assert load_training(folder / "again.toml") == plan
+
+
+def test_keys_of_the_file_go_before_it(folder):
+    plan = read(folder, with_keys("batch = 8", 'decay = "cosine"', "steps = 40", "warmup = 3"))
+    assert (plan.training.batch, plan.training.steps, plan.training.epochs) == (8, 40, None)
+    assert plan.training.decay == "cosine" and plan.training.milestones is None
+    assert "milestones" not in tomllib.loads(plan.resolved())["training"]
+    plan = read(folder, with_keys('optimiser = "adam"', "epochs = 90", "validate_every = 7"))
+    assert (plan.training.optimiser, plan.training.validate_every) == ("adam", 7)
+    for keys, told in (
+        (["steps = 40"], "training.epochs is missing: with decay = .epochs. it must"),
+        (["epochs = 4"], "training.warmup = 4: must be below the 4 epochs of the training"),
+        (['preset = "mlperff"'], "preset"),
+    ):
+        text = with_keys(*keys) if "preset" not in keys[0] else RUN.replace("mlperf", "mlperff")
+        with pytest.raises(ConfigError, match=told):
+            read(folder, text)
+
+
+@pytest.mark.parametrize("batch", [64, 256])
+def test_rates_change_between_epochs_as_in_the_reference(folder, batch):
+    """Epoch e < 4: base + e (peak - base) / 4; a factor holds from the epoch after its own."""
+    schedule, each = schedule_of(read(folder, with_keys(f"batch = {batch}"))), SAMPLES // batch
+    peak = 1e-3 * batch / 64
+    wanted = [1e-3 + epoch * (peak - 1e-3) / 4 for epoch in range(4)]
+    wanted += [peak] * 29 + [peak / 4] * 32 + [peak / 8] * 63
+    rates = schedule.rate(np.arange(128 * each))
+    np.testing.assert_allclose(rates, np.repeat(wanted, each), rtol=1e-12)
+    assert schedule.rate(each) == rates[each] and isinstance(schedule.rate(0), float)
+    some = tf.constant([0, each - 1, each, 33 * each - 1, 33 * each], tf.int64)
+    np.testing.assert_allclose(schedule.rate(some), rates[some.numpy()], rtol=1e-12)
+
+
+def test_first_weights_are_those_of_keras():
+    """Uniform within the limit of `GlorotUniform`, every layer alike; biases are zero."""
+    stages = declaration("mlperf").stages(32, 4, 4)
+    assert not declaration("mlperf").calibrated
+    found = initial_weights(stages, tf.float32, 0, declaration("mlperf").first_weights)
+    for kernel, bias in zip(found[::2], found[1::2], strict=True):
+        assert not bias.numpy().any()
+        theirs = tf.keras.initializers.GlorotUniform(seed=1)(kernel.shape).numpy()
+        ours, count = kernel.numpy(), theirs.size
+        limit = np.abs(theirs).max()
+        assert np.abs(ours).max() == pytest.approx(limit, rel=20 / count)
+        assert ours.std() == pytest.approx(theirs.std(), rel=5 / np.sqrt(count))
+        assert abs(ours.mean()) < 5 * ours.std() / np.sqrt(count)
+
+
+def test_the_log_has_the_lines_of_the_benchmark(folder):
+    log = MLPerfLog(folder / "mlperf.log", read(folder, with_keys("batch = 256")))
+    log.begin(ranks=8, nodes=2, samples=SAMPLES, validation=16)
+    for step in range(12):
+        log.step_begins(step)
+        if step % 4 == 3:
+            log.validation_begins()
+            log.validated(0.5 - step / 100)
+    log.end(success=True)
+    lines = (folder / "mlperf.log").read_text().splitlines()
+    assert all(line.startswith(":::MLLOG {") for line in lines)
+    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert all(
+        list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
+        for line in found
+    )
+    told = {line["key"]: line["value"] for line in found}
+    assert (told["global_batch_size"], told["train_samples"], told["eval_samples"]) == (
+        256,
+        1024,
+        16,
+    )
+    assert (told["number_of_ranks"], told["number_of_nodes"], told["accelerators_per_node"]) == (
+        8,
+        2,
+        4,
+    )
+    assert told["opt_base_learning_rate"] == pytest.approx(4e-3)
+    assert told["opt_learning_rate_decay_boundary_epochs"] == [32, 64]
+    assert (told["opt_name"], told["dropout"]) == ("SGD", 0.5)
+    keys = [line["key"] for line in found]
+    assert keys[-1] == "run_stop" and found[-1]["metadata"]["status"] == "success"
+    assert keys.index("init_start") < keys.index("init_stop") < keys.index("run_start")
+    of_epochs = [(line["key"], line["metadata"]["epoch_num"]) for line in found
+                 if "epoch_num" in line["metadata"]]  # fmt: skip
+    each = ("epoch_start", "eval_start", "eval_stop", "eval_error", "epoch_stop")
+    assert of_epochs == [(key, epoch) for epoch in (1, 2, 3) for key in each]
+    errors = [line["value"] for line in found if line["key"] == "eval_error"]
+    assert errors == pytest.approx([0.47, 0.43, 0.39])
