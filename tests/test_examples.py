@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from commands import flowpm_here
@@ -186,3 +188,17 @@ def test_benchmarks_find_what_they_import(path, monkeypatch):
     monkeypatch.syspath_prepend(str(path.parent))
     names = runpy.run_path(str(path), run_name="benchmark")
     assert path.stem == "common" or callable(names["main"])
+
+
+def test_notebook(folder, monkeypatch):
+    """Its cells, in their order, on a smaller grid."""
+    cells = json.loads((EXAMPLES / "first_universe.ipynb").read_text())["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    for old, new in {"grid=64": "grid=16", "1.0, 10)": "1.0, 3)", "pixels=64": "pixels=16"}.items():
+        assert old in code
+        code = code.replace(old, new)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, Any] = {}
+    exec(compile(code, "first_universe.ipynb", "exec"), names)
+    assert np.isfinite(names["to_noise"]).all() and float(names["to_Omega_m"]) != 0
+    assert np.std(names["maps"].kappa) > 0
