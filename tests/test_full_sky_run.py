@@ -11,6 +11,7 @@ from test_cli import RUN
 from test_resume import stopped
 
 import flowpm_dist as fpm
+from flowpm_dist.cli.run_record import read_record
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Halofit, LinearPower
@@ -131,6 +132,9 @@ def test_maps_and_spectra_are_those_of_python(done):
             np.testing.assert_allclose(rows[name], expected, rtol=1e-7)
     for name in ("convergence.png", "convergence_power.png"):
         assert (done / name).stat().st_size > 10_000
+    last = table[(table["i"] == 1) & (table["j"] == 1)][-1]
+    told = read_record(done).results[f"C_l/halofit at l = {last['ell']:.0f}"]
+    assert told == pytest.approx(last["C_ell"] / last["limber_halofit"], rel=1e-7)
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, done, monkeypatch):

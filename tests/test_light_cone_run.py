@@ -129,6 +129,13 @@ def test_a_mistake_is_told_without_tensorflow(here):
     assert (done.returncode, done.stdout.strip()) == (2, "[]")
 
 
+def test_the_sides_across_the_line_of_sight_limit_the_field():
+    cone = LightCone(field_of_view=10.0, pixels=8, z_max=0.3)
+    cone.check_width((150.0, 160.0, 80.0), 840.0)
+    with pytest.raises(ValueError, match="and the box 140"):
+        cone.check_width((160.0, 140.0, 300.0), 840.0)
+
+
 def test_distances_are_those_of_the_simulation():
     """Astropy's, which the run file is checked with."""
     given = {"Omega_m": 0.28, "w0": -0.9, "wa": 0.2}

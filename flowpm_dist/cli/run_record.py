@@ -26,6 +26,9 @@ from flowpm_dist.reconstruction.folder import ReconstructionFolder
 NEAR = 0.1
 """Wave number at which a simulation's power is told [h/Mpc]."""
 
+NEAR_ELL = 300
+"""Multipole at which the power of its convergence is told."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -79,7 +82,11 @@ def _simulation(path: Path) -> RunRecord | None:
         return RunRecord(path, "simulation", state, done, _when(folder.owner), {}, settings)
     timings = _json(path / "timings.json")
     steps = timings.get("steps", [])
-    results = {"seconds": sum(steps), **_power(path / "power_spectrum.csv")}
+    results = {
+        "seconds": sum(steps),
+        **_power(path / "power_spectrum.csv"),
+        **_lensing(path / "convergence_power.csv"),
+    }
     return RunRecord(
         path,
         "simulation",
@@ -167,6 +174,20 @@ def _power(path: Path) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     return {f"P/linear at {k:.2f} h/Mpc": power / linear}
+
+
+def _lensing(path: Path) -> dict[str, float]:
+    """Returns C_l of the last sources nearest to `NEAR_ELL` over that of halofit, by its name."""
+    try:
+        with path.open(newline="") as file:
+            rows = [[float(value) for value in row] for row in list(csv.reader(file))[1:]]
+        last = max(row[0] for row in rows)
+        autos = [row for row in rows if row[0] == row[1] == last]
+        nearest = min(autos, key=lambda row: abs(row[2] - NEAR_ELL))
+        ell, power, halofit = nearest[2], nearest[3], nearest[6]
+    except (OSError, ValueError, IndexError):
+        return {}
+    return {f"C_l/halofit at l = {ell:.0f}": power / halofit}
 
 
 def _is_locked(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,15 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
     if len(set(times.tolist())) < times.size:
         raise ValueError(f"outputs {outputs!r}: a scale factor is there twice")
     return times.tolist()
+
+
+def holds_tensors(value: Any) -> bool:
+    """Returns whether an object, not itself a tensor, has floating tensors as its attributes."""
+    held = tf.nest.flatten(list(getattr(value, "__dict__", {}).values()))
+    return any(
+        isinstance(each, Field) or (isinstance(each, tf.Tensor) and each.dtype.is_floating)
+        for each in held
+    )
 
 
 class Outputs(Observer):
@@ -98,6 +108,12 @@ class Outputs(Observer):
             if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
                 seen[i, j] = tensor
                 leaf = leaf.box if isinstance(leaf, Field) else None
+            elif holds_tensors(leaf):
+                warnings.warn(
+                    f"on_output returned a {type(leaf).__name__}, which holds tensors: no gradient "
+                    "flows through it; return its tensors, in lists, tuples or dictionaries",
+                    stacklevel=2,
+                )
             kept.append(leaf)
         self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
         return seen

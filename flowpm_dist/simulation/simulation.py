@@ -307,9 +307,10 @@ class Simulation:
         def side_by_side(inputs: Inputs, halo: int) -> Observer:
             return Observers([make(inputs, halo) for make in every])
 
-        state, found = self._run(given, progress, side_by_side, after_step, resume)
+        observer = side_by_side if every else None
+        state, found = self._run(given, progress, observer, after_step, resume)
         if on_seen is not None:
-            on_seen(found[: len(observers)])
+            on_seen([] if found is None else found[: len(observers)])
         return state
 
     def _outputs(

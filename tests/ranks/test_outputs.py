@@ -1,5 +1,7 @@
 """States at several times of one run, and their gradients, on any mesh."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -194,6 +196,10 @@ def test_outputs_that_cannot_be_are_refused(mesh):
     ):
         with pytest.raises(ValueError, match=told):
             sim.run(seed=1, outputs=outputs)
+    with pytest.warns(
+        UserWarning, match="returned a SimpleNamespace, which holds tensors: no grad"
+    ):
+        sim.run(seed=1, outputs=[0.5], on_output=lambda state: SimpleNamespace(x=state.density()))
     with pytest.raises(ValueError, match="on_output goes with outputs"):
         sim.run(seed=1, on_output=print)
     with pytest.raises(TypeError, match="without on_output, run gives them"):

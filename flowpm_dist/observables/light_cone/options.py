@@ -89,7 +89,9 @@ class LightConeOptions(DepthOptions):
         Raises:
             ValueError: it is.
         """
-        narrowest, wide = min(size), self.fov * end
+        # Orders of the axes leave each side where it is or among equals: the third one is along
+        # the line of sight.
+        narrowest, wide = min(size[:2]), self.fov * end
         if wide > narrowest * (1 + 1e-9) and not self.repeat:
             raise ValueError(
                 f"a field of {self.field_of_view:g} degrees is {wide:.4g} Mpc/h wide at z = "
