@@ -29,7 +29,9 @@ from flowpm_dist.statistics import spherical_power, spherical_theory_in_bins
 def measure(grid: int, box: float, seeds: int) -> None:
     """Print the frozen linear test on the whole sky."""
     size, z, nside = 0.03, 0.4, 128
-    sky = FullSkyLightCone(nside=nside, z_max=z)
+    # Between particles: one that lies at the observer is on another side in the pair.
+    middle = 0.5 * box + 0.5 * box / grid
+    sky = FullSkyLightCone(nside=nside, z_max=z, observer=(middle, middle, middle))
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
     sim = fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
     edges = [20, 40, 64, 96, 128, 192, 256]

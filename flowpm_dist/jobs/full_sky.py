@@ -10,15 +10,15 @@ from pydantic import Field
 from flowpm_dist.jobs.light_cone import THEORY, PopulationOptions
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
 
-# Values of a pixel that lie in memory together, measured.
+# Values of a pixel that lie in memory together, an upper estimate.
 SPECTRA = 30
 """Of one spectrum, whatever the number of maps."""
 MAPS = 6
 """Of each map: what is seen, added up and measured."""
 PAINTING = 500 * 2**20
 """Memory of the particles whose places are held, at most [bytes]."""
-NS_PER_COPY = 60.0
-"""Processor time of a copy of a particle that is seen, measured [ns]."""
+NS_PER_COPY = 120.0
+"""Processor time of a copy of a particle that is seen, of one source, measured [ns]."""
 
 
 class FullSkyLensingOptions(PopulationOptions, FullSkyOptions):

@@ -116,7 +116,7 @@ def check_latest(inputs: Inputs, nearest: float) -> None:
 
 
 def stacked_means(inputs: Inputs, means: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the means of maps [..., map, 1, ...] of the universes of a rank.
+    """Returns the means of the maps of a rank's universes [..., map].
 
     Args:
         inputs: of the run.

@@ -158,7 +158,8 @@ class SpherePainter(MapPainter):
         shells: edges of shells [Mpc/h], from the nearest on.
         earliest: scale factor before which nothing is seen.
         amounts_of: see `Kernels.paint_ball`.
-        maps: their number; of several, each shell has its own.
+        maps: their number.
+        map_of: of each shell, the map of its first weight, int32 [shells].
     """
 
     def __init__(
