@@ -3,9 +3,9 @@
     python benchmarks/full_sky.py [--grid 128] [--box 512] [--seeds 4]
 
 A universe that stays as linear theory has it at z = 0, of small amplitude, on the whole sky, with
-sources at z = 0.4. Of a universe and its pair with opposite noise half the difference is taken, so
-that the lattice and second order cancel. Its power is divided by Limber's integral of linear power,
-and of the power that was measured in the boxes.
+sources at z = 0.4, from shells of matter beyond 200 Mpc/h. Of a universe and its pair with opposite
+noise half the difference is taken, so that the lattice and second order cancel. Its power is
+divided by Limber's integral of linear power, and of the power that was measured in the boxes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import tensorflow as tf
 from lensing import COSMOLOGY, Frozen
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.observables.lensing import SourcePlane, convergence_power
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.limber import limber_power
+from flowpm_dist.observables.lensing import SourcePlane, born, lensing_efficiency
 from flowpm_dist.observables.light_cone import FullSkyLightCone
 from flowpm_dist.observables.light_cone.options import boxes_within
 from flowpm_dist.statistics import spherical_power, spherical_theory_in_bins
@@ -34,6 +35,12 @@ def measure(grid: int, box: float, seeds: int) -> None:
     sky = FullSkyLightCone(nside=nside, z_max=z, observer=(middle, middle, middle))
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
     sim = fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
+    # Far from the observer: the linear response of particles beside him is not what is seen.
+    distances, source = Distances(COSMOLOGY), [SourcePlane(z)]
+    shells = np.arange(200.0, float(distances.comoving(1 / (1 + z))), 25.0)
+    chi = shells[0] + (np.arange(256) + 0.5) / 256 * (shells[-1] - shells[0])
+    a = distances.scale_factor(chi)
+    kernel = lensing_weight(COSMOLOGY, chi, a=a) * lensing_efficiency(source, chi, distances)
     edges = [20, 40, 64, 96, 128, 192, 256]
     powers, spectra = [], []
     copies = (
@@ -42,12 +49,10 @@ def measure(grid: int, box: float, seeds: int) -> None:
     )
     for seed in range(seeds):
         begin = time.process_time()
-        plus, minus = (
-            sky.convergence(sim, [SourcePlane(z)], seed=seed, paired=side).kappa[0].numpy()
-            for side in (False, True)
-        )
+        plus, minus = (sky.shells(sim, shells, seed=seed, paired=side) for side in (False, True))
         spent = time.process_time() - begin
-        kappa = 0.5 * (plus - minus).astype(np.float64) / size
+        delta = 0.5 * (plus.delta - minus.delta).numpy().astype(np.float64) / size
+        kappa = born(delta, plus.planes, source, COSMOLOGY)[0].numpy()
         powers.append(spherical_power(kappa, edges, window="bilinear").power)
         spectrum = fpm.power_spectrum(sim.lpt(seed=seed, a=1.0).linear_delta / size)
         spectra.append(spectrum.power)
@@ -61,7 +66,7 @@ def measure(grid: int, box: float, seeds: int) -> None:
 
     def theory(power: Any) -> np.ndarray:
         def spectrum(ell: np.ndarray) -> np.ndarray:
-            return convergence_power(ell, [SourcePlane(z)], COSMOLOGY, power).numpy()[0, 0]
+            return limber_power(ell, chi, a, np.full(256, chi[1] - chi[0]), kernel, power)[0, 0]
 
         return spherical_theory_in_bins(spectrum, edges, nside)
 
