@@ -114,6 +114,7 @@ class HorovodEngine(Engine):
 
     def _initialise(self, groups: Sequence[Ranks]) -> None:
         hvd = self._hvd
+        launch.check_launcher()
         launch.set_horovod_defaults()
         with contextlib.suppress(RuntimeError):  # TensorFlow has begun with threads of its own
             launch.configure_threads()

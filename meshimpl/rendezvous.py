@@ -24,7 +24,8 @@ import tensorflow as tf
 from meshimpl import engine, launch
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
-from meshimpl.heartbeat import Heart, at, by_rank, end_job
+from meshimpl.heartbeat import at, end_job, watch
+from meshimpl.pulse import by_rank
 from meshimpl.tapes import is_watched, not_differentiable
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
@@ -178,17 +179,16 @@ def stay_together(ranks: Ranks) -> None:
     Args:
         ranks: all of the job's.
     """
-    limit = launch.stall_limit()
-    heart = Heart(ranks, limit) if limit else None
+    heart = watch(ranks)
 
     @atexit.register
     def leave() -> None:
-        failed = getattr(sys, "last_value", None) is not None
-        if failed or not engine.current().is_running:
+        if getattr(sys, "last_value", None) is not None:
             return
-        try:
-            meet(ranks, "the end of the program")
-        except CollectiveError as error:
-            end_job(str(error))
+        if engine.current().is_running:
+            try:
+                meet(ranks, "the end of the program")
+            except CollectiveError as error:
+                end_job(str(error))
         if heart is not None:
             heart.stop()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshimpl import launch
-from meshimpl.launch import RankEnvironment, command, resources
+from meshimpl.launch import RankEnvironment, command, pmix, resources
 from meshimpl.launch import job as job_module
 
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
@@ -108,6 +108,49 @@ def test_stall_limit(alone: pytest.MonkeyPatch) -> None:
         alone.setenv("MESHIMPL_STALL_LIMIT", wrong)
         with pytest.raises(launch.LaunchError, match=f"MESHIMPL_STALL_LIMIT={wrong}"):
             launch.stall_limit()
+
+
+def test_silence_limit(alone: pytest.MonkeyPatch) -> None:
+    alone.delenv("MESHIMPL_SILENCE_LIMIT", raising=False)
+    assert launch.silence_limit() == 30
+    alone.setenv("MESHIMPL_SILENCE_LIMIT", "soon")
+    with pytest.raises(launch.LaunchError, match="MESHIMPL_SILENCE_LIMIT=soon"):
+        launch.silence_limit()
+
+
+def test_srun_without_pmix_is_refused(alone: pytest.MonkeyPatch) -> None:
+    """Where Open MPI needs it, and nowhere else."""
+    version: list[int | None] = [5]
+    alone.setattr(pmix, "find_mpirun", lambda: Path("mpirun"))
+    alone.setattr(pmix, "open_mpi_version", lambda mpirun: version[0])
+    with pytest.raises(launch.LaunchError, match="7 tasks without PMIx.*srun --mpi=pmix"):
+        launch.check_launcher(STEP)
+    for fine in (STEP | {"PMIX_NAMESPACE": "slurm.pmix.2.0"}, STEP | OPEN_MPI, BATCH, {}):
+        launch.check_launcher(fine)
+    for other in (4, None):
+        version[0] = other
+        launch.check_launcher(STEP)
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", 5),
+        ("mpirun (Open MPI) 4.1.4", 4),
+        ("HYDRA build details:\n    Version: 4.2.0", None),
+    ],
+)
+def test_open_mpi_version(tmp_path: Path, told: str, version: int | None) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\ncat <<'EOF'\n{told}\nEOF\n")
+    mpirun.chmod(0o755)
+    assert pmix.open_mpi_version(mpirun) == version
+
+
+def test_tasks_of_an_allocation_that_go_unused() -> None:
+    assert launch.unused_tasks(BATCH) == 4
+    for all_used in ({}, STEP, BATCH | OPEN_MPI, STEP | {"SLURM_STEP_NUM_TASKS": "1"}):
+        assert launch.unused_tasks(all_used) == 0
 
 
 def test_launch_or_join(alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -81,6 +82,16 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
         ranks: value of `--ranks`.
         stop_as: see `launch.relaunch`.
     """
+    try:
+        launch.check_launcher()
+    except launch.LaunchError as error:
+        refuse(str(error))
+    if ranks is None and (tasks := launch.unused_tasks()):
+        print(
+            f"warning: this Slurm job has {tasks} tasks, and this is one rank alone: start it with "
+            "srun --mpi=pmix or mpirun, or give --ranks",
+            file=sys.stderr,
+        )
     os.environ.update(terminal_environment())
     status = launch.launch_or_join(ranks, sys.argv[1:], stop_as=stop_as)
     if status is not None:
@@ -103,7 +114,8 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) ->
     here = launch.detect()
     if here.rank:
         time.sleep(patience)
-        message = f"[rank {here.rank}/{here.size}] {message}"
+        host = f" on {socket.gethostname()}" if here.local_size < here.size else ""
+        message = f"[rank {here.rank}/{here.size}{host}] {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
     launch.end_was_told()
     leave(status)

@@ -10,6 +10,7 @@ from meshimpl.launch.command import (
     is_open_mpi,
     mpirun_command,
     set_horovod_defaults,
+    silence_limit,
     stall_limit,
 )
 from meshimpl.launch.ending import abort, abort_on_error
@@ -17,6 +18,7 @@ from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
 from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
+from meshimpl.launch.pmix import check_launcher, unused_tasks
 from meshimpl.launch.resources import (
     available_cores,
     configure_threads,
@@ -33,6 +35,7 @@ __all__ = [
     "abort",
     "abort_on_error",
     "available_cores",
+    "check_launcher",
     "configure_threads",
     "detect",
     "end_was_told",
@@ -45,7 +48,9 @@ __all__ = [
     "ranks_on_host",
     "relaunch",
     "set_horovod_defaults",
+    "silence_limit",
     "stall_limit",
     "stop_name",
     "threads_per_rank",
+    "unused_tasks",
 ]

@@ -19,6 +19,8 @@ ENVIRONMENT_DEFAULTS = {
     "HOROVOD_CACHE_CAPACITY": "4096",
     # Seconds after which a job ends in which a rank gives no sign of life, or all wait in vain.
     "MESHIMPL_STALL_LIMIT": "300",
+    # Seconds after which a job ends in which a rank of another host gives no sign of life.
+    "MESHIMPL_SILENCE_LIMIT": "30",
     # Horovod itself knows only that a rank has not come to a collective, not whether it is alive:
     # it warns, and ends the job as a last resort.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
@@ -43,14 +45,28 @@ def stall_limit() -> float:
     Raises:
         LaunchError: the variable is not such a number.
     """
-    name = "MESHIMPL_STALL_LIMIT"
+    return _seconds("MESHIMPL_STALL_LIMIT", "ranks do not watch")
+
+
+def silence_limit() -> float:
+    """Returns the seconds for which a host may be silent: MESHIMPL_SILENCE_LIMIT, or 30.
+
+    0 means as long as `stall_limit`.
+
+    Raises:
+        LaunchError: the variable is not such a number.
+    """
+    return _seconds("MESHIMPL_SILENCE_LIMIT", "as long as MESHIMPL_STALL_LIMIT")
+
+
+def _seconds(name: str, meaning_of_zero: str) -> float:
     text = os.environ.get(name, ENVIRONMENT_DEFAULTS[name])
     try:
         limit = float(text)
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise LaunchError(f"{name}={text} is not a number of seconds (0: ranks do not watch)")
+        raise LaunchError(f"{name}={text} is not a number of seconds (0: {meaning_of_zero})")
     return limit
 
 

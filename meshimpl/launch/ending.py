@@ -5,11 +5,19 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
 from meshimpl.launch.environment import detect
 from meshimpl.launch.job_folder import JobFolder
+
+_last_words: list[Callable[[], None]] = []
+
+
+def before_abort(call: Callable[[], None]) -> None:
+    """Lets `abort` call something first, which must return at once."""
+    _last_words.append(call)
 
 
 def abort(status: int = 1) -> NoReturn:
@@ -18,6 +26,8 @@ def abort(status: int = 1) -> NoReturn:
     Args:
         status: the job's exit status.
     """
+    for call in _last_words:
+        call()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if detect().size > 1 and ("horovod" in sys.modules or "mpi4py.MPI" in sys.modules):

@@ -60,16 +60,19 @@ def _from_variables(env: Mapping[str, str], names: Sequence[str], launcher: str)
 
 def _slurm_step(env: Mapping[str, str]) -> RankEnvironment | None:
     """Returns the place in a step that srun started with more than one task, else None."""
-    step = env.get("SLURM_STEP_ID", "")
     size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
-    if "SLURM_PROCID" not in env or not step.isdigit() or int(step) >= _FIRST_SPECIAL_STEP:
-        return None
-    if size < 2:
+    if not is_slurm_step(env) or size < 2:
         return None
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", str(size)))
     node, rank = int(env.get("SLURM_NODEID", "0")), int(env["SLURM_PROCID"])
     local_size = _tasks_on_node(per_node, node)
     return RankEnvironment(rank, size, int(env.get("SLURM_LOCALID", rank)), local_size, "srun")
+
+
+def is_slurm_step(env: Mapping[str, str]) -> bool:
+    """Returns whether srun has started this process, and no batch script or shell."""
+    step = env.get("SLURM_STEP_ID", "")
+    return "SLURM_PROCID" in env and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _tasks_on_node(per_node: str, node: int) -> int:

@@ -93,8 +93,13 @@ def _descendants(process: int) -> list[int]:
 
 def _state(process: int) -> tuple[str, int] | None:
     """Returns the state of a process and its processor time [ticks]; None if it has ended."""
+    stat = stat_of(process)
+    return (stat[0], int(stat[11]) + int(stat[12])) if stat else None
+
+
+def stat_of(process: int) -> list[str] | None:
+    """Returns what the system says of a process: state, parent and more; None if it has ended."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return fields[0], int(fields[11]) + int(fields[12])

@@ -1,0 +1,320 @@
+"""What ends a job that cannot go on, and what does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshimpl.pulse.judgement import Peer, is_stuck, trouble
+from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place
+from meshimpl.pulse.wire import Srun
+
+ROOT = Path(__file__).parents[1]
+HERE = socket.gethostname()
+LIMIT = 3.0  # [s]
+
+WAITING, COMPUTING, ALONE, LEAVING = (True, True), (True, False), (False, False), (True, True, 1)
+
+
+def beats(number: int, *ranks: tuple[str, int, tuple[bool, ...]]) -> list[list[Place]]:
+    """As many equal tables; a rank's place, number of moves, and what it does."""
+    return [[Place(place, moves, *what) for place, moves, what in ranks]] * number
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "after"),
+    [
+        (("a", 5, WAITING), ("b", 5, WAITING), 7),
+        (("a", 5, WAITING), ("b", 5, COMPUTING), 61),
+        (("a", 5, COMPUTING), ("b", 5, COMPUTING), 61),
+        (("a", 5, WAITING), ("b", 5, ALONE), None),
+        (("a", 5, WAITING), ("a", 5, WAITING), None),
+        (("a", 5, COMPUTING), ("a", 5, COMPUTING), None),
+        (("a", 5, WAITING), ("b", 5, LEAVING), None),
+    ],
+)
+def test_is_stuck(first, second, after):
+    """After a while at different places, sooner if neither can be computing; never otherwise."""
+    if after is None:
+        assert not is_stuck(beats(1000, first, second), 60)
+        return
+    assert is_stuck(beats(after, first, second), 60)
+    assert not is_stuck(beats(after - 1, first, second), 60)
+    moved = beats(1, (first[0], 4, first[2]), second)
+    assert not is_stuck(moved + beats(after - 1, first, second), 60)
+
+
+def test_a_page_is_read_as_it_was_written():
+    page = Page.create()
+    assert page.read() == Place()
+    page.write("the höhe of it" * 100, 7, True, False)
+    page.end(LEAVES)
+    page.write("shorter", 8, False, True)
+    assert Page(page.file).read(stopped=True) == Place("shorter", 8, False, True, LEAVES, True)
+
+
+def peer(rank: int, host: str = "node1", **more: object) -> Peer:
+    """A rank as a pulse knows it."""
+    return Peer(rank, host, 100 + rank, place=Place(), **more)  # type: ignore[arg-type]
+
+
+def said(*peers: Peer) -> str:
+    return trouble(peers, 30.0, "LIMIT") or ""
+
+
+def test_a_silent_host_is_named_with_its_ranks():
+    well = [peer(0), peer(1, silent=29.0), peer(4, "node3", silent=28.0)]
+    assert said(*well) == ""
+    lost = [peer(2, "node2", silent=30.0), peer(3, "node2", silent=27.0)]
+    assert "from ranks 2, 3 on host node2 for 30 s" in said(*well, *lost)
+    assert "LIMIT sets another limit" in said(*well, *lost)
+    assert "from rank 2 (process 102) on host node2" in said(*well, lost[0])
+
+
+def test_a_rank_that_ends_is_left_to_the_launcher_for_a_while():
+    for ending, grace in ((GOES_ON, 2.0), (ABORTS, 10.0)):
+        ended = peer(1)
+        ended.hear(Place(ending=ending))
+        ended.gone = grace - 0.1
+        assert said(peer(0), ended) == ""
+        ended.gone = grace
+        assert "rank 1 (process 101) on host node1 has ended" in said(peer(0), ended)
+    ended.hear(Place(ending=LEAVES))
+    ended.gone = 1000.0
+    assert said(peer(0), ended) == ""
+
+
+def test_a_stopped_rank_and_a_stopped_job():
+    stopped = peer(1)
+    stopped.hear(Place(stopped=True))
+    for _ in range(10):
+        stopped.beat(3.0)
+    assert "rank 1 (process 101) on host node1 was stopped for 30 s" in said(peer(0), stopped)
+    assert said(stopped) == ""
+    stopped.hear(Place())
+    stopped.beat(3.0)
+    assert said(peer(0), stopped) == ""
+
+
+RANK = f"""
+import ctypes, os, sys, time
+from pathlib import Path
+from meshimpl.pulse import Heart
+
+folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
+
+def from_rank_zero(data):
+    if rank == 0:
+        (folder / "new").write_bytes(data)
+        (folder / "new").rename(folder / "told")
+    while not (folder / "told").exists():
+        time.sleep(0.01)
+    return (folder / "told").read_bytes()
+
+heart = Heart(from_rank_zero, stall={LIMIT}, silence={LIMIT})
+(folder / f"rank-{{rank}}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.05)
+if sys.argv[2] == "busy" and rank == 1:
+    ctypes.PyDLL(None).sleep({round(2 * LIMIT)})  # a library that keeps Python's lock
+if sys.argv[2] == "busy":
+    time.sleep({2.5 * LIMIT})
+    heart.stop()
+    sys.exit(0)
+if sys.argv[2] == "apart":
+    heart.is_at(f"place {{rank}}", 1, True, True)
+time.sleep(100)
+"""
+
+STARTER = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[1:])
+print(process.pid, flush=True)
+sys.exit(process.wait())
+"""
+
+
+class Job:
+    """Ranks with a pulse, started by processes of their own as a launcher's would."""
+
+    def __init__(self, folder: Path, what: str, ranks: int = 2) -> None:
+        self.folder, self.starters, self.ranks = folder / what, [], []
+        self.folder.mkdir()
+        for rank in range(ranks):
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_COMM_WORLD_RANK": str(rank)}
+            environment |= {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+            environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+            starter = subprocess.Popen(
+                [sys.executable, "-c", STARTER, sys.executable, "-c", RANK, self.folder, what],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=open(self.folder / f"errors-{rank}", "w"),
+                text=True,
+            )
+            assert starter.stdout is not None
+            self.starters.append(starter)
+            self.ranks.append(int(starter.stdout.readline()))
+
+    def pulses(self) -> list[int]:
+        """The pulses of the ranks, once all have begun."""
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            if all((self.folder / f"rank-{n}").exists() for n in range(len(self.ranks))):
+                return [pulse_of(rank) for rank in self.ranks]
+            time.sleep(0.02)
+        raise AssertionError("the ranks have not begun")
+
+    def errors(self, rank: int) -> str:
+        """What a rank and its pulse have said."""
+        return (self.folder / f"errors-{rank}").read_text()
+
+    def status(self, rank: int, seconds: float = 30.0) -> int:
+        """A rank's exit status."""
+        return self.starters[rank].wait(seconds)
+
+
+def pulse_of(rank: int) -> int:
+    children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+    assert len(children) == 1, children
+    return int(children[0])
+
+
+def send(number: signal.Signals, *processes: int) -> None:
+    for process in processes:
+        os.kill(process, number)
+
+
+def is_there(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """One job for each test, begun together; their processes have ended at the end."""
+    folder = tmp_path_factory.mktemp("jobs")
+    names = ("frozen", "stopped", "killed", "busy", "apart", "orphaned", "root", "suspended")
+    started = {name: Job(folder, name) for name in names}
+    pulses = {name: job.pulses() for name, job in started.items()}
+    time.sleep(1.0)  # in which they find each other
+    suspended = started["suspended"]
+    send(signal.SIGSTOP, *suspended.ranks, *pulses["suspended"])
+    when = time.monotonic()
+    send(signal.SIGSTOP, started["frozen"].ranks[1], pulses["frozen"][1])
+    send(signal.SIGSTOP, started["stopped"].ranks[1])
+    send(signal.SIGKILL, started["killed"].ranks[1])
+    send(signal.SIGKILL, started["orphaned"].starters[1].pid)
+    send(signal.SIGSTOP, started["root"].ranks[0], pulses["root"][0])
+    for job in started.values():
+        (job.folder / "go").touch()
+    yield started, pulses, when
+    for name, job in started.items():
+        for process in (*job.ranks, *pulses[name], *(s.pid for s in job.starters)):
+            if is_there(process):
+                os.kill(process, signal.SIGKILL)
+        for starter in job.starters:
+            starter.wait()
+
+
+def ended(process: int, seconds: float = 30.0) -> bool:
+    """Whether a process ends within a time."""
+    limit = time.monotonic() + seconds
+    while is_there(process) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not is_there(process)
+
+
+@pytest.mark.timeout(120)
+def test_a_host_that_stands_still_ends_the_job(jobs):
+    """The rank that is left says which one it misses."""
+    job = jobs[0]["frozen"]
+    assert job.status(0) == 1
+    assert f"no sign of life from rank 1 (process {job.ranks[1]}) on host {HERE}" in job.errors(0)
+
+
+@pytest.mark.timeout(120)
+def test_rank_zero_is_missed_by_the_others(jobs):
+    job = jobs[0]["root"]
+    assert job.status(1) == 1
+    assert f"no sign of life from rank 0 (process {job.ranks[0]}) on host {HERE}" in job.errors(1)
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_rank_is_missed_where_the_launcher_does_not_see_to_it(jobs):
+    job = jobs[0]["killed"]
+    assert job.status(0) == 1
+    assert f"rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(0)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_end_with_the_process_that_started_them(jobs):
+    """Those whose starter is alive end as well."""
+    job, pulses = jobs[0]["orphaned"], jobs[1]["orphaned"]
+    assert ended(job.ranks[1]) and ended(pulses[1])
+    assert f"started rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(1)
+    assert job.status(0) == 1
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_wait_for_each_other_end(jobs):
+    job = jobs[0]["apart"]
+    assert job.status(0) == job.status(1) == 1
+    assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
+    assert not job.errors(1)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_that_is_only_busy_is_waited_for(jobs):
+    """Also if a library keeps Python's lock for longer than the limit; the ranks end in peace."""
+    job, pulses = jobs[0]["busy"], jobs[1]["busy"]
+    assert job.status(0) == job.status(1) == 0
+    assert not job.errors(0) and not job.errors(1)
+    assert all(map(ended, pulses))
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_rank_ends_with_the_job(jobs):
+    """Its pulse ends it, because it cannot do so itself."""
+    job, pulses = jobs[0]["stopped"], jobs[1]["stopped"]
+    assert job.status(0) == 1
+    assert f"rank 1 (process {job.ranks[1]}) on host {HERE} was stopped" in job.errors(0)
+    assert job.status(1) == -signal.SIGKILL % 256 or not is_there(job.ranks[1])
+    assert all(map(ended, (*job.ranks, *pulses)))
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_was_suspended_as_a_whole_goes_on(jobs):
+    job, pulses = jobs[0]["suspended"], jobs[1]["suspended"]
+    time.sleep(max(0.0, jobs[2] + 3 * LIMIT - time.monotonic()))
+    send(signal.SIGCONT, *pulses, *job.ranks)
+    time.sleep(1.0)
+    assert all(map(is_there, (*job.ranks, *pulses)))
+    assert not job.errors(0) and not job.errors(1)
+
+
+def test_an_srun_that_was_there_is_missed(monkeypatch):
+    """Not one that was never reached; and not for a network that is slow for once."""
+    server = socket.create_server(("127.0.0.1", 0))
+    where = {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+    where["SLURM_STEP_LAUNCHER_PORT"] = str(server.getsockname()[1])
+    srun = Srun(where)
+    assert not srun.has_gone(3.0)
+    server.close()
+    assert [srun.has_gone(4.0) for _ in range(6)] == [False] * 5 + [True]
+    never, unknown = Srun(where), Srun({})
+    assert not any(never.has_gone(20.0) or unknown.has_gone(20.0) for _ in range(5))
+
+    def slow(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", slow)
+    assert not srun.has_gone(20.0)
