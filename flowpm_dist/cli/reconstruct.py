@@ -53,6 +53,7 @@ class ReconstructionJob(
     """A reconstruction that was checked and can begin."""
 
     kind = ReconstructionFolder.kind
+    begun = ReconstructionFolder.begun
 
     @classmethod
     def plan(cls, asked: Request) -> Self:
@@ -93,6 +94,11 @@ class ReconstructionJob(
             f"initial conditions of {data}: {unknowns}; model {config.model.structure}, "
             f"{config.search.optimiser}, mesh {search_mesh(self.mesh)}{chains}"
         )
+
+    @property
+    def meshes(self) -> tuple[str, ...]:
+        """See `ResumableJob.meshes`."""
+        return search_mesh(self.mesh), self.mesh
 
     @property
     def resolved(self) -> str:

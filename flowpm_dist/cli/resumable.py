@@ -78,6 +78,8 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     """What the work is called."""
     suffix: ClassVar[str] = ""
     """What folders are named after that are not named after the kind."""
+    begun: ClassVar[str]
+    """See `JobFolder.begun`."""
 
     def __init__(self, config: ConfigT, mesh: str, folder: FolderT, asked: Request) -> None:
         self.config, self.mesh, self.folder = config, mesh, folder
@@ -95,6 +97,11 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     @abstractmethod
     def describe(self) -> str:
         """Returns a line that says what the work is."""
+
+    @property
+    def meshes(self) -> tuple[str, ...]:
+        """Shapes of all meshes of ranks that the work uses."""
+        return (self.mesh,)
 
     @property
     @abstractmethod
@@ -193,13 +200,16 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
         rank = launch.detect().rank
         first = f"{self.describe()}\n{told(self.estimate)}"
         with job(first, self.kept, self.beside_loading()) as progress:
+            from flowpm_dist.jobs.shared_folder import check_seen_by_all
+            from meshimpl import ProcessMesh, initialise
+
+            initialise(self.meshes)
+            check_seen_by_all(self.folder.path, ProcessMesh(self.mesh))
             if rank == 0:
                 self.folder.begin(resume=self.resume, overwrite=self.overwrite)
             outcome = self.work(progress)
         if rank == 0:
             self._tell(outcome)
-        from meshimpl.process_mesh import ProcessMesh
-
         # A rank that exits with a status ends the others: all must be printed before.
         ProcessMesh(self.mesh).barrier()
         return outcome

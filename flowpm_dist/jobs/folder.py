@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,18 @@ FIGURES_AND_TABLES = 16 * 2**20
 
 class OutputError(UserError):
     """A folder that results cannot go to; found before any work."""
+
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def _holder(text: str) -> str:
+    """Returns which process holds a lock, by what its file says."""
+    try:
+        about = json.loads(text)
+        return f"process {about['pid']} on host {about['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "a process that has not said which"
 
 
 def write_run_file(path: Path, text: str) -> None:
@@ -133,6 +146,8 @@ class JobFolder(ABC):
     """What the job is called."""
     contents: ClassVar[tuple[str, ...]]
     """Names of the files and folders that the job leaves."""
+    begun: ClassVar[str]
+    """Pattern of the files that are there if there is work to resume."""
     alone: ClassVar[bool] = False
     """Whether the job begins only in a folder that holds nothing else."""
 
@@ -247,10 +262,20 @@ class JobFolder(ABC):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip()
+            holder = _holder(lock.read())
             lock.close()
-            busy = f"another {self.kind} is writing in {self.path}"
-            raise OutputError(f"{busy}: {holder}") from None
+            raise OutputError(
+                f"another {self.kind} is writing in {self.path}: {holder}. If it has ended, the "
+                f"file system still keeps its lock: wait a minute, or remove {path}"
+            ) from None
+        except OSError as error:
+            lock.close()
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            raise OutputError(
+                f"the file system of {self.path} grants no locks, so that two jobs could write in "
+                "one folder: give another --output, or have it mounted with locks"
+            ) from None
         lock.truncate(0)
         json.dump({**more, "host": socket.gethostname(), "pid": os.getpid()}, lock)
         lock.flush()
