@@ -20,7 +20,7 @@ from meshimpl import launch
 
 COMMANDS = (
     "simulate", "convert", "reconstruct", "train", "dataset", "evaluate", "predict", "runs",
-    "build", "doctor",
+    "submit", "build", "doctor",
 )  # fmt: skip
 """Names of modules of this package that have a function `add_to`."""
 

@@ -44,6 +44,7 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
     """A simulation that was checked and can begin."""
 
     kind = OutputFolder.kind
+    begun = OutputFolder.begun
     suffix = "output"
 
     @classmethod

@@ -47,6 +47,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     """A training that was checked and can begin."""
 
     kind = TrainingFolder.kind
+    begun = TrainingFolder.begun
 
     @classmethod
     def plan(cls, asked: Request) -> Self:

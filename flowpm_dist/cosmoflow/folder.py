@@ -31,6 +31,7 @@ class TrainingFolder(WorkFolder):
 
     kind = "training"
     contents = CONTENTS
+    begun = MARK
     kept = ("step",)
 
     @property

@@ -46,6 +46,7 @@ class OutputFolder(JobFolder):
 
     kind = "run"
     contents = (*FILES, *OF_LIGHT_CONE, *SNAPSHOTS)
+    begun = f"{PARTIAL}/checkpoints/{STEP}-*.zarr"
 
     def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
         super().__init__(path)

@@ -21,6 +21,7 @@ class ReconstructionFolder(WorkFolder):
 
     kind = "reconstruction"
     contents = CONTENTS
+    begun = MARK
     kept = ("searched",)
 
     @property

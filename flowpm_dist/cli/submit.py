@@ -1,0 +1,248 @@
+"""The command `flowpm-dist submit`: a job script for Slurm, written and submitted."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowpm_dist.cli.common import Set, default_output, mesh_option, refuse
+from flowpm_dist.config.settings import parse_settings
+from flowpm_dist.config.site import SiteOptions, default_site_file, load_site
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.batch_script import BatchJob
+
+MANY = 10_000
+"""Jobs of the largest array."""
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+class Command(StrEnum):
+    """Commands whose work goes on in another job."""
+
+    simulate = "simulate"
+    reconstruct = "reconstruct"
+    train = "train"
+
+
+_JOBS = {
+    Command.simulate: "SimulationJob",
+    Command.reconstruct: "ReconstructionJob",
+    Command.train: "TrainingJob",
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to a program."""
+    app.command(
+        epilog="Example: [bold]flowpm-dist submit simulate run.toml --nodes 4 --ranks-per-node 8 "
+        "--time 02:00:00 --array initial.seed=0-9[/bold]"
+    )(submit)
+
+
+def submit(
+    command: Annotated[Command, typer.Argument(help="What the job does.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="Its run file.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")],
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="MPI ranks on each node.")],
+    time: Annotated[
+        str, typer.Option(metavar="HH:MM:SS", help="Time limit; the rest is queued again.")
+    ],
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Cores of each rank; by default the site's.")
+    ] = None,
+    gpus_per_rank: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of each rank; by default the site's.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
+    account: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the results.")
+    ] = None,
+    array: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION.KEY=VALUES",
+            help="A job for each value, such as initial.seed=0-9 or evolution.steps=5,10,20; "
+            "repeated, for each combination.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
+    ] = 0,
+    mesh: Annotated[str | None, mesh_option("row:4,col:8")] = None,
+    changes: Set = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SITE.TOML",
+            help="What is always the same here; by default ~/.config/flowpm-dist/site.toml.",
+        ),
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="By default DIR.sbatch.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the script, and submit nothing.")
+    ] = False,
+) -> None:
+    """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
+    try:
+        if not _TIME.fullmatch(time):
+            raise UserError(f"--time {time}: must be as sbatch takes it, such as 02:00:00")
+        options = _site(site, threads, gpus_per_rank, partition, account)
+        kind = _kind(command)
+        results = output or default_output(run_file, kind.suffix or kind.kind)
+        settings = array_settings(array or [])
+        words = [command.value, str(run_file.absolute())]
+        words += ["--mesh", mesh] if mesh else []
+        words += [word for text in changes or [] for word in ("--set", text)]
+        job = BatchJob(
+            name=results.name,
+            written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
+            program=shlex.split(options.program) or [sys.executable, "-m", "flowpm_dist.cli"],
+            words=words,
+            output=str(results.absolute()),
+            begun=kind.begun,
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            time=time,
+            settings=settings,
+            at_once=at_once,
+            **options.model_dump(exclude={"program"}),
+        )
+        _check(kind, run_file, job, mesh, changes or [])
+        path = script or results.with_name(f"{results.name}.sbatch")
+        _write(path, job.script())
+    except UserError as error:
+        refuse(str(error))
+    print(f"{path}: {_described(job)}")
+    if not dry_run:
+        _submit(path)
+
+
+def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the value of each key in each job of an array.
+
+    Args:
+        texts: such as "initial.seed=0-9" or "evolution.steps=5,10".
+
+    Raises:
+        UserError: a text is not of this kind, or there would be too many jobs.
+    """
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        key, _, given = text.partition("=")
+        span = _RANGE.fullmatch(given)
+        if span and int(span[1]) > int(span[2]):
+            raise UserError(f"--array {text}: {span[1]} is above {span[2]}")
+        if span and int(span[2]) - int(span[1]) >= MANY:
+            raise UserError(f"--array {text}: more than {MANY} jobs")
+        found = list(map(str, range(int(span[1]), int(span[2]) + 1))) if span else given.split(",")
+        if not re.fullmatch(r"\w+\.\w+", key) or not all(found):
+            raise UserError(
+                f"--array {text}: must be SECTION.KEY=VALUES, such as initial.seed=0-9 or "
+                "evolution.steps=5,10"
+            )
+        if key in values:
+            raise UserError(f"--array {text}: {key} is given twice")
+        values[key] = found
+    combined = list(itertools.islice(itertools.product(*values.values()), MANY + 1))
+    if len(combined) > MANY:
+        raise UserError(f"--array: more than {MANY} jobs")
+    return {key: [row[i] for row in combined] for i, key in enumerate(values)}
+
+
+def _kind(command: Command) -> Any:
+    module = importlib.import_module(f"flowpm_dist.cli.{command.value}")
+    return getattr(module, _JOBS[command])
+
+
+def _site(
+    path: Path | None,
+    threads: int | None,
+    gpus_per_rank: int | None,
+    partition: str | None,
+    account: str | None,
+) -> SiteOptions:
+    """Returns the site's options, with those of the command line in place of its own."""
+    given = {"threads": threads, "gpus_per_rank": gpus_per_rank}
+    given_texts = {"partition": partition, "account": account}
+    chosen: Mapping[str, Any] = {
+        name: value for name, value in (given | given_texts).items() if value is not None
+    }
+    return load_site(path).model_copy(update=dict(chosen))
+
+
+def _check(
+    kind: Any, run_file: Path, job: BatchJob, mesh: str | None, changes: Sequence[str]
+) -> None:
+    """Check each job as the command itself would.
+
+    Raises:
+        UserError: one of them could not begin.
+    """
+    for number in range(max(1, job.elements)):
+        own = [f"{key}={values[number]}" for key, values in job.settings.items()]
+        output = Path(f"{job.output}-{number}" if job.elements else job.output)
+        kind.plan(
+            run_file,
+            job.nodes * job.ranks_per_node,
+            output,
+            resume=any(output.glob(job.begun)),
+            overwrite=False,
+            mesh=mesh,
+            settings=parse_settings([*changes, *own]),
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a script, but not over one that somebody has edited.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        if path.exists() and _below_head(path.read_text()) != _below_head(text):
+            raise UserError(
+                f"{path} is there and says something else: submit it with sbatch, remove it, or "
+                "give another --script"
+            )
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _below_head(text: str) -> str:
+    """Returns a script without the line that says by which command it was written."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("# Written by: "))
+
+
+def _described(job: BatchJob) -> str:
+    ranks = job.nodes * job.ranks_per_node
+    size = f"{ranks} rank{'s' * (ranks > 1)} on {job.nodes} node{'s' * (job.nodes > 1)}"
+    return f"{job.elements} jobs of {size}" if job.elements else size
+
+
+def _submit(path: Path) -> None:
+    try:
+        done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, timeout=120)
+    except FileNotFoundError:
+        refuse(f"there is no sbatch here: submit {path} where Slurm is", status=1)
+    except subprocess.TimeoutExpired:
+        refuse("sbatch has not answered within two minutes: see whether Slurm runs", status=1)
+    if done.returncode:
+        # Slurm's own words name the option.
+        refuse(f"{done.stderr.strip()}\nWhat is always the same here belongs in "
+               f"{default_site_file()}", status=1)  # fmt: skip
+    print(done.stdout.strip())

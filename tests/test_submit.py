@@ -1,0 +1,202 @@
+"""Scripts for Slurm mean what was asked for, and are refused early where they would fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import flowpm_here, folder_with
+
+from flowpm_dist.cli.submit import array_settings
+from flowpm_dist.io.errors import UserError
+
+RUN = """
+[box]
+grid = 16
+size = 64.0
+[cosmology]
+Omega_m = 0.31
+Omega_b = 0.049
+h = 0.68
+n_s = 0.97
+sigma8 = 0.81
+[initial]
+seed = 1
+[evolution]
+steps = 2
+"""
+SIZE = ("--nodes", "2", "--ranks-per-node", "4", "--time", "02:00:00")
+
+here = folder_with(RUN)
+
+
+@pytest.fixture(autouse=True)
+def no_site_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def script(*words: str, **files: str) -> str:
+    """The script of a run file in the current folder."""
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.partition(":")[0])
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    return path.read_text()
+
+
+def directives(text: str) -> dict[str, str]:
+    """The options of sbatch in a script."""
+    found = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text, re.MULTILINE)
+    return dict(found)
+
+
+def commands(text: str, folder: Path, status: int = 0, **environment: str) -> tuple[str, int]:
+    """What a script runs, with programs that only tell how they were called; its exit status."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name in ("srun", "mpirun", "scontrol"):
+        ends = f"exit {status}" if name != "scontrol" else "exit 0"
+        own = 'trap "echo got USR1; exit 138" USR1\n' if name == "mpirun" else ""
+        wait = "for i in $(seq 100); do sleep 0.1; done\n" if environment.get("LONG") else ""
+        wait = wait if name == "mpirun" else ""
+        (programs / name).write_text(
+            f'#!/bin/bash\n{own}printf "%q " {name} "$@"; echo\n{wait}{ends}\n'
+        )
+        (programs / name).chmod(0o755)
+    (folder / "job.sh").write_text(text)
+    found = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    process = subprocess.Popen(
+        ["bash", "job.sh"], cwd=folder, env=found | environment, stdout=subprocess.PIPE, text=True
+    )
+    if environment.get("LONG"):
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(10)
+        return first + process.communicate(timeout=30)[0], process.returncode
+    return process.communicate(timeout=30)[0], process.returncode
+
+
+def test_a_job_of_srun(here):
+    text = script("--threads", "3", "--partition", "fast", "--set", "evolution.steps=5")
+    asked = directives(text)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("2", "4", "3")
+    assert (asked["time"], asked["partition"]) == ("02:00:00", "fast")
+    assert asked["signal"] == "USR1@120" and "requeue" in asked
+    assert "array" not in asked and "gpus-per-node" not in asked
+    called, status = commands(text, here)
+    words = shlex.split(called)
+    assert status == 0 and words[0] == "srun"
+    assert {"--mpi=pmix", "--cpus-per-task=3", "--kill-on-bad-exit=1"} <= set(words)
+    at = words.index("simulate")
+    assert words[at:] == [
+        "simulate", str(here / "run.toml"), "--set", "evolution.steps=5",
+        "--output", str(here / "run-output"),
+    ]  # fmt: skip
+
+
+def test_a_stopped_job_is_queued_again_and_resumes(here):
+    text = script()
+    called, status = commands(text, here, status=138)
+    assert status == 138
+    assert "scontrol requeue 7" in called and "--resume" not in called
+    assert "requeue" not in commands(text, here, status=138, SLURM_RESTART_COUNT="100")[0]
+    assert "requeue" not in commands(text, here, status=2)[0]
+    (here / "run-output/.partial-flowpm-dist/checkpoints/step-000003.zarr").mkdir(parents=True)
+    assert shlex.split(commands(text, here)[0])[-1] == "--resume"
+
+
+def test_a_job_of_mpirun_passes_the_warning_on(here):
+    (here / "site.toml").write_text(
+        '[site]\nlauncher = "mpirun"\nwarn = 300\nthreads = 2\ngpus_per_rank = 1\n'
+        'setup = ["module load openmpi"]\ndirectives = ["--exclusive"]\nprogram = "flowpm-dist"\n'
+    )
+    text = script("--site", "site.toml")
+    asked = directives(text)
+    assert asked["signal"] == "B:USR1@300" and asked["gpus-per-node"] == "4"
+    assert "exclusive" in asked
+    assert "\nmodule load openmpi\n" in text
+    text = text.replace("module load openmpi\n", "")
+    called, status = commands(text, here, LONG="yes")
+    words = shlex.split(called.splitlines()[0])
+    assert words[:3] == ["mpirun", "-n", "8"] and "flowpm-dist" in words
+    assert "got USR1" in called and "scontrol requeue 7" in called
+    assert status == 138
+
+
+def test_an_array_has_a_job_for_each_combination(here):
+    asked = ("--array", "initial.seed=3-5", "--array", "evolution.steps=2,10", "--at-once", "2")
+    text = script(*asked)
+    assert directives(text)["array"] == "0-5%2"
+    seen = []
+    for number in range(6):
+        words = shlex.split(commands(text, here, SLURM_ARRAY_TASK_ID=str(number))[0])
+        settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        seen.append(tuple(settings))
+        assert words[words.index("--output") + 1] == str(here / f"run-output-{number}")
+    expected = {(f"initial.seed={s}", f"evolution.steps={n}") for s in (3, 4, 5) for n in (2, 10)}
+    assert set(seen) == expected and len(seen) == 6
+
+
+def test_array_settings():
+    assert array_settings([]) == {}
+    assert array_settings(["a.b=x,y"]) == {"a.b": ["x", "y"]}
+    wrong = ("seed=0-3", "a.b=", "a.b=1,,2", "a.b=5-3", "a.b=0-10000")
+    for text in wrong:
+        with pytest.raises(UserError, match=re.escape(f"--array {text}")):
+            array_settings([text])
+    with pytest.raises(UserError, match="more than 10000 jobs"):
+        array_settings(["a.b=0-999", "a.c=0-99"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--time", "soon"), "--time soon: must be as sbatch takes it"),
+        (("--array", "initial.seeds=0-3"), "initial.seeds is not a key"),
+        (("--array", "initial.seed=1,x"), "initial.seed"),
+        (("--nodes", "3"), "run.toml"),
+        (("--site", "nowhere.toml"), "nowhere.toml"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(here, words, message):
+    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", *words)
+    done = flowpm_here(*asked)
+    assert done.returncode == 2 and message in done.stderr, done
+    assert not list(here.glob("*.sbatch"))
+
+
+def test_the_site_files_own_mistakes(here):
+    (here / "site.toml").write_text('[site]\nlauncher = "horovodrun"\ndirectives = ["exclusive"]\n')
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
+    assert done.returncode == 2
+    assert '"srun" or "mpirun"' in done.stderr and "must begin with --" in done.stderr
+
+
+def test_an_edited_script_stays(here):
+    path = here / "run-output.sbatch"
+    script()
+    script()
+    path.write_text(path.read_text() + "# mine\n")
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--dry-run")
+    assert done.returncode == 2 and "says something else" in done.stderr
+    assert path.read_text().endswith("# mine\n")
+
+
+def test_submission(here, monkeypatch):
+    programs = here / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE)
+    assert done.returncode == 1 and "there is no sbatch here" in done.stderr
+    (programs / "sbatch").write_text('#!/bin/sh\necho "Submitted batch job 12 $1"\n')
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/bin")
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE)
+    assert "Submitted batch job 12 run-output.sbatch" in done.stdout
+    (programs / "sbatch").write_text('#!/bin/sh\necho "invalid account" >&2; exit 1\n')
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE)
+    assert done.returncode == 1 and "invalid account" in done.stderr
