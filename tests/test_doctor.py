@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flowpm_dist.cli import doctor
-from flowpm_dist.cli.doctor import Check
+from flowpm_dist.cli import doctor, doctor_ranks
+from flowpm_dist.cli.check import Check
 from meshimpl import launch
 
 
@@ -132,3 +132,50 @@ def test_two_ranks_that_fail_or_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import time; time.sleep(60)"
     check = doctor.start_two_ranks(timeout=0.5)
     assert not check.ok and "no answer" in check.value
+
+
+def rank(number: int, host: str, **more) -> dict:
+    """What a rank says of itself."""
+    here = {"rank": number, "host": host, "launcher": "srun", "threads": 4, "cores": 8}
+    here |= {"memory": 16 * 2**30, "gpus": 0, "mine": [], "versions": {"python": "3.11.2"}}
+    return here | more
+
+
+def test_what_ranks_say_of_their_hosts() -> None:
+    ranks = [rank(n, "node1" if n < 2 else "node2") for n in range(4)]
+    checks = named(doctor_ranks.places(ranks))
+    assert checks["launcher"].value == "srun, 4 ranks on 2 hosts"
+    expected = "2 ranks from 2 to 3, 4 threads each; 8 cores, 16 GiB, 0 GPUs in sight"
+    assert checks["host node2"].value == expected
+    assert checks["python"].value == "3.11.2"
+    assert all(check.ok for check in checks.values())
+
+
+def test_hosts_that_differ_and_hosts_that_are_crowded() -> None:
+    ranks = [rank(0, "node1"), rank(1, "node2", versions={"python": "3.12.1"})]
+    check = named(doctor_ranks.places(ranks))["python"]
+    assert not check.ok and check.value == "3.11.2 on node1, 3.12.1 on node2"
+    crowded = [rank(n, "node1", threads=4, cores=8) for n in range(3)]
+    assert not named(doctor_ranks.places(crowded))["host node1"].ok
+    # Each has cores of its own.
+    bound = [rank(n, "node1", threads=4, cores=4) for n in range(3)]
+    assert named(doctor_ranks.places(bound))["host node1"].ok
+
+
+@pytest.mark.parametrize(
+    ("listed", "ok", "value"),
+    [
+        ("MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\n", True, "none, pmi2, pmix"),
+        ("MPI plugin types are...\n\tnone\n\tpmi2\n", False, "none, pmi2"),
+    ],
+)
+def test_whether_srun_has_pmix(monkeypatch, tmp_path, listed, ok, value) -> None:
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat >&2 <<'EOF'\n{listed}EOF\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    checks = named(doctor._slurm())
+    assert checks["Slurm"].value == "job 7: 2 nodes, 4 tasks"
+    assert (checks["srun --mpi"].ok, checks["srun --mpi"].value) == (ok, value)

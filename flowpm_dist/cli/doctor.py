@@ -3,19 +3,18 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from flowpm_dist.cli.check import Check, print_checks
 from meshimpl import launch
 
 PACKAGES = (
@@ -91,23 +90,6 @@ if hvd.rank() == 0:
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: what was checked.
-        value: what was found.
-        ok: whether it works.
-        remedy: what to do if it does not.
-    """
-
-    name: str
-    value: str
-    ok: bool = True
-    remedy: str = ""
-
-
 def report() -> list[Check]:
     """Returns all checks except the start of ranks. They take seconds, to import TensorFlow."""
     with ThreadPoolExecutor() as pool:
@@ -116,7 +98,7 @@ def report() -> list[Check]:
     checks = [_python(), *map(_package, PACKAGES), _tensorflow()]
     checks += [_devices(devices), _kernels(kernels)]
     checks += [_mpi_library(mpi), _mpirun(), *_horovod(horovod, mpi)]
-    return [*checks, *_cores(), *_compilers()]
+    return [*checks, *_cores(), *_compilers(), *_slurm()]
 
 
 def start_two_ranks(timeout: float = 90.0) -> Check:
@@ -161,21 +143,6 @@ def run(launch_test: bool) -> int:
         checks.append(start_two_ranks())
     print_checks(checks)
     return 0 if all(check.ok for check in checks) else 1
-
-
-def print_checks(checks: list[Check], console: Console | None = None) -> None:
-    """Print a table of all checks, and below it a line for each that has failed."""
-    console = console or Console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for check in checks:
-        mark = "[green]ok[/]" if check.ok else "[red]missing[/]"
-        table.add_row(mark, check.name, check.value)
-    console.print(table)
-    wrong = [check for check in checks if not check.ok]
-    for check in wrong:
-        console.print(f"[bold red]{check.name}[/]: {check.remedy}", soft_wrap=True)
-    if not wrong:
-        console.print("Nothing is missing.")
 
 
 def _probe(code: str) -> Any:
@@ -283,6 +250,29 @@ def _cores() -> list[Check]:
     ]
 
 
+def _slurm() -> list[Check]:
+    """Returns what there is of Slurm; nothing where there is none."""
+    if shutil.which("srun") is None:
+        return []
+    env = os.environ
+    value = "srun is there; this is no job of it"
+    if "SLURM_JOB_ID" in env:
+        nodes, tasks = env.get("SLURM_JOB_NUM_NODES", "1"), env.get("SLURM_NTASKS", "1")
+        value = f"job {env['SLURM_JOB_ID']}: {nodes} nodes, {tasks} tasks"
+    done = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=60)
+    # Some versions write the list to the error stream.
+    known = sorted(set(re.findall(r"^\s+([a-z]\w*)$", done.stdout + done.stderr, re.MULTILINE)))
+    has_pmix = any(name.startswith("pmix") for name in known)
+    remedy = (
+        "Open MPI 5 understands srun by PMIx alone: ask for Slurm's PMIx plugin, or start ranks "
+        "with mpirun in an allocation"
+    )
+    return [
+        Check("Slurm", value),
+        Check("srun --mpi", ", ".join(known) or "none", has_pmix, remedy),
+    ]
+
+
 def _compilers() -> list[Check]:
     checks = []
     for program, need in (("g++", "apt-get install g++"), ("make", "apt-get install make")):
@@ -295,13 +285,24 @@ def _compilers() -> list[Check]:
 
 def add_to(app: typer.Typer) -> None:
     """Add this command to a program."""
-    app.command(epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold]")(doctor)
+    app.command(
+        epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold], or on a cluster "
+        "[bold]srun --mpi=pmix flowpm-dist doctor --folder /scratch[/bold]"
+    )(doctor)
 
 
 def doctor(
     launch_test: Annotated[
         bool, typer.Option("--launch-test", help="Also start two ranks and let them talk.")
     ] = False,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="On several ranks: a folder that all should see."),
+    ] = None,
 ) -> None:
-    """Show what is installed, what is missing, and how to mend it."""
+    """Show what is installed, what is missing, and how to mend it; on several ranks, of all."""
+    if launch.detect().size > 1:
+        from flowpm_dist.cli.doctor_ranks import run_on_ranks
+
+        sys.exit(run_on_ranks(folder or [Path()]))
     sys.exit(run(launch_test))
