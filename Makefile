@@ -10,7 +10,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-budget test-long lint bench doctor pins horovod-nccl clean distclean
+.PHONY: help setup demo test test-budget test-long test-cluster lint bench doctor pins horovod-nccl clean distclean
 
 help: ## List these targets
 	@echo "Targets:"
@@ -41,6 +41,9 @@ test-budget: setup ## The tests; fail where one takes more processor time than i
 
 test-long: setup ## The long tests: statistics of many draws, searches to their end
 	$(BIN)/python -m pytest -m long
+
+test-cluster: setup ## Jobs and faults on a Slurm of virtual hosts (root, Debian packages)
+	$(BIN)/python tests/cluster/run.py
 
 lint: setup ## Lint, type checks and the order of rooms alone
 	$(BIN)/ruff check .
