@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from flowpm_dist.cli.common import Set, default_output, mesh_option, refuse
+from flowpm_dist.cli.resumable import Request
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.site import SiteOptions, default_site_file, load_site
 from flowpm_dist.io.errors import UserError
@@ -196,13 +197,15 @@ def _check(
         own = [f"{key}={values[number]}" for key, values in job.settings.items()]
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
         kind.plan(
-            run_file,
-            job.nodes * job.ranks_per_node,
-            output,
-            resume=any(output.glob(job.begun)),
-            overwrite=False,
-            mesh=mesh,
-            settings=parse_settings([*changes, *own]),
+            Request(
+                run_file=run_file,
+                ranks=job.nodes * job.ranks_per_node,
+                output=output,
+                resume=any(output.glob(job.begun)),
+                overwrite=False,
+                mesh=mesh,
+                settings=parse_settings([*changes, *own]),
+            )
         )
 
 

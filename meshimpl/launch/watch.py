@@ -81,6 +81,12 @@ def _ranks_of(launcher: int) -> list[tuple[int, int]]:
 
 
 def _descendants(process: int) -> list[int]:
+    children = children_of(process)
+    return [*children, *(below for child in children for below in _descendants(child))]
+
+
+def children_of(process: int) -> list[int]:
+    """Returns the processes that a process has started and that have not been waited for."""
     children: list[int] = []
     try:
         for task in os.listdir(f"/proc/{process}/task"):
@@ -88,7 +94,7 @@ def _descendants(process: int) -> list[int]:
             children += map(int, text.split())
     except OSError:  # it has ended
         return []
-    return [*children, *(below for child in children for below in _descendants(child))]
+    return children
 
 
 def _state(process: int) -> tuple[str, int] | None:

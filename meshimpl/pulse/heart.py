@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from meshimpl.pulse.page import ABORTS, LEAVES, Page
 
 ROOM = 1024
 """Bytes that rank 0 tells the others."""
+_OF_A_RANK = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL")  # a pulse is none
 # Without site-packages, which a pulse does not need, it starts in 50 ms.
 _PROGRAM = (
     "import sys; sys.path.insert(0, {!r}); from meshimpl.pulse.process import main; "
@@ -100,7 +102,11 @@ def _start(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[page.file]
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[page.file],
+            env={k: v for k, v in os.environ.items() if not k.startswith(_OF_A_RANK)},
         )
     except OSError:
         return None

@@ -13,12 +13,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from meshimpl.launch.watch import stat_of
+from meshimpl.launch.watch import children_of, stat_of
 from meshimpl.pulse.judgement import Peer, by_rank, is_stuck, named, trouble, who
 from meshimpl.pulse.page import Page, Place
 from meshimpl.pulse.wire import Line, Srun, addresses, open_server
 
+LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy")
+"""Names of processes that start ranks and belong to their job."""
 TIME_TO_ABORT = 12.0
 """Time in which a rank ends the job before its pulse ends the rank [s]; `abort` has an alarm."""
 _AFTER_ROOT = 3.0  # in which rank 0 ends the job before others do [s]
@@ -127,19 +130,19 @@ class Pulse(ABC):
         """
         if speaks:
             say(f"error: {reason}", self.settings.told)
-        self._wait_for_rank(after)
+        launcher = self._launcher
+        if _waited(after, self._rank_has_ended):
+            os._exit(0)  # in good order
         with contextlib.suppress(OSError):
             os.write(1, b"end\n")
-        self._wait_for_rank(TIME_TO_ABORT)
-        if os.getppid() == self.process:
+        if not _waited(TIME_TO_ABORT, self._rank_has_ended):
             os.kill(self.process, signal.SIGKILL)
+        if self.settings.speaks and launcher is not None:
+            end_launcher(launcher)
         os._exit(0)
 
-    def _wait_for_rank(self, seconds: float) -> None:
-        for _ in range(round(seconds / 0.1)):
-            if os.getppid() != self.process:
-                os._exit(0)
-            time.sleep(0.1)
+    def _rank_has_ended(self) -> bool:
+        return os.getppid() != self.process
 
     def _starter(self) -> int | None:
         stat = stat_of(self.process)
@@ -147,6 +150,36 @@ class Pulse(ABC):
 
     def _hear_rank(self) -> None:
         self._closed = not os.read(0, 2**16)
+
+
+def _waited(seconds: float, over: Callable[[], bool]) -> bool:
+    """Waits until something is over; returns whether it is."""
+    for _ in range(round(seconds / 0.1)):
+        if over():
+            return True
+        time.sleep(0.1)
+    return over()
+
+
+def end_launcher(process: int, patience: float = 6.0) -> None:
+    """Ends mpirun or its daemon, which may wait for ever for hosts that are cut off.
+
+    Args:
+        process: that started ranks which have ended. Other processes, and one that still has ranks,
+            are left alone.
+        patience: time that it has to end itself [s].
+    """
+
+    def has_ended() -> bool:
+        stat = stat_of(process)
+        return stat is None or stat[0] == "Z"
+
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience / 2)):
+        if _waited(seconds, has_ended) or children_of(process):
+            return
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/comm").read_text().strip() in LAUNCHERS:
+                os.kill(process, number)
 
 
 class RootPulse(Pulse):

@@ -22,6 +22,8 @@ from pathlib import Path
 from virtual_cluster import CONTROLLER, HOSTS, ROOT, VirtualCluster, lacking
 
 sys.path.insert(0, str(ROOT))
+from flowpm_dist.jobs.output_folder import OutputFolder
+
 FLOWPM = (sys.executable, "-m", "flowpm_dist.cli")
 MARK = "FLOWPM_CLUSTER_FAULT"
 LIMIT = 60.0
@@ -155,26 +157,30 @@ class Parts:
         return "a full disk", "refused before the work", line
 
     def requeue(self) -> Row:
-        """A job that is stopped before its time limit is queued again, and goes on."""
+        """A job that is warned of its time limit is queued again, and goes on."""
         import numpy as np
         import zarr
 
-        text = SIMULATE.replace("steps = 3", "steps = 4000")
+        text = SIMULATE.replace("steps = 3", "steps = 150") + "[output]\ncheckpoint_every = 5\n"
         run_file, site = self.run_file("again", text), self.folder / "site.toml"
-        site.write_text('[site]\nwarn = 30\nsetup = ["export PYTHONPATH=' + str(ROOT) + '"]\n')
+        site.write_text('[site]\nsetup = ["export PYTHONPATH=' + str(ROOT) + '"]\n')
         self.srun("simulate", run_file, "--output", self.folder / "at-once")
         asked = ("submit", "simulate", run_file, "--nodes", 2, "--ranks-per-node", 1, "--time",
-                 "00:01:00", "--site", site, "--output", self.folder / "again")  # fmt: skip
+                 "00:10:00", "--site", site, "--output", self.folder / "again")  # fmt: skip
         done = self.cluster.run(HERE, *FLOWPM, *asked)
         found = re.search(r"batch job (\d+)", done.stdout)
         if found is None:
             raise WrongError(done.stdout + done.stderr)
-        began = time.monotonic()
+        began, warned = time.monotonic(), False
         while "COMPLETED" not in (state := self._state(found[1])):
             if time.monotonic() - began > 600 or any(s in state for s in ("FAILED", "TIMEOUT")):
                 log = "".join(p.read_text() for p in self.folder.glob("again-*.log"))
                 raise WrongError(f"{state} {log[-2000:]}")
-            time.sleep(2)
+            if not warned and any((self.folder / "again").glob(OutputFolder.begun)):
+                # As Slurm does before the time limit.
+                self.cluster.run(CONTROLLER, "scancel", "--signal=USR1", found[1], check=True)
+                warned = True
+            time.sleep(0.5)
         log = "".join(p.read_text() for p in self.folder.glob("again-*.log"))
         turns = 1 + log.count("queued again")
         if turns < 2:
