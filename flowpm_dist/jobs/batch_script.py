@@ -147,7 +147,8 @@ class BatchJob:
         command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
         command += ' --output "$output" "${settings[@]}" "${resume[@]}"'
         if self.launcher == "srun":
-            options = f"--mpi={self.mpi} --kill-on-bad-exit=1"
+            # A rank that stops in good order has a status; srun would end the others and lose it.
+            options = f"--mpi={self.mpi} --kill-on-bad-exit=0"
             if self.threads:
                 # Slurm from 22.05 on does not take it over from sbatch.
                 options += f" --cpus-per-task={self.threads} --cpu-bind=cores"

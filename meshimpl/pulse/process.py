@@ -245,7 +245,7 @@ class RootPulse(Pulse):
             self._answer(peer)
         self._look_for_missing()
         reason = trouble(peers, *self._limit())
-        if self._srun.has_gone(self.settings.beat):
+        if self._srun.has_gone():
             reason = reason or "the srun that started this job has ended"
         if len(peers) == self.settings.size and all(peer.fresh for peer in peers):
             reason = reason or self._stuck(peers)

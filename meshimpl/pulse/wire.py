@@ -9,9 +9,11 @@ import resource
 import socket
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 2**16  # of a line [bytes]
+_LISTENS = "0A"  # in /proc/net/tcp
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 
 
@@ -45,38 +47,34 @@ def addresses() -> list[str]:
 
 
 class Srun:
-    """Whether the srun that has started this job is alive, wherever it runs.
+    """Whether the srun that has started this job is alive, if it runs on this host.
 
-    Killed, it leaves its tasks running. It listens at a port for what concerns them; that nobody
-    listens there any more counts only if somebody did before.
+    Killed, it leaves its tasks running. It listens at a port for what concerns them. That is looked
+    up and not called: a call without a message makes srun print an error.
     """
 
-    _EVERY = 10.0  # [s]
-    _REFUSALS = 2  # one after the other
+    def __init__(self, environment: Mapping[str, str], proc: Path = Path("/proc/net")) -> None:
+        port = environment.get("SLURM_STEP_LAUNCHER_PORT", "")
+        self._port, self._proc = int(port) if port.isdigit() else 0, proc
+        self._was_there, self._missed = False, 0
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        names = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_STEP_LAUNCHER_PORT")
-        self._where = tuple(environment.get(name, "") for name in names)
-        self._was_there, self._refused, self._waited = False, 0, self._EVERY
+    def has_gone(self) -> bool:
+        """Returns whether it was there, and was not at this and the last question."""
+        if not self._port:
+            return False
+        is_there = self._listens()
+        self._was_there |= is_there
+        self._missed = 0 if is_there else self._missed + 1
+        return self._was_there and self._missed >= 2
 
-    def has_gone(self, seconds: float) -> bool:
-        """Returns whether it has ended.
-
-        Args:
-            seconds: since the last question.
-        """
-        self._waited += seconds
-        address, port = self._where
-        if self._waited >= self._EVERY and address and port.isdigit():
-            self._waited = 0.0
-            try:
-                socket.create_connection((address, int(port)), timeout=1.0).close()
-                self._was_there, self._refused = True, 0
-            except ConnectionRefusedError:
-                self._refused += 1
-            except OSError:  # its host may be cut off, or the network busy
-                self._refused = 0
-        return self._was_there and self._refused >= self._REFUSALS
+    def _listens(self) -> bool:
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in (self._proc / name).read_text().splitlines()[1:]:
+                    local, state = line.split()[1], line.split()[3]
+                    if state == _LISTENS and int(local.rpartition(":")[2], 16) == self._port:
+                        return True
+        return False
 
 
 class Line:
