@@ -158,10 +158,10 @@ class BatchJob:
         if self.threads:
             options += " -x MESHIMPL_THREADS"
         return [
+            "trap '[ -z \"$mpirun\" ] || kill -USR1 $mpirun' USR1",
             f"mpirun {options} \\",
             f"  {command} &",
             "mpirun=$!",
-            "trap 'kill -USR1 $mpirun' USR1",
             "wait $mpirun",
             "status=$?",
             "# A signal ends the waiting, not mpirun.",
