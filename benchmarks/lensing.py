@@ -281,7 +281,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
     whole, resolved, held = (
         expected(power, view, edges, sources)[0] for power in (theory, own, of_box)
     )
-    mean, error = mean_and_error(powers)
+    mean, error = mean_and_error(powers)  # of fields, of which several see one universe
     multipoles = angular_power(np.zeros([view.pixels] * 2), view.fov, edges).ell
     half = [wavenumbers[np.argmax(row < 0.5)] if np.any(row < 0.5) else np.inf for row in ratio]
     found = (f"{k:.2f} (a = {a:.2f})" for k, a in zip(half, times, strict=True))

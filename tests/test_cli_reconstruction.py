@@ -109,7 +109,7 @@ def test_a_folder_is_owned_by_one_reconstruction(here):
     with pytest.raises(OutputError, match="add --resume to go on with it"):
         plan(here)
     assert not plan(here, resume=True).is_complete
-    with pytest.raises(OutputError, match="another reconstruction is writing.*pid"):
+    with pytest.raises(OutputError, match="another reconstruction is writing.*process .* on host"):
         folder = ReconstructionFolder(here / "found")
         folder.begin(resume=True)
         ReconstructionFolder(here / "found").begin(resume=True)

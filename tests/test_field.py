@@ -1,12 +1,14 @@
 """Fields on one rank: arithmetic as numpy's, arrays, identity, and what is refused."""
 
 import operator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
+from flowpm_dist.grid.caches import cached_on_mesh
 from meshimpl import ProcessMesh
 
 MESH = ProcessMesh("row:1,col:1")
@@ -154,3 +156,22 @@ def test_operands_that_do_not_fit_are_told():
     for other in ("1", None, 1j, tf.constant("1"), [None]):
         with pytest.raises(TypeError):
             SCALAR + other
+
+
+def test_what_ranks_keep_together_is_not_driven_out_by_what_one_does_alone():
+    """Ranks of a mesh forget together: each mesh has a cache of its own."""
+    made = []
+
+    @cached_on_mesh(2)
+    def made_for(box, number):
+        made.append((box, number))
+        return len(made)
+
+    shared, alone = (SimpleNamespace(mesh=SimpleNamespace(kept={})) for _ in range(2))
+    first = made_for(shared, 0)
+    for number in range(5):
+        made_for(alone, number)
+    assert made_for(shared, 0) == first and len(made) == 6
+    made_for(shared, 1)
+    made_for(shared, 2)
+    assert made_for(shared, 0) != first

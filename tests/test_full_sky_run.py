@@ -181,6 +181,12 @@ def test_spectra_on_the_sphere():
         twice = np.where(np.arange(ell + 1) > 0, 2, 1)
         left = (twice * along).sum() / (twice * np.abs(alm[of_ell]) ** 2).sum()
         assert left == pytest.approx(painting_window(ell, nside), abs=0.02)
+    x = np.linspace(0.1, 2.5, 25)
+    ell = nside * 1e3 * x  # so many that l (l + 1) is l^2
+    mean = painting_window(ell, nside * 1000)
+    np.testing.assert_allclose(mean, np.exp(-0.1049 * x**2), rtol=2e-3)
+    square = painting_window(ell, nside * 1000, power=2)
+    assert (square > mean**2).all() and square[-6] / mean[-6] ** 2 == pytest.approx(1.03, abs=0.01)
     for given, told in (
         ((np.zeros(11), [2, 4]), "have not the pixels of a whole sky"),
         ((noise, [4, 2]), "at least two numbers, increasing"),

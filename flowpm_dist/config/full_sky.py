@@ -37,9 +37,9 @@ def full_sky_rules(file: ParsedRunFile) -> Iterator[Problem]:
     yield from step_problems(file, cone)
     yield from source_problems(cone)
     size, end = file.value("box", "size"), distance_of(file, cone)
-    if size is not None and getattr(cone, "observer", None) is not None:
+    if size is not None and cone.observer is not None:
         try:
-            cone.place(three(size))
+            cone.place(three(size), (1, 1, 1))
         except ValueError as error:
             yield Problem(f"{SECTION}.observer", without_name(error))
     if size is not None and end is not None:
@@ -87,4 +87,4 @@ def full_sky_work(
             f"times, with the same structure; painting takes about {seconds:.2g} s of processor "
             "time, that of all ranks together; a larger box is repeated less"
         )
-    return FullSkyWork(cone, end, cone.place(size), tuple(warnings))
+    return FullSkyWork(cone, end, cone.place(size, grid), tuple(warnings))

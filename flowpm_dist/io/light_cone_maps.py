@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import zarr
 
 FORMAT = 1
+MOST_OF_CHUNK = 2**24
+"""Values along a side of a chunk: compressors take no more than 2^31 bytes."""
 
 _OF_ALL = {
     "kappa": "convergence against the mean of the universe",
@@ -120,15 +122,16 @@ def write_light_cone(
 
 
 def add_array(group: zarr.Group, name: str, array: MapArray) -> None:
-    """Write an array into a zarr group, a chunk for each of its maps. On one rank."""
+    """Write an array into a zarr group, a chunk or more for each of its maps. On one rank."""
     from zarr.codecs import BloscCodec, Crc32cCodec
 
     shape = array.values.shape
     of_map = 1 if array.dimensions[-1] == "pixel" else 2
+    of_one = tuple(min(side, MOST_OF_CHUNK) for side in shape[-of_map:])
     group.create_array(
         name,
         shape=shape,
-        chunks=(1,) * (len(shape) - of_map) + shape[-of_map:],
+        chunks=(1,) * (len(shape) - of_map) + of_one,
         dtype=array.values.dtype,
         fill_value=np.nan,
         compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),

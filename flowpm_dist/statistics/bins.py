@@ -7,7 +7,6 @@ edges of one's own hold the modes with low <= k < high. The mode k = 0 is in non
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.statistics.modes import (
     Axes,
     multiplicities,
@@ -214,7 +214,7 @@ def _increasing(given: object, name: str, most: float, kind: str) -> np.ndarray:
     return edges
 
 
-@functools.lru_cache(maxsize=16)
+@cached_on_mesh(16)
 def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean wavenumber [h/Mpc], the mean |mu| and the number of modes of each bin.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, cic_window, convolve
 from flowpm_dist.statistics.bins import BinChoice, Binning, Bins, bin_contents, binning
@@ -114,7 +114,7 @@ def _means(block: tf.Tensor, box: Box, bins: Binning, window: Window) -> tf.Tens
     return sums * tf.constant(box.volume**2 / box.cells / counts, box.dtype)
 
 
-@functools.lru_cache(maxsize=16)
+@cached_on_mesh(16)
 def _triangles(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray]:
     """Returns the triangles of bins that have any of modes, and how many; on all ranks together.
 
@@ -136,7 +136,7 @@ def _combinations(bins: Binning) -> np.ndarray:
     return np.array(list(itertools.combinations_with_replacement(range(bins.size), 3)))
 
 
-@functools.lru_cache(maxsize=16)
+@cached_on_mesh(16)
 def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> MeshFunction:
     """Returns `f(field)`: the sum over cells of the product of three shells [..., triangle]."""
     every = _combinations(bins) if all_ else _triangles(box, bins)[0]

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import sum_over_universe
 from flowpm_dist.statistics.measure import box_of, located, whole
@@ -108,7 +109,7 @@ def soft_histogram(
     return _soft_function(box, tuple(bin_centres(checked).tolist()), log)(sample.block)
 
 
-@functools.lru_cache(maxsize=16)
+@cached_on_mesh(16)
 def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunction:
     bins = mtf.Dimension("bin", len(centres))
     each_rank = [mtf.Dimension(name, box.split[name]) for name in "xy"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, check_same_box
+from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.statistics.bins import BinChoice, Binning, binning, contents
@@ -46,7 +46,7 @@ class Sample:
             raise ValueError(f"window {self.window!r}: 'cic' or None")
 
 
-@functools.lru_cache(maxsize=16)
+@cached_on_mesh(16)
 def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshFunction:
     def build(_: Any, *fields: Any) -> Any:
         rest = iter(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,9 +11,7 @@ import numpy as np
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.statistics.angular_power import AngularPower
 
-SIZE = 0.1049
-"""The window of bilinear painting is exp(-SIZE l (l + 1) / nside^2): the mean of P_l between
-particles and their four pixels, which this has to 0.1 % up to l = 2.5 nside."""
+_NODES = np.linspace(0.0, 3.0, 151)  # of sqrt(l (l + 1)) / nside
 
 
 def spherical_power(
@@ -26,7 +25,8 @@ def spherical_power(
         maps: [..., pixel], in HEALPix's order of rings, of any unit.
         edges: of the bins in l [bin + 1], increasing; a multipole on an edge is in the bin above.
         other: maps for a cross spectrum, which broadcast.
-        window: what is divided out: "bilinear", that of `painting_window`; None for nothing.
+        window: what is divided out: "bilinear", the square of `painting_window`, of maps that were
+            both painted so; None for nothing.
 
     Returns:
         The means over the 2 l + 1 modes of each multipole in a bin.
@@ -50,22 +50,40 @@ def spherical_power(
     rows = [each.reshape(-1, sphere.pixels) for each in pairs]
     spectra = np.array([healpy.anafast(*row, lmax=ell[-1]) for row in zip(*rows, strict=True)])
     if window is not None:
-        spectra /= painting_window(ell, sphere.nside) ** 2
+        spectra /= painting_window(ell, sphere.nside, power=2)
     modes = by_bin.sum(axis=1)
     power = spectra @ by_bin.T / modes
     shape = (*pairs[0].shape[:-1], len(modes))
     return AngularPower(by_bin @ ell / modes, power.reshape(shape), modes, np.array(edges))
 
 
-def painting_window(ell: Any, nside: int) -> np.ndarray:
+def painting_window(ell: Any, nside: int, *, power: int = 1) -> np.ndarray:
     """Returns what is left of a harmonic of the density after bilinear painting [ell] [1].
 
+    The window is that of a cloud in a cell as wide as two rings and two pixels of a ring are apart:
+    it depends on the direction of the wave and the place on the sky, over which this is the mean.
+
     Args:
-        ell: multipoles.
+        ell: multipoles, up to 3 nside.
         nside: of the maps.
+        power: of the window before the mean: 1 for the spectrum of painted maps with others, 2 for
+            that of painted maps with each other.
     """
     ell = np.asarray(ell, np.float64)
-    return np.exp(-SIZE * ell * (ell + 1) / nside**2)
+    return np.interp(np.sqrt(ell * (ell + 1)) / nside, _NODES, _window_at_nodes(power))
+
+
+@functools.cache
+def _window_at_nodes(power: int) -> np.ndarray:
+    z, direction = (np.arange(96) + 0.5) / 96, (np.arange(64) + 0.5) / 64 * np.pi / 2
+    ring = np.where(z < 2 / 3, 1.0, np.sqrt(3 * (1 - z)))  # pixels of a ring over 4 nside
+    along = np.sqrt(1 - z**2)
+    apart = ring[:, np.newaxis] * 2 / 3 / along[:, np.newaxis]  # rings, times nside
+    beside = np.pi / 2 * (along / ring)[:, np.newaxis]  # pixels of a ring, likewise
+    waves = _NODES[:, np.newaxis, np.newaxis] / (2 * np.pi)
+    first, second = waves * apart * np.cos(direction), waves * beside * np.sin(direction)
+    window = (np.sinc(first) * np.sinc(second)) ** 2
+    return np.mean(window**power, axis=(1, 2))
 
 
 def spherical_theory_in_bins(

@@ -171,7 +171,7 @@ def test_no_mass_is_lost_between_ranks(mesh):
     volumes = np.diff(shells.planes.edges.numpy() ** 3) / 3
     masses = (shells.delta.numpy() + 1) * Healpix(4).painted_areas * volumes[:, None]
     lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1) * SIDE / GRID
-    count = (np.linalg.norm(lattice - 80.0, axis=-1) < end).sum()
+    count = (np.linalg.norm(lattice - 90.0, axis=-1) < end).sum()
     assert masses.sum() * sim.box.cells / sim.box.volume == pytest.approx(count, rel=1e-12)
 
 

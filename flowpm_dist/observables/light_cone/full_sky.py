@@ -31,6 +31,8 @@ from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 
 NODES = 512
 """Of the distance, between which weights are linear, at least: at most twice as many."""
+MOST_SHELLS = 1024
+"""That are painted in one run."""
 
 
 class FullSkyLightCone(FullSkyOptions):
@@ -85,7 +87,9 @@ class FullSkyLightCone(FullSkyOptions):
         Args:
             simulation: as for `convergence`.
             edges: distances between which the shells lie [shell + 1] [Mpc/h]; or the width of all
-                up to z_max, to the nearest whole number of them.
+                up to z_max, to the nearest whole number of them. With a width, edges follow the
+                distance of z_max, the largest of a batch, and gradients leave that out: give edges
+                to compare universes, or to differentiate by the cosmology.
             seed, **run: as for `convergence`.
 
         Raises:
@@ -115,7 +119,7 @@ class FullSkyLightCone(FullSkyOptions):
             ValueError: edges that do not increase from 0 or more, or a width not above 0.
         """
         given = np.asarray(edges, np.float64)
-        if given.ndim == 0 and not given > 0:
+        if given.ndim == 0 and not 0 < given < np.inf:
             raise ValueError(f"width = {given}: shells of matter need a width above 0 [Mpc/h]")
         if given.ndim and (len(given) < 2 or given[0] < 0 or not (np.diff(given) > 0).all()):
             raise ValueError("edges of shells must increase from 0 or more, and be two at least")
@@ -155,7 +159,7 @@ class FullSkyLightCone(FullSkyOptions):
             first=box.offset,
             spacing=box.cell,
             lengths=box.size,
-            observer=self.place(box.size),
+            observer=self.place(box.size, box.grid),
             step=step,
             per_distance=per_distance,
             nside=self.nside,
@@ -209,7 +213,13 @@ class _Shells(SpherePainter):
         end = cone.reach(inputs)
         edges = given
         if not given.ndim:
-            edges = np.linspace(0.0, end, max(1, round(end / float(given))) + 1)
+            shells = max(1, round(end / float(given)))
+            if shells > MOST_SHELLS:
+                raise ValueError(
+                    f"width = {given:g}: {shells} shells up to {end:.6g} Mpc/h, at most "
+                    f"{MOST_SHELLS} are painted: a width of {end / MOST_SHELLS:.3g} Mpc/h would do"
+                )
+            edges = np.linspace(0.0, end, shells + 1)
         if edges[-1] > end * (1 + 1e-9):
             raise ValueError(
                 f"shells up to {edges[-1]:g} Mpc/h: z_max = {cone.z_max:g} is at {end:.6g} Mpc/h"

@@ -106,7 +106,8 @@ class FullSkyOptions(DepthOptions):
 
     Attributes:
         nside: resolution of the maps, a power of two.
-        observer: place in the box [Mpc/h]; by default its centre.
+        observer: place in the box [Mpc/h]; by default next to its centre, midway between the
+            undisplaced places of particles: one at the observer would fill the sky.
     """
 
     nside: Annotated[int, Field(ge=1), AfterValidator(_power_of_two)] = Field(
@@ -135,13 +136,18 @@ class FullSkyOptions(DepthOptions):
                 "see less far"
             )
 
-    def place(self, size: Sequence[float]) -> tuple[float, float, float]:
-        """Returns the place of the observer in a box of these sides [Mpc/h].
+    def place(self, size: Sequence[float], grid: Sequence[int]) -> tuple[float, float, float]:
+        """Returns the place of the observer in a box [Mpc/h].
+
+        Args:
+            size: sides of the box [Mpc/h].
+            grid: particles along each side.
 
         Raises:
             ValueError: it lies outside.
         """
-        x, y, z = (0.5 * side for side in size) if self.observer is None else self.observer
+        middle = ((n // 2 + 0.5) * side / n for side, n in zip(size, grid, strict=True))
+        x, y, z = middle if self.observer is None else self.observer
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
             sides = " x ".join(f"{side:g}" for side in size)
             raise ValueError(

@@ -67,10 +67,11 @@ class MapPainter(CrossingObserver):
 
     def by_name(self, maps: tf.Tensor, universes: np.ndarray, first: int) -> Seen:
         """Returns maps [b, map, ...] of chosen universes, the first of them numbered `first`."""
+        # Not by slices, whose gradients are each as large as all maps.
         return {
-            (int(universe), first + m): maps[i, m]
-            for i, universe in enumerate(universes)
-            for m in range(maps.shape[1])
+            (int(universe), first + m): each
+            for universe, rows in zip(universes, tf.unstack(maps), strict=True)
+            for m, each in enumerate(tf.unstack(rows))
         }
 
     def results(self, seen: Seen) -> Any:
