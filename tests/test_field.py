@@ -160,6 +160,11 @@ def test_operands_that_do_not_fit_are_told():
 
 def test_what_ranks_keep_together_is_not_driven_out_by_what_one_does_alone():
     """Ranks of a mesh forget together: each mesh has a cache of its own."""
+
+    class OfMesh:
+        def __init__(self):
+            self.mesh = SimpleNamespace(kept={})
+
     made = []
 
     @cached_on_mesh(2)
@@ -167,7 +172,7 @@ def test_what_ranks_keep_together_is_not_driven_out_by_what_one_does_alone():
         made.append((box, number))
         return len(made)
 
-    shared, alone = (SimpleNamespace(mesh=SimpleNamespace(kept={})) for _ in range(2))
+    shared, alone = OfMesh(), OfMesh()
     first = made_for(shared, 0)
     for number in range(5):
         made_for(alone, number)
