@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -9,9 +10,14 @@ import pytest
 
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow import prediction
 from flowpm_dist.cosmoflow.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.parameter_table import TableError, read_table
 from flowpm_dist.cosmoflow.record_files import Block, RecordError
+from flowpm_dist.cosmoflow.trained import Training
+from flowpm_dist.jobs.progress import Progress
+from meshimpl.process_mesh import ProcessMesh
 
 ROWS = 20
 RUN = """
@@ -132,6 +138,7 @@ def test_units_make_a_density_of_mean_one(folder):
         arrays = arrays_of(run(folder, ('"density"', f'"{unit}"')))
         if wanted is None:
             wanted = (volumes + 1) / (volumes + 1).mean(axis=(1, 2, 3), keepdims=True)
+        assert arrays.header.unit == ("mean density 1" if unit == "mass" else unit)
         found = arrays.read(6, Block(1, 2, 0, 2))
         np.testing.assert_allclose(found[..., 0], wanted[6][cut], rtol=1e-5, atol=1e-6)
     np.save(folder / "all.npy", volumes - 3)
@@ -140,6 +147,34 @@ def test_units_make_a_density_of_mean_one(folder):
     np.save(folder / "all.npy", np.where(volumes > 3, np.nan, volumes))
     with pytest.raises(RecordError, match="volume 6 of .* not finite"):
         arrays_of(run(folder)).read(6)
+
+
+@pytest.mark.parametrize("unit", ["density", "mass"])
+def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, unit):
+    """A volume of mean 1.2 keeps it, unless arrays hold masses."""
+    stored = volumes_of() + 1
+    stored *= 1.2 / stored.mean(axis=(1, 2, 3), keepdims=True)
+    np.save(folder / "all.npy", stored)
+    np.save(folder / "one.npy", stored[5])
+    plan = run(folder, ('"density"', f'"{unit}"'))
+    asked = []
+
+    def predict(block):
+        asked.append(block[0])
+        raise InterruptedError
+
+    network = SimpleNamespace(predict=predict, whole_outputs=None)
+    monkeypatch.setattr(
+        prediction, "trained_network", lambda *_: SimpleNamespace(network=network, standardiser=0)
+    )
+    training = Training(TrainingFolder(folder), plan, True)
+    with pytest.raises(InterruptedError):
+        prediction.predict_volume(
+            training, folder / "one.npy", ProcessMesh("replica:1"), Progress(rank=1)
+        )
+    wanted = arrays_of(plan).read(5)[..., 0]
+    assert wanted.mean() == pytest.approx(1.0 if unit == "mass" else 1.2, rel=1e-5)
+    np.testing.assert_allclose(asked[0], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ def test_the_best_weights_are_kept_and_known_when_a_training_goes_on(tmp_path):
     weights.assign([12.0, 12.0, 12.0])
     kept.validated(-0.2, 12)
     assert best() == (12, 12.0) and int(known.waited) == 0
+    cut(tmp_path / "best" / "step-12.index", 10)
+    with pytest.raises(TrainedError, match="is whole: take the last weights .--checkpoint last"):
+        best()
 
 
 @contextmanager

@@ -112,6 +112,11 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
             [],
             "no holds no training: give the folder",
         ),
+        (
+            ("batch = 2", 'batch = 2\nstart_from = "run-training"'),
+            ["--overwrite"],
+            "run-training, the folder of this training itself: give another --output",
+        ),
         (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
     ],
 )

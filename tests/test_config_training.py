@@ -167,6 +167,14 @@ def test_the_example_has_every_section_and_nothing_but_defaults_to_add():
     }
 
 
+def test_balanced_batches_go_with_sobol(tmp_path):
+    uniform = ("n_s =", 'sampling = "uniform"\nn_s =')
+    (told,) = problems(tmp_path, changed(uniform, ("= 400", "= 400\nbalanced = true")))
+    assert told == 'data.balanced = true: goes with priors.sampling = "sobol", not with "uniform"'
+    assert "balanced" not in read(tmp_path, uniform).settings["data"]
+    assert read(tmp_path, ("= 400", "= 400\nbalanced = false")).data.balanced is False
+
+
 ONE = [
     # the box and the network
     ("grid = 32", "grid = [32, 32, 64]", "box.grid", r"\[32, 32, 64\]: a network's volumes are"),

@@ -115,6 +115,22 @@ def test_bootstrap_error_of_the_rmse_is_that_of_gaussian_errors_and_repeats():
     assert scores["n_s"].rmse_error != score(found, MEANS, seed=1)["n_s"].rmse_error
 
 
+def test_parts_of_one_universe_count_once():
+    """Eight copies of each sample, in any order, tell no more than one."""
+    one, other = predictions(60), predictions(60, error=0.3, seed=2)
+    order = np.concatenate([np.arange(60), np.random.default_rng(1).permutation(420) % 60])
+    parts = [
+        Predictions(NAMES, found.truth[order], found.mean[order], found.sigma[order])
+        for found in (one, other)
+    ]
+    wanted, found = score(one, MEANS), score(parts[0], MEANS)
+    for name in NAMES:
+        for key in ("rmse_error", "r2_error", "bias_error"):
+            assert getattr(found[name], key) == pytest.approx(getattr(wanted[name], key))
+        error = difference(*parts)[name].rmse_error
+        assert error == pytest.approx(difference(one, other)[name].rmse_error)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -11,6 +11,7 @@ import tensorflow as tf
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.declarations import declaration
+from flowpm_dist.cosmoflow.folder import CONTENTS, TrainingFolder
 from flowpm_dist.cosmoflow.mlperf_log import MLPerfLog
 from flowpm_dist.cosmoflow.parts import optimiser_of, schedule_of
 from flowpm_dist.cosmoflow.weights import initial_weights
@@ -75,12 +76,22 @@ def test_keys_of_the_file_go_before_it(folder):
     assert (plan.training.optimiser, plan.training.validate_every) == ("adam", 7)
     for keys, told in (
         (["steps = 40"], "training.epochs is missing: with decay = .epochs. it must"),
+        (["steps = 40", "epochs = 90"], "training.steps, training.epochs.* give exactly one"),
         (["epochs = 4"], "training.warmup = 4: must be below the 4 epochs of the training"),
         (['preset = "mlperff"'], "preset"),
     ):
         text = with_keys(*keys) if "preset" not in keys[0] else RUN.replace("mlperf", "mlperff")
         with pytest.raises(ConfigError, match=told):
             read(folder, text)
+
+
+@pytest.mark.parametrize("batch", [48, 64])
+def test_each_epoch_ends_with_a_validation_whatever_the_batch(folder, batch):
+    plan = read(folder, with_keys(f"batch = {batch}", "epochs = 90"))
+    steps = 90 * SAMPLES // batch
+    due = [n for n in range(1, steps + 1) if plan.is_due(n, plan.training.validate_every)]
+    assert due == [-(-epoch * steps // 90) for epoch in range(1, 91)]
+    assert [n for n in range(1, 30) if plan.is_due(n, 7)] == [7, 14, 21, 28]
 
 
 @pytest.mark.parametrize("batch", [64, 256])
@@ -113,6 +124,7 @@ def test_first_weights_are_those_of_keras():
 
 
 def test_the_log_has_the_lines_of_the_benchmark(folder):
+    assert TrainingFolder(folder).mlperf_log.name in CONTENTS  # which --overwrite removes
     log = MLPerfLog(folder / "mlperf.log", read(folder, with_keys("batch = 256")))
     log.begin(ranks=8, nodes=2, samples=SAMPLES, validation=16)
     for step in range(12):

@@ -142,6 +142,7 @@ def test_of_plain_files_only_the_first_is_opened(tmp_path, opened):
         (lambda data: data[:-9], "univ_000002.*damaged"),
         (lambda data: gzip.decompress(data), "univ_000002.*not packed with gzip, but the first"),
         (lambda data: gzip.compress(gzip.decompress(data)[:-3]), "univ_000002.*within a record"),
+        (lambda data: gzip.compress(b"\xff" * 64), "univ_000002.*damaged"),
         (lambda data: gzip.compress(gzip.decompress(data) * 2 + b"12345678"), "within a record"),
     ],
 )

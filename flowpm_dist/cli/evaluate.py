@@ -14,7 +14,6 @@ from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
-from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
@@ -46,7 +45,9 @@ def evaluate(
     mesh: Mesh = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="By default DIR/evaluation of the first DIR."),
+        typer.Option(
+            metavar="DIR", help="By default DIR/evaluation, or DIR/evaluation-validation."
+        ),
     ] = None,
     split: Annotated[
         Split, typer.Option(help="The volumes to judge on: validation leaves the test set alone.")
@@ -67,7 +68,8 @@ def evaluate(
         estimate = demand.estimate()
         if not ignore_memory:
             demand.check(estimate, launch.host_memory())
-        check_evaluation_folder(output or TrainingFolder(trainings[0]).evaluation)
+        judged, _ = read[0].split_there(split.value)
+        check_evaluation_folder(output or read[0].folder.evaluation(judged))
     except UserError as error:
         refuse(str(error))
     if check:

@@ -109,7 +109,8 @@ def _training(path: Path) -> RunRecord | None:
         values = [float(row[name]) for row in rows if row.get(name)]
         if values:
             results[name.replace("_", " ")] = values[-1]
-    scores = _json(folder.evaluation / "scores.json")
+    folders = map(folder.evaluation, ("test", "validation"))
+    scores = next(filter(None, (_json(each / "scores.json") for each in folders)), {})
     for name, score in scores.get("scores", {}).get(scores.get("main"), {}).items():
         results[f"RMSE of {name} / mean's"] = score["rmse_over_mean"]
     steps = f"{mark['step']}/{mark['steps']} steps" if {"step", "steps"} <= set(mark) else ""

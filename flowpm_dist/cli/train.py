@@ -21,7 +21,7 @@ from flowpm_dist.cli.resumable import (
 from flowpm_dist.config.trained import read_training
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
-from flowpm_dist.cosmoflow.folder import TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.memory import buffer_bytes
 from flowpm_dist.cosmoflow.plan import TrainingPlan
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -56,7 +56,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         Raises:
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
-            TrainedError: there are no weights to start from.
+            TrainedError: there are no weights to start from, or they are in the folder itself.
         """
         config = load_training(asked.run_file, asked.settings)
         shape = check_training_mesh(config, asked.ranks, source=asked.run_file, shape=asked.mesh)
@@ -64,8 +64,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         planned = cls(config, shape, folder, asked)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
-            if config.training.start_from is not None and not planned.is_begun:
-                read_training(config.training.start_from)
+            planned._check_start()
             planned.check_folder(
                 config.resolved(),
                 training_bytes(config, folder),
@@ -73,6 +72,18 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
                 may_grow=MAY_GROW,
             )
         return planned
+
+    def _check_start(self) -> None:
+        """Checks that there are weights to start from, which beginning does not delete."""
+        start = self.config.training.start_from
+        if start is None or self.is_begun:
+            return
+        if start.resolve() == self.folder.path.resolve():
+            raise TrainedError(
+                f"training.start_from is {start}, the folder of this training itself: give another "
+                "--output"
+            )
+        read_training(start)
 
     @property
     def is_begun(self) -> bool:

@@ -45,6 +45,7 @@ GOES_WITH = (
     DependentKeys("training.rate_rule", ("sqrt", "linear"), ("training.reference_batch",)),
     DependentKeys("data.source", ("simulate",), OF_SIMULATIONS),
     DependentKeys("data.source", ("simulate", "arrays"), OF_SPLITS),
+    DependentKeys("priors.sampling", ("sobol",), ("data.balanced",)),
     DependentKeys("data.source", ON_DISK, ("training.epochs", "data.parameters")),
     DependentKeys("data.source", ("files",), ("data.folder", "data.staging")),
     DependentKeys("data.source", ("arrays",), tuple(f"data.{k}" for k in (*OF_ARRAYS, "columns"))),

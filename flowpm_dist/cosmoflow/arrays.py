@@ -88,7 +88,9 @@ class ArraySet:
         self.shape = tuple(shape)
         self._check_number(first)
         channels = shape[3] if len(shape) == 4 else 1
-        self.header = ArrayHeader(tuple(grid), names, channels, box_size=box_size, priors=ranges)  # type: ignore[arg-type]
+        unit = "mean density 1" if data.unit == "mass" else str(data.unit)
+        told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
+        self.header = ArrayHeader(tuple(grid), names, channels, **told)  # type: ignore[arg-type]
 
     @property
     def _one_each(self) -> bool:

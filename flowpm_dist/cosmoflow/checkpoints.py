@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.folder import TrainedError
+from flowpm_dist.cosmoflow.folder import BEST, TrainedError
 from flowpm_dist.cosmoflow.optimisers import Optimiser
 from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
@@ -216,7 +216,10 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
             raise TrainedError(f"it is of another network or optimiser ({reason})") from error
         return True, f"{damaged}: going on from {path.name} before it" if damaged else ""
     if damaged:
-        raise TrainedError(f"{damaged}, and none before it is whole: begin anew with --overwrite")
+        advice = "begin anew with --overwrite"
+        if folder.name == BEST:
+            advice = f"take the last weights (--checkpoint last), or move {folder} away"
+        raise TrainedError(f"{damaged}, and none before it is whole: {advice}")
     named = tf.train.get_checkpoint_state(str(folder))
     if named is not None:
         raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")

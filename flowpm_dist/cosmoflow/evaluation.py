@@ -88,8 +88,7 @@ def evaluate(
     same_method = [found for found in asked if found.method == asked[0].method]
     largest = max(same_method, key=lambda found: found.samples)
     notes = [
-        f"{found.training.folder.path} is not complete: step {found.step} of "
-        f"{found.training.plan.total_steps}."
+        f"{found.training.folder.path} is not complete: {found.training.told(found.step)}."
         for found in asked
         if not found.training.complete
     ]
@@ -115,9 +114,10 @@ def _opened(asked: Sequence[Asked]) -> list[str]:
         return [f"That the test set was opened is not recorded: {error}."]
     if not before:
         return []
+    fresh = "train with another data.seed" if asked[0].training.simulated else "take other volumes"
     return [
         f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
-        "may have been chosen by it: for final figures train with another data.seed."
+        f"may have been chosen by it: for final figures {fresh}."
     ]
 
 
@@ -288,6 +288,12 @@ def judge(
     baselines: dict[str, Predictions] = {}
     if sets:
         fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in BASELINES}
+        measured = len(sets[split].truth)
+        if measured < samples:
+            notes.append(
+                f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
+                "pairs."
+            )
         told = {name: method(sets[split]) for name, method in fitted.items()}
         baselines = {name: in_order_of_truth(found) for name, found in told.items()}
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
@@ -307,7 +313,7 @@ def judge(
         collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
         notes=tuple(notes),
         trainings=tuple(_told_of(found) for found in asked),
-        folder=asked[0].training.folder.evaluation,
+        folder=asked[0].training.folder.evaluation(split),
     )
 
 

@@ -14,7 +14,7 @@ from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, Scores
 from flowpm_dist.cosmoflow.plan import WARMUP, TrainingPlan
 from flowpm_dist.cosmoflow.trained import Training
 
-NOT_THE_METHOD = ("seed", "steps", "warmup", "validate_every", "checkpoint_every", "keep")
+NOT_THE_METHOD = ("seed", "steps", "warmup", "checkpoint_every", "keep")
 """Keys of [training] that do not change the method, or that follow from others."""
 
 

@@ -102,11 +102,11 @@ class Evaluation:
         """Returns the tables and the sentences in Markdown."""
         count = len(self.predictions[self.main].truth)
         said = "".join(f"- {sentence}\n" for sentence in self.sentences())
-        pairs = markdown_of_differences(self.main, self.differences) if self.differences else ""
-        return (
-            f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n"
-            f"Differences, by a paired bootstrap:\n\n{pairs}\n{said}"
-        )
+        pairs = ""
+        if self.differences:
+            told = markdown_of_differences(self.main, self.differences)
+            pairs = f"Differences, by a paired bootstrap:\n\n{told}\n"
+        return f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n{pairs}{said}"
 
     def write(self, folder: Path | None = None) -> Path:
         """Writes tables, numbers and figures; an older evaluation there is replaced.

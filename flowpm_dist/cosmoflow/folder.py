@@ -16,9 +16,11 @@ from flowpm_dist.jobs.work_folder import WorkFolder
 LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
 OPENINGS = "test-set.json"
+BEST = "best"
 CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
-    "statistics", "evaluation", "training.png", "phases.png", "draws.json", "best", "test-set.json",
+    "statistics", "evaluation", "evaluation-validation", "training.png", "phases.png", "draws.json",
+    BEST, OPENINGS, "mlperf.log",
 )  # fmt: skip
 
 
@@ -42,7 +44,7 @@ class TrainingFolder(WorkFolder):
     @property
     def best(self) -> Path:
         """The folder of the weights with the least validation loss."""
-        return self.path / "best"
+        return self.path / BEST
 
     def weights(self, which: str) -> Path:
         """Returns the folder of the best weights, or of the last, also where no best were kept.
@@ -68,10 +70,9 @@ class TrainingFolder(WorkFolder):
         """The dataset of the splits "validation" and "test"."""
         return self.path / "held-out"
 
-    @property
-    def evaluation(self) -> Path:
-        """The folder that `flowpm-dist evaluate` writes."""
-        return self.path / "evaluation"
+    def evaluation(self, split: str = "test") -> Path:
+        """Returns the folder that `flowpm-dist evaluate` writes for a split."""
+        return self.path / ("evaluation" if split == "test" else f"evaluation-{split}")
 
     def openings(self) -> list[dict[str, Any]]:
         """Returns when the test set was opened: "time" (UTC) and "step" of each evaluation."""

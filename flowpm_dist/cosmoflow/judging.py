@@ -1,7 +1,7 @@
 """Scores of predicted parameters, compared with predicting the mean of the training set.
 
-Every sample counts as independent: there must be one sample for each simulation, or the mean over
-its parts.
+Samples of equal truth, such as the parts of one simulation, are not independent: the errors of
+scores are those of as many samples as there are different truths.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -
         name = predictions.names[place]
         raise ValueError(f"{name} is {truth[0]:g} in all samples: it must vary to be judged")
     error, naive = mean - truth, train_mean - truth
-    (rmse, r2), resampled = resampled_scores(predictions, place, seed)
+    groups = universes(predictions.truth)
+    (rmse, r2), resampled = resampled_scores(predictions, place, seed, groups)
     rmse_error, r2_error = (float(np.nanstd(values)) for values in resampled)
     bars = {}
     if sigma is not None:
@@ -160,7 +161,7 @@ def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -
         r2=r2,
         r2_error=r2_error,
         bias=float(error.mean()),
-        bias_error=float(error.std(ddof=1) / math.sqrt(len(error))),
+        bias_error=_error_of_mean(error, groups),
         mae=float(np.abs(error).mean()),
         mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
         rmse_over_mean=float(rmse / math.sqrt((naive**2).mean())),
@@ -170,7 +171,7 @@ def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -
 
 
 def resampled_scores(
-    predictions: Predictions, place: int, seed: int = 0
+    predictions: Predictions, place: int, seed: int, groups: np.ndarray
 ) -> tuple[tuple[float, float], tuple[np.ndarray, np.ndarray]]:
     """Returns RMSE and R^2 of a parameter, of the samples and of bootstrap resamples of them.
 
@@ -178,21 +179,40 @@ def resampled_scores(
         predictions: for the samples.
         place: of the parameter.
         seed: of the resamples, which are the same for all methods.
+        groups: of the samples, which are drawn together, see `universes`.
 
     Returns:
         (RMSE, R^2), and the same [resample] each.
     """
     truth = predictions.truth[:, place]
-    error, count = predictions.mean[:, place] - truth, len(truth)
-    rmse, r2 = _rmse_and_r2(np.ones((1, count)), truth, error)
-    weights = _bootstrap(count, np.random.default_rng([seed, place]))
+    error = predictions.mean[:, place] - truth
+    rmse, r2 = _rmse_and_r2(np.ones((1, len(truth))), truth, error)
+    weights = _bootstrap(groups, np.random.default_rng([seed, place]))
     return (float(rmse[0]), float(r2[0])), _rmse_and_r2(weights, truth, error)
 
 
-def _bootstrap(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns how often each sample is drawn in each resampling, [resample, sample]."""
+def universes(truth: np.ndarray) -> np.ndarray:
+    """Returns the number of the universe of each sample: those of equal truth [n, p] share one.
+
+    Universes are numbered in the order of their first samples.
+    """
+    rows = truth.astype(np.float32)  # which is what files hold
+    _, first, groups = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[groups.ravel()]
+
+
+def _error_of_mean(error: np.ndarray, groups: np.ndarray) -> float:
+    """Returns the standard error of the mean, from the sums over groups, which are independent."""
+    sums = np.bincount(groups, weights=error - error.mean())
+    count = len(sums)
+    return float(math.sqrt((sums**2).sum() * count / max(1, count - 1)) / len(error))
+
+
+def _bootstrap(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns how often each sample is drawn in each resampling of groups, [resample, sample]."""
+    count = int(groups.max()) + 1
     draws = (rng.integers(count, size=count) for _ in range(RESAMPLES))
-    return np.stack([np.bincount(drawn, minlength=count) for drawn in draws])
+    return np.stack([np.bincount(drawn, minlength=count)[groups] for drawn in draws])
 
 
 def _rmse_and_r2(

@@ -1,8 +1,9 @@
 """The log of a training in the form of MLPerf's benchmarks, for their tools to read.
 
 Each line is ":::MLLOG " and a JSON object, as the package mlperf-logging 4.1 (mllog) writes them;
-keys and their order are those of the reference of MLPerf HPC CosmoFlow
-(github.com/sparticlesteve/cosmoflow-benchmark).
+keys are those of the reference of MLPerf HPC CosmoFlow
+(github.com/sparticlesteve/cosmoflow-benchmark). Their order is, too, but that eval_error comes
+before epoch_stop here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Errors of two methods on the same volumes are alike, because the same volumes are hard. The error of
 their difference is then much smaller than those of their scores suggest: every resample draws the
-same volumes for both (paired bootstrap, Efron and Tibshirani 1993).
+same volumes for both, those of a universe together (paired bootstrap, Efron and Tibshirani 1993).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.judging import Predictions, resampled_scores
+from flowpm_dist.cosmoflow.judging import Predictions, resampled_scores, universes
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def difference(first: Predictions, second: Predictions, seed: int = 0) -> dict[s
     """
     if first.names != second.names or not _same(first, second):
         raise ValueError("only predictions for the same samples can be compared in pairs")
-    found = {}
+    found, groups = {}, universes(first.truth)
     for i, name in enumerate(first.names):
-        scores = [resampled_scores(method, i, seed) for method in (first, second)]
+        scores = [resampled_scores(method, i, seed, groups) for method in (first, second)]
         (rmse, r2), (other_rmse, other_r2) = (whole for whole, _ in scores)
         (rmses, r2s), (other_rmses, other_r2s) = (resampled for _, resampled in scores)
         found[name] = Difference(

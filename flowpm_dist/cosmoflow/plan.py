@@ -80,6 +80,21 @@ class TrainingPlan:
         """The number of updates in the whole training."""
         return self.training.steps
 
+    def is_due(self, number: int, every: int) -> bool:
+        """Returns whether what is done every so many steps is done after so many.
+
+        Of rates by epochs, as many steps as there are whole ones in an epoch stand for the epoch:
+        it is done at the end of each, also where the batch does not divide the samples.
+
+        Args:
+            number: of the steps made.
+            every: how many.
+        """
+        steps, epochs = self.total_steps, self.training.epochs
+        if self.training.decay == "epochs" and epochs and every == max(1, steps // epochs):
+            return number * epochs // steps != (number - 1) * epochs // steps
+        return number % every == 0
+
     @property
     def simulates(self) -> bool:
         """Whether volumes are simulated while the network learns."""

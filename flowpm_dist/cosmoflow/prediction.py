@@ -76,8 +76,8 @@ def predict_volume(
 
     Args:
         training: whose network is asked.
-        volume_path: see `open_volume`. A density or counts: it is divided by its mean, unless the
-            network was trained on other units.
+        volume_path: see `open_volume`. A density or counts: it is divided by its mean where those
+            were that the network was trained on.
         mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
@@ -103,6 +103,8 @@ def predict_volume(
     mean = _checked_mean(volume, block, mesh)
     if header is None or header.unit == "mean density 1":
         notes += _normalise(block, mean)
+    elif header.unit != "one particle" and np.any(np.abs(mean - 1) > MEAN_TOLERANCE):
+        notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
     progress.note("asking the network; compiling")
     asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
     network, standardiser = asked.network, asked.standardiser
@@ -112,7 +114,7 @@ def predict_volume(
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
-        notes.append(f"The training is not complete: step {asked.step} of {plan.total_steps}.")
+        notes.append(f"The training is not complete: {training.told(asked.step)}.")
     return Found(parameters, (*notes, *_beyond(parameters, standardiser)))
 
 
@@ -146,8 +148,11 @@ def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
     block /= mean
     if np.all(np.abs(mean - 1) <= MEAN_TOLERANCE):
         return []
-    told = ", ".join(f"{value:.6g}" for value in mean)
-    return [f"The volume was divided by its mean, {told}."]
+    return [f"The volume was divided by its mean, {_shown(mean)}."]
+
+
+def _shown(mean: np.ndarray) -> str:
+    return ", ".join(f"{value:.6g}" for value in mean)
 
 
 def _beyond(

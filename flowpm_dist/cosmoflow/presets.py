@@ -61,7 +61,7 @@ def with_preset(
         if not isinstance(own, Mapping):
             return table
         merged[section] = {**keys, **own}
-    if "steps" in training:
+    if "steps" in training and "epochs" not in training:
         merged["training"].pop("epochs")
     for full, other, values in goes_with:
         (section, _, key), (of, _, beside) = full.partition("."), other.partition(".")

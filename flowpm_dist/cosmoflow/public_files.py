@@ -128,7 +128,7 @@ def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
                 bounds.append(bounds[-1] + FRAME + int.from_bytes(head, "little"))
                 if unpacked.seek(bounds[-1]) != bounds[-1]:
                     raise EOFError("it ends within a record")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, OverflowError, ValueError) as error:
         raise RecordError(f"{path} is damaged: {error}; copy it again") from error
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error

@@ -96,8 +96,11 @@ class TrainingRun:
 
         Raises:
             DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
+            TrainedError: there is nothing to go on from, or to start from.
         """
         first = self._resumed() if resume else 0
+        if first == 0:
+            self._take_weights()
         if self.mesh.rank == 0:
             write_run_file(self.folder.run_file, self.plan.resolved())
         if self.volumes.maker is not None:
@@ -161,15 +164,18 @@ class TrainingRun:
             self.progress.warn(found.note)
         return found.step
 
+    def _take_weights(self) -> None:
+        """Takes the weights of another training, if the plan names one."""
+        other = self.plan.training.start_from
+        if other is not None:
+            folder = TrainingFolder(other).weights("best")
+            restore_weights(folder, self.mesh, self.trainer.network.state)
+
     def _begin(self) -> None:
-        """Takes the weights of another training, or calibrates: see `Network.calibrate`."""
-        network, asked = self.trainer.network, self.plan.training
-        if asked.start_from is not None:
-            restore_weights(
-                TrainingFolder(asked.start_from).weights("best"), self.mesh, network.state
-            )
-        elif asked.calibrate:
-            network.calibrate(self._some_volumes())
+        """Calibrates first weights: see `Network.calibrate`."""
+        asked = self.plan.training
+        if asked.start_from is None and asked.calibrate:
+            self.trainer.network.calibrate(self._some_volumes())
         self.clock.lap()
 
     def _recentre(self) -> None:
@@ -244,11 +250,11 @@ class TrainingRun:
 
     def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
         """Whether a checkpoint is due after a step, and a validation."""
-        asked, number = self.plan.training, report.step + 1
-        end = number == self.plan.total_steps
+        plan, number = self.plan, report.step + 1
+        asked, end = plan.training, number == plan.total_steps
         saves = end or stopped is not None
-        saves = saves or (number % asked.checkpoint_every == 0 and report.finite)
-        return saves, end or number % asked.validate_every == 0
+        saves = saves or (plan.is_due(number, asked.checkpoint_every) and report.finite)
+        return saves, end or plan.is_due(number, asked.validate_every)
 
     def _tell(self, report: StepReport, rate: float, validation: float | None) -> None:
         held = "" if validation is None else f"  validation {validation:.4f}"

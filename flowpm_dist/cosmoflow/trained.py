@@ -43,6 +43,15 @@ class Training:
         """The name of its folder."""
         return self.folder.path.absolute().name
 
+    def told(self, step: int) -> str:
+        """Returns which weights are asked, and how far the training has come.
+
+        Args:
+            step: number of steps that the weights were trained for.
+        """
+        made = self.folder.mark().get("step", step)
+        return f"weights of step {step}; {made} of {self.plan.total_steps} steps made"
+
     @property
     def simulated(self) -> bool:
         """Whether its volumes are simulations of its own."""

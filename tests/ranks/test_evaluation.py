@@ -302,7 +302,8 @@ def test_an_incomplete_training_is_judged_and_said_so(shared, training):
     opened = TrainingFolder(training).openings()
     found = judged([unfinished], None, "validation")
     if found is not None:
-        assert found.notes[0].endswith("is not complete: step 8 of 8.")
+        assert found.notes[0].endswith("is not complete: weights of step 8; 8 of 8 steps made.")
+        assert found.folder == unfinished / "evaluation-validation"
         # The test set stays shut.
         assert found.notes[1:] == (evaluation.ON_VALIDATION,) and found.split == "validation"
         assert TrainingFolder(unfinished).openings() == opened

@@ -252,7 +252,7 @@ def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
 def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     """Its best weights are kept, and another training starts from them."""
     losses = [0.9, 0.5, 0.6, 0.5, 0.1]
-    monkeypatch.setattr(TrainingRun, "_validation_loss", lambda self: losses.pop(0))
+    monkeypatch.setattr(TrainingRun, "_validation_loss", lambda self: (losses.pop(0), 0.1))
     change = ("validate_every = 6", "validate_every = 1\npatience = 2")
     config = config_of(shared, steps=6, checkpoint_every=6, change=change)
     mesh, folder = process_mesh(MESHES[0]), TrainingFolder(shared / "run")
@@ -274,10 +274,17 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     change = ("validate_every = 6", f'start_from = "{folder.path}"')
     other = config_of(shared, steps=6, checkpoint_every=6, change=change)
     session = TrainingRun(other, mesh, TrainingFolder(shared / "other"), Progress(rank=1))
-    session._begin()
+    session._take_weights()
     for number, weight in enumerate(session.trainer.network.state):
         stored = best.get_tensor(f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE")
         np.testing.assert_array_equal(weight, stored)
+    change = ("[training]", f'loss = "l2"\n[training]\nstart_from = "{folder.path}"')
+    session = TrainingRun(
+        config_of(shared, change=change), mesh, TrainingFolder(shared / "wrong"), Progress(rank=1)
+    )
+    with pytest.raises(TrainedError, match="best cannot be used"):
+        session.run(resume=False)
+    assert not (shared / "wrong").exists()  # no volume was simulated
 
 
 def test_resuming_where_nothing_is_left_to_do_or_to_go_on_from(shared):
