@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -75,8 +76,10 @@ def commands(text: str, folder: Path, status: int = 0, **environment: str) -> tu
     if environment.get("LONG"):
         assert process.stdout is not None
         first = process.stdout.readline()
-        process.send_signal(10)
-        return first + process.communicate(timeout=30)[0], process.returncode
+        for _ in range(50):  # until the script has noted which process it has started
+            process.send_signal(10)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return first + process.communicate(timeout=0.5)[0], process.returncode
     return process.communicate(timeout=30)[0], process.returncode
 
 
