@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.jobs.light_cone import PopulationOptions
 from flowpm_dist.observables.lensing.theory import convergence_power
+from flowpm_dist.statistics.angular_power import AngularPower
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,14 +67,39 @@ def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
 
 def theories_of(options: PopulationOptions, cosmology: Cosmology) -> list[Theory]:
     """Returns linear theory and halofit."""
-    sources = [each.sources() for each in options.sources]
-    alignment = None if options.alignment is None else options.alignment.alignment()
+    sources, alignment = options.population()
     linear = LinearPower(cosmology)
 
     def spectra(power: Power, ell: Any) -> np.ndarray:
         return convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
 
     return [functools.partial(spectra, power) for power in (linear, Halofit(linear))]
+
+
+def spectra_of_pairs(
+    options: PopulationOptions,
+    cosmology: Cosmology,
+    measure: Callable[[int, int], AngularPower],
+    in_bins: Callable[[Theory, AngularPower], np.ndarray],
+) -> ConvergenceSpectra:
+    """Returns the spectra of all pairs of sources, and theory.
+
+    Args:
+        options: the sources.
+        cosmology: of theory.
+        measure: the spectrum of two sources by their numbers.
+        in_bins: theory as means over the modes of a measured spectrum [source, source, bin].
+    """
+    pairs = list(itertools.combinations_with_replacement(range(len(options.sources)), 2))
+    found = [measure(i, j) for i, j in pairs]
+    first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
+    return ConvergenceSpectra(
+        pairs,
+        found[0].ell,
+        found[0].modes,
+        np.stack([spectrum.power for spectrum in found]),
+        *(in_bins(t, found[0])[first, second] for t in theories_of(options, cosmology)),
+    )
 
 
 def spectra_figure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.light_cone_maps import CONVENTIONS_OF_SPHERE, MapArray, write_light_cone
 from flowpm_dist.jobs.convergence_spectra import (
     ConvergenceSpectra,
+    Theory,
     attributes_of,
     spectra_figure,
-    theories_of,
+    spectra_of_pairs,
     write_convergence_power,
 )
 from flowpm_dist.jobs.full_sky import FullSkyLensingOptions, FullSkyWork
@@ -23,7 +23,12 @@ from flowpm_dist.observables.light_cone.full_sky import FullSkyLightCone
 from flowpm_dist.observables.light_cone.maps import DensityShells, SphericalConvergence
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
 from flowpm_dist.simulation.simulation import ObserverOf
-from flowpm_dist.statistics.spherical_power import spherical_power, spherical_theory_in_bins
+from flowpm_dist.statistics.angular_power import AngularPower
+from flowpm_dist.statistics.spherical_power import (
+    harmonic_power,
+    spherical_harmonics,
+    spherical_theory_in_bins,
+)
 
 LOWEST = 2
 """Multipole at which the first bin begins."""
@@ -35,9 +40,7 @@ BINS_PER_OCTAVE = 2
 def observers_of(options: FullSkyLensingOptions) -> list[ObserverOf]:
     """Returns what looks at a run: painters of convergence and, where asked for, of shells."""
     sky = FullSkyLightCone(**options.part(FullSkyOptions).model_dump())
-    sources = [each.sources() for each in options.sources]
-    alignment = None if options.alignment is None else options.alignment.alignment()
-    found = [sky.convergence_observer(sources, alignment)]
+    found = [sky.convergence_observer(*options.population())]
     if options.shells:
         found.append(sky.shells_observer(options.shell_width))
     return found
@@ -100,20 +103,15 @@ def measure(
         options: of the light cone; the painting of its particles is divided out.
         cosmology: of the run.
     """
-    pairs = list(itertools.combinations_with_replacement(range(len(kappa)), 2))
-    first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
-    edges = bin_edges(options.nside)
-    # One after the other: the maps of all pairs together are many times those of the sources.
-    each = [spherical_power(kappa[i], edges, other=kappa[j], window="bilinear") for i, j in pairs]
-    found = each[0]
-    theories = theories_of(options, cosmology)
-    return ConvergenceSpectra(
-        pairs,
-        found.ell,
-        found.modes,
-        np.array([spectrum.power for spectrum in each]),
-        *(spherical_theory_in_bins(t, edges, options.nside)[first, second] for t in theories),
-    )
+    edges, harmonics = bin_edges(options.nside), spherical_harmonics(kappa)
+
+    def spectrum(i: int, j: int) -> AngularPower:
+        return harmonic_power(harmonics[i], harmonics[j], options.nside, edges, window="bilinear")
+
+    def in_bins(theory: Theory, _: AngularPower) -> np.ndarray:
+        return spherical_theory_in_bins(theory, edges, options.nside)
+
+    return spectra_of_pairs(options, cosmology, spectrum, in_bins)
 
 
 def bin_edges(nside: int) -> np.ndarray:

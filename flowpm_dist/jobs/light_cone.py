@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
@@ -15,6 +15,10 @@ from flowpm_dist.observables.lensing.options import (
 )
 from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.options import Options, constructed
+
+if TYPE_CHECKING:
+    from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
+    from flowpm_dist.observables.lensing.sources import Sources
 
 # Values of a pixel that lie in memory together, measured.
 SPECTRA = 30
@@ -67,6 +71,11 @@ class PopulationOptions(Options):
     alignment: Annotated[AlignmentOptions | None, _tables(AlignmentOptions, one=True)] = Field(
         default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
     )
+
+    def population(self) -> tuple[list[Sources], IntrinsicAlignment | None]:
+        """Returns what functions of lensing take: the sources, and their alignment."""
+        alignment = None if self.alignment is None else self.alignment.alignment()
+        return [each.sources() for each in self.sources], alignment
 
 
 class LensingOptions(PopulationOptions, LightConeOptions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from flowpm_dist.jobs.convergence_spectra import (
     Theory,
     attributes_of,
     spectra_figure,
-    theories_of,
+    spectra_of_pairs,
     write_convergence_power,
 )
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
@@ -55,9 +55,7 @@ def observers_of(options: LensingOptions) -> list[ObserverOf]:
     cone = _cone(options)
     found = []
     if not options.ray_tracing:
-        sources = [each.sources() for each in options.sources]
-        alignment = None if options.alignment is None else options.alignment.alignment()
-        found.append(cone.convergence_observer(sources, alignment))
+        found.append(cone.convergence_observer(*options.population()))
     if options.needs_planes:
         found.append(cone.planes_observer(options.plane_width))
     return found
@@ -110,21 +108,13 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
         options: of the light cone; the painting of its particles is divided out.
         cosmology: of the run.
     """
-    pairs = list(itertools.combinations_with_replacement(range(len(kappa)), 2))
     edges = bin_edges(options.fov, options.pixels)
-    found = [
-        angular_power(kappa[i], options.fov, edges, other=kappa[j], window="bilinear")
-        for i, j in pairs
-    ]
-    theories = theories_of(options, cosmology)
-    first, second = (list(numbers) for numbers in zip(*pairs, strict=True))
-    return ConvergenceSpectra(
-        pairs,
-        found[0].ell,
-        found[0].modes,
-        np.stack([spectrum.power for spectrum in found]),
-        *(_in_bins(theory, found[0], options)[first, second] for theory in theories),
-    )
+
+    def spectrum(i: int, j: int) -> AngularPower:
+        return angular_power(kappa[i], options.fov, edges, other=kappa[j], window="bilinear")
+
+    in_bins = functools.partial(_in_bins, options=options)
+    return spectra_of_pairs(options, cosmology, spectrum, in_bins)
 
 
 def bin_edges(fov: float, pixels: int) -> np.ndarray:
@@ -153,7 +143,7 @@ def _lensing(
         maps = Lensing(*(each.numpy() for each in (born.kappa, *born.shear())))
     else:
         assert planes is not None
-        sources = [each.sources() for each in options.sources]
+        sources, _ = options.population()
         rays = ray_trace(planes.delta, planes.planes, sources, cosmology, planes.fov)
         every = (rays.kappa, rays.gamma1, rays.gamma2, rays.rotation)
         maps = Lensing(*(each.numpy() for each in every))

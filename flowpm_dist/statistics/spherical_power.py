@@ -8,14 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.statistics.angular_power import AngularPower
+
+Window = Literal["bilinear"] | None
+"""What painted the maps, which is divided out of their spectra."""
 
 _NODES = np.linspace(0.0, 3.0, 151)  # of sqrt(l (l + 1)) / nside
 
 
 def spherical_power(
-    maps: Any, edges: Any, *, other: Any = None, window: Literal["bilinear"] | None = None
+    maps: Any, edges: Any, *, other: Any = None, window: Window = None
 ) -> AngularPower:
     """Returns the angular power spectrum of maps of the whole sky, or of maps with others.
 
@@ -35,26 +37,62 @@ def spherical_power(
         ValueError: maps that are not of a whole sky, edges that do not increase, a bin without a
             multipole up to 3 nside - 1, or another window.
     """
+    first = np.asarray(maps, np.float64)
+    if other is None:
+        harmonics = spherical_harmonics(first)
+        return harmonic_power(harmonics, harmonics, _nside(first), edges, window=window)
+    second = np.asarray(other, np.float64)
+    nside = _nside(first)
+    if _nside(second) != nside:
+        raise ValueError(f"maps of {first.shape[-1]} and {second.shape[-1]} pixels")
+    one, two = np.broadcast_arrays(*(spherical_harmonics(each) for each in (first, second)))
+    return harmonic_power(one, two, nside, edges, window=window)
+
+
+def spherical_harmonics(maps: Any) -> np.ndarray:
+    """Returns the harmonics of maps of the whole sky up to l = 3 nside - 1, in healpy's order.
+
+    Args:
+        maps: [..., pixel], in HEALPix's order of rings.
+
+    Raises:
+        ValueError: maps that are not of a whole sky.
+    """
+    import healpy
+
+    maps = np.asarray(maps)
+    last = 3 * _nside(maps) - 1
+    rows = maps.reshape(-1, maps.shape[-1])
+    found = np.array([healpy.map2alm(row.astype(np.float64), lmax=last) for row in rows])
+    return found.reshape(*maps.shape[:-1], -1)
+
+
+def harmonic_power(
+    first: np.ndarray, second: np.ndarray, nside: int, edges: Any, *, window: Window = None
+) -> AngularPower:
+    """Returns the power spectrum of maps with others, by their harmonics.
+
+    Args:
+        first, second: of `spherical_harmonics` [..., harmonic].
+        nside: of the maps.
+        edges, window: as for `spherical_power`.
+
+    Raises:
+        ValueError: as `spherical_power`.
+    """
     import healpy
 
     if window not in ("bilinear", None):
         raise ValueError(f"window {window!r}: 'bilinear' or None")
-    first = np.asarray(maps, np.float64)
-    sphere = Healpix(_nside(first))
-    ell = np.arange(3 * sphere.nside)
+    ell = np.arange(3 * nside)
     by_bin = _modes(ell, edges)
-    second = None if other is None else np.asarray(other, np.float64)
-    if second is not None and _nside(second) != sphere.nside:
-        raise ValueError(f"maps of {first.shape[-1]} and {second.shape[-1]} pixels")
-    pairs = (first,) if second is None else np.broadcast_arrays(first, second)
-    rows = [each.reshape(-1, sphere.pixels) for each in pairs]
-    spectra = np.array([healpy.anafast(*row, lmax=ell[-1]) for row in zip(*rows, strict=True)])
+    rows = (each.reshape(-1, each.shape[-1]) for each in (first, second))
+    spectra = np.array([healpy.alm2cl(one, two) for one, two in zip(*rows, strict=True)])
     if window is not None:
-        spectra /= painting_window(ell, sphere.nside, power=2)
+        spectra /= painting_window(ell, nside, power=2)
     modes = by_bin.sum(axis=1)
-    power = spectra @ by_bin.T / modes
-    shape = (*pairs[0].shape[:-1], len(modes))
-    return AngularPower(by_bin @ ell / modes, power.reshape(shape), modes, np.array(edges))
+    power = (spectra @ by_bin.T / modes).reshape(*first.shape[:-1], len(modes))
+    return AngularPower(by_bin @ ell / modes, power, modes, np.array(edges))
 
 
 def painting_window(ell: Any, nside: int, *, power: int = 1) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels.ball import DEGREE, Ball
+from flowpm_dist.particle_mesh.kernels.portable_parts import vjp_of_parts
 
 
 def paint_ball(
@@ -30,13 +32,8 @@ def paint_ball_vjp(
     dmaps: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
     """See `Kernels.paint_ball_vjp`."""
-    sources = [*fields, factors, amounts]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        maps = paint_ball(ball, fields, factors, amounts)
-    zeros = tf.UnconnectedGradients.ZERO
-    *dfields, dfactors, damounts = tape.gradient(maps, sources, dmaps, unconnected_gradients=zeros)
-    return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
+    paint = functools.partial(_copy, ball)
+    return vjp_of_parts(paint, ball.copies, fields, factors, amounts, dmaps)
 
 
 def _copy(

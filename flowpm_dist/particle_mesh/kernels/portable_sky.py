@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.particle_mesh.kernels.portable_parts import vjp_of_parts
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 
@@ -31,13 +33,8 @@ def paint_sky_vjp(
     dmaps: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
     """See `Kernels.paint_sky_vjp`."""
-    sources = [*fields, factors, amounts]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        maps = paint_sky(slabs, fields, factors, amounts)
-    zeros = tf.UnconnectedGradients.ZERO
-    *dfields, dfactors, damounts = tape.gradient(maps, sources, dmaps, unconnected_gradients=zeros)
-    return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
+    paint = functools.partial(_slab, slabs)
+    return vjp_of_parts(paint, range(len(slabs.places)), fields, factors, amounts, dmaps)
 
 
 def _slab(
