@@ -14,7 +14,7 @@ from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, cic_window, convolve
 from flowpm_dist.statistics.bins import BinChoice, Binning, Bins, bin_contents, binning
-from flowpm_dist.statistics.measure import Window, located, sample_of, whole
+from flowpm_dist.statistics.measure import Window, located, sample_of, sum_over_cells, whole
 from flowpm_dist.statistics.modes import relative_wavenumber
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
@@ -142,8 +142,6 @@ def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> Me
     every = _combinations(bins) if all_ else _triangles(box, bins)[0]
     filters = [Filter(_shell(box, bins, number, window)) for number in range(bins.size)]
     triangles = mtf.Dimension("triangle", len(every))
-    each_rank = [mtf.Dimension(name, box.split[name]) for name in "xy"]
-    partial = mtf.Shape([*box.number_shape.dims, *each_rank, triangles])
     cells = int(np.prod(box.block))
 
     def local(shells: tf.Tensor) -> tf.Tensor:
@@ -152,21 +150,10 @@ def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> Me
         for i, j in sorted({(i, j) for i, j, _ in every.tolist()}):
             pair = values[..., i] * values[..., j]
             sums[i, j] = tf.linalg.matvec(values, pair, transpose_a=True)
-        found = tf.stack([sums[i, j][..., m] for i, j, m in every.tolist()], axis=-1)
-        return tf.reshape(found, box.impl.slice_shape(partial))
+        return tf.stack([sums[i, j][..., m] for i, j, m in every.tolist()], axis=-1)
 
     def build(_: Any, field: Any) -> Any:
-        shells = convolve(field, box, filters)
-        sums = mtf.slicewise(
-            local,
-            [shells],
-            output_shape=partial,
-            output_dtype=tf.float64,
-            splittable_dims=partial.dims[:-1] + field.shape.dims[:-1],
-            name="triangles",
-        )
-        total = mtf.reduce_sum(sums, output_shape=mtf.Shape([*box.number_shape.dims, triangles]))
-        return mtf.cast(total, field.dtype)
+        return sum_over_cells(local, convolve(field, box, filters), box, triangles, "triangles")
 
     return box.function(build, field=box.shape)
 

@@ -15,7 +15,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import sum_over_universe
-from flowpm_dist.statistics.measure import box_of, located, whole
+from flowpm_dist.statistics.measure import box_of, located, sum_over_cells, whole
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -112,24 +112,12 @@ def soft_histogram(
 @cached_on_mesh(16)
 def _soft_function(box: Box, centres: tuple[float, ...], log: bool) -> MeshFunction:
     bins = mtf.Dimension("bin", len(centres))
-    each_rank = [mtf.Dimension(name, box.split[name]) for name in "xy"]
-    partial = mtf.Shape([*box.number_shape.dims, *each_rank, bins])
 
     def local(density: tf.Tensor) -> tf.Tensor:
-        counts = soft_counts(density, len(box.local_batch), np.array(centres), log)
-        return tf.reshape(counts, box.impl.slice_shape(partial))
+        return soft_counts(density, len(box.local_batch), np.array(centres), log)
 
     def build(_: Any, density: Any) -> Any:
-        counts = mtf.slicewise(
-            local,
-            [density],
-            output_shape=partial,
-            output_dtype=tf.float64,
-            splittable_dims=partial.dims[:-1] + density.shape.dims[:-1],
-            name="soft_histogram",
-        )
-        total = mtf.reduce_sum(counts, output_shape=mtf.Shape([*box.number_shape.dims, bins]))
-        return mtf.cast(total, density.dtype)
+        return sum_over_cells(local, density, box, bins, "soft_histogram")
 
     return box.function(build, density=box.shape)
 

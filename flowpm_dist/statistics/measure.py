@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +44,35 @@ class Sample:
     def __post_init__(self) -> None:
         if self.window not in (None, "cic"):
             raise ValueError(f"window {self.window!r}: 'cic' or None")
+
+
+def sum_over_cells(
+    local: Callable[[tf.Tensor], tf.Tensor], field: Any, box: Box, outputs: Any, name: str
+) -> Any:
+    """Lowers the sums over the cells of each universe of what every rank finds in its block.
+
+    Args:
+        local: the sums over a rank's block, [..., output] in float64, of the block [..., x, y, z].
+        field: a mesh tensor over the box's cells, of one or more numbers in each.
+        box: of the field.
+        outputs: the dimension of the sums.
+        name: of the operation.
+
+    Returns:
+        The mesh tensor [universe, output] in the field's dtype, whole on the ranks of a universe.
+    """
+    each_rank = [mtf.Dimension(axis, box.split[axis]) for axis in "xy"]
+    partial = mtf.Shape([*box.number_shape.dims, *each_rank, outputs])
+    sums = mtf.slicewise(
+        lambda block: tf.reshape(local(block), box.impl.slice_shape(partial)),
+        [field],
+        output_shape=partial,
+        output_dtype=tf.float64,
+        splittable_dims=partial.dims[:-1] + box.shape.dims,
+        name=name,
+    )
+    total = mtf.reduce_sum(sums, output_shape=mtf.Shape([*box.number_shape.dims, outputs]))
+    return mtf.cast(total, field.dtype)
 
 
 @cached_on_mesh(16)

@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
+from conftest import SIZE, by_rank_zero, shared_folder
+from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo, weights_of
 
-import flowpm_dist as fpm
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.io import light_cone_file
@@ -16,7 +16,6 @@ from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.light_cone_file import read_light_cone
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
-    SmailDistribution,
     SourcePlane,
     born,
 )
@@ -27,51 +26,10 @@ from meshimpl.mesh_function import mesh_function
 
 pytestmark = pytest.mark.ranks(1)
 
-GRID, SIDE = 8, 160.0  # [Mpc/h]
 CONE = LightCone(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3)
-EDGES = np.array([0.2, 0.5, 0.75, 0.9, 1.0])
-NUMBERS = {"Omega_m": 0.31, "sigma8": 0.8, "shift": 0.01}
-
-
-def solo():
-    """A mesh of this rank alone."""
-    return process_mesh(f"row:{SIZE}").without("row")
-
-
-def simulation(mesh, integrator="fastpm", **options):
-    given = dict(grid=GRID, box_size=SIDE, steps=EDGES, precision="float64", halo=3)
-    given |= {"mesh": mesh, "integrator": integrator, **options}
-    return fpm.Simulation(fpm.Cosmology.planck18(), **given)
-
-
-def sources_of(shift=0.01):
-    return [SourcePlane(0.2), SmailDistribution(0.1, shift=shift, z_max=0.23)]
-
-
-def cosmology_of(Omega_m, sigma8):
-    return fpm.Cosmology(
-        Omega_m=Omega_m, sigma8=sigma8, Omega_b=0.049, h=0.68, n_s=0.965, w0=-0.9, wa=0.1
-    )
-
-
-def seen(sim, noise, Omega_m=0.31, sigma8=0.8, shift=0.01):
-    run = dict(white_noise=noise, cosmology=cosmology_of(Omega_m, sigma8))
-    return CONE.convergence(sim, sources_of(shift), **run).kappa
-
-
-def weights_of(kappa):
-    return tf.constant(np.cos(np.arange(tf.size(kappa).numpy()).reshape(kappa.shape)))
-
-
-def with_gradients(sim, noise):
-    tensors = {name: tf.constant(value, tf.float64) for name, value in NUMBERS.items()}
-    with tf.GradientTape() as tape:
-        tape.watch([noise, *tensors.values()])
-        kappa = seen(sim, noise, **tensors)
-        # Every rank has the whole map, and counts a share of the loss.
-        loss = tf.reduce_sum(weights_of(kappa) * (kappa + 20 * kappa**2)) / sim.box.mesh.size
-    to_noise, to_numbers = tape.gradient(loss, [noise, tensors])
-    return kappa.numpy(), to_noise.numpy(), {name: float(g) for name, g in to_numbers.items()}
+EDGES = (0.2, 0.5, 0.75, 0.9, 1.0)
+RUNS = SkyRuns(CONE, EDGES, plane=0.2, smail=(0.1, 0.23), shift=0.01)
+simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
 
 
 @pytest.mark.parametrize(
@@ -84,42 +42,13 @@ def with_gradients(sim, noise):
 )
 def test_maps_and_gradients(mesh, integrator):
     """By the adjoint as by plain differentiation and by differences; the same on any mesh."""
-    sim = simulation(mesh, integrator)
-    noise = sim.lpt(seed=3).white_noise.block
-    kappa, to_noise, to_numbers = with_gradients(sim, noise)
+    kappa, to_noise, to_numbers = RUNS.check_gradients(mesh, integrator, lambda name: True)
     if SIZE == 1:
-        direct = with_gradients(simulation(mesh, integrator, adjoint=DirectAdjoint()), noise)
+        sim = simulation(mesh, integrator, adjoint=DirectAdjoint())
+        direct = RUNS.with_gradients(sim, sim.lpt(seed=3).white_noise.block)
         np.testing.assert_allclose(direct[0], kappa, atol=1e-15)
         np.testing.assert_allclose(direct[1], to_noise, atol=1e-9 * np.abs(to_noise).max())
         assert direct[2] == pytest.approx(to_numbers, rel=1e-9)
-
-    def alone():
-        line = simulation(solo(), integrator)
-        field = line.lpt(seed=3).white_noise.block
-        maps, gradient, numbers = with_gradients(line, field)
-        w, h = weights_of(maps), 1e-6
-
-        def slope(direction=0.0, **steps):
-            def at(h):
-                moved = {k: v + h * steps.get(k, 0.0) for k, v in NUMBERS.items()}
-                map_ = seen(line, field + h * direction * tf.sin(5 * field), **moved)
-                return float(tf.reduce_sum(w * (map_ + 20 * map_**2)))
-
-            return (at(h) - at(-h)) / (2 * h)
-
-        along = float(tf.reduce_sum(gradient * tf.sin(5 * field)))
-        pairs = {name: [numbers[name], slope(**{name: 1.0})] for name in NUMBERS}
-        return pairs | {"kappa": maps, "gradient": gradient, "along": [along, slope(1.0)]}
-
-    known = by_rank_zero(f"cone-{integrator}", alone)
-    for name in ("along", *NUMBERS):
-        gradient, slope = known[name]
-        assert gradient == pytest.approx(slope, rel=1e-6), name
-    np.testing.assert_allclose(kappa, known["kappa"], atol=1e-12 * np.abs(known["kappa"]).max())
-    size = np.abs(known["gradient"]).max()
-    np.testing.assert_allclose(to_noise, known["gradient"][sim.box.place], atol=1e-10 * size)
-    for name, slope in to_numbers.items():
-        assert slope == pytest.approx(float(known[name][0]), rel=1e-9)
 
 
 @pytest.mark.ranks(4)
