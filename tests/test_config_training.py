@@ -175,6 +175,7 @@ def test_balanced_batches_go_with_sobol(tmp_path):
     assert read(tmp_path, ("= 400", "= 400\nbalanced = false")).data.balanced is False
 
 
+OWN = '[network]\nname = "json:loads"'
 ONE = [
     # the box and the network
     ("grid = 32", "grid = [32, 32, 64]", "box.grid", r"\[32, 32, 64\]: a network's volumes are"),
@@ -183,6 +184,9 @@ ONE = [
     ("grid = 32", "grid = 4", "box.grid", "4: sc18-periodic: .*; the next side that fits is"),
     ("[network]", '[network]\nname = "sc18"', "box.grid", "32: sc18: .*; the next side that fits"),
     ("[network]", '[network]\nname = "sc18-per"', "network.name", 'mean sc18-periodic.*"mlperf"'),
+    ("[network]", '[network]\nname = "nowhere.at:all"', "network.name", "no module 'nowhere.at'"),
+    ("[network]", '[network]\nname = "a b:c"', "network.name", '"package.module:object"'),
+    ("[network]", f"{OWN}\ndropout = 0.1", "network.dropout", "no meaning for the Keras model"),
     ("[network]", '[network]\nloss = "l3"', "network.loss", '"likelihood"'),
     ("[network]", '[network]\nprecision = "float16"', "network.precision", "'float16'.*bfloat16"),
     ("[network]", '[network]\ninput = "log"', "network.input", '"log1p"'),
@@ -260,6 +264,15 @@ ONE = [
 def test_one_mistake(tmp_path, old, new, where, told):
     found = problems(tmp_path, changed((old, new)))
     assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+
+
+def test_a_keras_model_scales_its_features_and_is_not_split(tmp_path):
+    (found,) = problems(tmp_path, changed(("[network]", OWN), ("batch = 4", "calibrate = 8")))
+    assert re.match("training.calibrate must be 0 or left out: the Keras model json:loads", found)
+    assert read(tmp_path, ("[network]", OWN)).training.calibrate == 0
+    assert mesh_of(tmp_path, 2, None, ("[network]", OWN)) == "replica:2"
+    with pytest.raises(ConfigError, match="json:loads is a Keras model.*, or the mesh replica:2"):
+        mesh_of(tmp_path, 2, "row:2", ("[network]", OWN))
 
 
 def test_a_mistake_alone_is_told_alone(tmp_path):

@@ -111,7 +111,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         config = self.config
         weights = config.declaration.parameters(config.width, outputs=config.outputs)
         kept = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
-        told = f"{config.network.name}, {weights:,} weights, mesh {self.mesh}"
+        count = "" if config.declaration.is_keras else f"{weights:,} weights, "
+        told = f"{config.network.name}, {count}mesh {self.mesh}"
         if not kept:
             return told
         return f"{told}; {config.data.buffer} volumes kept: {human_size(kept)} on each rank"

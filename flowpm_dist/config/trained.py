@@ -130,7 +130,7 @@ def prediction_mesh(training: Training, ranks: int, shape: str | None) -> str:
         ConfigError: it does not fit.
     """
     plan = training.plan
-    if shape is None and plan.declaration.edges == "valid":
+    if shape is None and plan.declaration.whole_because:
         shape = f"replica:{ranks}"
     elif shape is None:
         shape = default_mesh(ranks, plan.grid)

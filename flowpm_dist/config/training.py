@@ -23,7 +23,7 @@ from flowpm_dist.config.training_rules import (
     total_steps,
     with_box_of_files,
 )
-from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.declarations import declaration
 from flowpm_dist.cosmoflow.draws import most_filled
 from flowpm_dist.cosmoflow.options import (
     DERIVED,
@@ -125,7 +125,7 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
     if file.value("training", "warmup") == DERIVED:
         training["warmup"] = 0 if by_epochs else min(WARMUP, steps // 10)
     if file.value("training", "calibrate") == DERIVED:
-        calibrated = DECLARATIONS[file.value("network", "name")].calibrated
+        calibrated = declaration(file.value("network", "name")).calibrated
         training["calibrate"] = CALIBRATE if calibrated else 0
     if by_epochs:
         each = steps // file.value("training", "epochs")

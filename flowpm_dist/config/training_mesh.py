@@ -64,9 +64,10 @@ def batched_mesh(
     def misfits_of(text: str) -> list[str]:
         axes = parse_mesh(text, batched=True)
         wrong = misfits(axes, grid, ranks, batch)
-        if axes.get("row", 1) * axes.get("col", 1) > 1 and plan.declaration.edges == "valid":
+        reason = plan.declaration.whole_because
+        if axes.get("row", 1) * axes.get("col", 1) > 1 and reason:
             wrong.append(
-                f"{plan.network.name} has valid edges, so that its volumes cannot be split: use "
+                f"{plan.network.name} {reason}, so that its volumes cannot be split: use "
                 f"sc18-periodic, or the mesh replica:{ranks}"
             )
         shared = [name for name, size in axes.items() if size > 1]

@@ -11,9 +11,9 @@ from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
 from flowpm_dist.cosmoflow.arrays import SPLITS, ArraySet
-from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.declarations import declaration
 from flowpm_dist.cosmoflow.draws import most_filled
-from flowpm_dist.cosmoflow.options import DERIVED, DataOptions, TrainingOptions
+from flowpm_dist.cosmoflow.options import DERIVED, DataOptions, NetworkOptions, TrainingOptions
 from flowpm_dist.cosmoflow.parameter_table import TableError
 from flowpm_dist.cosmoflow.public_files import samples_of_names
 from flowpm_dist.cosmoflow.record_files import (
@@ -100,10 +100,23 @@ def _network_fits(file: ParsedRunFile) -> Iterator[Problem]:
 def _too_small(name: str, width: int, channels: int) -> str:
     """Why a network cannot take volumes of this width; empty when it can."""
     try:
-        DECLARATIONS[name].stages(width, channels, 1)
+        declaration(name).stages(width, channels, 1)
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _of_keras(file: ParsedRunFile) -> Iterator[Problem]:
+    """What a Keras model decides by itself, or cannot have."""
+    name = file.value("network", "name")
+    if name is None or not declaration(name).is_keras:
+        return
+    for key in ("dropout", "gather_below"):
+        if file.value("network", key) not in (None, NetworkOptions.model_fields[key].default):
+            yield Problem(f"network.{key}", f"has no meaning for the Keras model {name}")
+    if file.value("training", "calibrate") not in (None, DERIVED, 0):
+        what = f"must be 0 or left out: the Keras model {name} scales its features itself"
+        yield Problem("training.calibrate", what)
 
 
 def _idle(file: ParsedRunFile) -> Iterator[Problem]:
@@ -373,6 +386,7 @@ RULES: list[Rule] = [
     universe_rules,
     evolution_rules,
     _network_fits,
+    _of_keras,
     _idle,
     _schedule,
     _length,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flowpm_dist.options import nearest
+from flowpm_dist.options import is_python_name, nearest
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,16 @@ class Declaration:
     first_weights: Literal["he", "glorot"] = "he"
     calibrated: bool = True
 
+    @property
+    def whole_because(self) -> str:
+        """Returns why its volumes cannot be split over ranks; empty where they can."""
+        return "has valid edges" if self.edges == "valid" else ""
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether it stands for a Keras model, whose layers are not known before it is made."""
+        return is_python_name(self.name)
+
     def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
         """Returns every layer with the shapes it works on.
 
@@ -170,6 +180,29 @@ class Declaration:
         return total
 
 
+@dataclass(frozen=True)
+class KerasDeclaration(Declaration):
+    """A Keras model, of which nothing is known before TensorFlow makes it: see `KerasNetwork`.
+
+    Attributes:
+        name: of the function that returns it, "package.module:function".
+    """
+
+    layers: tuple[Layer, ...] = ()
+    edges: Literal["valid", "periodic", "zero"] = "zero"
+    slope: float = 0.0
+    calibrated: bool = False
+
+    @property
+    def whole_because(self) -> str:
+        """Returns why its volumes cannot be split over ranks."""
+        return "is a Keras model, which knows nothing of other ranks"
+
+    def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
+        """Returns nothing: its layers are not known."""
+        return []
+
+
 _SC18_VOLUMES = (
     Convolution(16, 3),
     Pool(),
@@ -213,11 +246,13 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 def declaration(name: str) -> Declaration:
-    """Returns the network of a name.
+    """Returns the network of a name; one such as "package.module:function" is a Keras model.
 
     Raises:
         ValueError: there is none.
     """
+    if is_python_name(name):
+        return KerasDeclaration(name)
     if name not in DECLARATIONS:
         known = ", ".join(map(repr, DECLARATIONS))
         raise ValueError(f"network {name!r} is not one of {known}{nearest(name, DECLARATIONS)}")

@@ -7,6 +7,7 @@ gathers its volumes, which are small by now, and every rank of it does the rest.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from flowpm_dist.cosmoflow.declarations import (
     Shrink,
     Stage,
 )
+from flowpm_dist.cosmoflow.losses import kept_within
 from meshimpl.compat import mtf
 from meshimpl.operations import layers
 from meshimpl.operations.convolution import convolution
@@ -128,16 +130,13 @@ class LayerGraph:
         return mtf.cast(mtf.reshape(x, mtf.Shape(dims)), self.precision)
 
     def _finished(self, x: Any) -> Any:
-        if not self.declaration.bounded and self.within is None:
+        bounded, within = self.declaration.bounded, self.within
+        if not bounded and within is None:
             return x
-        count, limit = self.parameters, self.within
-
-        def bound(y: tf.Tensor) -> tf.Tensor:
-            means = y[:, :count]
-            kept = 1.2 * tf.tanh(means) if limit is None else limit * tf.tanh(means / limit)
-            return tf.concat([kept, y[:, count:]], axis=1)
-
-        return layer(bound, [x], x.shape, name="bounded")
+        kept = functools.partial(
+            kept_within, parameters=self.parameters, bounded=bounded, within=within
+        )
+        return layer(kept, [x], x.shape, name="bounded")
 
     def _too_thin(self, stage: Stage, split: Mapping[str, int]) -> bool:
         """Whether a layer had better work on whole volumes than on blocks."""

@@ -95,6 +95,28 @@ def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     return mean, tf.exp(0.5 * log_variance)
 
 
+TIGHT = 1.2
+"""Means of networks that are bounded lie within +- this."""
+
+
+def kept_within(
+    outputs: tf.Tensor, parameters: int, *, bounded: bool, within: float | None
+) -> tf.Tensor:
+    """Returns outputs [batch, outputs] whose means are softly kept within limits.
+
+    Args:
+        outputs: of a network's last layer: the means first.
+        parameters: number of means.
+        bounded: whether means are `TIGHT` tanh of what they would be, as in MLPerf's network.
+        within: else the limit L, for L tanh(mean / L); None for none.
+    """
+    if not bounded and within is None:
+        return outputs
+    means = outputs[:, :parameters]
+    kept = TIGHT * tf.tanh(means) if within is None else within * tf.tanh(means / within)
+    return tf.concat([kept, outputs[:, parameters:]], axis=1)
+
+
 def _outputs_per_parameter(loss: str) -> int:
     return 2 if loss_function(loss) is gaussian_nll else 1
 

@@ -124,9 +124,10 @@ class Network(tf.Module):
             if self.split_channels not in self.mesh.names:
                 raise ValueError(f"the mesh {self.mesh} has no axis {self.split_channels!r}")
             split //= self.mesh.axis_size(self.split_channels)
-        if split > 1 and self.declaration.edges == "valid":
+        reason = self.declaration.whole_because
+        if split > 1 and reason:
             raise ValueError(
-                f"{self.declaration.name} has valid edges, so that its volumes cannot be split: "
+                f"{self.declaration.name} {reason}, so that its volumes cannot be split: "
                 f"use sc18-periodic, or the mesh replica:{self.mesh.size}"
             )
 

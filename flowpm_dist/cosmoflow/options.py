@@ -20,7 +20,19 @@ from pydantic import (
 from flowpm_dist.cosmoflow.declarations import DECLARATIONS
 from flowpm_dist.cosmology.options import ParameterRanges
 from flowpm_dist.cosmology.ranges import VARIABLE
-from flowpm_dist.options import A_SEED, AnyPath, Names, Options, Seed, count, either, known, rows
+from flowpm_dist.options import (
+    A_SEED,
+    AnyPath,
+    Names,
+    Options,
+    Seed,
+    checked_python_name,
+    count,
+    either,
+    is_python_name,
+    known,
+    rows,
+)
 
 DERIVED = -1
 """Default of an option that follows from others: the run file puts a number in its place."""
@@ -72,11 +84,19 @@ class PriorOptions(ParameterRanges):
         return {name: getattr(self, name) for name in self._order}
 
 
+_known_network = known(DECLARATIONS, "network")
+
+
+def _network(name: str) -> str:
+    return checked_python_name(name) if is_python_name(name) else _known_network(name)
+
+
 class NetworkOptions(Options):
     """The network, see `flowpm_dist.cosmoflow.network.Network`."""
 
-    name: Annotated[str, AfterValidator(known(DECLARATIONS, "network"))] = Field(
-        default="sc18-periodic", description=either(DECLARATIONS)
+    name: Annotated[str, AfterValidator(_network)] = Field(
+        default="sc18-periodic",
+        description=f'{either(DECLARATIONS)}, or "package.module:function" of a Keras model',
     )
     loss: Literal["likelihood", "l1", "l2"] = Field(
         default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'

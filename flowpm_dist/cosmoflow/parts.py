@@ -8,6 +8,7 @@ import numpy as np
 
 from flowpm_dist.cosmoflow.draws import Draws
 from flowpm_dist.cosmoflow.in_situ import Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.keras_network import AnyNetwork, KerasNetwork
 from flowpm_dist.cosmoflow.losses import Standardiser
 from flowpm_dist.cosmoflow.network import Network
 from flowpm_dist.cosmoflow.optimisers import Adam, Momentum, Optimiser
@@ -52,7 +53,7 @@ def network_of(
     parameters: int,
     channels: int = 1,
     batch: int | None = None,
-) -> Network:
+) -> AnyNetwork:
     """Returns the network of a training, untrained.
 
     Args:
@@ -61,24 +62,32 @@ def network_of(
         parameters: number of parameters to find.
         channels: of the volumes.
         batch: volumes at once, over all replicas; by default those of a step of the training.
+
+    Raises:
+        ModelError: a Keras model that cannot serve.
     """
     chosen = plan.network
     bounds = chosen.loss == "likelihood" and not plan.declaration.bounded
+    common: dict[str, Any] = {
+        "width": plan.width,
+        "batch": batch or plan.training.batch,
+        "parameters": parameters,
+        "channels": channels,
+        "loss": chosen.loss,
+        "input": chosen.input or "log1p",
+        "precision": chosen.precision,
+        "within": EDGE_OF_PRIOR if bounds else None,
+        "seed": plan.training.seed,
+    }
+    if plan.declaration.is_keras:
+        return KerasNetwork(chosen.name, mesh, **common)
     return Network(
         chosen.name,
         mesh,
-        width=plan.width,
-        batch=batch or plan.training.batch,
-        parameters=parameters,
-        channels=channels,
-        loss=chosen.loss,
-        input=chosen.input or "log1p",
-        precision=chosen.precision,
         gather_below=chosen.gather_below,
         dropout=chosen.dropout,
         centre=plan.training.centres,
-        within=EDGE_OF_PRIOR if bounds else None,
-        seed=plan.training.seed,
+        **common,
     )
 
 

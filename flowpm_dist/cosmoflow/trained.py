@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.cosmoflow.file_source import FilesDataset
+    from flowpm_dist.cosmoflow.keras_network import AnyNetwork
     from flowpm_dist.cosmoflow.losses import Standardiser
-    from flowpm_dist.cosmoflow.network import Network
     from meshimpl.process_mesh import ProcessMesh
 
 
@@ -145,7 +145,7 @@ class TrainedNetwork:
         step: number of steps it was trained for.
     """
 
-    network: Network
+    network: AnyNetwork
     standardiser: Standardiser
     step: int
 

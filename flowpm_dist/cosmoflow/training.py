@@ -12,8 +12,8 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow import losses
 from flowpm_dist.cosmoflow.in_situ import Batch
 from flowpm_dist.cosmoflow.judging import Predictions
+from flowpm_dist.cosmoflow.keras_network import AnyNetwork
 from flowpm_dist.cosmoflow.losses import Standardiser
-from flowpm_dist.cosmoflow.network import Network
 from flowpm_dist.cosmoflow.optimisers import Optimiser
 from flowpm_dist.cosmoflow.phases import PhaseClock
 from flowpm_dist.cosmoflow.priors import hashed
@@ -85,7 +85,7 @@ class Trainer:
 
     def __init__(
         self,
-        network: Network,
+        network: AnyNetwork,
         optimiser: Optimiser,
         standardiser: Standardiser,
         source: BatchSource,
@@ -128,7 +128,7 @@ class Trainer:
 
 
 def outputs_and_truth(
-    network: Network, batches: Iterable[Batch], count: int
+    network: AnyNetwork, batches: Iterable[Batch], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the outputs of a network for volumes, and the truth. On all ranks together.
 
@@ -153,7 +153,7 @@ def outputs_and_truth(
 
 
 def predict(
-    network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
+    network: AnyNetwork, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> Predictions:
     """Returns predictions for volumes, see `outputs_and_truth`; the same on every rank."""
     outputs, truth = outputs_and_truth(network, batches, count)
@@ -162,14 +162,14 @@ def predict(
 
 
 def mean_loss(
-    network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
+    network: AnyNetwork, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> float:
     """Returns the mean loss of volumes without dropout, see `outputs_and_truth`."""
     return mean_errors(network, standardiser, batches, count)[0]
 
 
 def mean_errors(
-    network: Network, standardiser: Standardiser, batches: Iterable[Batch], count: int
+    network: AnyNetwork, standardiser: Standardiser, batches: Iterable[Batch], count: int
 ) -> tuple[float, float]:
     """Returns the mean loss of volumes without dropout, and the mean absolute error.
 
@@ -184,7 +184,7 @@ def mean_errors(
 
 
 def in_physical_units(
-    network: Network, standardiser: Standardiser, outputs: np.ndarray
+    network: AnyNetwork, standardiser: Standardiser, outputs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns means and error bars, float64 [n, parameter], of whole outputs [n, outputs].
 

@@ -7,6 +7,7 @@ Nothing here imports TensorFlow.
 
 from flowpm_dist.options.base import Options, constructed
 from flowpm_dist.options.hints import RENAMED, nearest
+from flowpm_dist.options.python_names import checked_python_name, is_python_name, python_object
 from flowpm_dist.options.types import (
     A_SEED,
     AnyPath,
@@ -36,15 +37,18 @@ __all__ = [
     "Options",
     "Pair",
     "Seed",
+    "checked_python_name",
     "constructed",
     "count",
     "distinct",
     "either",
     "from_registry",
+    "is_python_name",
     "known",
     "limits",
     "listed",
     "nearest",
+    "python_object",
     "rows",
     "three",
 ]

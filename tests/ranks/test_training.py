@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import NETWORK_SHAPES, RANK, SIZE, by_rank_zero, process_mesh, shared_folder
 from tiny_network import TINY
 
+from flowpm_dist.config.trained import read_training
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow import sources
 from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
@@ -21,6 +22,7 @@ from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes
 from flowpm_dist.cosmoflow.parts import maker_of
 from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
 from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.cosmoflow.trained import trained_network
 from flowpm_dist.cosmoflow.training import DivergedError, Trainer
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
@@ -86,9 +88,9 @@ def makers_are_kept(monkeypatch):
     monkeypatch.setattr(sources, "maker_of", kept_maker)
 
 
-def config_of(shared, steps=STEPS, checkpoint_every=5, change=("", "")):
+def config_of(shared, steps=STEPS, checkpoint_every=5, change=("", ""), name=TINY.name):
     path = shared / f"run-{RANK}.toml"
-    text = RUN.format(name=TINY.name, steps=steps, checkpoint_every=checkpoint_every)
+    text = RUN.format(name=name, steps=steps, checkpoint_every=checkpoint_every)
     path.write_text(text.replace(*change))
     return load_training(path)
 
@@ -159,16 +161,22 @@ def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
     assert_same(found, alone)
 
 
-def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypatch):
-    """Replicas stop as the last rank is told to, in step 3; columns go on with step 4."""
+def stopped_in(step):
+    """`Trainer.step`, in one of whose steps the last rank is told to stop."""
     original = Trainer.step
 
     def interrupted(self, number):
-        if number == 3 and RANK == SIZE - 1:
+        if number == step and RANK == SIZE - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         return original(self, number)
 
-    monkeypatch.setattr(Trainer, "step", interrupted)
+    return interrupted
+
+
+def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypatch):
+    """Replicas stop as the last rank is told to, in step 3; columns go on with step 4."""
+    original = Trainer.step
+    monkeypatch.setattr(Trainer, "step", stopped_in(3))
     config = config_of(shared)
     outcome = train(config, process_mesh(MESHES[0]), shared / "run")[0]
     assert (outcome.step, outcome.stopped_by) == (4, "SIGUSR1")
@@ -285,6 +293,36 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     with pytest.raises(TrainedError, match="best cannot be used"):
         session.run(resume=False)
     assert not (shared / "wrong").exists()  # no volume was simulated
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, tmp_path_factory, monkeypatch):
+    """Stopped after three of six steps, gone on with, and asked with its last weights."""
+    options = {"name": "keras_models:small", "change": ("gather_below = 2\ndropout = 0.2\n", "")}
+    options |= {"steps": 6, "checkpoint_every": 3}
+
+    def rank_zeros():
+        folder = tmp_path_factory.mktemp("keras")
+        _, rows, weights = train(
+            config_of(folder, **options), process_mesh(f"row:{SIZE}").without("row"), folder / "run"
+        )
+        return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
+
+    found = by_rank_zero("keras", rank_zeros)
+    expected = None, json.loads(str(found.pop("rows"))), [found[name] for name in sorted(found)]
+    mesh, folder = process_mesh(f"replica:{SIZE}"), TrainingFolder(shared / "run")
+    config = config_of(shared, **options)
+    original = Trainer.step
+    monkeypatch.setattr(Trainer, "step", stopped_in(2))
+    assert train(config, mesh, folder.path)[0].step == 3
+    monkeypatch.setattr(Trainer, "step", original)
+    whole = train(config, mesh, folder.path, resume=True)
+    assert (whole[0].step, [int(row["step"]) for row in whole[1]]) == (6, list(range(6)))
+    assert_same(whole, expected)
+    asked = trained_network(read_training(folder.path), mesh, SIZE, "last")
+    assert asked.step == 6
+    for weight, last in zip(asked.network.weights, whole[2], strict=True):
+        np.testing.assert_array_equal(weight, last)
 
 
 def test_resuming_where_nothing_is_left_to_do_or_to_go_on_from(shared):
