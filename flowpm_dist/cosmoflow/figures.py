@@ -20,15 +20,11 @@ from flowpm_dist.io.figure_style import (
     new_figure,
     plain_log_ticks,
     style_axes,
+    symbol,
 )
 
-SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
 LIGHTER = "#e3a0a9"
 MOST_BARS = 60
-
-
-def _symbol(name: str) -> str:
-    return SYMBOLS.get(name, name)
 
 
 def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
@@ -79,7 +75,7 @@ def predicted_figure(
             found, colour = scores[method][name], (MEASURED, THEORY)[line]
             grade = f"$R^2$ = {found.r2:.3f},  RMSE = {found.rmse:#.2g}"
             _write(axes, grade, 0.96 - 0.075 * line, colour)
-        axes.set(xlabel=f"true {_symbol(name)}", ylabel=f"predicted {_symbol(name)}")
+        axes.set(xlabel=f"true {symbol(name)}", ylabel=f"predicted {symbol(name)}")
         axes.xaxis.set_major_locator(MaxNLocator(5))
     _legend_above(figure, panels[0])
     return figure
@@ -139,7 +135,7 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
             axes.plot(curve.sizes, means, lw=2.0 if i == 0 else 1.3, color=colour, zorder=order,
                       label=method)  # fmt: skip
         axes.axhline(1, color=MUTED, lw=1, ls=":", label="mean predictor")
-        axes.set(xscale="log", yscale="log", title=_symbol(name), xlabel="simulations")
+        axes.set(xscale="log", yscale="log", title=symbol(name), xlabel="simulations")
         plain_log_ticks(axes.xaxis)
         axes.tick_params(axis="x", which="minor", bottom=False, top=False)
     plain_log_ticks(panels[0].yaxis)
@@ -222,7 +218,7 @@ def calibration_figure(predictions: Predictions) -> Figure:
         lines = [f"within {n}$\\sigma$: {100 * np.mean(np.abs(pull) <= n):.0f} %" for n in (1, 2)]
         lines.append(f"$\\chi^2/n$ = {np.mean(pull**2):.3g}")
         _write(axes, "\n".join(lines), 0.96, "black")
-        axes.set(xlim=(-5, 5), xlabel=r"(predicted $-$ true) / $\sigma$", title=_symbol(name))
+        axes.set(xlim=(-5, 5), xlabel=r"(predicted $-$ true) / $\sigma$", title=symbol(name))
     panels[0].set_ylim(top=1.25 * panels[0].get_ylim()[1])
     panels[0].set_ylabel("density")
     _legend_above(figure, panels[0])

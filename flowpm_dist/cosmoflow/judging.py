@@ -18,6 +18,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from flowpm_dist.posteriors.calibration import error_of_mean
+
 RESAMPLES = 400
 NARROW = 0.1
 NO_BETTER = 0.05
@@ -161,7 +163,7 @@ def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -
         r2=r2,
         r2_error=r2_error,
         bias=float(error.mean()),
-        bias_error=_error_of_mean(error, groups),
+        bias_error=error_of_mean(error, groups),
         mae=float(np.abs(error).mean()),
         mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
         rmse_over_mean=float(rmse / math.sqrt((naive**2).mean())),
@@ -187,7 +189,7 @@ def resampled_scores(
     truth = predictions.truth[:, place]
     error = predictions.mean[:, place] - truth
     rmse, r2 = _rmse_and_r2(np.ones((1, len(truth))), truth, error)
-    weights = _bootstrap(groups, np.random.default_rng([seed, place]))
+    weights = resamples(groups, np.random.default_rng([seed, place]))
     return (float(rmse[0]), float(r2[0])), _rmse_and_r2(weights, truth, error)
 
 
@@ -201,14 +203,7 @@ def universes(truth: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(first))[groups.ravel()]
 
 
-def _error_of_mean(error: np.ndarray, groups: np.ndarray) -> float:
-    """Returns the standard error of the mean, from the sums over groups, which are independent."""
-    sums = np.bincount(groups, weights=error - error.mean())
-    count = len(sums)
-    return float(math.sqrt((sums**2).sum() * count / max(1, count - 1)) / len(error))
-
-
-def _bootstrap(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def resamples(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns how often each sample is drawn in each resampling of groups, [resample, sample]."""
     count = int(groups.max()) + 1
     draws = (rng.integers(count, size=count) for _ in range(RESAMPLES))

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.judging import Predictions, resampled_scores, universes
+from flowpm_dist.cosmoflow.judging import (
+    Predictions,
+    resampled_scores,
+    resamples,
+    universes,
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,36 @@ def difference(first: Predictions, second: Predictions, seed: int = 0) -> dict[s
             better=float(np.mean(rmses < other_rmses)),
         )
     return found
+
+
+@dataclass(frozen=True)
+class MeanDifference:
+    """How much larger the mean of one method's numbers is than that of another's.
+
+    Attributes:
+        value, error: the difference of the means, and one standard error by the paired bootstrap.
+        larger: the share of the resamples in which the first is larger.
+    """
+
+    value: float
+    error: float
+    larger: float
+
+
+def mean_difference(
+    first: np.ndarray, second: np.ndarray, groups: np.ndarray, seed: int = 0
+) -> MeanDifference:
+    """Returns the difference of the means of numbers of the same samples.
+
+    Args:
+        first, second: [n].
+        groups: of the samples, which are drawn together, see `universes`.
+        seed: of the bootstrap.
+    """
+    difference = first - second
+    weights = resamples(groups, np.random.default_rng(seed))
+    means = weights @ difference / weights.sum(axis=1)
+    return MeanDifference(float(difference.mean()), float(means.std()), float((means > 0).mean()))
 
 
 def _same(first: Predictions, second: Predictions) -> bool:

@@ -21,6 +21,12 @@ COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
 
 SMALL_TITLE: dict[str, Any] = {"fontsize": 11}
 PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
+SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
+
+
+def symbol(name: str) -> str:
+    """Returns how figures write the name of a parameter."""
+    return SYMBOLS.get(name, name)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from flowpm_dist.io.errors import WorkError
 
@@ -81,6 +84,16 @@ def write_text(path: Path, text: str) -> None:
     """
     with written_whole(path) as aside:
         aside.write_text(text)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays to a .npz file so that it is never seen half written, see `written_whole`.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    with written_whole(path) as aside, aside.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def human_size(count: int) -> str:

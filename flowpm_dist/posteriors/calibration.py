@@ -1,0 +1,190 @@
+"""Whether posteriors say what they should: their samples and densities compared with the truth.
+
+Samples of equal truth, such as the parts of one simulation, are not independent: errors and bands
+are those of as many samples as there are groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import kstwo
+
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
+
+LEVELS = (0.683, 0.954)
+"""Of the central intervals whose coverage is told."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The posteriors of n data sets whose truth is known.
+
+    Attributes:
+        priors: of the p parameters.
+        truth: [n, p] [physical units].
+        samples: [n, sample, p] of each posterior.
+        gain: ln(q / prior) at the truth, [n].
+    """
+
+    priors: UniformPriors
+    truth: np.ndarray
+    samples: np.ndarray
+    gain: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The posterior means, [n, p]."""
+        return self.samples.mean(axis=1)
+
+    @property
+    def sigma(self) -> np.ndarray:
+        """The posterior standard deviations, [n, p]."""
+        return self.samples.std(axis=1)
+
+
+def mixed(answers: Sequence[Answers]) -> Answers:
+    """Returns the answers of the mean of several densities, of the same data sets in one order."""
+    first, count = answers[0], len(answers)
+    stacked = np.stack([found.samples for found in answers], axis=2)
+    samples = stacked.reshape(len(first.truth), -1, stacked.shape[-1])
+    gain = np.logaddexp.reduce([found.gain for found in answers], axis=0) - math.log(count)
+    return Answers(first.priors, first.truth, samples, gain)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How good posteriors are, and whether they are right.
+
+    Attributes:
+        names: of the p parameters.
+        count, groups: number of data sets, and of those that are independent.
+        gain, gain_error: the mean of ln(q / prior) at the truth [nats], and one standard error.
+        rmse: of the posterior means, [p] [unit of the parameter].
+        width: the mean of the posterior standard deviations, [p].
+        coverage, coverage_error: share of the truths within the central interval of each of
+            `LEVELS`, [level, p].
+        ranks: share of the samples below the truth, ties broken at random, [n, p]: uniform if the
+            posteriors are right (Talts and others, arXiv:1804.06788).
+        ranks_p: the probability of so large a departure from that, [p].
+        tarp: the share of the samples that are nearer to a random point than the truth, [n]:
+            uniform as well (Lemos and others, arXiv:2302.03026).
+        tarp_p: likewise.
+    """
+
+    names: tuple[str, ...]
+    count: int
+    groups: int
+    gain: float
+    gain_error: float
+    rmse: np.ndarray
+    width: np.ndarray
+    coverage: np.ndarray
+    coverage_error: np.ndarray
+    ranks: np.ndarray
+    ranks_p: np.ndarray
+    tarp: np.ndarray
+    tarp_p: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns its numbers for JSON: those of a parameter by its name."""
+        by_name = {
+            "rmse": self.rmse,
+            "width": self.width,
+            "ranks_p": self.ranks_p,
+            **{
+                f"coverage_{level}": found
+                for level, found in zip(LEVELS, self.coverage, strict=True)
+            },
+            **{
+                f"coverage_{level}_error": found
+                for level, found in zip(LEVELS, self.coverage_error, strict=True)
+            },
+        }
+        of_each = {
+            key: dict(zip(self.names, v.tolist(), strict=True)) for key, v in by_name.items()
+        }
+        keys = ("count", "groups", "gain", "gain_error", "tarp_p")
+        return {key: getattr(self, key) for key in keys} | of_each
+
+
+def calibration(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calibration:
+    """Returns the calibration of posteriors.
+
+    Args:
+        answers: of the posteriors, for data that nothing was fitted to.
+        groups: number of the group of each data set, [n], from 0 without gaps.
+        seed: of ties and of the points of TARP.
+    """
+    rng, truth, samples = np.random.default_rng(seed), answers.truth, answers.samples
+    count, independent = len(truth), int(groups.max()) + 1
+    ranks = shares_below(samples, truth[:, np.newaxis], rng)
+    # In units of the prior: a parameter counts by how much of its prior it crosses.
+    low, width = answers.priors.low, answers.priors.high - answers.priors.low
+    points = rng.random(truth.shape)
+    near, far = (
+        np.sum(((values - low) / width - points[:, np.newaxis]) ** 2, axis=-1)
+        for values in (truth[:, np.newaxis], samples)
+    )
+    tarp = shares_below(far[..., np.newaxis], near[..., np.newaxis], rng)[:, 0]
+    inside = [np.abs(2 * ranks - 1) <= level for level in LEVELS]
+    return Calibration(
+        names=answers.priors.names,
+        count=count,
+        groups=independent,
+        gain=float(answers.gain.mean()),
+        gain_error=error_of_mean(answers.gain, groups),
+        rmse=np.sqrt(np.mean((answers.mean - truth) ** 2, axis=0)),
+        width=answers.sigma.mean(axis=0),
+        coverage=np.array([found.mean(axis=0) for found in inside]),
+        coverage_error=np.array(
+            [[error_of_mean(column, groups) for column in found.T] for found in inside]
+        ),
+        ranks=ranks,
+        ranks_p=np.array([uniform_p(column, independent) for column in ranks.T]),
+        tarp=tarp,
+        tarp_p=uniform_p(tarp, independent),
+    )
+
+
+def shares_below(samples: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the share of the samples [n, sample, p] below the truth [n, 1, p], [n, p].
+
+    It is the middle rank with a random part, and so continuous and exactly uniform where the truth
+    and the samples are draws of one distribution.
+    """
+    ranks = np.sum(samples < truth, axis=1)
+    return (ranks + rng.random(ranks.shape)) / (samples.shape[1] + 1)
+
+
+def uniform_p(values: np.ndarray, independent: int) -> float:
+    """Returns the p-value of the Kolmogorov-Smirnov test of values [n] that should be uniform.
+
+    Args:
+        values: from 0 to 1.
+        independent: how many of them are independent.
+    """
+    ordered, count = np.sort(values), len(values)
+    steps = np.arange(count + 1) / count
+    largest = max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1]))
+    return float(kstwo.sf(largest, independent))
+
+
+def band(independent: int, probability: float = 0.95) -> float:
+    """Returns how far the distribution of uniform values strays from the diagonal at most.
+
+    Args:
+        independent: number of values.
+        probability: with which it stays so near everywhere (Kolmogorov-Smirnov).
+    """
+    return float(kstwo.ppf(probability, independent))
+
+
+def error_of_mean(values: np.ndarray, groups: np.ndarray) -> float:
+    """Returns the standard error of the mean of values [n], from the sums over groups [n]."""
+    sums = np.bincount(groups, weights=values - values.mean())
+    count = len(sums)
+    return float(math.sqrt((sums**2).sum() * count / max(1, count - 1)) / len(values))

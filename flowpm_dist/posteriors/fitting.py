@@ -1,0 +1,148 @@
+"""The weights of a head, fitted to features and parameters by maximum likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from sklearn.linear_model import RidgeCV
+
+from flowpm_dist.posteriors.options import HeadOptions
+from flowpm_dist.posteriors.transforms import Regression, Transform
+
+Data = tuple[np.ndarray, np.ndarray]
+"""z [n, p] and features [n, features], float64."""
+_DECAYS, _TINY = (0.9, 0.999), 1e-8
+"""Of Adam (arXiv:1412.6980)."""
+
+ALPHAS = np.logspace(-5, 2, 15)
+"""Penalties of regressions, over the number of samples; chosen by leaving one out."""
+
+Weights = list[tf.Tensor]
+
+
+def log_density(transform: Transform, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor):
+    """Returns ln q(z | x) of each member, [member, n]; see `Transform.noise`."""
+    noise, log_det = transform.noise(weights, z, x)
+    normal = -0.5 * tf.reduce_sum(noise**2, -1) - 0.5 * transform.parameters * np.log(2 * np.pi)
+    return normal + log_det
+
+
+def fitted(
+    transform: Transform, train: Data, validation: Data, options: HeadOptions
+) -> tuple[list[np.ndarray], float]:
+    """Returns the weights of the members, and their validation loss. Repeatable to the bit.
+
+    Adam with decoupled weight decay (arXiv:1711.05101); each member goes back to the epoch in which
+    it did best on the validation set. All members of all penalties are trained side by side.
+
+    Args:
+        transform: whose weights they are.
+        train: to fit to.
+        validation: on which the epoch of each member and the penalty of all are chosen.
+        options: of the fit.
+
+    Returns:
+        Weights [member, ...], and the mean of -ln q(z | x), q the mean of the members' densities.
+    """
+    rng = np.random.default_rng(options.seed)
+    total = options.members * len(options.penalties)
+    start = transform.initial(rng, total, _regression(train, validation))
+    first = [tf.constant(w) for w in start]
+    moments = [tf.zeros_like(w) for w in first] * 2
+    penalty = tf.constant(np.repeat(options.penalties, options.members))
+    count = len(train[0])
+    size = min(options.batch, count)
+    epoch = _epoch(transform, train, validation, penalty, options.learning_rate)
+    weights, best, step = first, start, tf.constant(0.0, tf.float64)
+    copies = (np.tile(a, (total, 1, 1)) for a in validation)
+    losses = np.asarray(log_density(transform, first, *map(tf.constant, copies)))
+    lowest, best_epoch = -losses.mean(axis=1), 0
+    for number in range(1, options.epochs + 1):
+        orders = np.stack([rng.permutation(count) for _ in range(total)])
+        steps = count // size
+        batches = orders[:, : steps * size].reshape(total, steps, size).transpose(1, 0, 2)
+        each, weights, moments, step = epoch(weights, moments, step, tf.constant(batches))
+        found = -each.numpy().mean(axis=1)
+        better = found < lowest
+        if better.any():
+            lowest, best_epoch = np.where(better, found, lowest), number
+            losses = np.where(better[:, np.newaxis], each, losses)
+            for kept, now in zip(best, weights, strict=True):
+                kept[better] = now.numpy()[better]
+        elif number - best_epoch >= options.patience:
+            break
+    if not np.isfinite(lowest).all():
+        raise FloatingPointError("a head cannot be fitted: its likelihood is not finite")
+    groups = losses.reshape(len(options.penalties), options.members, -1)
+    scores = [-log_mean(group).mean() for group in groups]
+    chosen = int(np.argmin(scores))
+    own = slice(chosen * options.members, (chosen + 1) * options.members)
+    return [w[own] for w in best], float(scores[chosen])
+
+
+def log_mean(log_densities: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of the mean density over the members, [n] of [member, n]."""
+    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(log_densities))
+
+
+def _epoch(
+    transform: Transform, train: Data, validation: Data, penalty: tf.Tensor, rate: float
+) -> Callable[..., tuple[Any, Weights, Weights, Any]]:
+    """Returns a function that makes the steps of an epoch.
+
+    It takes and returns weights, Adam's moments and the number of steps made; it is given the
+    samples of each step [step, member, sample], and returns ln q of the validation set first.
+    """
+    z, x = map(tf.constant, train)
+    members = penalty.shape[0]
+    seen = [tf.tile(tf.constant(a)[tf.newaxis], [members, 1, 1]) for a in validation]
+
+    def updated(weights: Weights, moments: Weights, step: tf.Tensor, samples: tf.Tensor):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            each = log_density(transform, weights, tf.gather(z, samples), tf.gather(x, samples))
+            loss = -tf.reduce_sum(tf.reduce_mean(each, axis=1))
+        gradients = tape.gradient(loss, weights)
+        first, second, new = [], [], []
+        halves = moments[: len(weights)], moments[len(weights) :]
+        of_each = zip(weights, gradients, *halves, transform.shrunk, strict=True)
+        for w, g, m, v, shrinks in of_each:
+            m = _DECAYS[0] * m + (1 - _DECAYS[0]) * g
+            v = _DECAYS[1] * v + (1 - _DECAYS[1]) * g**2
+            unbiased = [a / (1 - d ** (step + 1)) for a, d in zip((m, v), _DECAYS, strict=True)]
+            decay = tf.reshape(penalty, [-1] + [1] * (w.shape.rank - 1)) * w if shrinks else 0.0
+            new.append(w - rate * (unbiased[0] / (tf.sqrt(unbiased[1]) + _TINY) + decay))
+            first.append(m)
+            second.append(v)
+        return new, [*first, *second], step + 1
+
+    @tf.function(jit_compile=True, autograph=False)
+    def epoch(weights: Weights, moments: Weights, step: tf.Tensor, batches: tf.Tensor):
+        def body(number, weights, moments, step):
+            return (number + 1, *updated(weights, moments, step, batches[number]))
+
+        _, weights, moments, step = tf.while_loop(
+            lambda number, *_: number < batches.shape[0], body, [0, weights, moments, step]
+        )
+        return log_density(transform, weights, *seen), weights, moments, step
+
+    return epoch
+
+
+def _regression(train: Data, validation: Data) -> Regression:
+    """Returns ridge regressions fitted to the training set; residuals are on the validation set."""
+
+    def regression(
+        inputs: int, parameters: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        given, seen = (np.concatenate([x, z], axis=1)[:, :inputs] for z, x in (train, validation))
+        wanted, truth = (z[:, list(parameters)] for z, _ in (train, validation))
+        ridge = RidgeCV(ALPHAS * len(given), alpha_per_target=True).fit(given, wanted)
+        slopes = ridge.coef_.reshape(len(parameters), inputs).T
+        offsets = np.reshape(ridge.intercept_, len(parameters))
+        return slopes, offsets, truth - seen @ slopes - offsets
+
+    return regression

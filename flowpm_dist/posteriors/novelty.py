@@ -1,0 +1,100 @@
+"""Whether data lie where the training set does, by the density of their features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from flowpm_dist.io.files import save_arrays
+
+MOST_COMPONENTS = 32
+SHARE = 0.1
+"""Most components over the number of samples."""
+KEPT = 0.99
+"""Share of the variance that components hold, unless they are as many as allowed."""
+UNUSUAL = 0.99
+"""Quantile of the held-out samples beyond which data are called unusual."""
+
+
+@dataclass(frozen=True)
+class FeatureDensity:
+    """A Gaussian of features along their principal components, and their scatter off these.
+
+    Data are judged by two distances: the Mahalanobis distance along the components (Hotelling's
+    T^2), and the squared distance from their plane (Q; Jackson and Mudholkar 1979).
+
+    Attributes:
+        shift, scale: of the features, [features].
+        axes: components [component, features] of the scaled features, over the standard deviation
+            along each.
+        plane: the same components with length 1.
+        known: both distances of samples that neither components nor network were fitted to,
+            [n, 2].
+    """
+
+    shift: np.ndarray
+    scale: np.ndarray
+    axes: np.ndarray
+    plane: np.ndarray
+    known: np.ndarray
+
+    @classmethod
+    def of(cls, train: np.ndarray, held_out: np.ndarray) -> FeatureDensity:
+        """Returns the density of the features of a training set.
+
+        Args:
+            train: [n, features].
+            held_out: of samples whose distances serve as measure, [n, features]: those of the
+                training set are smaller, as all has been fitted to it.
+        """
+        train = np.asarray(train, np.float64)
+        shift, spread = train.mean(axis=0), train.std(axis=0)
+        scale = np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
+        _, singular, rows = np.linalg.svd((train - shift) / scale, full_matrices=False)
+        variance = singular**2 / len(train)
+        share = np.cumsum(variance) / max(variance.sum(), np.finfo(float).tiny)
+        most = max(1, min(MOST_COMPONENTS, int(SHARE * len(train))))
+        count = min(most, int(np.searchsorted(share, KEPT)) + 1)
+        plane, along = rows[:count], np.sqrt(np.maximum(variance[:count], 1e-12))
+        density = cls(shift, scale, plane / along[:, np.newaxis], plane, np.empty((0, 2)))
+        known = density.distances(held_out)
+        return cls(shift, scale, density.axes, plane, known)
+
+    def save(self, path: Path) -> None:
+        """Writes it to a .npz file. Raises WriteError."""
+        save_arrays(path, {one.name: getattr(self, one.name) for one in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> FeatureDensity:
+        """Reads what `save` wrote. Raises OSError, KeyError or ValueError if it is not such."""
+        with np.load(path) as held:
+            return cls(**{one.name: held[one.name] for one in fields(cls)})
+
+    def distances(self, features: np.ndarray) -> np.ndarray:
+        """Returns both squared distances of features [n, features], float64 [n, 2]."""
+        offset = (np.asarray(features, np.float64) - self.shift) / self.scale
+        along = offset @ self.plane.T
+        within = np.sum((offset @ self.axes.T) ** 2, axis=1)
+        beyond = np.sum((offset - along @ self.plane) ** 2, axis=1)
+        return np.stack([within, beyond], axis=1)
+
+    def quantiles(self, features: np.ndarray) -> np.ndarray:
+        """Returns the share of the held-out samples that lie nearer, [n, 2], for both distances."""
+        found = self.distances(features)
+        return np.mean(self.known[np.newaxis] < found[:, np.newaxis], axis=1)
+
+    def warning(self, features: np.ndarray) -> str:
+        """Returns a sentence if the features of one data set [features] are unusual, else ""."""
+        found, quantiles = (f(features[np.newaxis])[0] for f in (self.distances, self.quantiles))
+        if quantiles.max() <= UNUSUAL:
+            return ""
+        worst = int(np.argmax(found / np.maximum(np.quantile(self.known, UNUSUAL, axis=0), 1e-300)))
+        limit = np.quantile(self.known[:, worst], UNUSUAL)
+        times = np.sqrt(found[worst] / max(limit, 1e-300))
+        return (
+            f"The volume is unlike those of the training: its features are {times:.3g} times "
+            f"as far from theirs as those of {UNUSUAL:.0%} of {len(self.known)} held-out volumes "
+            "at most. Do not rely on the posterior."
+        )
