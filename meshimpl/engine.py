@@ -10,18 +10,22 @@ import abc
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from meshimpl import launch
+from meshimpl.mesh_shape import Lines, Ranks
 
-Ranks = tuple[int, ...]
-"""The increasing ranks of a group."""
 Reduction = Literal["sum", "max", "min"]
 MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor that an exchange can carry; MPI counts them as int32."""
+
+
+MANY_SETS = 200
+"""Process sets, of all ranks, above which a Horovod that wants them all on each rank is slow."""
 
 
 class CollectiveError(RuntimeError):
@@ -37,12 +41,11 @@ class Engine(abc.ABC):
     """
 
     @abc.abstractmethod
-    def start(self, groups: Sequence[Ranks]) -> None:
-        """Starts the engine once in this process, able to communicate within each of `groups`.
+    def start(self, lines: Sequence[Lines]) -> None:
+        """Starts the engine once in this process, able to communicate within this rank's groups.
 
         Args:
-            groups: sorted, without duplicates, of at least two ranks each; the same list on every
-                rank.
+            lines: sorted, without duplicates, of at least two ranks; the same on every rank.
 
         Raises:
             CollectiveError: the engine is running already and lacks one of the groups.
@@ -99,36 +102,57 @@ class HorovodEngine(Engine):
             ) from error
         return hvd
 
-    def start(self, groups: Sequence[Ranks]) -> None:
-        """Registers one process set for each group; see `Engine.start`."""
+    def start(self, lines: Sequence[Lines]) -> None:
+        """Registers a process set for each of this rank's groups; see `Engine.start`."""
         hvd = self._hvd
         if not hvd.is_initialized():
-            self._initialise(groups)
-        self.process_sets.setdefault(tuple(range(hvd.size())), hvd.global_process_set)
-        missing = [g for g in groups if g not in self.process_sets]
+            self._initialise(lines)
+        missing = [line for line in lines if line.of(hvd.rank()) not in self.process_sets]
         if missing:
+            sets = ", ".join(f"{m.length} ranks at a distance of {m.stride}" for m in missing)
             raise CollectiveError(
-                f"Horovod runs already, without the process sets {missing}; name every mesh shape "
+                f"Horovod runs already, without process sets of {sets}; name every mesh shape "
                 "of this program at its start: meshimpl.initialise(['row:4', 'row:2,col:2'])"
             )
 
-    def _initialise(self, groups: Sequence[Ranks]) -> None:
+    def _initialise(self, lines: Sequence[Lines]) -> None:
         hvd = self._hvd
         launch.check_launcher()
         launch.set_horovod_defaults()
         with contextlib.suppress(RuntimeError):  # TensorFlow has begun with threads of its own
             launch.configure_threads()
-        world = tuple(range(launch.detect().size))
-        sets = [hvd.ProcessSet(list(g)) for g in groups if g != world]
+        here = launch.detect()
+        sets = [hvd.ProcessSet(list(g)) for g in self._registered(lines, here.rank, here.size)]
         hvd.init(process_sets=sets)
-        if hvd.size() != len(world):
+        if hvd.size() != here.size:
             raise CollectiveError(
-                f"the launcher started {len(world)} ranks, but Horovod finds {hvd.size()}: it was "
+                f"the launcher started {here.size} ranks, but Horovod finds {hvd.size()}: it was "
                 "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
             )
         launch.abort_on_error()
         launch.place_devices(shared=not hvd.nccl_built())
         self.process_sets.update({tuple(s.ranks): s for s in sets})
+        self.process_sets[tuple(range(here.size))] = hvd.global_process_set
+
+    def _registered(self, lines: Sequence[Lines], rank: int, size: int) -> list[Ranks]:
+        """Returns the groups, in the same order on all ranks, that a rank names to Horovod.
+
+        They are its own. A Horovod that was built elsewhere wants those of all ranks on each, and
+        gives each of them a communicator of the whole job.
+        """
+        from horovod.common import process_sets
+
+        lines = [line for line in lines if line.length < size]
+        if hasattr(process_sets, "RANKS_REGISTER_THEIR_OWN"):
+            return [line.of(rank) for line in lines]
+        groups = [group for line in lines for group in line.groups(size)]
+        if len(groups) > MANY_SETS and rank == 0:
+            warnings.warn(
+                f"each rank registers all {len(groups)} process sets of the job; a Horovod built "
+                f"by `flowpm-dist build horovod` registers a rank's own {len(lines)}",
+                stacklevel=2,
+            )
+        return groups
 
     @property
     def is_running(self) -> bool:
@@ -172,16 +196,15 @@ def current() -> Engine:
     return HorovodEngine()
 
 
-def start(groups: Sequence[Ranks]) -> None:
-    """Starts the engine if any of `groups` has more than one rank.
+def start(lines: Sequence[Lines]) -> None:
+    """Starts the engine if any of the groups has more than one rank.
 
     Args:
-        groups: the ranks of each group, the same list on every rank. It may hold groups of one
-            rank, duplicates and the whole world.
+        lines: the same on every rank; groups of one rank and duplicates may be among them.
 
     Raises:
         CollectiveError: there is no engine, or it is running already and lacks one of the groups.
     """
-    wanted = sorted({tuple(sorted(g)) for g in groups if len(g) > 1})
+    wanted = sorted({line for line in lines if line.length > 1})
     if wanted:
         current().start(wanted)

@@ -1,11 +1,14 @@
-"""The shape of a mesh of ranks as text: `row:2,col:2`. Imports no TensorFlow."""
+"""The shape of a mesh of ranks as text, `row:2,col:2`, and its groups. Imports no TensorFlow."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 MeshShape = str | Mapping[str, int] | Iterable[tuple[str, int]]
+Ranks = tuple[int, ...]
+"""The increasing ranks of a group."""
 
 
 class MeshError(ValueError):
@@ -43,3 +46,40 @@ def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:
 def format_mesh_shape(axes: Iterable[tuple[str, int]]) -> str:
     """Returns the text that `parse_mesh_shape` reads."""
     return ",".join(f"{name}:{size}" for name, size in axes)
+
+
+@dataclass(frozen=True, order=True)
+class Lines:
+    """Groups of ranks at equal distances, which make up a job: each of its ranks is in one.
+
+    Attributes:
+        stride: from one rank of a group to the next.
+        length: ranks of a group; `stride * length` divides the number of ranks.
+    """
+
+    stride: int
+    length: int
+
+    def of(self, rank: int) -> Ranks:
+        """Returns the group that a rank is in."""
+        first = rank - rank // self.stride % self.length * self.stride
+        return tuple(range(first, first + self.stride * self.length, self.stride))
+
+    def groups(self, size: int) -> list[Ranks]:
+        """Returns the groups of a job of `size` ranks."""
+        return [self.of(rank) for rank in range(size) if rank // self.stride % self.length == 0]
+
+
+def lines_of(axes: Sequence[tuple[str, int]]) -> list[Lines]:
+    """Returns the groups of at least two ranks that a mesh registers with the engine, sorted.
+
+    These are the lines of every axis, and the blocks of consecutive ranks that share their place
+    along the first axes, such as a replica. Other planes have no set of their own (`Plane`): each
+    set of a rank costs a round of negotiation in every cycle, whether it is used or not.
+    """
+    found, block = set(), 1
+    for _, size in reversed(axes):
+        if size > 1:
+            found |= {Lines(block, size), Lines(1, block * size)}
+        block *= size
+    return sorted(found)

@@ -18,37 +18,16 @@ import tensorflow as tf
 
 from meshimpl import engine, launch, rendezvous
 from meshimpl.collectives import Communicator
-from meshimpl.mesh_shape import MeshError, MeshShape, format_mesh_shape, parse_mesh_shape
+from meshimpl.mesh_shape import (
+    MeshError,
+    MeshShape,
+    format_mesh_shape,
+    lines_of,
+    parse_mesh_shape,
+)
 
 LARGEST_GATHER = 2**28
 """Bytes that `ProcessMesh.gather_to_root` moves in one message; MPI counts them as int32."""
-
-
-def groups_of(axes: Sequence[tuple[str, int]]) -> dict[tuple[str, ...], list[tuple[int, ...]]]:
-    """Returns the groups of ranks that differ only in some axes, for each non-empty set of axes."""
-    numbers = np.arange(math.prod(size for _, size in axes)).reshape([size for _, size in axes])
-    groups = {}
-    for count in range(1, len(axes) + 1):
-        for chosen in itertools.combinations(range(len(axes)), count):
-            kept = [i for i in range(len(axes)) if i not in chosen]
-            length = math.prod(axes[i][1] for i in chosen)
-            table = numbers.transpose(kept + list(chosen)).reshape(-1, length)
-            names = tuple(axes[i][0] for i in chosen)
-            groups[names] = [tuple(int(r) for r in line) for line in table]
-    return groups
-
-
-def process_sets_of(axes: Sequence[tuple[str, int]]) -> list[tuple[int, ...]]:
-    """Returns the groups of at least two ranks that a mesh registers with the engine, sorted.
-
-    These are the lines of every axis, and the blocks of consecutive ranks that share their place
-    along the first axes, such as a replica. Other planes have no set of their own (`Plane`): each
-    set of a rank costs a round of negotiation in every cycle, whether it is used or not.
-    """
-    names = [name for name, size in axes if size > 1]
-    found = groups_of([(name, size) for name, size in axes if size > 1])
-    chosen = {(name,) for name in names} | {tuple(names[i:]) for i in range(len(names))}
-    return sorted({group for kind in chosen for group in found[kind]})
 
 
 @dataclass(frozen=True)
@@ -85,7 +64,7 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
     if launch.detect().size == 1:
         launch.place_devices()
-    engine.start([group for axes in parsed for group in process_sets_of(axes)])
+    engine.start([lines for axes in parsed for lines in lines_of(axes)])
     if launch.detect().size > 1:
         rendezvous.stay_together(tuple(range(launch.detect().size)))
 
@@ -161,14 +140,21 @@ class ProcessMesh:
 
     @functools.cached_property
     def _communicators(self) -> dict[tuple[str, ...], Communicator]:
-        registered, found = set(process_sets_of(self.axes)), {}
-        for names, groups in groups_of(self.axes).items():
-            mine = next(group for group in groups if self.rank in group)
-            if len(mine) == 1 or mine in registered:
-                found[names] = Communicator(mine, self.rank)
-            else:
-                lines = tuple(found[name,] for name in names)
-                found[names] = Plane(mine, self.rank, lines)
+        numbers = np.arange(self.size).reshape(self.shape)
+        registered = {lines.of(self.rank) for lines in lines_of(self.axes)}
+        found: dict[tuple[str, ...], Communicator] = {}
+        for count in range(1, len(self.axes) + 1):
+            for names in itertools.combinations(self.names, count):
+                place = [
+                    slice(None) if name in names else here
+                    for name, here in zip(self.names, self.coordinates, strict=True)
+                ]
+                mine = tuple(numbers[tuple(place)].ravel().tolist())
+                if len(mine) == 1 or mine in registered:
+                    found[names] = Communicator(mine, self.rank)
+                else:
+                    lines = tuple(found[name,] for name in names)
+                    found[names] = Plane(mine, self.rank, lines)
         return found
 
     @functools.cached_property

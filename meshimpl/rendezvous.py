@@ -50,35 +50,45 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     """
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
     group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+    mine = digest + data
     with at(f"{what}, {group}", waiting=True):
-        rows = _gather(digest + data, ranks)
-    if any(row[:_DIGEST] != digest for row in rows):
-        raise CollectiveError(
-            "the ranks are at different places of the program:\n"
-            + by_rank(ranks, _gather_texts(what, ranks))
-            + "\nEvery rank must make the same collectives, in the same order and at the same line"
-        )
-    joined = b"".join(row[_DIGEST:] for row in rows)
-    return np.frombuffer(joined, np.uint8).reshape(len(ranks), len(data))
+        gathered = _gather(mine, ranks)
+    if gathered.size == len(ranks) * max(_LENGTH + len(mine), _ROW):
+        rows = gathered.reshape(len(ranks), -1)[:, : _LENGTH + len(mine)]
+        said = np.frombuffer(_with_length(digest, len(mine)), np.uint8)
+        if (rows[:, : said.size] == said).all():
+            return rows[:, said.size :]
+    raise CollectiveError(
+        "the ranks are at different places of the program:\n"
+        + by_rank(ranks, _gather_texts(what, ranks))
+        + "\nEvery rank must make the same collectives, in the same order and at the same line"
+    )
 
 
-def _gather(mine: bytes, ranks: Ranks) -> list[bytes]:
-    """Returns what each rank brings, of any length: each may be about to do something else."""
-    row = (len(mine).to_bytes(_LENGTH, "little") + mine).ljust(_ROW, b"\0")
+def _with_length(text: bytes, length: int) -> bytes:
+    return length.to_bytes(_LENGTH, "little") + text
+
+
+def _gather(mine: bytes, ranks: Ranks) -> np.ndarray:
+    """Returns a row from each rank: its length, and what it brings, in at least `_ROW` bytes.
+
+    They may be of any length: each rank may be about to do something else.
+    """
+    row = _with_length(mine, len(mine)).ljust(_ROW, b"\0")
     # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
     with tf.device("CPU:0"):
         sent = tf.constant(np.frombuffer(row, np.uint8))
-        gathered = bytes(engine.current().gather(sent, ranks, "meeting").numpy())
-    rows, begin = [], 0
-    for _ in ranks:
-        end = begin + _LENGTH + int.from_bytes(gathered[begin : begin + _LENGTH], "little")
-        rows.append(gathered[begin + _LENGTH : end])
-        begin = max(end, begin + _ROW)
-    return rows
+        gathered: np.ndarray = engine.current().gather(sent, ranks, "meeting").numpy()
+    return gathered
 
 
 def _gather_texts(text: str, ranks: Ranks) -> list[str]:
-    return [row.decode(errors="ignore") for row in _gather(text.encode()[:_TEXT], ranks)]
+    gathered, texts, begin = bytes(_gather(text.encode()[:_TEXT], ranks)), [], 0
+    for _ in ranks:
+        end = begin + _LENGTH + int.from_bytes(gathered[begin : begin + _LENGTH], "little")
+        texts.append(gathered[begin + _LENGTH : end].decode(errors="ignore"))
+        begin = max(end, begin + _ROW)
+    return texts
 
 
 def eager_collective(

@@ -60,6 +60,29 @@ PATCHES = (
         "    INSTALL_RPATH_USE_LINK_PATH $ENV{KEEP_LINK_PATH}\n"
         '    INSTALL_RPATH "\\$ORIGIN/../../../..;\\$ORIGIN/../../nvidia/nccl/lib")',
     ),
+    # Every rank would have to register the process sets of all ranks, each with communicators of
+    # the whole job. So that a rank registers its own alone, sets of one number may have other ranks
+    # elsewhere, at the same distances from their first.
+    Patch(
+        "horovod/common/process_set.cc",
+        "    for (auto reduction_op : {MPI_MAX, MPI_MIN}) {\n"
+        "      buf.resize(len);\n"
+        "      MPI_Allreduce(registered_global_ranks.data(), buf.data(), len, MPI_INT,\n"
+        "                    reduction_op, global_mpi_context.global_comm);\n"
+        "      if (registered_global_ranks != buf) {\n",
+        "    auto distances = registered_global_ranks;\n"
+        "    for (auto& rank : distances) rank -= registered_global_ranks[0];\n"
+        "    for (auto reduction_op : {MPI_MAX, MPI_MIN}) {\n"
+        "      buf.resize(len);\n"
+        "      MPI_Allreduce(distances.data(), buf.data(), len, MPI_INT,\n"
+        "                    reduction_op, global_mpi_context.global_comm);\n"
+        "      if (distances != buf) {\n",
+    ),
+    Patch(
+        "horovod/common/process_sets.py",
+        "global_process_set.process_set_id = 0\n",
+        "global_process_set.process_set_id = 0\nRANKS_REGISTER_THEIR_OWN = True\n",
+    ),
     # TensorFlow 2.21 does not export AsGpuStreamValue; the stream itself knows its handle.
     Patch(
         "horovod/tensorflow/mpi_ops.cc",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, by_rank_zero, process_mesh, shapes_of
+from mesh_groups import groups_of
 from reference import relative_rms
 from test_halo import padded_block
 
@@ -22,7 +23,6 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
 from meshimpl.operations.fft import irfft3d, rfft3d
 from meshimpl.operations.halo import halo_exchange
-from meshimpl.process_mesh import groups_of
 
 pytestmark = [pytest.mark.ranks(8), pytest.mark.timeout(240, method="thread")]
 PENCILS, THREE_AXES = shapes_of("any_mesh") if SIZE == 8 else ("", "")
@@ -32,7 +32,7 @@ NOISE = np.random.default_rng(2).normal(size=(2, *GRID))
 
 def test_every_line_and_plane(any_mesh: ProcessMesh) -> None:
     """Also the planes that have no process set of their own."""
-    for names, groups in groups_of(any_mesh.axes).items():
+    for names, groups in groups_of(any_mesh).items():
         group = any_mesh.communicator(*names)
         assert group.ranks in groups
         for reduction, expected in (("sum", sum), ("max", max), ("mean", np.mean)):

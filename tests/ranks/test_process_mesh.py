@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh
+from mesh_groups import groups_of
 
 from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise
 from meshimpl import process_mesh as process_mesh_module
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.mesh_shape import parse_mesh_shape
-from meshimpl.process_mesh import groups_of, process_sets_of
+from meshimpl.mesh_shape import lines_of, parse_mesh_shape
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -43,6 +44,7 @@ def test_places(any_mesh: ProcessMesh) -> None:
     [
         ("row:2", 1, 1),
         ("row:4,col:2", 4 + 2 + 1, 3),
+        ("row:3,col:5", 3 + 5 + 1, 3),
         ("replica:1,row:4,col:2", 4 + 2 + 1, 3),
         ("replica:256,row:2,col:2", 4 + 512 + 512 + 256 + 1, 5),
         ("replica:16,row:8,col:8", 64 + 128 + 128 + 16 + 1, 5),
@@ -50,9 +52,36 @@ def test_places(any_mesh: ProcessMesh) -> None:
 )
 def test_number_of_process_sets(shape: str, sets: int, of_a_rank: int) -> None:
     """Lines, replicas, the world: a rank negotiates in each of its sets in every cycle."""
-    found = process_sets_of(parse_mesh_shape(shape))
-    assert len(found) == len(set(found)) == sets
-    assert sum(0 in group for group in found) == of_a_rank
+    axes = parse_mesh_shape(shape)
+    size = math.prod(n for _, n in axes)
+    kinds = lines_of(axes)
+    assert len(kinds) == of_a_rank
+    groups = [group for lines in kinds for group in lines.groups(size)]
+    assert len(groups) == len(set(groups)) == sets
+    for lines in kinds:  # each rank is in one of each kind
+        assert sorted(rank for group in lines.groups(size) for rank in group) == [*range(size)]
+        assert all(lines.of(rank) == group for group in lines.groups(size) for rank in group)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("others", [True, False])
+def test_what_a_rank_registers(others: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own groups, if the engine lets it; else those of all ranks, the same on each."""
+    process_sets = pytest.importorskip("horovod.common.process_sets")
+    if others:
+        monkeypatch.delattr(process_sets, "RANKS_REGISTER_THEIR_OWN", raising=False)
+    else:
+        monkeypatch.setattr(process_sets, "RANKS_REGISTER_THEIR_OWN", True, raising=False)
+    lines = lines_of(parse_mesh_shape("replica:64,row:2,col:2"))
+    found = engine.HorovodEngine()
+    if others:
+        with pytest.warns(UserWarning, match="all 324 process sets of the job"):
+            groups = [found._registered(lines, rank, 256) for rank in (0, 5)]
+        assert groups[0] == groups[1] and len(set(groups[0])) == len(groups[0]) == 324
+    else:
+        groups = [found._registered(lines, rank, 256) for rank in (0, 5)]
+        assert groups[0] == [(0, 1), (0, 1, 2, 3), (0, 2), tuple(range(0, 256, 4))]
+        assert groups[1] == [(4, 5), (4, 5, 6, 7), (5, 7), tuple(range(1, 256, 4))]
 
 
 @pytest.mark.ranks(4)
@@ -69,7 +98,7 @@ def test_sections_of_other_meshes_are_others(line: ProcessMesh) -> None:
 
 def test_every_line_and_plane_communicates(any_mesh: ProcessMesh) -> None:
     """The sum of the ranks of each group, of every set of axes, in any order of their names."""
-    for names, groups in groups_of(any_mesh.axes).items():
+    for names, groups in groups_of(any_mesh).items():
         group = any_mesh.communicator(*reversed(names))
         assert group.ranks in groups
         total = group.allreduce(tf.constant(any_mesh.rank)).numpy()
