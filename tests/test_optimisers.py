@@ -327,11 +327,34 @@ def test_the_likelihood_is_that_of_scipy_up_to_its_constant():
     np.testing.assert_allclose(2 * np.log(sigma), outputs[:, 3:], rtol=0.01, atol=0.01)
 
 
-def test_no_log_variance_overflows():
+def test_the_likelihood_that_is_trained_doubts_its_gaussians():
+    targets, outputs = sample("likelihood")
+    mean, sigma = losses.split_prediction("likelihood", outputs)
+    uniform = scipy.stats.uniform(-np.sqrt(3), 2 * np.sqrt(3)).pdf(0.0)
+    density = 0.99 * scipy.stats.norm.pdf(targets, mean, sigma) + 0.01 * uniform
+    expected = -np.log(density).mean(axis=1) - 0.5 * np.log(2 * np.pi)
+    found = losses.loss_function("likelihood")(targets, outputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_no_outlier_makes_a_large_loss_or_gradient():
+    """A target 1.2 from a mean with an error bar of 0.1, and one 1000 from it."""
+    outputs = tf.constant([[0.5, 2 * np.log(0.1)]] * 2)
+    with tf.GradientTape() as tape:
+        tape.watch(outputs)
+        loss = losses.doubting_nll(tf.constant([[-0.7], [-1000.0]]), outputs)
+    np.testing.assert_allclose(loss, [4.93, 4.93], atol=0.005)
+    assert np.abs(tape.gradient(loss, outputs)).max() < 1e-15
+    gaussian = losses.gaussian_nll(tf.constant([[-0.7]]), outputs[:1])
+    np.testing.assert_allclose(gaussian, 72 + np.log(0.1), rtol=1e-2)
+
+
+@pytest.mark.parametrize("likelihood", [losses.gaussian_nll, losses.doubting_nll])
+def test_no_log_variance_overflows(likelihood):
     outputs = tf.constant([[1.0, 1e30], [1.0, -1e30]])
     with tf.GradientTape() as tape:
         tape.watch(outputs)
-        loss = losses.gaussian_nll(tf.zeros([2, 1]), outputs)
+        loss = likelihood(tf.zeros([2, 1]), outputs)
     assert np.all(np.isfinite(loss)) and np.all(np.isfinite(tape.gradient(loss, outputs)))
     sigma = losses.split_prediction("likelihood", outputs)[1]
     limit = losses.LOG_VARIANCE_LIMIT
