@@ -171,6 +171,8 @@ class MeshFunction:
             self._copy_masters_to_slices = function.prune([], copies[0])
             self._copy_slices_to_masters = function.prune([], copies[1])
             self._copy_masters_to_slices()
+            # Whatever else TensorFlow leaves out, a call must not copy the variables.
+            function = function.prune(function.inputs[: len(self.inputs)], function.outputs)
         return function
 
     @functools.cached_property

@@ -12,7 +12,7 @@ from typing import Any
 
 from quick import QUICK_XLA, collect_seldom
 
-# Two workers share two cores; what is set here is what TensorFlow finds when a test imports it.
+# Workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(_name, "1")
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Jobs on ranks first: with two workers, one has them while the other has all the rest.
+    """Jobs on ranks first: one worker has them while the others have all the rest.
 
     A worker with no more than two tests left takes the next file: test_ranks.py ends with small
     ones, so that no file waits behind its jobs.

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import optimise_graphs
 
 from meshimpl import ProcessMesh, initialise, launch
 
@@ -54,6 +55,7 @@ _failures = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
     config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
+    config.addinivalue_line("markers", "grappler: with TensorFlow's graph optimiser on any ranks")
     others = ["row:2,replica:2"] if SIZE == 4 else []
     initialise([*shapes_of("any_mesh"), *shapes_of("network_mesh"), *others])
 
@@ -85,6 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (here if SIZE in ranks_of(item) else elsewhere).append(item)
     config.hook.pytest_deselected(items=elsewhere)
     items[:] = here
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    optimise_graphs(SIZE <= 2 or item.get_closest_marker("grappler") is not None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

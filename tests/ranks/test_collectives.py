@@ -19,7 +19,7 @@ from meshimpl import Communicator, ProcessMesh, engine
 from meshimpl.graph_guards import last_collective
 
 # Among four ranks there are groups of one, two and four.
-pytestmark = pytest.mark.ranks(1, 4)
+pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.grappler]
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]

@@ -56,7 +56,7 @@ def test_two_outputs_and_the_adjoint(mesh):
     function = function_on(mesh, lambda x, y: apply(x, y, adjoint=adjoint))
     outputs = function(X, Y)
     for i, expected in enumerate(product_and_sum(X, Y)):
-        np.testing.assert_allclose(function.gather(outputs[i], i), expected, rtol=1e-15)
+        np.testing.assert_allclose(function.gather(outputs[i], i), expected, rtol=1e-14)
     first, second = WEIGHTS
     to_x, to_y = slopes(function, WEIGHTS)
     np.testing.assert_allclose(to_x, first * Y + second, atol=1e-14)

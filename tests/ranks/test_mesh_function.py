@@ -12,7 +12,7 @@ from meshimpl import ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction, mesh_function, replicated
 
-pytestmark = pytest.mark.ranks(1, 4)
+pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.grappler]
 
 FIELD = [("x", 8), ("y", 4), ("z", 3)]
 ROW = [("y", 4)]
