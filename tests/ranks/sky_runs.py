@@ -76,7 +76,7 @@ class SkyRuns:
             kappa = self.seen(sim, noise, **tensors)
             # Every rank has the whole map, and counts a share of the loss.
             loss = tf.reduce_sum(weights_of(kappa) * (kappa + 20 * kappa**2)) / sim.box.mesh.size
-        to_noise, to_numbers = tape.gradient(loss, [noise, tensors])
+        to_noise, to_numbers = tape.gradient(loss, [noise, tensors], unconnected_gradients="zero")
         return kappa.numpy(), to_noise.numpy(), {name: float(g) for name, g in to_numbers.items()}
 
     def slope(self, sim, noise, direction=0.0, **steps) -> float:

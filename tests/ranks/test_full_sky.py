@@ -1,6 +1,8 @@
 """Light cones of the whole sky: mass, mean, crossing times, gradients; the same on any mesh."""
 
+import dataclasses
 import functools
+import types
 
 import healpy
 import numpy as np
@@ -121,6 +123,20 @@ def test_born_of_shells_is_a_direct_sum(mesh):
     assert np.corrcoef(painted, kappa)[0, 1] > 0.95
     own = LensPlanes.of_shells(edges)
     np.testing.assert_array_equal(own.chi, shells.planes.chi)
+
+
+class MatterOfShells:
+    """In the place of a light cone's convergence."""
+
+    def convergence(self, sim, sources, **run):
+        delta = SKY.shells(sim, [20.0, 70.0, 130.0], **run).delta
+        return types.SimpleNamespace(kappa=delta)
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradients_of_shells(mesh):
+    runs = dataclasses.replace(RUNS, cone=MatterOfShells())
+    runs.check_gradients(mesh, "fastpm", lambda name: name in ("Omega_m", "along"))
 
 
 def test_the_mean_of_the_universe_is_taken_off(mesh):
