@@ -15,6 +15,7 @@ from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     LensPlanes,
+    SmailDistribution,
     SourcePlane,
     born,
 )
@@ -150,13 +151,26 @@ def test_the_mean_of_the_universe_is_taken_off(mesh):
     assert np.std(kappa) < 0.02 * total
 
 
-def test_all_sources_have_their_share_of_alignments(mesh):
-    sim = simulation(mesh)
-    plain, aligned = (
-        SKY.convergence(sim, sources_of(), seed=3, alignment=alignment).kappa.numpy()
-        for alignment in (None, IntrinsicAlignment(5.0))
+def test_alignments_are_those_of_thin_shells(mesh):
+    """Proportional to their amplitude, and of the matter where the sources are."""
+    sim = simulation(mesh, grid=16)
+    sources = [SmailDistribution(0.02, z_max=0.045)]
+
+    def aligned(amplitude):
+        alignment = IntrinsicAlignment(amplitude)
+        return SKY.convergence(sim, sources, seed=5, alignment=alignment).kappa[0].numpy()
+
+    plain = SKY.convergence(sim, sources, seed=5).kappa[0].numpy()
+    one, two = aligned(5.0) - plain, aligned(10.0) - plain
+    np.testing.assert_allclose(two, 2 * one, atol=1e-12 * np.abs(one).max())
+    shells = SKY.shells(sim, 5.0, seed=5)
+    direct, without = (
+        born(shells.delta, shells.planes, sources, sim.cosmology, alignment=alignment)[0].numpy()
+        for alignment in (IntrinsicAlignment(5.0), None)
     )
-    assert np.abs(aligned - plain).max(axis=1).min() > 1e-4
+    thin = direct - without
+    assert np.corrcoef(one, thin)[0, 1] > 0.95
+    assert np.std(one) == pytest.approx(np.std(thin), rel=0.1)
 
 
 def test_a_batch_has_its_maps(mesh):
