@@ -1,0 +1,197 @@
+"""Check this machine's GPUs: are the answers right, where are they computed, how long does it take?
+
+    python tools/gpu_check.py --ranks 2 [--grid 256] [--output FOLDER]
+    srun --mpi=pmix -N2 --ntasks-per-node=4 python tools/gpu_check.py
+
+No GPU has run this project where it is developed. The table, gpu_check.txt, and the rest of what
+was found, gpu_check.json, show whether it works on yours: please send both. Without a GPU in sight
+the CPU is checked. The exit status is 1 if an answer is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshimpl import launch
+from meshimpl.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from meshimpl import ProcessMesh
+
+STORED = Path(__file__).with_suffix(".json")
+TELLING = ("HOROVOD_", "NCCL_", "CUDA_", "XLA_", "TF_", "MESHIMPL_", "FLOWPM_")
+"""How the names of variables begin that change what is found."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Check, print and write; the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, help="start so many ranks on this machine")
+    parser.add_argument("--grid", type=int, default=128, help="side of what is timed; 0: nothing")
+    parser.add_argument("--repeats", type=int, default=5, help="of what is timed")
+    parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument("--store", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    try:
+        launch.check_launcher()
+        status = launch.launch_or_join(options.ranks, sys.argv[1:] if words is None else words)
+        if status is not None:
+            return status
+        launch.abort_on_error()
+        launch.configure_threads()
+        import_tensorflow()
+        return _on_ranks(options)
+    except launch.LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _on_ranks(options: argparse.Namespace) -> int:
+    import gpu_checks
+
+    try:
+        mesh = gpu_checks.mesh_of(launch.detect().size)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.store:
+        numbers = gpu_checks.stored_numbers(mesh)
+        if mesh.rank == 0:
+            STORED.write_text(json.dumps(numbers, indent=1) + "\n")
+        return 0
+    found = _found(mesh, options)
+    wrong = sum(not row["ok"] for row in found["checks"])
+    if mesh.rank == 0:
+        text = "\n".join(_report(found))
+        print(text)
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "gpu_check.txt").write_text(text + "\n")
+        (options.output / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n")
+    mesh.barrier()  # a rank that exits with a status ends the others
+    return 1 if wrong else 0
+
+
+def _found(mesh: ProcessMesh, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns everything that is written, the same on every rank but for the ranks' facts."""
+    import numpy as np
+    import tensorflow as tf
+
+    import gpu_checks
+
+    stored = {name: np.array(value) for name, value in json.loads(STORED.read_text()).items()}
+    checks = [_checked(mesh, check) for check in gpu_checks.all_checks(mesh, stored)]
+    timings = []
+    for timing in gpu_checks.all_timings(mesh, options.grid) if options.grid else ():
+        first, then = gpu_checks.seconds(mesh, timing.work, options.repeats)
+        row = {"name": timing.name, "first": first, "seconds": then}
+        timings.append(row | {"rate": timing.amount / then, "unit": timing.unit})
+    facts = _facts() | {"peak": gpu_checks.peak_memory(tf.config.get_visible_devices("GPU"))}
+    gathered = mesh.gather_to_root(np.frombuffer(json.dumps(facts).encode(), np.uint8))
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "command": sys.argv[1:],
+        "mesh": str(mesh),
+        "ranks": [json.loads(bytes(row)) for row in gathered or ()],
+        "checks": checks,
+        "timings": timings,
+    }
+
+
+def _checked(mesh: ProcessMesh, check: Any) -> dict[str, Any]:
+    """Returns a row of the table.
+
+    What goes wrong on all ranks, such as an operation that GPUs do not have, is a row as well.
+    """
+    import tensorflow as tf
+
+    row = {"name": check.name, "precision": check.precision, "limit": check.limit}
+    began = time.perf_counter()
+    try:
+        found = check.find()
+        row |= {"error": found.error, "device": found.device, "trouble": ""}
+    except (tf.errors.OpError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [""]
+        row |= {"error": None, "device": "", "trouble": f"{type(error).__name__}: {lines[0]}"}
+    mesh.barrier(f"after {check.name} in {check.precision}")
+    row["seconds"] = time.perf_counter() - began
+    row["ok"] = row["error"] is not None and row["error"] <= check.limit
+    return row
+
+
+def _facts() -> dict[str, Any]:
+    """Returns what this rank says of itself, its device and its libraries."""
+    import tensorflow as tf
+
+    from flowpm_dist.cli import doctor_ranks
+    from flowpm_dist.particle_mesh.kernels import kernels
+
+    details = [
+        tf.config.experimental.get_device_details(gpu)
+        for gpu in tf.config.get_visible_devices("GPU")
+    ]
+    driver = Path("/proc/driver/nvidia/version")
+    built = dict(tf.sysconfig.get_build_info())
+    facts = {
+        "models": [detail.get("device_name", "?") for detail in details],
+        "capabilities": [detail.get("compute_capability", ()) for detail in details],
+        "kernels": kernels().name,
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else "",
+        "tensorflow was built with": {k: str(v) for k, v in built.items()},
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(TELLING)},
+        "horovod": {},
+    }
+    if launch.detect().size > 1:
+        import horovod.tensorflow as hvd
+
+        facts["horovod"] = {"MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
+    return doctor_ranks.facts() | facts
+
+
+def _report(found: dict[str, Any]) -> list[str]:
+    """Returns the lines of the table."""
+    ranks = found["ranks"]
+    lines = [f"flowpm_dist on {len(ranks)} rank{'s' * (len(ranks) > 1)}, mesh {found['mesh']}"]
+    for rank in ranks:
+        device = ", ".join(rank["models"]) or "no GPU in sight"
+        peak = f", at most {rank['peak'] / 2**20:.0f} MiB of it taken" if rank["peak"] else ""
+        lines.append(f"rank {rank['rank']} on {rank['host']}: {device}{peak}")
+    one = ranks[0]
+    versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+    horovod = [f"{name} {number}" for name, number in one["horovod"].items() if number]
+    lines += [
+        versions,
+        f"kernels: {one['kernels']}; Horovod with {', '.join(horovod) or 'nothing'}",
+    ]
+    lines += [one["driver"]] if one["driver"] else []
+    lines += [
+        "",
+        f"{'':5} {'check':24} {'precision':22} {'error':>9} {'limit':>9} {'on':8} {'s':>6}",
+    ]
+    for row in found["checks"]:
+        error = "failed" if row["error"] is None else f"{row['error']:.1e}"
+        lines.append(
+            f"{'ok' if row['ok'] else 'WRONG':5} {row['name']:24} {row['precision']:22} "
+            f"{error:>9} {row['limit']:9.0e} {row['device']:8} {row['seconds']:6.1f}"
+        )
+        lines += [f"      {row['trouble']}"] if row["trouble"] else []
+    if found["timings"]:
+        lines += ["", f"{'time':44} {'first [s]':>10} {'then [s]':>10}"]
+    for row in found["timings"]:
+        rate = f"{row['rate']:.3g} {row['unit']}/s"
+        lines.append(f"{row['name']:44} {row['first']:10.2f} {row['seconds']:10.4f}   {rate}")
+    wrong = sum(not row["ok"] for row in found["checks"])
+    total = len(found["checks"])
+    lines += ["", f"{wrong} of {total} checks wrong" if wrong else f"all {total} checks ok"]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
