@@ -56,6 +56,11 @@ class Engine(abc.ABC):
     def is_running(self) -> bool:
         """Whether it has been started and not been shut down."""
 
+    @property
+    def wants_own_gpus(self) -> bool:
+        """Whether no two ranks may have the same GPU."""
+        return False
+
     @abc.abstractmethod
     def reduce(self, x: tf.Tensor, reduction: Reduction, ranks: Ranks, name: str) -> tf.Tensor:
         """Returns the element-wise reduction over the group, on each of its ranks."""
@@ -130,7 +135,7 @@ class HorovodEngine(Engine):
                 "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
             )
         launch.abort_on_error()
-        launch.place_devices(shared=not hvd.nccl_built())
+        launch.place_devices(shared=not self.wants_own_gpus)
         self.process_sets.update({tuple(s.ranks): s for s in sets})
         self.process_sets[tuple(range(here.size))] = hvd.global_process_set
 
@@ -153,6 +158,11 @@ class HorovodEngine(Engine):
                 stacklevel=2,
             )
         return groups
+
+    @property
+    def wants_own_gpus(self) -> bool:
+        """Whether Horovod was built with NCCL."""
+        return bool(self._hvd.nccl_built())
 
     @property
     def is_running(self) -> bool:

@@ -66,7 +66,10 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         launch.place_devices()
     engine.start([lines for axes in parsed for lines in lines_of(axes)])
     if launch.detect().size > 1:
-        rendezvous.stay_together(tuple(range(launch.detect().size)))
+        world = tuple(range(launch.detect().size))
+        rendezvous.stay_together(world)
+        if engine.current().wants_own_gpus:
+            rendezvous.check_gpus(world)
 
 
 def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

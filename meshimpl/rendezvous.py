@@ -15,6 +15,7 @@ import hashlib
 import re
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshimpl import engine, launch
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
 from meshimpl.heartbeat import at, end_job, watch
+from meshimpl.launch.gpus import UUID_BYTES
 from meshimpl.pulse import by_rank
 from meshimpl.tapes import is_watched, not_differentiable
 
@@ -123,7 +125,9 @@ def eager_collective(
         mine = y.numpy()
         rows = meet(ranks, what, mine.tobytes())
         stacked = np.frombuffer(rows.tobytes(), mine.dtype).reshape(len(ranks), *mine.shape)
-        return tf.constant(combine(stacked))
+        # Read on the host: from a GPU it would have to come back.
+        with tf.device("CPU:0"):
+            return tf.constant(combine(stacked))
 
     # A tape would not see what goes through the meeting, and take the gradient for zero.
     return not_differentiable(run, NO_GRADIENT)(x) if is_watched([x]) else run(x)
@@ -178,6 +182,35 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
     if trouble:
         raise CollectiveError(f"the mesh function {trouble}")
     return built
+
+
+@functools.cache
+def check_gpus(ranks: Ranks) -> None:
+    """Checks that no two ranks of a job work on one GPU, which NCCL refuses.
+
+    Ranks whose GPUs were chosen by a scheduler see one each, and cannot know whether it is the same
+    one. Ranks without a GPU may be among them.
+
+    Args:
+        ranks: all of the job's, which call this together once their devices are placed.
+
+    Raises:
+        LaunchError: two ranks have the same GPU; on every rank.
+    """
+    mine = tf.config.get_visible_devices("GPU")
+    index = int(mine[0].name.rpartition(":")[2]) if mine else 0
+    uuid = launch.gpu_identity(index) if mine else bytes(UUID_BYTES)
+    having: defaultdict[bytes, list[int]] = defaultdict(list)
+    for rank, row in zip(ranks, meet(ranks, "the choice of GPUs", uuid), strict=True):
+        having[row.tobytes()].append(rank)
+    having.pop(bytes(UUID_BYTES), None)
+    if shared := [who for who in having.values() if len(who) > 1]:
+        several = "; ".join(f"ranks {', '.join(map(str, who))}" for who in shared)
+        raise launch.LaunchError(
+            f"{several} have the same GPU, and NCCL wants one for each rank: ask the scheduler for "
+            "as many GPUs as ranks on a node (srun --gpus-per-task=1), or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES=''"
+        )
 
 
 @functools.cache

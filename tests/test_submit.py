@@ -13,6 +13,7 @@ import pytest
 from commands import flowpm_here, folder_with
 
 from flowpm_dist.cli.submit import array_settings
+from flowpm_dist.config.site import gpus_of_a_node
 from flowpm_dist.io.errors import UserError
 
 RUN = """
@@ -158,6 +159,8 @@ def test_array_settings():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("other.toml",), "submit simulate: cannot take other.toml"),
+        (("--", "--resume"), "submit simulate: cannot take --resume"),
         (("--time", "soon"), "--time soon: must be as sbatch takes it"),
         (("--array", "initial.seeds=0-3"), "initial.seeds is not a key"),
         (("--array", "initial.seed=1,x"), "initial.seed"),
@@ -170,6 +173,87 @@ def test_mistakes_are_told_before_anything_is_written(here, words, message):
     done = flowpm_here(*asked)
     assert done.returncode == 2 and message in done.stderr, done
     assert not list(here.glob("*.sbatch"))
+
+
+TRAINING = """
+[priors]
+Omega_m = [0.25, 0.35]
+[training]
+batch = 8
+[data]
+simulations = 16
+validation = 8
+test = 8
+"""
+
+
+@pytest.fixture
+def training(here):
+    """The run file of networks, in the current folder."""
+    text = RUN.partition("[initial]")[0].replace("Omega_m = 0.31\n", "").replace("16", "32")
+    (here / "nets.toml").write_text(text + "[evolution]\nsteps = 2\n" + TRAINING)
+    return here
+
+
+def test_a_dataset_begins_anew(training):
+    """It cannot be stopped and resumed: there is no warning, and a second turn overwrites."""
+    asked = ("submit", "dataset", "nets.toml", *SIZE, "--dry-run", "--array")
+    done = flowpm_here(*asked, "data.seed=3-4", "--", "--split", "train", "--dtype", "int16")
+    assert done.returncode == 0, done.stderr
+    text = (training / "nets-dataset.sbatch").read_text()
+    asked = directives(text)
+    assert "signal" not in asked and asked["array"] == "0-1"
+    words = shlex.split(commands(text, training, SLURM_ARRAY_TASK_ID="1")[0])
+    assert words[words.index("dataset") :] == [
+        "dataset", str(training / "nets.toml"), "--split", "train", "--dtype", "int16",
+        "--output", str(training / "nets-dataset-1"), "--set", "data.seed=4",
+    ]  # fmt: skip
+    again = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "1"}
+    assert shlex.split(commands(text, training, **again)[0])[-1] == "--overwrite"
+    called, status = commands(text, training, status=138, SLURM_ARRAY_TASK_ID="0")
+    assert "requeue" not in called and status == 138
+
+
+def test_evaluations_and_predictions(here, monkeypatch):
+    """They take trainings; their own --check has the last word."""
+    asked = ("submit", "evaluate", "one", "two", *SIZE, "--dry-run")
+    done = flowpm_here(*asked)
+    assert done.returncode == 2 and "one" in done.stderr and not list(here.glob("*.sbatch"))
+    seen = []
+
+    def checked(words, **_):
+        seen.append([str(word) for word in words])
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr("flowpm_dist.cli.submit.subprocess.run", checked)
+    assert flowpm_here(*asked, "--", "--split", "validation").returncode == 0
+    assert {"--check", "--ranks", "8", "--ignore-memory"} <= set(seen[0])
+    words = shlex.split(commands((here / "one-evaluation.sbatch").read_text(), here)[0])
+    assert words[words.index("evaluate") :] == [
+        "evaluate", str(here / "one"), str(here / "two"), "--split", "validation"
+    ]  # fmt: skip
+    asked = ("submit", "predict", "one", "volume.npy", *SIZE, "--dry-run")
+    assert flowpm_here(*asked, "--", "--box-size", "64").returncode == 0
+    words = shlex.split(commands((here / "one-prediction.sbatch").read_text(), here)[0])
+    assert words[-4:] == [str(here / "one"), str(here / "volume.npy"), "--box-size", "64"]
+
+
+def test_ranks_that_would_share_a_gpu(here, monkeypatch):
+    """Refused where Horovod has NCCL, when the site asks for fewer GPUs than ranks."""
+    (here / "site.toml").write_text('[site]\ndirectives = ["--gres=gpu:a100:2"]\n')
+    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--site", "site.toml")
+    assert flowpm_here(*asked).returncode == 0
+    monkeypatch.setattr("meshimpl.launch.horovod_has_nccl", lambda: True)
+    done = flowpm_here(*asked)
+    assert done.returncode == 2 and "2 GPUs a node, for 4 ranks" in done.stderr
+    fewer = (*asked, "--ranks-per-node", "2", "--script", "fewer.sbatch")
+    assert flowpm_here(*fewer).returncode == 0
+    asked_for = {
+        "--gpus-per-node=4": 4, "--gpus-per-node=h100:2": 2, "--gres=gpu": 1,
+        "--gres=shard:1,gpu:3": 3, "--exclusive": None, "--gpus-per-task=1": None,
+    }  # fmt: skip
+    for directive, count in asked_for.items():
+        assert gpus_of_a_node(["--exclusive", directive]) == count, directive
 
 
 def test_the_site_files_own_mistakes(here):

@@ -18,10 +18,13 @@ import typer
 from flowpm_dist.cli.common import Set, default_output, mesh_option, refuse
 from flowpm_dist.cli.resumable import Request
 from flowpm_dist.config.settings import parse_settings
-from flowpm_dist.config.site import SiteOptions, default_site_file, load_site
+from flowpm_dist.config.site import SiteOptions, default_site_file, gpus_of_a_node, load_site
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.batch_script import BatchJob
+from meshimpl import launch
 
+PROGRAM = [sys.executable, "-m", "flowpm_dist.cli"]
+"""The command flowpm-dist of this Python."""
 MANY = 10_000
 """Jobs of the largest array."""
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
@@ -29,11 +32,14 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 class Command(StrEnum):
-    """Commands whose work goes on in another job."""
+    """Commands that run on several ranks."""
 
     simulate = "simulate"
     reconstruct = "reconstruct"
     train = "train"
+    dataset = "dataset"
+    evaluate = "evaluate"
+    predict = "predict"
 
 
 _JOBS = {
@@ -41,6 +47,13 @@ _JOBS = {
     Command.reconstruct: "ReconstructionJob",
     Command.train: "TrainingJob",
 }
+"""Commands whose work goes on in another job, and the class of their work."""
+_SUFFIXES = {
+    Command.dataset: "dataset",
+    Command.evaluate: "evaluation",
+    Command.predict: "prediction",
+}
+"""Commands that begin anew, and what their scripts are named after."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,7 +66,14 @@ def add_to(app: typer.Typer) -> None:
 
 def submit(
     command: Annotated[Command, typer.Argument(help="What the job does.")],
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="Its run file.")],
+    operands: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN.TOML [-- OPTIONS]",
+            help="Its run file; trainings for evaluate, a training and a volume for predict. "
+            "Options of dataset, evaluate and predict come last, after --.",
+        ),
+    ],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")],
     ranks_per_node: Annotated[int, typer.Option(min=1, help="MPI ranks on each node.")],
     time: Annotated[
@@ -63,7 +83,7 @@ def submit(
         int | None, typer.Option(min=1, help="Cores of each rank; by default the site's.")
     ] = None,
     gpus_per_rank: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of each rank; by default the site's.")
+        int | None, typer.Option(min=0, max=1, help="GPUs of each rank; by default the site's.")
     ] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
@@ -102,19 +122,23 @@ def submit(
         if not _TIME.fullmatch(time):
             raise UserError(f"--time {time}: must be as sbatch takes it, such as 02:00:00")
         options = _site(site, threads, gpus_per_rank, partition, account)
+        _check_gpus(options, ranks_per_node)
+        given, own = _operands(command, operands)
         kind = _kind(command)
-        results = output or default_output(run_file, kind.suffix or kind.kind)
+        results = output or _default_results(command, given[0], kind)
         settings = array_settings(array or [])
-        words = [command.value, str(run_file.absolute())]
+        words = [command.value, *(str(path.absolute()) for path in given)]
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
+        has_folder = command in (*_JOBS, Command.dataset) or output is not None
         job = BatchJob(
             name=results.name,
             written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
-            program=shlex.split(options.program) or [sys.executable, "-m", "flowpm_dist.cli"],
-            words=words,
-            output=str(results.absolute()),
-            begun=kind.begun,
+            program=shlex.split(options.program) or PROGRAM,
+            words=[*words, *own],
+            output=str(results.absolute()) if has_folder else "",
+            begun=kind.begun if kind else "",
+            again="--overwrite" if command is Command.dataset else "",
             nodes=nodes,
             ranks_per_node=ranks_per_node,
             time=time,
@@ -122,7 +146,10 @@ def submit(
             at_once=at_once,
             **options.model_dump(exclude={"program"}),
         )
-        _check(kind, run_file, job, mesh, changes or [])
+        if kind is None:
+            _try(command, job)
+        else:
+            _check(kind, given[0], job, mesh, changes or [])
         path = script or results.with_name(f"{results.name}.sbatch")
         _write(path, job.script())
     except UserError as error:
@@ -164,7 +191,63 @@ def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
     return {key: [row[i] for row in combined] for i, key in enumerate(values)}
 
 
+def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Returns the files and folders that a command works on, and its own options.
+
+    Raises:
+        UserError: there are too many.
+    """
+    count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    given, own = [Path(word) for word in words[:count]], list(words[count:])
+    most = {Command.evaluate: len(given), Command.predict: 2}.get(command, 1)
+    if not 0 < len(given) <= most or (command in _JOBS and own):
+        wrong = shlex.join(words[most:] if given else words)
+        raise UserError(f"submit {command.value}: cannot take {wrong}")
+    return given, own
+
+
+def _default_results(command: Command, first: Path, kind: Any) -> Path:
+    if command in (Command.evaluate, Command.predict):
+        return Path(f"{first.absolute().name}-{_SUFFIXES[command]}")
+    return default_output(first, (kind.suffix or kind.kind) if kind else _SUFFIXES[command])
+
+
+def _check_gpus(options: SiteOptions, ranks_per_node: int) -> None:
+    """Checks that no two ranks get one GPU, if this Horovod carries messages by NCCL.
+
+    Raises:
+        UserError: they would.
+    """
+    gpus = gpus_of_a_node(options.directives)
+    if gpus is not None and gpus < ranks_per_node and launch.horovod_has_nccl():
+        raise UserError(
+            f"site.directives ask for {gpus} GPU{'s' * (gpus > 1)} a node, for {ranks_per_node} "
+            "ranks, and NCCL wants one GPU for each rank: --gpus-per-rank 1, or fewer ranks"
+        )
+
+
+def _try(command: Command, job: BatchJob) -> None:
+    """Let a command check what it would be given, in an array for its first job.
+
+    Raises:
+        UserError: it could not begin.
+    """
+    first = [f"{key}={values[0]}" for key, values in job.settings.items()]
+    if first and command is not Command.dataset:
+        raise UserError(f"--array: {command.value} has no run file of its own")
+    words = [word for text in first for word in ("--set", text)]
+    if job.output:
+        words += ["--output", f"{job.output}-0" if job.elements else job.output]
+    words += ["--ranks", str(job.nodes * job.ranks_per_node), "--check", "--ignore-memory"]
+    done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(done.stderr.strip().removeprefix("error: "))
+
+
 def _kind(command: Command) -> Any:
+    """Returns the class of the work of a command that can be resumed; None for another."""
+    if command not in _JOBS:
+        return None
     module = importlib.import_module(f"flowpm_dist.cli.{command.value}")
     return getattr(module, _JOBS[command])
 

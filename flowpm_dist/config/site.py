@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +38,9 @@ class SiteOptions(Options):
     threads: int = Field(
         default=0, ge=0, description="cores of each rank; 0 leaves them to Slurm and the launcher"
     )
-    gpus_per_rank: int = Field(default=0, ge=0, description="GPUs of each rank, 0 or more")
+    gpus_per_rank: int = Field(
+        default=0, ge=0, le=1, description="GPUs of each rank, of which it uses one: 0 or 1"
+    )
     warn: int = Field(
         default=120,
         ge=10,
@@ -53,6 +56,23 @@ def _hints(file: ParsedRunFile) -> Iterable[Problem]:
     for directive in file.value("site", "directives") or ():
         if not directive.startswith("-"):
             yield Problem("site.directives", f"= {directive!r}: must begin with --")
+
+
+_GPUS = re.compile(
+    r"--gpus-per-node[= ](?:[\w.-]+:)?(\d+)|--gres[= ](?:\S*,)?gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?"
+)
+
+
+def gpus_of_a_node(directives: Iterable[str]) -> int | None:
+    """Returns the GPUs of a node for which options of sbatch ask; None if they do not say.
+
+    Args:
+        directives: such as "--gres=gpu:a100:4".
+    """
+    for directive in directives:
+        if found := _GPUS.match(directive):
+            return int(found[1] or found[2] or 1)
+    return None
 
 
 def default_site_file() -> Path:

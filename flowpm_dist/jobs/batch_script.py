@@ -20,8 +20,10 @@ class BatchJob:
         program: the words of the command flowpm-dist.
         words: its command, run file and options, without the results' folder.
         output: folder of the results; in an array, of which each job has its own, the beginning of
-            their names.
-        begun: pattern of files in the folder of results that are there if work can be resumed.
+            their names; empty if the command has its own place for them, or none.
+        begun: pattern of files in the folder of results that are there if work can be resumed;
+            empty for a command that cannot be stopped and resumed, and begins anew.
+        again: option with which such a command begins anew, if it needs one.
         nodes, ranks_per_node: of the job.
         time: limit such as "02:00:00".
         threads: cores of each rank; 0 leaves them to Slurm.
@@ -46,6 +48,7 @@ class BatchJob:
     nodes: int
     ranks_per_node: int
     time: str
+    again: str = ""
     threads: int = 0
     gpus_per_rank: int = 0
     launcher: str = "srun"
@@ -90,7 +93,7 @@ class BatchJob:
             "cpus-per-task": self.threads or None,
             "gpus-per-node": self.ranks_per_node * self.gpus_per_rank or None,
             "time": self.time,
-            "signal": f"{signal}@{self.warn}",
+            "signal": f"{signal}@{self.warn}" if self.begun else None,
             "partition": self.partition or None,
             "account": self.account or None,
             "qos": self.qos or None,
@@ -129,23 +132,28 @@ class BatchJob:
             arrays.insert(0, "i=$SLURM_ARRAY_TASK_ID")
             settings = f"settings=({' '.join(given)})"
             output = f'{output}-"$i"'
-        lines = [
-            *arrays,
-            settings,
-            f"output={output}",
-            "",
-            "# A job that was stopped, or whose host failed, goes on where its last checkpoint is.",
-            "resume=()",
-            f'if compgen -G "$output/{self.begun}" > /dev/null; then resume=(--resume); fi',
-            "",
-            *self._launch(),
-        ]
-        return "\n".join(lines)
+        lines = [*arrays, settings, *([f"output={output}"] if self.output else [])]
+        return "\n".join([*lines, "", *self._resume(), "", *self._launch()])
+
+    def _resume(self) -> list[str]:
+        if self.begun:
+            return [
+                "# A job that was stopped, or whose host failed, goes on where its last checkpoint "
+                "is.",
+                "resume=()",
+                f'if compgen -G "$output/{self.begun}" > /dev/null; then resume=(--resume); fi',
+            ]
+        lines = ["# After the failure of a host this begins anew.", "resume=()"]
+        if self.again:
+            count = '"${SLURM_RESTART_COUNT:-0}"'
+            lines.append(f"if [ {count} -gt 0 ]; then resume=({self.again}); fi")
+        return lines
 
     def _launch(self) -> list[str]:
         ranks = self.nodes * self.ranks_per_node
         command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
-        command += ' --output "$output" "${settings[@]}" "${resume[@]}"'
+        command += ' --output "$output"' if self.output else ""
+        command += ' "${settings[@]}" "${resume[@]}"'
         if self.launcher == "srun":
             # A rank that stops in good order has a status; srun would end the others and lose it.
             options = f"--mpi={self.mpi} --kill-on-bad-exit=0"
@@ -169,6 +177,8 @@ class BatchJob:
         ]
 
     def _end(self) -> str:
+        if not self.begun:
+            return "exit $status"
         return (
             "# Stopped before the time limit, with a checkpoint: the rest is for another turn.\n"
             f"if [ $status -eq {STOPPED} ] && "

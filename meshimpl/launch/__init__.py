@@ -15,6 +15,7 @@ from meshimpl.launch.command import (
 )
 from meshimpl.launch.ending import abort, abort_on_error
 from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
+from meshimpl.launch.gpus import check_gpus, gpu_identity, gpus_in_sight, horovod_has_nccl
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
 from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
@@ -35,11 +36,15 @@ __all__ = [
     "abort",
     "abort_on_error",
     "available_cores",
+    "check_gpus",
     "check_launcher",
     "configure_threads",
     "detect",
     "end_was_told",
     "find_mpirun",
+    "gpu_identity",
+    "gpus_in_sight",
+    "horovod_has_nccl",
     "host_memory",
     "is_open_mpi",
     "launch_or_join",

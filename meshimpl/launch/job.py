@@ -16,6 +16,7 @@ from typing import IO
 from meshimpl.launch.banners import WithoutBanners
 from meshimpl.launch.command import mpirun_command
 from meshimpl.launch.environment import LaunchError, detect
+from meshimpl.launch.gpus import check_gpus
 from meshimpl.launch.job_folder import VARIABLE, JobFolder
 from meshimpl.launch.watch import Watch
 
@@ -68,7 +69,8 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
 
     Returns:
         The job's exit status; 128 plus the signal if a signal stopped it, such as 130 after an
-        interrupt; 2, with a message printed, if there is no mpirun or no Horovod.
+        interrupt; 2, with a message printed, if there is no mpirun or no Horovod, or if NCCL would
+        refuse so many ranks on this machine's GPUs.
     """
     try:
         command, env = mpirun_command(ranks, [*_this_program(), *argv])
@@ -77,6 +79,8 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
                 "more than one rank needs Horovod, and this Python has none. `flowpm-dist build "
                 "horovod` builds it (it wants g++ and make); one rank works without."
             )
+        if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1:
+            check_gpus(ranks)  # elsewhere each node's ranks see to it
     except LaunchError as error:
         _print_error(str(error))
         return 2
@@ -142,10 +146,11 @@ def _supervise(
 ) -> tuple[int, int | None]:
     """Runs mpirun to its end; returns its status and the signal that asked it to stop, if any."""
     # Loaded before the fork: between fork and exec nothing may be imported.
-    prctl = ctypes.CDLL(None).prctl
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def die_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if prctl is not None:  # on Linux
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     # In a process group of its own mpirun gets one SIGINT, ours, and not the terminal's as well:
     # at a second one it leaves at once, without waiting for its ranks.

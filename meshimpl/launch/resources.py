@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
+from meshimpl.launch.gpus import too_few_gpus
 
 THREAD_OVERRIDES = ("MESHIMPL_THREADS", "FLOWPM_THREADS")
 """Variables by which a user sets the number of threads of each rank."""
@@ -14,6 +15,8 @@ LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_
 
 def available_cores() -> int:
     """Returns the number of cores that affinity and container leave to this process."""
+    if not hasattr(os, "sched_getaffinity"):  # elsewhere than on Linux
+        return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -93,11 +96,7 @@ def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) 
         or gpus != tf.config.list_physical_devices("GPU")
     )
     if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
-        raise LaunchError(
-            f"this node has {here.local_size} ranks and {len(gpus)} "
-            f"GPU{'s' if len(gpus) > 1 else ''}, and NCCL wants one GPU for each rank: start "
-            f"{len(gpus)} ranks a node, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
-        )
+        raise LaunchError(too_few_gpus(here.local_size, len(gpus)))
     mine = gpus[here.local_rank % len(gpus)]
     try:
         tf.config.set_visible_devices(mine, "GPU")

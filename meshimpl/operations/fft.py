@@ -90,14 +90,14 @@ class Pencils:
         kz, ky, _ = self.modes
         if self.row.size == 1:
             # [b, x, y/col, kz] -> [b, kz/col, y, x]
-            return tf.signal.fft2d(self._z_to_yx(_pad(tf.signal.rfft(x), 3, kz)))
+            return tf.signal.fft2d(self._z_to_yx(tf.signal.rfft(x), pad_to=kz))
         if self.col.size == 1:
             # [b, x/row, ky, kz] -> [b, kz, ky/row, x]
-            return tf.signal.fft(self._zy_to_x(_pad(tf.signal.rfft2d(x), 2, ky)))
+            return tf.signal.fft(self._zy_to_x(tf.signal.rfft2d(x), pad_to=ky))
         # [b, x/row, y/col, kz] -> [b, x/row, kz/col, y]
-        lines = self._z_to_y(_pad(tf.signal.rfft(x), 3, kz))
+        lines = self._z_to_y(tf.signal.rfft(x), pad_to=kz)
         # [b, x/row, kz/col, ky] -> [b, kz/col, ky/row, x]
-        return tf.signal.fft(self._y_to_x(_pad(tf.signal.fft(lines), 3, ky)))
+        return tf.signal.fft(self._y_to_x(tf.signal.fft(lines), pad_to=ky))
 
     def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
         """Returns the real block [b, x/row, y/col, z] of a spectrum, over the number of cells.
@@ -106,16 +106,17 @@ class Pencils:
             spectrum: complex [b, kz/col, ky/row, kx].
         """
         _, ny, nz = self.grid
+        kz = nz // 2 + 1
         if self.row.size == 1:
             # [b, kz/col, y, x] -> [b, x, y/col, kz]
-            modes = self._z_to_yx.reverse(tf.signal.ifft2d(spectrum))
+            modes = self._z_to_yx.reverse(tf.signal.ifft2d(spectrum), crop_to=kz)
         else:
             # [b, kz/col, ky/row, x] -> [b, x/row, kz/col, ky]
-            lines = _crop(self._y_to_x.reverse(tf.signal.ifft(spectrum)), ny)
+            lines = self._y_to_x.reverse(tf.signal.ifft(spectrum), crop_to=ny)
             # [b, x/row, kz/col, y] -> [b, x/row, y/col, kz]; with one column this is faster than
             # irfft2d, whose transform along y is strided
-            modes = self._z_to_y.reverse(tf.signal.ifft(lines))
-        return tf.signal.irfft(_crop(modes, nz // 2 + 1), fft_length=[nz])
+            modes = self._z_to_y.reverse(tf.signal.ifft(lines), crop_to=kz)
+        return tf.signal.irfft(modes, fft_length=[nz])
 
     def multiplicity(self) -> np.ndarray:
         """Returns, for each kz of this rank, 2 if a mode also stands for its conjugate, else 1."""
@@ -142,17 +143,6 @@ class Pencils:
 
 def _signed(size: int) -> np.ndarray:
     return np.fft.fftfreq(size, 1 / size).round().astype(np.int64)
-
-
-def _crop(x: tf.Tensor, size: int) -> tf.Tensor:
-    return x if x.shape[-1] == size else x[..., :size]
-
-
-def _pad(x: tf.Tensor, axis: int, size: int) -> tf.Tensor:
-    missing = size - x.shape[axis]
-    if not missing:
-        return x
-    return tf.pad(x, [[0, missing if i == axis else 0] for i in range(x.shape.rank)])
 
 
 def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:

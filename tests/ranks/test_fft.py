@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from meshimpl import launch
+from meshimpl import launch, transfer
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import irfft3d, rfft3d
@@ -54,6 +54,31 @@ def test_forward_and_inverse_are_numpys(mesh, grid, dtype):
     assert not pairs[kz:].any() and not pairs[:, ky:].any(), "padded modes must be zero"
     back = inverse.gather(inverse(block))
     np.testing.assert_allclose(back, field, rtol=0, atol=20 * EPSILON[dtype])
+
+
+@pytest.mark.ranks(1, 4)
+def test_transfers_as_on_gpus(mesh, monkeypatch):
+    """There XLA pads, transposes and crops: what moves is the same to the bit."""
+    field = np.random.default_rng(2).normal(size=(8, 12, 10))
+
+    def there_and_back():
+        forward, inverse, _, _ = functions(mesh, field.shape)
+        block = forward(field)
+        return block.numpy(), inverse(block).numpy()
+
+    expected = there_and_back()
+    compiled = []
+
+    def compile_too(*arguments):
+        compiled.append(arguments)
+        return original(*arguments)
+
+    original = transfer._compiled.__wrapped__
+    monkeypatch.setattr(transfer, "_has_gpu", lambda: True)
+    monkeypatch.setattr(transfer, "_compiled", compile_too)
+    for found, whole in zip(there_and_back(), expected, strict=True):
+        np.testing.assert_array_equal(found, whole)
+    assert compiled
 
 
 def test_leading_dimensions_are_transformed_one_by_one(mesh):

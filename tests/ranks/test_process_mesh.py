@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 from conftest import SIZE, process_mesh
 from mesh_groups import groups_of
 
-from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise
+from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise, launch, rendezvous
 from meshimpl import process_mesh as process_mesh_module
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
@@ -20,6 +21,21 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.mesh_shape import lines_of, parse_mesh_shape
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+@pytest.mark.ranks(2)
+def test_ranks_with_one_gpu_are_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees one GPU, as under a scheduler, and cannot know whose it is."""
+    check = rendezvous.check_gpus.__wrapped__
+    ranks, gpus = tuple(range(SIZE)), [SimpleNamespace(name="/physical_device:GPU:0")]
+    check(ranks)  # without GPUs
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    mine = process_mesh(f"row:{SIZE}").rank
+    monkeypatch.setattr(launch, "gpu_identity", lambda index: bytes([mine + 1] * 16))
+    check(ranks)
+    monkeypatch.setattr(launch, "gpu_identity", lambda index: bytes([7] * 16))
+    with pytest.raises(launch.LaunchError, match="ranks 0, 1 have the same GPU"):
+        check(ranks)
 
 
 def test_places(any_mesh: ProcessMesh) -> None:
