@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from meshimpl.launch.watch import children_of
 from meshimpl.pulse.judgement import Peer, is_stuck, trouble
 from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place
+from meshimpl.pulse.process import end_launcher
 from meshimpl.pulse.wire import Srun
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +62,17 @@ def test_a_page_is_read_as_it_was_written():
     page.end(LEAVES)
     page.write("shorter", 8, False, True)
     assert Page(page.file).read(stopped=True) == Place("shorter", 8, False, True, LEAVES, True)
+
+
+def test_a_page_where_there_is_no_memfd(monkeypatch):
+    """Such as on macOS, or in a sandbox: a file without a name."""
+    for missing in (AttributeError, OSError):
+        monkeypatch.setattr(
+            os, "memfd_create", lambda *_, error=missing: (_ for _ in ()).throw(error)
+        )
+        page = Page.create()
+        page.write("here", 1, True, False)
+        assert Page(page.file).read() == Place("here", 1, True, False)
 
 
 def peer(rank: int, host: str = "node1", **more: object) -> Peer:
@@ -299,6 +314,30 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(jobs):
     time.sleep(1.0)
     assert all(map(is_there, (*job.ranks, *pulses)))
     assert not job.errors(0) and not job.errors(1)
+
+
+@pytest.mark.parametrize("rank", ["", "sleep"])
+def test_an_mpirun_that_waits_for_a_lost_host_ends_with_its_srun(tmp_path, rank):
+    """Neither takes a notice of SIGTERM; with a rank both are left alone."""
+    programs = {"mpirun": "/bin/bash", "srun": "/bin/sleep"}
+    for name, program in programs.items():
+        shutil.copy(program, tmp_path / name)
+    script = f"trap '' TERM; {tmp_path}/srun 60 & {rank and 'sleep 60 &'} wait; wait; sleep 60"
+    launcher = subprocess.Popen([tmp_path / "mpirun", "-c", script], start_new_session=True)
+    try:
+        names: set[str] = set()
+        while names != {"srun", *rank.split()}:
+            time.sleep(0.05)
+            children = children_of(launcher.pid)
+            names = {Path(f"/proc/{child}/comm").read_text().strip() for child in children}
+        end_launcher(launcher.pid, 0.6)
+        time.sleep(0.1)
+        assert launcher.poll() is None or not rank
+        assert [is_there(process) for process in children] == [bool(rank)] * len(children)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
 
 
 def test_an_srun_that_was_there_is_missed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 from typing import NamedTuple
 
 GOES_ON, LEAVES, ABORTS = 0, 1, 2
@@ -49,7 +50,11 @@ class Page:
     @classmethod
     def create(cls) -> Page:
         """Returns a new page."""
-        file = os.memfd_create("meshimpl-pulse")
+        try:
+            file = os.memfd_create("meshimpl-pulse")
+        except (AttributeError, OSError):  # elsewhere than on Linux, or in a sandbox
+            with tempfile.TemporaryFile() as unnamed:
+                file = os.dup(unnamed.fileno())
         os.ftruncate(file, cls._SIZE)
         return cls(file)
 

@@ -22,6 +22,8 @@ from meshimpl.pulse.wire import Line, Srun, addresses, open_server
 
 LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy")
 """Names of processes that start ranks and belong to their job."""
+HELPERS = ("srun", "ssh", "rsh")
+"""Names of processes by which these start their daemons on other hosts."""
 TIME_TO_ABORT = 12.0
 """Time in which a rank ends the job before its pulse ends the rank [s]; `abort` has an alarm."""
 _AFTER_ROOT = 3.0  # in which rank 0 ends the job before others do [s]
@@ -164,22 +166,47 @@ def _waited(seconds: float, over: Callable[[], bool]) -> bool:
 def end_launcher(process: int, patience: float = 6.0) -> None:
     """Ends mpirun or its daemon, which may wait for ever for hosts that are cut off.
 
+    So may the srun by which mpirun reaches them in an allocation: it ends with mpirun.
+
     Args:
         process: that started ranks which have ended. Other processes, and one that still has ranks,
             are left alone.
         patience: time that it has to end itself [s].
     """
+    helpers = [(child, _start_of(child)) for child in children_of(process) if _is(child, HELPERS)]
+    start = _start_of(process)
 
     def has_ended() -> bool:
-        stat = stat_of(process)
-        return stat is None or stat[0] == "Z"
+        return start is None or _start_of(process) != start
 
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience / 2)):
-        if _waited(seconds, has_ended) or children_of(process):
+        if _waited(seconds, has_ended):
+            break
+        if not all(_is(child, HELPERS) for child in children_of(process)):
             return
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{process}/comm").read_text().strip() in LAUNCHERS:
+        if _is(process, LAUNCHERS):
+            with contextlib.suppress(OSError):
                 os.kill(process, number)
+    if not _waited(patience / 6, has_ended):
+        return
+    _waited(patience / 6, lambda: all(_start_of(child) != since for child, since in helpers))
+    for child, since in helpers:
+        if _start_of(child) == since:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+
+
+def _is(process: int, names: Sequence[str]) -> bool:
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip() in names
+    except OSError:
+        return False
+
+
+def _start_of(process: int) -> str | None:
+    """Returns when a process has started, which tells it from a later one; None if it has ended."""
+    stat = stat_of(process)
+    return None if stat is None or stat[0] == "Z" else stat[19]
 
 
 class RootPulse(Pulse):
