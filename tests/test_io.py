@@ -1,9 +1,12 @@
 """Results on disk: whole or absent, each rank its part, the folder's owner never surprised."""
 
 import errno
+import fcntl
 import io
 import json
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.io.particles import mark_particles_complete
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
+from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.jobs import folder
 from flowpm_dist.jobs import simulation_results as results
 from flowpm_dist.jobs.folder import OutputError
@@ -287,6 +291,85 @@ def test_foreign_files_are_neither_overwritten_nor_deleted(tmp_path):
     with pytest.raises(OutputError, match="is not of an interrupted run"):
         OutputFolder(tmp_path).begin(overwrite=True)
     assert (tmp_path / PARTIAL / "precious").exists()
+
+
+class Marks:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+PICKLE = {"id": "pickle", "protocol": 5}
+# data type and codecs of zarr 3, or data type, filters and compressor of zarr 2
+DANGEROUS = {
+    "codec": ("float32", [{"name": "numcodecs.pickle", "configuration": {}}, BYTES]),
+    "last codec": ("float32", [BYTES, {"name": "pickle", "configuration": {}}]),
+    "objects": ("object", [{"name": "bytes"}]),
+    "bytes": ("variable_length_bytes", [{"name": "vlen-bytes"}]),
+    "objects, zarr 2": ("|O", [PICKLE], None),
+    "filter, zarr 2": ("<f4", [PICKLE], None),
+    "compressor, zarr 2": ("<f4", None, PICKLE),
+}
+
+
+def dangerous_array(path: Path, kind: str, chunk: bytes) -> None:
+    """A zarr array of 4^3 values whose one chunk is given."""
+    dtype, codecs, *compressor = DANGEROUS[kind]
+    about = {"shape": [4] * 3, "fill_value": 0 if dtype != "variable_length_bytes" else ""}
+    path.mkdir()
+    if compressor:
+        about |= {"zarr_format": 2, "chunks": [4] * 3, "dtype": dtype, "order": "C"}
+        about |= {"filters": codecs, "compressor": compressor[0]}
+        (path / ".zarray").write_text(json.dumps(about))
+        (path / "0.0.0").write_bytes(chunk)
+        return
+    about |= {"zarr_format": 3, "node_type": "array", "data_type": dtype, "codecs": codecs}
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4] * 3}}
+    about |= {"chunk_grid": grid, "chunk_key_encoding": {"name": "default"}, "attributes": {}}
+    (path / "zarr.json").write_text(json.dumps(about))
+    (path / "c/0/0").mkdir(parents=True)
+    (path / "c/0/0/0").write_bytes(chunk)
+
+
+@pytest.mark.parametrize("kind", DANGEROUS)
+def test_pickles_in_zarr_are_refused_and_never_run(tmp_path, kind):
+    """As a volume, in a group of volumes, and in what says that it is a snapshot."""
+    chunk = pickle.dumps(Marks(tmp_path / "ran"))
+    dangerous_array(tmp_path / "volume.zarr", kind, chunk)
+    zarr.create_group(tmp_path / "group.zarr", zarr_format=2 if "zarr 2" in kind else 3)
+    dangerous_array(tmp_path / "group.zarr/density", kind, chunk)
+    for path in ("volume.zarr", "group.zarr"):
+        with pytest.raises(VolumeError, match=path):
+            open_volume(tmp_path / path)
+    if "zarr 2" not in kind:
+        snapshot = tmp_path / "snapshot.zarr"
+        write(snapshot, whole_fields())
+        mark_complete(snapshot)
+        shutil.rmtree(snapshot / "density")
+        dangerous_array(snapshot / "density", kind, chunk)
+        with pytest.raises(SnapshotError, match="cannot be read|must be real numbers"):
+            load_snapshot(snapshot)
+        with pytest.raises(VolumeError, match="cannot be read|must be real numbers"):
+            open_volume(snapshot)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(chunk)
+    assert (tmp_path / "ran").exists()  # it would have run
+
+
+def test_one_who_looks_at_a_lock_keeps_nobody_out(tmp_path):
+    """As `flowpm-dist runs` does; a job that begins at that moment waits for it."""
+    out = OutputFolder(tmp_path)
+    out.begin(overwrite=False)
+    out.release()
+    with out.owner.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        threading.Timer(0.05, lambda: fcntl.flock(looking, fcntl.LOCK_UN)).start()
+        OutputFolder(tmp_path).begin(overwrite=True)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

@@ -100,8 +100,8 @@ def load_snapshot(path: str | Path) -> Snapshot:
         path: `snapshot.zarr`, or the output folder that holds it.
 
     Raises:
-        SnapshotError: there is no snapshot, its writing was interrupted, or its format is not the
-            one of this version.
+        SnapshotError: there is no snapshot, its writing was interrupted, its format is not the one
+            of this version, or it holds an array that is not of numbers.
     """
     path = Path(path)
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
@@ -122,8 +122,14 @@ def load_snapshot(path: str | Path) -> Snapshot:
         raise SnapshotError(f"{path} has format {found}; this version reads format {FORMAT}")
     import zarr
 
-    group = zarr.open_group(path, mode="r")
-    return Snapshot(dict(group.arrays()), attributes)
+    try:
+        arrays = dict(zarr.open_group(path, mode="r").arrays())
+    except ValueError as error:  # of a codec or a data type that zarr does not know, such as pickle
+        raise SnapshotError(f"{path} holds an array that cannot be read: {error}") from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            raise SnapshotError(f"{path}/{name} holds {array.dtype}; must be real numbers")
+    return Snapshot(arrays, attributes)
 
 
 def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:

@@ -118,12 +118,13 @@ def _of_zarr(file: Path) -> Volume:
 
     try:
         found = zarr.open(file, mode="r")
+        arrays = {} if isinstance(found, zarr.Array) else dict(found.arrays())
     except (OSError, ValueError, KeyError) as error:
         raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error})") from error
     sides = _sides(found.attrs.get("box_size"))
     if isinstance(found, zarr.Array):
         return Volume(found, str(file), sides)
-    there = {name: array for name, array in found.arrays() if array.ndim in SPATIAL}
+    there = {name: array for name, array in arrays.items() if array.ndim in SPATIAL}
     chosen = _chosen(file, there, "", "give the folder of one of them")
     return Volume(there[chosen], f"{file}/{chosen}", sides)
 

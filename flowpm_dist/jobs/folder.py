@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,20 @@ class OutputError(UserError):
 
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def _lock_soon(file: IO[str]) -> None:
+    """Locks a file; `flowpm-dist runs`, which only looks, may have locked it for an instant.
+
+    Raises:
+        BlockingIOError: another process keeps the lock.
+    """
+    for _ in range(10):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _holder(text: str) -> str:
@@ -259,7 +274,7 @@ class JobFolder(ABC):
         """
         lock = open(path, "a+", encoding="utf-8")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(lock)
         except BlockingIOError:
             lock.seek(0)
             holder = _holder(lock.read())
