@@ -85,15 +85,16 @@ def _found(mesh: ProcessMesh, options: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
     import gpu_checks
+    import gpu_timings
 
     stored = {name: np.array(value) for name, value in json.loads(STORED.read_text()).items()}
     checks = [_checked(mesh, check) for check in gpu_checks.all_checks(mesh, stored)]
     timings = []
-    for timing in gpu_checks.all_timings(mesh, options.grid) if options.grid else ():
-        first, then = gpu_checks.seconds(mesh, timing.work, options.repeats)
+    for timing in gpu_timings.all_timings(mesh, options.grid) if options.grid else ():
+        first, then = gpu_timings.seconds(mesh, timing.work, options.repeats)
         row = {"name": timing.name, "first": first, "seconds": then}
         timings.append(row | {"rate": timing.amount / then, "unit": timing.unit})
-    facts = _facts() | {"peak": gpu_checks.peak_memory(tf.config.get_visible_devices("GPU"))}
+    facts = _facts() | {"peak": gpu_timings.peak_memory(tf.config.get_visible_devices("GPU"))}
     gathered = mesh.gather_to_root(np.frombuffer(json.dumps(facts).encode(), np.uint8))
     return {
         "when": time.strftime("%Y-%m-%d %H:%M:%S %Z"),

@@ -1,4 +1,4 @@
-"""What gpu_check.py checks and times, on the devices that the ranks have.
+"""What gpu_check.py checks, on the devices that the ranks have.
 
 A check compares what this job computes with numpy in float64, with the portable kernels on the CPU
 in float64, or with the numbers of gpu_check.json, which a CPU has computed in float64. All ranks
@@ -8,9 +8,7 @@ make each check together.
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +40,6 @@ NETWORK = Declaration(
 )
 LAYOUT = "x:row;ky:row;y:col;kz:col"
 CARRIED = ("float16", "float32", "float64", "int32", "int64", "bfloat16", "complex64", "bool")
-MESSAGE = 64 * 2**20  # [bytes] of a rank, in the timings
 
 Precision = str
 Values = Mapping[str, np.ndarray]
@@ -223,7 +220,8 @@ def _expected(group: Communicator, parts: np.ndarray, dtype: str) -> list[np.nda
 
 
 @functools.cache
-def _cube(side: int) -> Any:
+def cube(side: int) -> Any:
+    """Returns the `mtf.Shape` [x, y, z] of a cubic grid."""
     return mtf.Shape([mtf.Dimension(name, side) for name in "xyz"])
 
 
@@ -233,7 +231,7 @@ def _white(side: int) -> np.ndarray:
 
 def _fft(mesh: ProcessMesh, precision: Precision) -> Found:
     """The transform against numpy's."""
-    spec = {"x": (_cube(GRID), tf.as_dtype(precision))}
+    spec = {"x": (cube(GRID), tf.as_dtype(precision))}
     forward = MeshFunction(lambda _, x: rfft3d(x), mesh, LAYOUT, spec)
     field = _white(GRID).astype(precision)
     block = forward(field)
@@ -245,8 +243,8 @@ def _fft(mesh: ProcessMesh, precision: Precision) -> Found:
 
 def _fft_back(mesh: ProcessMesh, precision: Precision) -> Found:
     """The transform and its inverse, whose adjoint is then the identity, too."""
-    spec = {"x": (_cube(GRID), tf.as_dtype(precision))}
-    pair = MeshFunction(lambda _, x: irfft3d(rfft3d(x), _cube(GRID)), mesh, LAYOUT, spec)
+    spec = {"x": (cube(GRID), tf.as_dtype(precision))}
+    pair = MeshFunction(lambda _, x: irfft3d(rfft3d(x), cube(GRID)), mesh, LAYOUT, spec)
     block = pair.block_of("x", _white(GRID).astype(precision))
     with tf.GradientTape() as tape:
         tape.watch(block)
@@ -295,9 +293,10 @@ def _calls(
     yield from k.drift_vjp(u, v, w, s, factors[:, 0])
 
 
-def _simulation(
+def simulation_of(
     mesh: ProcessMesh, precision: Precision, side: int = GRID, steps: int = 4
 ) -> fpm.Simulation:
+    """Returns a simulation with the resolution of the checks; `side` and `steps` are its own."""
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
     size = BOX * side / GRID
     return fpm.Simulation(COSMOLOGY, side, size, edges, mesh=mesh, precision=precision)
@@ -306,7 +305,7 @@ def _simulation(
 @functools.cache
 def _checked(mesh: ProcessMesh, precision: Precision) -> tuple[fpm.Simulation, tf.Tensor]:
     """The universe of the checks, and this rank's block of its white noise."""
-    simulation = _simulation(mesh, precision)
+    simulation = simulation_of(mesh, precision)
     return simulation, noise_function(simulation.box)(1)
 
 
@@ -359,7 +358,7 @@ def network_numbers(
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
     try:
-        options = {"loss": "l2", "precision": precision, "gather_below": 2}
+        options: dict[str, Any] = {"loss": "l2", "precision": precision, "gather_below": 2}
         network = Network(NETWORK, mesh, width=GRID, batch=2, **options)
         random = np.random.default_rng(3)
         volumes = random.gamma(2.0, 0.5, [2, GRID, GRID, GRID]).astype(network.input_dtype)
@@ -371,83 +370,3 @@ def network_numbers(
         return found, _device(gradients[0])
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Something that is timed.
-
-    Attributes:
-        name: of it, with its size.
-        work: does it once, on all ranks together.
-        amount: what it does, in `unit`s.
-        unit: such as "GB", of which the table shows how many there are in a second.
-    """
-
-    name: str
-    work: Callable[[], Any]
-    amount: float
-    unit: str
-
-
-def all_timings(mesh: ProcessMesh, side: int) -> Iterator[Timing]:
-    """Yields what is timed.
-
-    Args:
-        mesh: of all ranks.
-        side: cells along a side of the universe, and of the volume of the network at most 128.
-    """
-    grid = f"{side}^3"
-    if mesh.size > 1:
-        rows = MESSAGE // 4 // mesh.size * mesh.size
-        x = tf.ones([rows])
-        for name in ("allreduce", "alltoall"):
-            call = tf.compat.v1.wrap_function(
-                lambda y, name=name: tf.identity(getattr(mesh.world, name)(y)),
-                [tf.TensorSpec(x.shape, x.dtype)],
-            )
-            work = functools.partial(call, x)
-            yield Timing(f"{name} of 64 MiB a rank", work, MESSAGE / 1e9, "GB")
-    spec = {"x": (_cube(side), tf.float32)}
-    pair = MeshFunction(lambda _, x: irfft3d(rfft3d(x), _cube(side)), mesh, LAYOUT, spec)
-    field = tf.random.stateless_normal(pair.impl.slice_shape(_cube(side)), [1, 2])
-    yield Timing(f"FFT and back, {grid}", functools.partial(pair, field), side**3 / 1e6, "Mcell")
-    simulation = _simulation(mesh, "float32", side, steps=5)
-    noise = noise_function(simulation.box)(1)
-    amount = 5 * side**3 / 1e6
-
-    def run() -> tf.Tensor:
-        return simulation.run(white_noise=noise).density().block
-
-    def gradient() -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(noise)
-            loss = tf.reduce_sum(tf.square(run()))
-        return tape.gradient(loss, noise)
-
-    unit = "Mparticle steps"
-    yield Timing(f"run of 5 steps, {grid}", run, amount, unit)
-    yield Timing(f"gradient through 5 steps, {grid}", gradient, amount, unit)
-    width = min(side, 128)
-    network = Network("sc18-periodic", mesh, width=width, batch=1)
-    volume = tf.ones([1, *(width // mesh.axis_size(axis) for axis in ("row", "col")), width])
-    step = functools.partial(network.step, volume, np.zeros([1, 3], np.float32), np.arange(1), 0)
-    yield Timing(f"training step of sc18-periodic, {width}^3", step, 1.0, "volumes")
-
-
-def seconds(mesh: ProcessMesh, work: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Returns the seconds of a first call, and the median of those after it."""
-    taken = []
-    for _ in range(repeats + 1):
-        mesh.barrier()
-        began = time.perf_counter()
-        result = work()
-        tf.test.experimental.sync_devices()
-        taken.append(time.perf_counter() - began)
-        del result
-    return taken[0], statistics.median(taken[1:])
-
-
-def peak_memory(gpus: Sequence[Any]) -> int:
-    """Returns the most memory of this rank's GPU that tensors have taken [bytes]; 0 without one."""
-    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if gpus else 0

@@ -11,6 +11,7 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 import gpu_checks  # noqa: E402
+import gpu_timings  # noqa: E402
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -37,6 +38,6 @@ def test_checks(world):
 
 def test_timings(world):
     """Of messages and FFT; the others wait for what the checks have already made."""
-    for timing in itertools.islice(gpu_checks.all_timings(world, 8), 3):
-        first, then = gpu_checks.seconds(world, timing.work, 1)
+    for timing in itertools.islice(gpu_timings.all_timings(world, 8), 3):
+        first, then = gpu_timings.seconds(world, timing.work, 1)
         assert first > 0 and then > 0
