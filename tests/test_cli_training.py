@@ -69,6 +69,7 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
         ("dataset", ["--output", "--split", "--dtype", "--compressed", "--samples-per-file"]),
         ("evaluate", ["--ranks", "--mesh", "--output", "--split", "--checkpoint"]),
         ("predict", ["--ranks", "--mesh", "--box-size", "--checkpoint"]),
+        ("export", ["--output", "--checkpoint", "--overwrite"]),
     ],
 )
 def test_help_names_each_option_and_an_example(command, options):
@@ -302,6 +303,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     assert [int(row["step"]) for row in rows(Path("killed"))] == list(range(STEPS))
 
 
+@pytest.mark.budget(60)
 def test_a_network_is_judged_and_asked(here, trained):
     folder, _ = trained
     done = flowpm_here("evaluate", str(folder))
@@ -317,6 +319,22 @@ def test_a_network_is_judged_and_asked(here, trained):
     assert [name for name, _, _ in found] == ["Omega_m", "sigma8"]
     assert "divided by its mean" in done.stdout
     assert "must be (32, 32, 32)" not in done.stdout
+    exported = flowpm_here("export", str(folder), "--output", "network")
+    assert exported.returncode == 0, exported.stderr
+    said = exported.stdout.partition("\n\n")[2]  # how to ask it, without this package
+    script = (
+        f"import numpy as np\nvolumes = np.load('volume.npy')[None].astype('float32')\n{said}\n"
+    )
+    script += 'print(*found["mean"][0].numpy(), *found["sigma"][0].numpy())'
+    asked = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    numbers = [float(number) for _, *both in found for number in both]
+    np.testing.assert_allclose([float(n) for n in asked.stdout.split()],
+                               [*numbers[::2], *numbers[1::2]], rtol=0.05)  # fmt: skip
+    assert "holds an exported network: add --overwrite to replace it" in told(
+        flowpm_here("export", str(folder), "--output", "network")
+    )
+    assert "holds other things" in told(flowpm_here("export", str(folder), "--output", str(here)))
 
 
 def told_without_tensorflow(*words: str) -> str:

@@ -19,8 +19,8 @@ from flowpm_dist.jobs.verbosity import Verbosity
 from meshimpl import launch
 
 COMMANDS = (
-    "simulate", "convert", "reconstruct", "train", "dataset", "evaluate", "predict", "runs",
-    "submit", "build", "doctor",
+    "simulate", "convert", "reconstruct", "train", "dataset", "evaluate", "predict", "export",
+    "runs", "submit", "build", "doctor",
 )  # fmt: skip
 """Names of modules of this package that have a function `add_to`."""
 

@@ -104,6 +104,11 @@ class KerasNetwork(tf.Module):
         """The variables of a checkpoint: the weights, and what layers keep besides."""
         return [*self.weights, *self._statistics]
 
+    @property
+    def saved(self) -> list[tf.Variable]:
+        """The variables that `on_whole_volumes` reads."""
+        return [variable.value for variable in self.model.variables]
+
     def _prepared(self, volume: tf.Tensor) -> tf.Tensor:
         x = self._input(tf.cast(volume, self._dtype))
         return x if self.channels > 1 else x[..., tf.newaxis]
@@ -166,6 +171,10 @@ class KerasNetwork(tf.Module):
     def predict(self, volume: Any) -> tf.Tensor:
         """Returns this rank's outputs of a batch [batch, outputs]; layers do not train."""
         return self._predict(tf.convert_to_tensor(volume))
+
+    def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
+        """Returns the outputs of volumes in TensorFlow that can be traced, see `Network`."""
+        return self._outputs(volumes, training=False)
 
     def calibrate(self, volumes: Iterable[Any]) -> None:
         """Does nothing: the scale of its features is the model's own."""

@@ -16,6 +16,7 @@ from flowpm_dist.cosmoflow import losses
 from flowpm_dist.cosmoflow.declarations import Declaration, Dense, declaration
 from flowpm_dist.cosmoflow.features import FeatureScaling
 from flowpm_dist.cosmoflow.layer_graph import INPUTS, SPLIT_CHANNEL, LayerGraph
+from flowpm_dist.cosmoflow.plain_graph import plain_outputs
 from flowpm_dist.cosmoflow.weights import initial_weights
 from flowpm_dist.grid.box import SPLIT
 from meshimpl.compat import mtf
@@ -176,6 +177,11 @@ class Network(tf.Module):
         return [*self.weights, self._scaling.shift, self._scaling.scale]
 
     @property
+    def saved(self) -> list[tf.Variable]:
+        """The variables that `on_whole_volumes` reads."""
+        return self.state
+
+    @property
     def _held(self) -> dict[str, tf.Variable | tf.Tensor]:
         weights: dict[str, Any] = {f"weight_{n}": w for n, w in enumerate(self.weights)}
         return weights | {"shift": self._scaling.shift, "scale": self._scaling.scale}
@@ -233,6 +239,14 @@ class Network(tf.Module):
     def predict(self, volume: Any) -> tf.Tensor:
         """Returns this rank's outputs of a batch [batch, outputs], without dropout."""
         return self._predict(volume=volume, **self._held)[0]
+
+    def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
+        """Returns the outputs of whole volumes [n, x, y, z] or with channels, [n, outputs].
+
+        Each rank by itself, in plain TensorFlow that can be traced and saved; see `predict`.
+        """
+        scaling = self._scaling.shift, self._scaling.scale
+        return plain_outputs(self._graph, volumes, self.weights, scaling)
 
     def calibrate(self, volumes: Iterable[Any]) -> None:
         """Gives the dense layers features of mean 0 and variance 1, see `FeatureScaling`.

@@ -70,7 +70,10 @@ def pad_axis(
     """
     before, after = widths
     if group.size == 1 and edges == "zero":
-        return _with_zeros(x, axis, before, after)
+        # Not tf.pad: in float32 TensorFlow on CPUs merges it wrongly with the convolution after it.
+        shape = [size if i != axis else 1 for i, size in enumerate(x.shape)]
+        plane = tf.zeros(shape, x.dtype)
+        return tf.concat([*[plane] * before, x, *[plane] * after], axis)
     block, widest = x.shape[axis], max(widths)
     left: list[tf.Tensor] = []
     right: list[tf.Tensor] = []

@@ -44,10 +44,11 @@ def pool(x: Any, kind: Literal["average", "max"], size: int, *, name: str = "poo
             )
     smaller = [mtf.Dimension(dim.name, dim.size // size) for dim in sides]
     shape = mtf.Shape([batch, *smaller, channel])
-    return layer(lambda block: _pooled(block, kind, size), [x], shape, name=name)
+    return layer(lambda block: pooled_block(block, kind, size), [x], shape, name=name)
 
 
-def _pooled(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
+def pooled_block(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
+    """Returns `pool` of a tensor of one rank [batch, x, y, z, channel]."""
     if x.dtype != tf.float64:
         function = {"average": tf.nn.avg_pool3d, "max": tf.nn.max_pool3d}[kind]
         return function(x, size, size, "VALID")

@@ -236,3 +236,51 @@ def test_sc18_takes_no_split_volume(network_mesh):
     if network_mesh.axis_size("replica") > 1:
         with pytest.raises(ValueError, match="a batch of 3 volumes does not divide"):
             Network("sc18-periodic", network_mesh, width=32, batch=3)
+
+
+def own_block(mesh, whole):
+    """This rank's part of volumes [batch, x, y, z]."""
+    places = {"replica": 0, "row": 1, "col": 2}
+    for name in mesh.names:
+        parts = np.split(whole, mesh.axis_size(name), axis=places[name])
+        whole = parts[mesh.coordinate(name)]
+    return tf.constant(whole)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_a_network_is_differentiable_in_its_input(network_mesh):
+    """J v . u = v . J^T u; J v by differences, J^T u by the mesh and by plain TensorFlow."""
+    network = with_biases(network_on(network_mesh, within=0.2))
+    x, v = volumes(), volumes(9) - 1
+    u = np.random.default_rng(4).normal(size=[BATCH, network.outputs])
+    holders = network_mesh.size // network_mesh.axis_size("replica")
+    share = len(u) // network_mesh.axis_size("replica")
+    mine = u[network_mesh.coordinate("replica") * share :][:share]
+    block = own_block(network_mesh, x)
+    with tf.GradientTape() as tape:
+        tape.watch(block)
+        weighted = tf.reduce_sum(mine * network.predict(block)) / holders
+    backward = tape.gradient(weighted, block)
+    found = network_mesh.world.allreduce(tf.reduce_sum(backward * own_block(network_mesh, v)))
+
+    def forward(step):
+        return network.whole_outputs(network.predict(own_block(network_mesh, x + step * v)))
+
+    step = 1e-6
+    expected = np.sum(u * (forward(step) - forward(-step))) / (2 * step)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    whole = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(whole)
+        outputs = network.on_whole_volumes(whole)
+    np.testing.assert_allclose(network.whole_outputs(network.predict(block)), outputs, atol=1e-12)
+    serial = own_block(network_mesh, tape.gradient(outputs, whole, u).numpy())
+    np.testing.assert_allclose(backward, serial, atol=1e-10 * float(tf.norm(serial)))
+
+
+@pytest.mark.ranks(1)
+def test_zero_edges_of_a_network_that_is_asked_in_float32(network_mesh):
+    """Padding and convolution were merged to half of the volumes where no gradient was wanted."""
+    network = network_on(network_mesh, "zero", precision="float32")
+    x = volumes().astype(np.float32)
+    np.testing.assert_allclose(network.predict(x), network.on_whole_volumes(x), atol=1e-5)
