@@ -56,8 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
     config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
     config.addinivalue_line("markers", "grappler: with TensorFlow's graph optimiser on any ranks")
+    if SIZE == 2:
+        _make_two_devices()
     others = ["row:2,replica:2"] if SIZE == 4 else []
     initialise([*shapes_of("any_mesh"), *shapes_of("network_mesh"), *others])
+
+
+def _make_two_devices() -> None:
+    """Give TensorFlow a second device, CPU:1, as a stand-in for a GPU."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    device = tf.config.LogicalDeviceConfiguration()
+    tf.config.set_logical_device_configuration(cpu, [device, device])
 
 
 def shapes_of(fixture: str, every_split: bool = False) -> list[str]:
