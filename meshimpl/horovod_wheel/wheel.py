@@ -83,6 +83,29 @@ PATCHES = (
         "global_process_set.process_set_id = 0\n",
         "global_process_set.process_set_id = 0\nRANKS_REGISTER_THEIR_OWN = True\n",
     ),
+    # An alltoall without splits sends all ranks the same (`Communicator.alltoall` sees to it), and
+    # so receives it: no exchange of numbers between the hosts comes first.
+    Patch(
+        "horovod/common/common.h",
+        "  std::vector<int32_t> splits;\n  std::shared_ptr<Tensor> received_splits;\n",
+        "  std::vector<int32_t> splits;\n  bool even_splits = false;\n"
+        "  std::shared_ptr<Tensor> received_splits;\n",
+    ),
+    Patch(
+        "horovod/common/operations.cc",
+        "    e.splits.resize(world_size, tensor_first_dim / world_size);\n",
+        "    e.splits.resize(world_size, tensor_first_dim / world_size);\n"
+        "    e.even_splits = true;\n",
+    ),
+    *(
+        Patch(
+            f"horovod/common/ops/{header}",
+            "    process_set.controller->AlltoallGetRecvSplits(splits, recvsplits);\n",
+            "    if (e.even_splits) {\n      recvsplits = splits;\n    } else {\n"
+            "      process_set.controller->AlltoallGetRecvSplits(splits, recvsplits);\n    }\n",
+        )
+        for header in ("collective_operations.h", "nccl_operations.h")
+    ),
     # TensorFlow 2.21 does not export AsGpuStreamValue; the stream itself knows its handle.
     Patch(
         "horovod/tensorflow/mpi_ops.cc",
