@@ -220,6 +220,8 @@ def jobs(tmp_path_factory):
     names = ("frozen", "stopped", "killed", "busy", "apart", "orphaned", "root", "suspended")
     started = {name: Job(folder, name) for name in names}
     pulses = {name: job.pulses() for name, job in started.items()}
+    # mpirun kills the process group of a rank that aborts, whose pulse then has to end mpirun.
+    assert all(os.getpgid(pulse) == pulse for both in pulses.values() for pulse in both)
     time.sleep(1.0)  # in which they find each other
     suspended = started["suspended"]
     send(signal.SIGSTOP, *suspended.ranks, *pulses["suspended"])

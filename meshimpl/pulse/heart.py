@@ -107,6 +107,7 @@ def _start(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:
             stdout=subprocess.PIPE,
             pass_fds=[page.file],
             env={k: v for k, v in os.environ.items() if not k.startswith(_OF_A_RANK)},
+            process_group=0,  # mpirun ends that of a rank which aborts
         )
     except OSError:
         return None
