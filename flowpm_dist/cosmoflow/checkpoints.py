@@ -84,7 +84,7 @@ class Checkpoints:
         )
         self._manager = _manager(self._checkpoint, folder, keep)
         if best is not None:
-            weights = tf.train.Checkpoint(weights=list(state), step=self._step)
+            weights = tf.train.Checkpoint(weights=list(state), step=self._step, loss=self.best.loss)
             self._best_manager = _manager(weights, best, 1)
 
     def save(self, step: int) -> None:

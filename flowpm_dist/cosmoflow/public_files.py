@@ -35,14 +35,13 @@ from flowpm_dist.cosmoflow.record_files import (
     names_of,
     record_bounds,
 )
-from flowpm_dist.cosmoflow.record_reading import read_record, reason_of
+from flowpm_dist.cosmoflow.record_reading import read_record, reason_of, wrong_record
 from flowpm_dist.io.files import WriteError, written_whole
 from meshimpl.user_cache import user_cache
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
-SMALL_FEATURES = 2**12  # bytes that a record may have beside its volume
 LEAST_KEPT = 512
 """Number of files that had to be opened from which on an index is kept in the cache."""
 CHANNELS = (1, 4)
@@ -205,13 +204,8 @@ def _opened(
 
 
 def _check_lengths(path: Path, bounds: np.ndarray, volume_bytes: int) -> None:
-    beside = np.diff(bounds) - FRAME - volume_bytes
-    if len(beside) and not ((beside >= 0) & (beside <= SMALL_FEATURES)).all():
-        record = int(np.argmax((beside < 0) | (beside > SMALL_FEATURES)))
-        raise RecordError(
-            f"{path}: record {record} has {beside[record] + volume_bytes} bytes, its volume must "
-            f"have {volume_bytes}"
-        )
+    if wrong := wrong_record(bounds, volume_bytes):
+        raise RecordError(f"{path}: {wrong[1]}")
 
 
 def _bytes(text: bytes) -> np.ndarray:

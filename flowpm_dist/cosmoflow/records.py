@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.cosmoflow.public_files import (
-    SMALL_FEATURES,
     cube,
     is_packed,
     public_header,
@@ -34,7 +33,6 @@ from flowpm_dist.cosmoflow.record_batches import (
 from flowpm_dist.cosmoflow.record_files import (
     DATASET,
     DTYPES,
-    FRAME,
     GZIP_ERROR,
     WHOLE,
     Block,
@@ -47,7 +45,7 @@ from flowpm_dist.cosmoflow.record_files import (
     record_bounds,
     split_files,
 )
-from flowpm_dist.cosmoflow.record_reading import read_record, reason_of
+from flowpm_dist.cosmoflow.record_reading import read_record, reason_of, wrong_record
 from flowpm_dist.cosmoflow.record_staging import stage
 from flowpm_dist.cosmoflow.record_writer import RecordWriter
 
@@ -164,7 +162,7 @@ class RecordDataset:
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(record_bounds, paths))
         for path, bounds in zip(paths, found, strict=True):
-            self._check_lengths(path, np.diff(bounds) - FRAME, bounds)
+            self._check_lengths(path, bounds)
         pieces = self._paths.shape[1]
         counts = np.array([len(bounds) - 1 for bounds in found]).reshape(-1, pieces)
         if bad := np.flatnonzero(counts.min(1) != counts.max(1)).tolist():
@@ -186,19 +184,16 @@ class RecordDataset:
                 f"be {expected or 'some'}; not full are {', '.join(paths[n].name for n in short)}"
             )
 
-    def _check_lengths(self, path: Path, lengths: np.ndarray, starts: np.ndarray) -> None:
+    def _check_lengths(self, path: Path, bounds: np.ndarray) -> None:
         """Raises RecordError if the length of a record shows a volume of another shape.
 
         Compressed records are not checked.
         """
-        beside = lengths - self.header.block_bytes
-        if self.header.compressed or ((beside >= 0) & (beside <= SMALL_FEATURES)).all():
+        if self.header.compressed:
             return
-        record = int(np.argmax((beside < 0) | (beside > SMALL_FEATURES)))
-        raise self._damage(path, int(starts[record])) or RecordError(
-            f"{path}: record {record} has {lengths[record]} bytes, its volume must have "
-            f"{self.header.block_bytes}"
-        )
+        if wrong := wrong_record(bounds, self.header.block_bytes):
+            record, told = wrong
+            raise self._damage(path, int(bounds[record])) or RecordError(f"{path}: {told}")
 
     def __len__(self) -> int:
         return len(self._file)

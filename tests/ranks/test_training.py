@@ -271,6 +271,7 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     assert (mark["complete"], mark["ended_early"], mark["step"]) == (True, True, 4)
     best = tf.train.load_checkpoint(str(folder.weights("best")))
     assert best.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 2
+    assert best.get_tensor("loss/.ATTRIBUTES/VARIABLE_VALUE") == 0.5
     mesh.barrier()
     if RANK == 0:
         folder.write_mark(complete=False, step=4)
