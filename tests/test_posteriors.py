@@ -12,15 +12,22 @@ import pytest
 import tensorflow as tf
 from scipy.stats import multivariate_normal, norm
 
+from flowpm_dist.cosmoflow.paired import mean_difference
+from flowpm_dist.cosmoflow.posterior_judging import posterior_options
+from flowpm_dist.cosmoflow.posterior_of_volume import PosteriorError
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
 from flowpm_dist.posteriors import figures
-from flowpm_dist.posteriors.calibration import Answers, calibration, error_of_mean, mixed
+from flowpm_dist.posteriors.calibration import Answers, calibration_of, error_of_mean, mixed
 from flowpm_dist.posteriors.heads import HEADS, Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.mapping import PriorMap
 from flowpm_dist.posteriors.novelty import FeatureDensity
 from flowpm_dist.posteriors.options import HeadOptions
 from flowpm_dist.posteriors.spline import inverse_spline, parameters_of_spline, spline
 from flowpm_dist.posteriors.transforms import Gaussian, SplineFlow
+from flowpm_dist.statistics import Bins, bispectrum, power_spectrum, summaries
+from meshimpl.process_mesh import ProcessMesh
 
 PRIORS = UniformPriors({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})
 LINE = PriorMap(PRIORS)
@@ -203,7 +210,7 @@ def answers(count=400, widen=1.0, shift=0.0, draws=300) -> Answers:
 
 
 def test_exact_posteriors_are_calibrated():
-    found = calibration(answers(), np.arange(400))
+    found = calibration_of(answers(), np.arange(400))
     assert found.ranks_p.min() > 0.02 and found.tarp_p > 0.02
     assert (np.abs(found.coverage - [[0.683], [0.954]]) < 4 * found.coverage_error).all()
     assert found.gain_error == pytest.approx(exact_gain(drawn(400, 7)).std() / 20, rel=0.01)
@@ -217,7 +224,7 @@ def test_exact_posteriors_are_calibrated():
 
 @pytest.mark.parametrize("wrong", [{"widen": 0.6}, {"widen": 1.7}, {"shift": 0.4}])
 def test_posteriors_that_are_too_narrow_too_wide_or_shifted_are_found_out(wrong):
-    found = calibration(answers(**wrong), np.arange(400))
+    found = calibration_of(answers(**wrong), np.arange(400))
     assert found.ranks_p.max() < 1e-3
     assert "shift" in wrong or found.tarp_p < 1e-3
 
@@ -230,7 +237,7 @@ def test_tarp_sees_a_correlation_that_ranks_do_not():
     middle = 0.5 + 0.05 * rng.standard_normal((600, 2))
     truth = middle + 0.02 * rng.standard_normal((600, 2)) @ correlated.T
     noise = 0.02 * rng.standard_normal((600, 200, 2)) @ correlated.T * [1, -1]
-    found = calibration(
+    found = calibration_of(
         Answers(flat, truth, middle[:, np.newaxis] + noise, np.zeros(600)), np.arange(600)
     )
     assert found.ranks_p.min() > 0.01 and found.tarp_p < 0.01
@@ -270,3 +277,65 @@ def test_unusual_data_are_told(tmp_path):
         far
     )
     assert density.quantiles(off[np.newaxis])[0, 1] == 1
+
+
+def test_statistics_by_name():
+    """Of two universes: histograms against numpy's of a smoothed density, Q against its parts."""
+    rng = np.random.default_rng(0)
+    values = np.exp(rng.standard_normal((2, 12, 12, 12)))
+    box = Box((12, 12, 12), (24.0, 24.0, 24.0), ProcessMesh("row:1,col:1"), tf.float64, batch=2)
+    field = Field(tf.constant(values), box)
+    names = [*summaries.STATISTICS, "test_posteriors:total"]
+    found = summaries.measured(names, field)
+    assert list(found) == names and all(len(of) == 2 for of in found.values())
+    np.testing.assert_allclose(found["power"], np.log(power_spectrum(field, window="cic").power))
+    k = 2 * np.pi / 24 * np.fft.fftfreq(12, 1 / 12)
+    k2 = k[:, None, None] ** 2 + k[:, None] ** 2 + k**2
+    shares = []
+    for radius, edges in summaries.SCALES:
+        modes = np.fft.fftn(values, axes=(1, 2, 3)) * np.exp(-0.5 * (2 * radius) ** 2 * k2)
+        smooth = np.log(np.fft.ifftn(modes, axes=(1, 2, 3)).real)
+        shares.append([np.sqrt(np.histogram(one, edges)[0] / 12**3) for one in smooth])
+    np.testing.assert_allclose(found["histograms"], np.concatenate(shares, axis=1), atol=1e-12)
+    shells = Bins(summaries.SHELLS, k_min=2 * np.pi / 24, k_max=2 / 3 * np.pi / 2)
+    triple = bispectrum(field, bins=shells, window="cic")
+    p = power_spectrum(field, bins=shells, window="cic").power[:, triple.shells]
+    cyclic = p[..., 0] * p[..., 1] + p[..., 1] * p[..., 2] + p[..., 2] * p[..., 0]
+    np.testing.assert_allclose(found["bispectrum"], triple.bispectrum / cyclic, rtol=1e-9)
+    np.testing.assert_allclose(found["test_posteriors:total"][:, 0], values.sum(axis=(1, 2, 3)))
+    joined = summaries.joined(found, ["power", "bispectrum"])
+    assert joined.shape == (2, found["power"].shape[1] + found["bispectrum"].shape[1])
+    with pytest.raises(ValueError, match="no statistic 'powr'; did you mean power"):
+        summaries.measured(["powr"], field)
+    with pytest.raises(ValueError, match="test_posteriors:nothing returned an array of shape .0,."):
+        summaries.measured(["test_posteriors:nothing"], field)
+
+
+def total(density):
+    return density.numpy().sum(axis=(1, 2, 3))
+
+
+def nothing(density):
+    return np.empty(0)
+
+
+def test_what_a_command_is_asked_for():
+    chosen = posterior_options(["flow"], ["power+test_posteriors:total", "power"])
+    assert chosen.heads == ("flow",) and chosen.statistics == ("power", "test_posteriors:total")
+    assert posterior_options().baselines[-1] == ("power", "histograms", "bispectrum")
+    with pytest.raises(PosteriorError, match="no head 'gausian'; did you mean gaussian"):
+        posterior_options(["gausian"])
+    with pytest.raises(PosteriorError, match="no statistic 'spectrum'"):
+        posterior_options(None, ["power+spectrum"])
+
+
+def test_a_difference_of_means_is_that_of_pairs():
+    rng = np.random.default_rng(0)
+    hard = 10 * rng.standard_normal(500)
+    first, second = hard + 0.3 + 0.1 * rng.standard_normal(500), hard
+    found = mean_difference(first, second, np.arange(500))
+    assert found.value == pytest.approx((first - second).mean())
+    assert found.error == pytest.approx(0.1 / np.sqrt(500), rel=0.2) and found.larger == 1
+    parts = np.repeat(np.arange(500), 4)
+    again = mean_difference(first[parts], second[parts], parts)
+    assert again.error == pytest.approx(found.error, rel=1e-9)

@@ -53,6 +53,26 @@ def evaluate(
         Split, typer.Option(help="The volumes to judge on: validation leaves the test set alone.")
     ] = Split.test,
     checkpoint: Which = Weights.best,
+    posteriors: Annotated[
+        bool,
+        typer.Option(
+            "--posteriors",
+            help="Fit and judge posteriors: simulates the training set again, once.",
+        ),
+    ] = False,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help='independent, gaussian, flow, or "package.module:object"; all three.',
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A+B", help='Statistics such as power+histograms+"package.module:function".'
+        ),
+    ] = None,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
@@ -64,7 +84,8 @@ def evaluate(
             held = plan.data.test if split is Split.test else plan.data.validation
             samples = held if plan.simulates else plan.training.batch
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
-        demand = asking_demand(read[0], shape, "the evaluation")
+        fits = bool(posteriors or head or baseline)
+        demand = asking_demand(read[0], shape, "the evaluation", simulating=fits)
         estimate = demand.estimate()
         if not ignore_memory:
             demand.check(estimate, launch.host_memory())
@@ -79,13 +100,14 @@ def evaluate(
     with job(told(estimate)) as progress:
         from flowpm_dist.cosmoflow.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation import evaluate as judge
+        from flowpm_dist.cosmoflow.posterior_judging import posterior_options
         from meshimpl.process_mesh import ProcessMesh
 
+        wanted = posterior_options(head, baseline) if fits else None
         check_comparable(read, split.value)
         shape = common_mesh(read, launch.detect().size, mesh, split.value)
-        evaluation = judge(
-            read, ProcessMesh(shape), progress, split=split.value, which=checkpoint.value
-        )
+        options = {"split": split.value, "which": checkpoint.value}
+        evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
         if evaluation is not None:
             show(evaluation, evaluation.write(output))
 
@@ -98,6 +120,8 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     fitted = ", which no method was fitted to" if evaluation.split == Split.test else ""
     console.print(f"On {count} {evaluation.split} volumes{fitted}:")
     console.print(evaluation.table(console.width))
+    if evaluation.posteriors is not None:
+        console.print(evaluation.posteriors.table())
     lines = [
         *evaluation.sentences(),
         "",
@@ -107,4 +131,8 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     ]
     if (folder / "calibration.png").exists():
         lines.append("  calibration.png     whether the error bars are right")
+    if evaluation.posteriors is not None:
+        lines.append(
+            "  posteriors.md       all posteriors; ranks.png, tarp.png: whether they are right"
+        )
     print("\n".join(lines), flush=True)

@@ -11,6 +11,11 @@ from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
+from flowpm_dist.cosmoflow.posterior_of_volume import (
+    FILES,
+    check_head,
+    check_prediction_folder,
+)
 from flowpm_dist.cosmoflow.prediction import Found, check_question, predict_volume
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
@@ -33,6 +38,18 @@ def predict(
         float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
     ] = None,
     checkpoint: Which = Weights.best,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of the posterior; those that evaluate --posteriors fits."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Of the posterior's samples; by default DIR/predictions/VOLUME."
+        ),
+    ] = None,
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
@@ -43,6 +60,9 @@ def predict(
         # Rank 0 alone looks: one pass through the volume is enough.
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
+        folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
+        if check_head(trained, head) is not None:
+            check_prediction_folder(folder)
         demand = asking_demand(trained, shape, "the prediction")
         estimate = demand.estimate()
         if not ignore_memory:
@@ -57,17 +77,33 @@ def predict(
         from meshimpl.process_mesh import ProcessMesh
 
         found = predict_volume(
-            trained, volume, ProcessMesh(shape), progress, box_size, which=checkpoint.value
+            trained,
+            volume,
+            ProcessMesh(shape),
+            progress,
+            box_size,
+            which=checkpoint.value,
+            head=head,
         )
+        if launch.detect().rank == 0 and found.posterior is not None:
+            found.posterior.write(folder)
     if launch.detect().rank == 0:
-        print(answer(found))
+        print(answer(found, folder))
 
 
-def answer(found: Found) -> str:
-    """The parameters of a volume, a line each, and what one should know about them."""
+def answer(found: Found, folder: Path) -> str:
+    """The parameters of a volume, a line each, and what one should know about them.
+
+    Args:
+        found: of the volume.
+        folder: where its posterior was written, if there is one.
+    """
     width = max(len(name) for name, _, _ in found.parameters)
     lines = []
     for name, value, sigma in found.parameters:
         bar = "" if sigma is None else f" ± {sigma:.2g}"
         lines.append(f"{name:{width}} = {value:.4g}{bar}")
+    if found.posterior is not None:
+        lines += found.posterior.sentences()
+        lines.append(f"Posterior ({found.posterior.head}) in {folder}: {', '.join(FILES)}")
     return "\n".join([*lines, *found.notes])

@@ -6,19 +6,18 @@ begins.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import batched_mesh
 from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.memory import prediction_memory
+from flowpm_dist.cosmoflow.memory import dataset_memory, prediction_memory
 from flowpm_dist.cosmoflow.trained import Training
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
-from flowpm_dist.jobs.estimate import Demand
+from flowpm_dist.jobs.estimate import Demand, Grid
 
 
 def read_training(path: Path) -> Training:
@@ -95,19 +94,27 @@ def common_mesh(
     return chosen
 
 
-def asking_demand(training: Training, mesh: str, what: str) -> Demand:
+def asking_demand(training: Training, mesh: str, what: str, *, simulating: bool = False) -> Demand:
     """Returns the memory that asking a network takes.
 
     Args:
         training: whose network is asked.
         mesh: shape of the mesh of ranks.
         what: names the work in messages.
+        simulating: whether its universes are simulated again, where they were simulated.
     """
+    kinds = [prediction_memory]
+    if simulating and training.simulated:
+        kinds.append(dataset_memory)
+
+    def memory(grid: Grid, axes: Mapping[str, int]) -> int:
+        return max(kind(training.plan, grid, axes) for kind in kinds)
+
     return Demand(
         what,
         training.plan.grid,
         mesh,
-        functools.partial(prediction_memory, training.plan),
+        memory,
         lambda ranks: prediction_mesh(training, ranks, None),
         grid_is_free=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from flowpm_dist.cosmoflow.held_out import Statistics, features, measure_volumes
 from flowpm_dist.cosmoflow.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.paired import differences_from
-from flowpm_dist.cosmoflow.parts import block_of_volumes
+from flowpm_dist.cosmoflow.parts import block_of_volumes, standardiser_of
 from flowpm_dist.cosmoflow.plan import TrainingPlan, differences
+from flowpm_dist.cosmoflow.posterior_judging import PosteriorOptions, judge_posteriors, place_of
 from flowpm_dist.cosmoflow.record_files import dataset_files
+from flowpm_dist.cosmoflow.summaries import summarise
 from flowpm_dist.cosmoflow.trained import (
     TrainedError,
     Training,
@@ -59,6 +62,7 @@ def evaluate(
     *,
     split: str = "test",
     which: str = "best",
+    posteriors: PosteriorOptions | None = None,
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
@@ -72,6 +76,7 @@ def evaluate(
         progress: of this rank.
         split: "test", or "validation" in its place.
         which: the weights, "best" of the validations or "last".
+        posteriors: to be fitted and judged, if any.
 
     Returns:
         On rank 0; None on the others.
@@ -97,11 +102,23 @@ def evaluate(
         notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
     needed = dict.fromkeys(("train", "validation", split))
     paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
+    tables = []
+    for found in asked if posteriors else ():
+        names = posteriors.statistics if posteriors and found is largest else ()
+        splits = tuple(needed)
+        tables.append(summarise(found.training, splits, names, mesh, progress, which))
     if mesh.rank != 0:
         return None
     notes += _opened(asked) if split == "test" else [ON_VALIDATION]
     progress.note("fitting baselines")
-    return judge(asked, largest, paths, notes, split)
+    evaluation = judge(asked, largest, paths, notes, split)
+    if posteriors is None:
+        return evaluation
+    priors = standardiser_of(largest.training.plan, largest.training.header())
+    results = judge_posteriors(
+        asked, tables, place_of(largest, asked), priors, split, posteriors, progress.note
+    )
+    return replace(evaluation, posteriors=results)
 
 
 def _opened(asked: Sequence[Asked]) -> list[str]:
@@ -323,8 +340,6 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
         with np.load(path) as held:
             return held["parameters"].mean(axis=0)
     except (OSError, ValueError):
-        from flowpm_dist.cosmoflow.parts import standardiser_of
-
         training = largest.training
         return standardiser_of(training.plan, training.header()).centre
 

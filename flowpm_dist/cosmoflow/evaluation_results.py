@@ -23,13 +23,15 @@ from flowpm_dist.cosmoflow.judging import (
     write_csv,
 )
 from flowpm_dist.cosmoflow.paired import Differences, as_numbers, markdown_of_differences
+from flowpm_dist.cosmoflow.posterior_results import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.posterior_results import PosteriorResults
 from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 
 SCORES = "scores.json"
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
-    "learning_curve.png", SCORES,
+    "learning_curve.png", *OF_POSTERIORS, SCORES,
 )  # fmt: skip
 PARTIAL = ".partial-evaluation"
 OF_SEEDS = ("rmse", "rmse_over_mean", "r2")
@@ -55,6 +57,7 @@ class Evaluation:
         notes: sentences on the evaluation that a reader should know.
         trainings: the folder, step, steps, complete, seed and samples of each training.
         folder: the folder that it is written to by default.
+        posteriors: of heads that were fitted, where that was asked for.
     """
 
     main: str
@@ -69,6 +72,7 @@ class Evaluation:
     notes: tuple[str, ...]
     trainings: tuple[Mapping[str, Any], ...]
     folder: Path
+    posteriors: PosteriorResults | None = None
 
     def table(self, width: int) -> Table:
         """Returns the table for a terminal of so many characters a line, see `rich_table`."""
@@ -84,7 +88,8 @@ class Evaluation:
             for method, names in self.seeds.items()
             for name, of in names.items()
         ]
-        return [*said, *over, *self._against_the_best(), *self.notes]
+        of_posteriors = self.posteriors.sentences() if self.posteriors else []
+        return [*said, *over, *self._against_the_best(), *of_posteriors, *self.notes]
 
     def _against_the_best(self) -> list[str]:
         """Returns how `main` compares with the best method of another kind for each parameter."""
@@ -148,6 +153,8 @@ class Evaluation:
         arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
         np.savez(folder / "predictions.npz", **arrays)
         self._draw_into(folder)
+        if self.posteriors is not None:
+            self.posteriors.write_into(folder)
         text = json.dumps(_plain(self._numbers()), indent=1, allow_nan=False)
         (folder / SCORES).write_text(text + "\n", encoding="utf-8")
 
@@ -184,6 +191,7 @@ class Evaluation:
             "collapse": self.collapse,
             "notes": self.notes,
             "trainings": self.trainings,
+            **({} if self.posteriors is None else {"posteriors": self.posteriors.numbers()}),
         }
 
 

@@ -20,7 +20,7 @@ BEST = "best"
 CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
     "statistics", "evaluation", "evaluation-validation", "training.png", "phases.png", "draws.json",
-    BEST, OPENINGS, "mlperf.log",
+    BEST, OPENINGS, "mlperf.log", "summaries", "posterior", "predictions",
 )  # fmt: skip
 
 
@@ -94,6 +94,23 @@ class TrainingFolder(WorkFolder):
         now = datetime.now(UTC).isoformat(timespec="seconds")
         opened = [*self.openings(), {"time": now, "step": step}]
         write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
+
+    def summaries(self, split: str) -> Path:
+        """Returns the file of what networks and statistics make of the volumes of a split."""
+        return self.path / "summaries" / f"{split}.npz"
+
+    def posterior(self, head: str) -> Path:
+        """Returns the file of a posterior of some head, fitted to the network's features."""
+        return self.path / "posterior" / f"{head.replace(':', '.')}.npz"
+
+    @property
+    def feature_density(self) -> Path:
+        """The file of the density of the network's features."""
+        return self.path / "posterior" / "features.npz"
+
+    def prediction(self, name: str) -> Path:
+        """Returns the folder of the posterior of a volume of some name."""
+        return self.path / "predictions" / name
 
     def statistics(self, stream: str) -> Path:
         """Returns the file of the summary statistics of a stream, which baselines are fitted to."""

@@ -24,7 +24,7 @@ from flowpm_dist.cosmoflow.records import (
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import written_whole
+from flowpm_dist.io.files import save_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
@@ -77,16 +77,9 @@ class Statistics:
         everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
         ends = np.cumsum(self._sizes)[:-1]
         parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
-        with written_whole(self.path) as aside, aside.open("wb") as file:
-            np.savez(
-                file,
-                index=everything[:, 0].astype(np.int64),
-                names=np.array(self._names),
-                k=self._k,
-                parameters=parameters,
-                power=power,
-                histogram=histogram,
-            )
+        arrays = {"parameters": parameters, "power": power, "histogram": histogram, "k": self._k}
+        arrays |= {"index": everything[:, 0].astype(np.int64), "names": np.array(self._names)}
+        save_arrays(self.path, arrays)
 
     def _written(self, width: int) -> np.ndarray:
         if not self.path.exists():
@@ -201,6 +194,25 @@ def hold_out(
     mesh.barrier()
 
 
+def fields_of(
+    volumes: np.ndarray, size: tuple[float, float, float], mesh: ProcessMesh
+) -> list[Field]:
+    """Returns volumes as fields of a batch, float32, one for each channel.
+
+    Args:
+        volumes: this rank's blocks of this replica's, [volume, x, y, z] or with channels.
+        size: of the box [Mpc/h].
+        mesh: all ranks.
+    """
+    blocks = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
+    count, x, y, z, channels = blocks.shape
+    grid = x * mesh.axis_size("row"), y * mesh.axis_size("col"), z
+    box = Box(grid, size, mesh.without("replica"), tf.float32, batch=count)
+    return [
+        Field(tf.constant(blocks[..., channel], tf.float32), box) for channel in range(channels)
+    ]
+
+
 def measure_volumes(
     batches: Iterable[Batch],
     size: tuple[float, float, float],
@@ -215,20 +227,14 @@ def measure_volumes(
         mesh: all ranks.
         statistics: to add to, and to write.
     """
-    universe, done = mesh.without("replica"), 0
+    done = 0
     for batch in batches:
-        blocks = batch.volumes if batch.volumes.ndim == 5 else batch.volumes[..., np.newaxis]
-        count, x, y, z, channels = blocks.shape
-        grid = x * mesh.axis_size("row"), y * mesh.axis_size("col"), z
-        box = Box(grid, size, universe, tf.float32, batch=count)
-        of_channels = [
-            measured(Field(tf.constant(blocks[..., channel], tf.float32), box))
-            for channel in range(channels)
-        ]
+        of_channels = [measured(field) for field in fields_of(batch.volumes, size, mesh)]
+        count = len(batch.volumes)
         (k, *_), spectra, histograms = zip(*of_channels, strict=True)
         parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1)
         first = done + mesh.coordinate("replica") * count
         index = np.arange(first, first + count)
-        statistics.add(Generation(blocks, batch.parameters, index, index, k, *parts))
+        statistics.add(Generation(batch.volumes, batch.parameters, index, index, k, *parts))
         done += count * mesh.axis_size("replica")
     statistics.write()

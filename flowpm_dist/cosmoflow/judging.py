@@ -87,9 +87,8 @@ class Score:
             Gaussian.
         chi2: the reduced chi^2, the mean of (error / sigma)^2.
         mean_sigma: the mean of the predicted sigma.
-        nll: the mean of -ln of the predicted Gaussian density at the truth.
-
-        The last five are None without error bars.
+        nll: the mean of -ln of the predicted Gaussian density at the truth. This and the four
+            before it are None without error bars.
     """
 
     count: int

@@ -74,6 +74,15 @@ class LayerGraph:
     ) -> tuple[Any, Any]:
         """Returns the outputs, and the features that the first dense layer is given.
 
+        Args and result: see `with_hidden`, whose last is left out.
+        """
+        return self.with_hidden(volume, weights, scaling, dropping)[:2]
+
+    def with_hidden(
+        self, volume: Any, weights: Sequence[Any], scaling: tuple[Any, Any], dropping: Any
+    ) -> tuple[Any, Any, Any]:
+        """Returns the outputs, and the features that the first and the last layer are given.
+
         Args:
             volume: mesh tensor [batch, x, y, z], or with channels.
             weights: kernel and bias of each layer in turn.
@@ -81,9 +90,9 @@ class LayerGraph:
             dropping: seed and sample numbers; None outside training.
 
         Returns:
-            Mesh tensors [batch, outputs] and [batch, features].
+            Mesh tensors [batch, outputs], [batch, features] and [batch, last features].
         """
-        features = None
+        features = hidden = None
         x, rest, split = self._prepared(volume), iter(weights), _split_sides(volume)
         drops = 0
         for stage in self.stages:
@@ -103,6 +112,7 @@ class LayerGraph:
                     x = features = self._scaled(
                         x, scaling, kernel.dtype, training=dropping is not None
                     )
+                hidden = x
                 x = layers.dense(x, kernel, name=stage.name)
             elif isinstance(here, Dropout) and dropping is not None and self.dropout:
                 drops += 1
@@ -112,7 +122,7 @@ class LayerGraph:
                 x = layers.add_bias(x, next(rest), name=f"{stage.name}_bias")
                 if stage is not self.stages[-1]:
                     x = layers.leaky_relu(x, self.declaration.slope, name=f"{stage.name}_relu")
-        return self._finished(x), features
+        return self._finished(x), features, hidden
 
     def _scaled(self, x: Any, scaling: tuple[Any, Any], dtype: tf.DType, *, training: bool) -> Any:
         x = mtf.cast(x, dtype)  # few numbers from here on

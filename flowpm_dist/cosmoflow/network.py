@@ -248,6 +248,28 @@ class Network(tf.Module):
         scaling = self._scaling.shift, self._scaling.scale
         return plain_outputs(self._graph, volumes, self.weights, scaling)
 
+    @functools.cached_property
+    def _predict_with_hidden(self) -> MeshFunction:
+        def predict(_: Any, volume: Any, *held: Any) -> list[Any]:
+            *weights, shift, scale = held
+            return list(self._graph.with_hidden(volume, weights, (shift, scale), None)[::2])
+
+        return MeshFunction(predict, self.mesh, self.layout, self._inputs())
+
+    def predict_with_hidden(self, volume: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the outputs, and the features that the last layer makes them of.
+
+        On all ranks together.
+
+        Args:
+            volume: as for `step`.
+
+        Returns:
+            Those of the whole batch, [batch, outputs] and [batch, features], on every rank.
+        """
+        outputs, hidden = self._predict_with_hidden(volume=volume, **self._held)
+        return self._of_all_replicas(outputs), self._of_all_replicas(hidden)
+
     def calibrate(self, volumes: Iterable[Any]) -> None:
         """Gives the dense layers features of mean 0 and variance 1, see `FeatureScaling`.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.posterior_of_volume import VolumePosterior, posterior_of_volume
 from flowpm_dist.cosmoflow.record_files import RecordError, read_header
 from flowpm_dist.cosmoflow.trained import Training, trained_network
 from flowpm_dist.cosmoflow.volume import check_values, check_volume, read_part, refuse_values
@@ -29,10 +30,13 @@ class Found:
     Attributes:
         parameters: name, value, and error bar where the network gives one, of each parameter.
         notes: what one should know about it, in sentences.
+        posterior: where one was fitted, see `posterior_of_volume`; then parameters are its means
+            and standard deviations.
     """
 
     parameters: tuple[tuple[str, float, float | None], ...]
     notes: tuple[str, ...]
+    posterior: VolumePosterior | None = None
 
 
 def check_question(training: Training, volume_path: str | Path, box_size: float | None) -> None:
@@ -71,6 +75,7 @@ def predict_volume(
     box_size: float | None = None,
     *,
     which: str = "best",
+    head: str | None = None,
 ) -> Found:
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
@@ -82,15 +87,18 @@ def predict_volume(
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
         which: see `trained_network`.
+        head: of the posterior; by default the first of `PREFERRED` that was fitted, if any.
 
     Returns:
         The same on every rank.
 
     Raises:
         TrainedError: the checkpoint is damaged.
+        PosteriorError: no posterior of that head was fitted.
         VolumeError: a volume that is not such as it was trained on, with values that are negative
             or not finite, or empty.
     """
+    from flowpm_dist.cosmoflow.summaries import OUTPUTS, features_of
     from flowpm_dist.cosmoflow.training import in_physical_units
 
     plan, volume = training.plan, open_volume(volume_path)
@@ -109,13 +117,19 @@ def predict_volume(
     asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
     network, standardiser = asked.network, asked.standardiser
     block = block[..., 0] if channels == 1 else block
-    outputs = network.whole_outputs(network.predict(block[np.newaxis]))
-    values, sigma = in_physical_units(network, standardiser, outputs[:1])
+    features = features_of(network, block[np.newaxis])
+    values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
+    posterior = posterior_of_volume(training, features, asked.step, head)
+    if posterior is not None:
+        notes += posterior.notes
+        values, sigma = (f(posterior.samples, axis=0)[np.newaxis] for f in (np.mean, np.std))
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
         notes.append(f"The training is not complete: {training.told(asked.step)}.")
-    return Found(parameters, (*notes, *_beyond(parameters, standardiser)))
+    if posterior is None:
+        notes += _beyond(parameters, standardiser)
+    return Found(parameters, tuple(notes), posterior)
 
 
 def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:

@@ -16,7 +16,7 @@ _HOMES = {
     "PriorMap": "mapping",
     "Summaries": "heads",
     "Transform": "transforms",
-    "calibration": "calibration",
+    "calibration_of": "calibration",
     "fit_posterior": "heads",
     "mixed": "calibration",
 }

@@ -111,7 +111,7 @@ class Calibration:
         return {key: getattr(self, key) for key in keys} | of_each
 
 
-def calibration(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calibration:
+def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calibration:
     """Returns the calibration of posteriors.
 
     Args:

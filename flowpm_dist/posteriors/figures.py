@@ -59,7 +59,7 @@ def rank_figure(found: Mapping[str, Calibration]) -> Figure:
                 axes.set_title(symbol(name), loc="left", **SMALL_TITLE)
             if axes in grid[-1]:
                 axes.set_xlabel("rank of the truth", fontsize=9)
-        row[0].set_ylabel(method, fontsize=8)
+        row[0].set_ylabel(method.replace(" + ", " +\n"), fontsize=8)
     return figure
 
 
@@ -77,15 +77,13 @@ def tarp_figure(found: Mapping[str, Calibration]) -> Figure:
     reach = band(min(one.groups for one in found.values()))
     axes.axhspan(-reach, reach, color=MUTED, alpha=0.25, lw=0, label="95 % band")
     axes.axhline(0, color=MUTED, lw=1)
+    credibility = np.linspace(0, 1, 1001)
     for number, (method, one) in enumerate(found.items()):
-        ordered = np.concatenate([[0], np.sort(one.tarp), [1]])
-        covered = np.concatenate([[0], np.arange(1, one.count + 1) / one.count, [1]])
-        style: dict[str, Any] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "ls": "-" if number < len(COLOURS) else ":",
-        }
+        covered = np.searchsorted(np.sort(one.tarp), credibility, side="right") / one.count
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.4}
+        style["ls"] = "-" if number < len(COLOURS) else ":"
         label = f"{method}, P = {one.tarp_p:.2g}"
-        axes.step(ordered, covered - ordered, where="post", lw=1.4, label=label, **style)
+        axes.plot(credibility, covered - credibility, label=label, **style)
     axes.set(xlim=(0, 1), xlabel="credibility", ylabel="coverage - credibility")
     figure.legend(loc="outside upper center", ncols=2, **{**PLAIN_LEGEND, "fontsize": 8})
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,10 @@ def fitted(
 ) -> tuple[list[np.ndarray], float]:
     """Returns the weights of the members, and their validation loss. Repeatable to the bit.
 
-    Adam with decoupled weight decay (arXiv:1711.05101); each member goes back to the epoch in which
-    it did best on the validation set. All members of all penalties are trained side by side.
+    Adam with decoupled weight decay (arXiv:1711.05101) towards where kernels began, so that a large
+    penalty leaves the linear regression that a fit begins with. Each member goes back to the epoch
+    in which it did best on the validation set. All members of all penalties are trained side by
+    side.
 
     Args:
         transform: whose weights they are.
@@ -55,14 +57,16 @@ def fitted(
     penalty = tf.constant(np.repeat(options.penalties, options.members))
     count = len(train[0])
     size = min(options.batch, count)
-    epoch = _epoch(transform, train, validation, penalty, options.learning_rate)
-    weights, best, step = first, start, tf.constant(0.0, tf.float64)
+    steps = count // size
+    epoch = _epoch(transform, train, validation, first, penalty, options.learning_rate)
+    numbers = tf.TensorSpec([], tf.float64), tf.TensorSpec([steps, total, size], tf.int64)
+    epoch = epoch.get_concrete_function(first, moments, *numbers)
+    weights, best, step = first, [w.copy() for w in start], tf.constant(0.0, tf.float64)
     copies = (np.tile(a, (total, 1, 1)) for a in validation)
     losses = np.asarray(log_density(transform, first, *map(tf.constant, copies)))
     lowest, best_epoch = -losses.mean(axis=1), 0
     for number in range(1, options.epochs + 1):
         orders = np.stack([rng.permutation(count) for _ in range(total)])
-        steps = count // size
         batches = orders[:, : steps * size].reshape(total, steps, size).transpose(1, 0, 2)
         each, weights, moments, step = epoch(weights, moments, step, tf.constant(batches))
         found = -each.numpy().mean(axis=1)
@@ -89,9 +93,14 @@ def log_mean(log_densities: np.ndarray) -> np.ndarray:
 
 
 def _epoch(
-    transform: Transform, train: Data, validation: Data, penalty: tf.Tensor, rate: float
-) -> Callable[..., tuple[Any, Weights, Weights, Any]]:
-    """Returns a function that makes the steps of an epoch.
+    transform: Transform,
+    train: Data,
+    validation: Data,
+    start: Weights,
+    penalty: tf.Tensor,
+    rate: float,
+) -> Any:
+    """Returns a TensorFlow function that makes the steps of an epoch.
 
     It takes and returns weights, Adam's moments and the number of steps made; it is given the
     samples of each step [step, member, sample], and returns ln q of the validation set first.
@@ -108,12 +117,12 @@ def _epoch(
         gradients = tape.gradient(loss, weights)
         first, second, new = [], [], []
         halves = moments[: len(weights)], moments[len(weights) :]
-        of_each = zip(weights, gradients, *halves, transform.shrunk, strict=True)
-        for w, g, m, v, shrinks in of_each:
+        for w, g, m, v, begun in zip(weights, gradients, *halves, start, strict=True):
             m = _DECAYS[0] * m + (1 - _DECAYS[0]) * g
             v = _DECAYS[1] * v + (1 - _DECAYS[1]) * g**2
             unbiased = [a / (1 - d ** (step + 1)) for a, d in zip((m, v), _DECAYS, strict=True)]
-            decay = tf.reshape(penalty, [-1] + [1] * (w.shape.rank - 1)) * w if shrinks else 0.0
+            is_kernel = w.shape.rank > 2
+            decay = penalty[:, tf.newaxis, tf.newaxis] * (w - begun) if is_kernel else 0.0
             new.append(w - rate * (unbiased[0] / (tf.sqrt(unbiased[1]) + _TINY) + decay))
             first.append(m)
             second.append(v)

@@ -31,6 +31,8 @@ HEADS: dict[str, Callable[[int, int, int], Transform]] = {
 """Name -> (features, parameters, hidden width) -> transform, on parameters mapped to the line.
 A Gaussian for each parameter, one of full covariance, and a normalising flow.
 """
+FARTHEST = 5.0
+"""Features are kept within so many standard deviations: an outlier must not lead far off."""
 ROWS = 20_000
 """Samples that are drawn at once."""
 
@@ -142,7 +144,7 @@ class Posterior:
         return PriorMap(self.priors).from_line(np.concatenate(found))
 
     def _scaled(self, features: np.ndarray) -> np.ndarray:
-        return (np.asarray(features, np.float64) - self.shift) / self.scale
+        return _scaled(features, self.shift, self.scale)
 
     def _copies(self, *arrays: np.ndarray) -> list[tf.Tensor]:
         return [tf.constant(np.tile(array, (self.members, 1, 1))) for array in arrays]
@@ -170,6 +172,11 @@ class Posterior:
 
 
 _TEXT = ("head", "hidden", "loss", "about")
+
+
+def _scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    scaled = (np.asarray(features, np.float64) - shift) / scale
+    return np.clip(scaled, -FARTHEST, FARTHEST)
 
 
 def head_of(name: str) -> Callable[[int, int, int], Transform]:
@@ -207,7 +214,7 @@ def fit_posterior(
     scale = np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
     line = PriorMap(priors)
     data = [
-        (line.to_line(given.truth), (given.features - shift) / scale)
+        (line.to_line(given.truth), _scaled(given.features, shift, scale))
         for given in (train, validation)
     ]
     transform = build(len(shift), len(priors.names), options.hidden)

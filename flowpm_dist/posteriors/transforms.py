@@ -54,11 +54,6 @@ class Transform(ABC):
             regression: with whose linear predictions and residuals they begin.
         """
 
-    @property
-    @abstractmethod
-    def shrunk(self) -> Sequence[bool]:
-        """Which of the weights a penalty draws to 0: those of what is not linear."""
-
     @abstractmethod
     def noise(
         self, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
@@ -108,11 +103,6 @@ class Gaussian(Transform):
         bias[..., p : 2 * p] = _unkept(np.log(np.diag(factor)))
         bias[..., 2 * p :] = factor[tuple(self._below.T)]
         return weights
-
-    @property
-    def shrunk(self) -> Sequence[bool]:
-        """See `Transform.shrunk`."""
-        return _SHRUNK
 
     def _mean_and_factor(
         self, weights: Sequence[tf.Tensor], x: tf.Tensor
@@ -182,11 +172,6 @@ class SplineFlow(Transform):
             bias[:, first + 1] = _unkept(-0.5 * np.log(variance))
         return [weight for layer in layers for weight in layer]
 
-    @property
-    def shrunk(self) -> Sequence[bool]:
-        """See `Transform.shrunk`."""
-        return _SHRUNK * len(self._orders)
-
     def _settings(
         self, layer: int, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
@@ -220,10 +205,6 @@ class SplineFlow(Transform):
                 z = tf.where(here, found, z)
             noise = z
         return noise
-
-
-_SHRUNK = (True, False, True, False, True, False, False)
-"""Of the weights of a perceptron, see `_masks`."""
 
 
 def _unkept(logarithm: np.ndarray) -> np.ndarray:

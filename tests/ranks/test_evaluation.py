@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import zarr
 from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
+from scipy.stats import norm
 from tiny_network import TINY
 
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.trained import asking_mesh, common_mesh, prediction_mesh, read_training
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import evaluation, held_out
+from flowpm_dist.cosmoflow import evaluation, held_out, summaries
 from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
 from flowpm_dist.cosmoflow.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.dataset import write_dataset
@@ -25,6 +26,9 @@ from flowpm_dist.cosmoflow.folder import TrainingFolder
 from flowpm_dist.cosmoflow.in_situ import Lanes
 from flowpm_dist.cosmoflow.judging import score
 from flowpm_dist.cosmoflow.parts import maker_of, network_of, optimiser_of, standardiser_of
+from flowpm_dist.cosmoflow.posterior_judging import OWN, PosteriorOptions
+from flowpm_dist.cosmoflow.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.posterior_results import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.prediction import predict_volume
 from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
 from flowpm_dist.cosmoflow.trained import TrainedError, trained_network
@@ -33,6 +37,8 @@ from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.posteriors.heads import Posterior
+from flowpm_dist.posteriors.options import HeadOptions
 
 RUN = """
 [box]
@@ -79,11 +85,11 @@ def solo():
     return world().without("row")
 
 
-def judged(folders, shape, split="test"):
+def judged(folders, shape, split="test", **options):
     """Trainings, judged on a mesh."""
     read = [read_training(folder) for folder in folders]
     mesh = process_mesh(common_mesh(read, SIZE, shape, split))
-    return evaluation.evaluate(read, mesh, SILENT, split=split)
+    return evaluation.evaluate(read, mesh, SILENT, split=split, **options)
 
 
 def found_in(folder, volume, shape, **options):
@@ -252,7 +258,7 @@ def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
     write_text(old / "table.md", "old")
     folder = found.write()
     assert folder == training / "evaluation"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted({*FILES} - {*OF_POSTERIORS})
     stored = json.loads((folder / "scores.json").read_text())
     scores = stored["scores"]
     assert scores[found.main]["sigma8"]["rmse"] == found.scores[found.main]["sigma8"].rmse
@@ -357,6 +363,105 @@ def test_volumes_of_users(shape, shared, training, known):
         assert len(found.notes) == len(notes) + len(beyond)
     with pytest.raises(VolumeError, match="box of 200 Mpc/h: the network was trained on 24"):
         found_in(training, shared / "volume.npy", shape, box_size=200.0)
+
+
+STATISTICS = ("power", "tiny_network:largest")
+
+
+@pytest.mark.ranks(2, 4)
+def test_summaries_of_volumes_are_those_of_one_rank(shared, training):
+    """Features of a network and statistics; training universes are simulated again."""
+    copies = [shared / "alone", shared / "together"]
+    for copy in copies:
+        on_first_rank(lambda copy=copy: shutil.copytree(training, copy))
+    alone, together = map(read_training, copies)
+    splits = ["train", "test"]
+    found = summaries.summarise(together, splits, STATISTICS, process_mesh(MESHES[-1]), SILENT)
+    assert (found == {}) == (world().rank > 0)
+    if world().rank:
+        return
+    for split, wanted in summaries.summarise(alone, splits, STATISTICS, solo(), SILENT).items():
+        np.testing.assert_array_equal(found[split].truth, wanted.truth)
+        assert list(found[split].parts) == [summaries.OUTPUTS, summaries.HIDDEN, *STATISTICS]
+        for name, values in wanted.parts.items():
+            most = 3e-4 * np.abs(values).max()
+            np.testing.assert_allclose(found[split].parts[name], values, atol=most, err_msg=name)
+        held = summaries.SplitSummaries.read(together.folder.summaries(split))
+        assert set(wanted.parts) - set(held.parts) == {STATISTICS[-1]}, "a user's own is kept"
+    with np.load(training / "statistics" / "train.npz") as held:
+        order = np.lexsort(held["parameters"].astype(np.float32).T[::-1])
+        power = np.log(held["power"][order])
+    np.testing.assert_allclose(found["train"].parts["power"], power, atol=1e-4)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.budget(60)
+def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
+    shared, training, another_seed, known, monkeypatch
+):
+    folder, other = shared / "posteriors", shared / "other-posteriors"
+    shutil.copytree(training, folder)
+    shutil.copytree(another_seed, other)
+    fit = HeadOptions(hidden=4, members=2, penalties=(3.0,), epochs=2)
+    wanted = PosteriorOptions(("gaussian",), (STATISTICS[:1], STATISTICS), fit)
+    found = judged([folder, other], None, posteriors=wanted)
+    check_posteriors(found, folder)
+    kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
+    before = [path.stat().st_mtime_ns for path in kept]
+    again = summaries.summarise(read_training(folder), ["train", "test"], ["power"], solo(), SILENT)
+    assert [path.stat().st_mtime_ns for path in kept] == before, "nothing has changed"
+    monkeypatch.setattr(summaries, "DEFINITION", 0)
+    with pytest.raises(ValueError, match="of another definition"):
+        summaries.SplitSummaries.read(kept[0])
+    volumes = known[0].astype(np.float64)
+    np.save(shared / "asked.npy", volumes[1])
+    with pytest.raises(
+        PosteriorError, match="no posterior of the head 'flow', but of gaussian: flowpm"
+    ):
+        found_in(folder, shared / "asked.npy", None, head="flow", box_size=96.0)
+    told = found_in(folder, shared / "asked.npy", None, box_size=96.0)
+    posterior = Posterior.load(folder / "posterior" / "gaussian.npz")
+    assert told.posterior.head == "gaussian" and posterior.about["step"] == 8
+    row = again["test"].parts[posterior.about["part"]][1:2]
+    samples = posterior.sample(row, len(told.posterior.samples))[0]
+    np.testing.assert_allclose(told.posterior.samples, samples, atol=1e-5)
+    values = [(value, bar) for _, value, bar in told.parameters]
+    np.testing.assert_allclose(
+        values, np.transpose([samples.mean(axis=0), samples.std(axis=0)]), atol=1e-5
+    )
+    told.posterior.write(shared / "asked")
+    with np.load(shared / "asked" / "samples.npz") as held:
+        np.testing.assert_array_equal(held["samples"], told.posterior.samples)
+    assert (shared / "asked" / "corner.png").exists()
+    np.save(shared / "unlike.npy", np.exp(3 * np.sin(9 * volumes[1])))
+    strange = found_in(folder, shared / "unlike.npy", None, box_size=96.0)
+    assert any("unlike those of the training" in note for note in strange.notes)
+    (folder / "posterior" / "features.npz").write_text("damaged")
+    with pytest.raises(PosteriorError, match="fit them again"):
+        found_in(folder, shared / "asked.npy", None, box_size=96.0)
+
+
+def check_posteriors(found, folder):
+    results = found.posteriors
+    mean, *members = names = ["network, mean of 2 densities", "network, seed 0", "network, seed 1"]
+    names += ["power", "power + tiny_network:largest"]
+    assert results.main == (mean, "gaussian")
+    assert set(results.found) == {(n, "gaussian") for n in names} | {(n, OWN) for n in names[:3]}
+    assert all(np.isfinite(one.gain) for one in results.found.values())
+    each = []
+    for name in members:
+        own = found.predictions[name]
+        logs = norm.logpdf(own.truth, own.mean, own.sigma) + np.log([0.1, 0.17])
+        each.append(logs.sum(axis=1))
+        assert results.found[name, OWN].gain == pytest.approx(each[-1].mean())
+    both = np.mean(np.logaddexp(*each) - np.log(2))
+    assert results.found[mean, OWN].gain == pytest.approx(both)
+    assert len(results.differences) == 4 + 3
+    written = found.write(folder / "made")
+    assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
+    numbers = json.loads((written / "scores.json").read_text())["posteriors"]
+    assert numbers["scores"][0]["of"] == mean and "gain" in numbers["differences"][0]
+    assert (written / "posteriors.md").read_text() == results.markdown()
 
 
 def with_value(value):

@@ -1,0 +1,138 @@
+"""Statistics by name, as vectors of numbers that parameters can be inferred from.
+
+A statistic is a function of a density that returns a vector. To add one, write the function and put
+it into `STATISTICS`, or name it "package.module:function" where a command asks for statistics.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.caches import cached_on_mesh
+from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.fourier import Filter, convolve
+from flowpm_dist.options import object_named
+from flowpm_dist.statistics.bins import Bins
+from flowpm_dist.statistics.bispectrum import bispectrum
+from flowpm_dist.statistics.histogram import density_histogram
+from flowpm_dist.statistics.power import power_spectrum
+from meshimpl.mesh_function import MeshFunction
+
+Statistic = Callable[[Field], np.ndarray]
+"""A function of a density of mean 1, of one universe or of a batch of them: [value] or
+[universe, value], the same on every rank that has a part of it. All of these call it together.
+"""
+SCALES: tuple[tuple[float, np.ndarray], ...] = (
+    (0.0, np.linspace(-4.0, 5.0, 28)),
+    (1.0, np.linspace(-3.0, 3.0, 28)),
+    (2.0, np.linspace(-2.0, 2.0, 28)),
+    (4.0, np.linspace(-1.0, 1.0, 28)),
+)
+"""Radius of the Gaussian [cells], and edges of bins of ln(density), of the histograms."""
+
+
+def log_power(density: Field) -> np.ndarray:
+    """Returns the logarithm of the power spectrum, divided by the cloud-in-cell window."""
+    return np.log(power_spectrum(density, window="cic").power)
+
+
+def histograms(density: Field) -> np.ndarray:
+    """Returns the roots of the shares of cells in bins of ln(density), as it is and smoothed.
+
+    See `SCALES`. The root of a count varies alike in full and in nearly empty bins.
+    """
+    box = density.box
+    smoothed = [density]
+    smoothed += [Field(_smoothing(box, radius)(density.block), box) for radius, _ in SCALES[1:]]
+    found = [
+        density_histogram(_positive(field), edges, log=True)
+        for field, (_, edges) in zip(smoothed, SCALES, strict=True)
+    ]
+    return np.concatenate([np.sqrt(one.counts / one.cells) for one in found], axis=-1)
+
+
+def _positive(density: Field) -> Field:
+    """Returns a density without what rounding leaves below 0."""
+    return Field(tf.maximum(density.block, tf.constant(0, density.block.dtype)), density.box)
+
+
+@cached_on_mesh(16)
+def _smoothing(box: Box, radius: float) -> MeshFunction:
+    length = radius * max(box.cell)
+
+    def gaussian(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        return tf.exp(-0.5 * length**2 * (kx**2 + ky**2 + kz**2))
+
+    return box.function(lambda _, x: convolve(x, box, Filter(gaussian)), field=box.shape)
+
+
+SHELLS = 6
+"""Of the bispectrum, linear in k up to two thirds of the Nyquist wavenumber."""
+
+
+def reduced_bispectrum(density: Field) -> np.ndarray:
+    """Returns Q = B / (P1 P2 + P2 P3 + P3 P1) of all triangles of `SHELLS` bins.
+
+    The window of the painting is divided out (Fry 1984).
+    """
+    shells = Bins(SHELLS, k_max=2 / 3 * np.pi / max(density.box.cell))
+    found = bispectrum(density, bins=shells, window="cic")
+    power = power_spectrum(density, bins=shells, window="cic").power
+    first, second, third = (power[..., number] for number in found.shells.T)
+    return found.bispectrum / (first * second + second * third + third * first)
+
+
+DEFINITION = zlib.crc32(Path(__file__).read_bytes())
+"""Changes with this file: what was measured by another definition must not be mixed with these."""
+
+STATISTICS: dict[str, Statistic] = {
+    "power": log_power,
+    "histograms": histograms,
+    "bispectrum": reduced_bispectrum,
+}
+"""Name -> statistic."""
+
+
+def statistic_of(name: str) -> Statistic:
+    """Returns the statistic of a name of `STATISTICS`, or of "package.module:function".
+
+    Raises:
+        ValueError: there is none.
+    """
+    return object_named(name, STATISTICS, "statistic")
+
+
+def measured(names: Sequence[str], density: Field) -> dict[str, np.ndarray]:
+    """Returns statistics of a density, float64 [universe, value] each. On all its ranks together.
+
+    Args:
+        names: see `statistic_of`.
+        density: of a batch of universes, or of one.
+
+    Raises:
+        ValueError: there is no such statistic, or it did not return a vector of finite numbers.
+    """
+    universes = density.box.batch or 1
+    found = {}
+    for name in names:
+        values = np.asarray(statistic_of(name)(density), np.float64)
+        if values.size == 0 or values.size % universes or values.ndim > 2:
+            raise ValueError(
+                f"the statistic {name} returned an array of shape {values.shape}; must be a vector "
+                f"for each of {universes} universes"
+            )
+        found[name] = values.reshape(universes, -1)
+        if not np.isfinite(found[name]).all():
+            raise ValueError(f"the statistic {name} has values that are not finite")
+    return found
+
+
+def joined(parts: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+    """Returns several statistics [n, value] as one vector, [n, all values]."""
+    return np.concatenate([parts[name] for name in names], axis=1)
