@@ -20,9 +20,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import engine
+from meshimpl import engine, traffic
 from meshimpl.graph_guards import fence, guarded
 from meshimpl.rendezvous import eager_collective
+from meshimpl.traffic import Tally
 
 Reduction = Literal["sum", "max", "min", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
@@ -120,7 +121,8 @@ class Communicator:
                 return np.add.reduce(parts, dtype=parts.dtype)
             return (np.maximum if kind == "max" else np.minimum).reduce(parts)
 
-        result = self._make(reduce, x, "allreduce", f"{x.shape}, {reduction}", combine)
+        sent = {"allreduce": traffic.allreduce(_bytes(x), self.size)}
+        result = self._make(reduce, x, "allreduce", f"{x.shape}, {reduction}", sent, combine)
         return result / self.size if reduction == "mean" else result
 
     def _make(
@@ -129,6 +131,7 @@ class Communicator:
         x: tf.Tensor,
         kind: str,
         detail: str,
+        sent: Tally,
         combine: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> tf.Tensor:
         """Makes a collective: in a graph behind its guards, eagerly after all ranks have met.
@@ -138,12 +141,19 @@ class Communicator:
             x: its input.
             kind: such as "allreduce".
             detail: on which all ranks must agree, beside the kind and the dtype.
+            sent: what this rank sends.
             combine: see `eager_collective`.
         """
         what = f"{kind} of {x.dtype.name} {detail}".rstrip()
         if not tf.executing_eagerly():
+            traffic.record(sent)
             return guarded(collective, x, kind, self.ranks, what)
-        return eager_collective(lambda y: collective(y, kind), x, what, self.ranks, combine)
+
+        def run(y: tf.Tensor) -> tf.Tensor:
+            traffic.count(sent)
+            return collective(y, kind)
+
+        return eager_collective(run, x, what, self.ranks, combine)
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
         """Returns the group's tensors, joined in group order.
@@ -169,7 +179,8 @@ class Communicator:
         def gather(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().gather(y, self.ranks, name)
 
-        return self._make(gather, x, "allgather", f"{x.shape}", lambda parts: parts[:, 0])
+        sent = {"allgather": traffic.allgather(_bytes(x), self.size)}
+        return self._make(gather, x, "allgather", f"{x.shape}", sent, lambda parts: parts[:, 0])
 
     def alltoall(self, x: tf.Tensor) -> tf.Tensor:
         """Sends piece j of dim 0 to rank j of the group; returns the pieces that arrive, in order.
@@ -210,18 +221,26 @@ class Communicator:
             splits = fence(splits)
         return back(self._exchange(carried, splits))
 
-    def _exchange(self, x: tf.Tensor, counts: tf.Tensor | None) -> tf.Tensor:
+    def _exchange(self, x: tf.Tensor, counts: np.ndarray | tf.Tensor | None) -> tf.Tensor:
+        """Exchanges rows; counts that are an array are this rank's own, and mostly 0."""
         if x.shape.num_elements() is not None and x.shape.num_elements() > engine.MAX_ELEMENTS:
             raise ValueError(
                 f"an exchange of {x.shape} has more than {engine.MAX_ELEMENTS} elements, MPI's "
                 "limit; use more ranks"
             )
+        if isinstance(counts, np.ndarray):
+            row = x.dtype.size * math.prod(x.shape[1:])
+            sent = {"neighbours": traffic.to_each(row * counts.astype(np.int64), self.index)}
+            counts = _own(counts)
+        else:
+            sent = {"alltoall": traffic.alltoall(_bytes(x), self.size)}
 
         def exchange(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().exchange(y, counts, self.ranks, name)
 
         # With counts, each rank may have a shape of its own.
-        return self._make(exchange, x, "alltoall", f"{x.shape}" if counts is None else "")
+        detail = f"{x.shape}" if counts is None else ""
+        return self._make(exchange, x, "alltoall", detail, sent)
 
     def permute(self, x: tf.Tensor, sources: Sequence[int | None]) -> tf.Tensor:
         """Returns the tensor of rank `sources[index]` of the group, or zeros if that is None.
@@ -249,8 +268,8 @@ class Communicator:
         flat = tf.reshape(carried, [-1])
         length = math.prod(carried.shape)
         sends = np.array([length * (s == self.index) for s in sources], np.int32)
-        counts, copies = _own(sends), _own(np.count_nonzero(sends, keepdims=True))
-        moved = self._exchange(tf.tile(flat, copies), counts)
+        copies = _own(np.count_nonzero(sends, keepdims=True))
+        moved = self._exchange(tf.tile(flat, copies), sends)
         whole = tf.concat([moved, tf.zeros([length], moved.dtype)], axis=0)[:length]
         return back(tf.reshape(whole, carried.shape))
 
@@ -290,11 +309,11 @@ class Communicator:
         if previous == following:
             # So it is on every rank. The two arrive as they were stacked: what the neighbour sent
             # to its previous rank comes here from our next.
-            both = self._exchange(tf.reshape(pieces, [-1]), _own(counts))
+            both = self._exchange(tf.reshape(pieces, [-1]), counts)
             both = back(tf.reshape(both, carried.shape))
             return both[1], both[0]
         order = _own(np.array([0, 1] if previous < following else [1, 0], np.int32))
-        moved = self._exchange(tf.reshape(tf.gather(pieces, order), [-1]), _own(counts))
+        moved = self._exchange(tf.reshape(tf.gather(pieces, order), [-1]), counts)
         both = tf.gather(back(tf.reshape(moved, carried.shape)), order)
         return both[0], both[1]
 
@@ -310,12 +329,18 @@ class Communicator:
         def broadcast(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().broadcast(y, self.ranks[root], self.ranks, name)
 
-        detail = f"{carried.shape}, from {root}"
-        return back(self._make(broadcast, carried, "broadcast", detail, lambda parts: parts[root]))
+        detail, all_from = f"{carried.shape}, from {root}", lambda parts: parts[root]
+        sent = {"broadcast": traffic.broadcast(_bytes(carried), self.size)}
+        return back(self._make(broadcast, carried, "broadcast", detail, sent, all_from))
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """Returns `values[index]` as a tensor that enters the same graph on every rank."""
         return _own(np.asarray(values)[self.index])
+
+
+def _bytes(x: tf.Tensor) -> int:
+    """Returns the size of a tensor [bytes]; 0 if the graph does not know it."""
+    return (x.shape.num_elements() or 0) * x.dtype.size
 
 
 def _own(value: Any) -> tf.Tensor:

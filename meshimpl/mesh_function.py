@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from meshimpl import traffic
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import check_eager, last_collective, timed
 from meshimpl.heartbeat import at
@@ -102,6 +103,7 @@ class MeshFunction:
             check_divisible(shape, self.impl, name)
         self.output_shapes: list[Any] = []
         self._variables: dict[str, tf.Variable] = {}
+        self._sent: dict[str, traffic.Tally] = {}
         self._differentiable = tf.custom_gradient(self._forward_and_gradient)
         self.__name__ = getattr(build, "__name__", "mesh function")
         self.__doc__ = build.__doc__
@@ -139,7 +141,9 @@ class MeshFunction:
         """
         plain = tf.autograph.experimental.do_not_convert(function)
         wrap = functools.partial(tf.compat.v1.wrap_function, plain, signature)
-        return build_together(self.mesh.world.meetings, name, wrap)
+        self._sent[name] = {}
+        with traffic.recorded(self._sent[name]):
+            return build_together(self.mesh.world.meetings, name, wrap)
 
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
@@ -203,9 +207,9 @@ class MeshFunction:
         signature = self._signature(
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         ) + list(self._readings.values())
+        name = f"gradient of {self.__name__}"
         function = once_differentiable(
-            self._wrap(trace, signature, f"gradient of {self.__name__}"),
-            f"the mesh function {self.__name__}",
+            self._wrap(trace, signature, name), f"the mesh function {self.__name__}"
         )
 
         def vjp(
@@ -214,6 +218,7 @@ class MeshFunction:
             gradients: list[Any] = [None] * len(specs)
             with at(f"the gradient of the mesh function {self.__name__}"):
                 found = function(*slices, *[dys[i] for i in of], *readings)
+                traffic.count(self._sent[name])
             for i, g in zip(wrt, found, strict=True):
                 gradients[i] = g
             return gradients
@@ -233,6 +238,7 @@ class MeshFunction:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
         found = self._forward(*[tf.stop_gradient(x) for x in slices])
+        traffic.count(self._sent[self.__name__])
         outputs, readings = found[: len(self.output_shapes)], found[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import engine, launch
+from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
 from meshimpl.heartbeat import at, end_job, watch
@@ -77,6 +77,7 @@ def _gather(mine: bytes, ranks: Ranks) -> np.ndarray:
     They may be of any length: each rank may be about to do something else.
     """
     row = _with_length(mine, len(mine)).ljust(_ROW, b"\0")
+    traffic.count({"meeting": traffic.allgather(len(row), len(ranks))})
     # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
     with tf.device("CPU:0"):
         sent = tf.constant(np.frombuffer(row, np.uint8))

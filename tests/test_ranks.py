@@ -1,4 +1,4 @@
-"""The tests of tests/ranks in jobs of 2 and 4 ranks, and one file on 8; test_one_rank.py has 1.
+"""The tests of tests/ranks in jobs of 2 and 4 ranks, one file on 3 and 8; test_one_rank.py has 1.
 
 That of 2 ranks leaves a part of two cores to others, and comes first; that of 8 takes all of both.
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
@@ -24,11 +24,14 @@ def test_on_ranks(
 
 
 @pytest.mark.timeout(400)
-def test_on_eight_ranks(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_on_other_numbers(
+    ranks: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """One file alone: each rank takes seconds to start."""
-    needs_horovod(8)
-    trouble, seconds = run_job(8, ["tests/ranks/test_eight.py", "--tb=short"], tmp_path, 360)
-    record_property("ranks", 8)
+    needs_horovod(ranks)
+    trouble, seconds = run_job(ranks, ["tests/ranks/test_eight.py", "--tb=short"], tmp_path, 360)
+    record_property("ranks", ranks)
     record_property("on ranks", seconds)
     record_property("long", False)
     assert trouble is None, trouble

@@ -268,7 +268,8 @@ def start(
             print(planned.complete_message())
         return
     if check:
-        show_check(planned.resolved, planned.mesh, planned.estimate, output)
+        grid = planned.demand.grid
+        show_check(planned.resolved, planned.mesh, planned.estimate, output, grid)
         return
     begin_job(ranks, stop_as=signal.SIGUSR1)
     planned.run()

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 
+from flowpm_dist.grid.step_traffic import StepTraffic
 from flowpm_dist.options import nearest
 from meshimpl.mesh_shape import parse_mesh_shape
 
 MESH_AXES = ("replica", "row", "col")
-THICK = 8
-"""Layers of a slab [cells] below which its halo outweighs it."""
+HALO = 8
+"""Width of the halo for which a mesh is chosen [cells]: that of a run is known only later."""
+COLLECTIVE = 2**20
+"""What a collective costs, however small: as long as so many bytes take."""
 
 Grid = tuple[int, int, int]
 
@@ -74,7 +77,10 @@ def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> lis
 
 
 def default_mesh(ranks: int, grid: Grid) -> str:
-    """The mesh for a number of ranks: slabs while they stay thick, else the squarest pencils.
+    """The mesh for a number of ranks: the one whose ranks send least in a step.
+
+    What counts are bytes and the number of collectives. So slabs, which have half as many of both
+    in a transform, are taken while they are thick, and pencils where halos outweigh thin slabs.
 
     Returns:
         Such as "row:2,col:1".
@@ -82,10 +88,39 @@ def default_mesh(ranks: int, grid: Grid) -> str:
     Raises:
         ValueError: no mesh of that many ranks divides the grid.
     """
-    shapes = [(ranks // col, col) for col in range(1, ranks + 1) if ranks % col == 0]
-    fits = [(row, col) for row, col in shapes if grid[0] % row == 0 and grid[1] % col == 0]
+    fits = fitting_shapes(ranks, grid)
     if not fits:
-        raise ValueError(f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y")
-    slabs = [(row, col) for row, col in fits if col == 1 and grid[0] // row >= THICK]
-    row, col = slabs[0] if slabs else min(fits, key=lambda fit: abs(math.log(fit[0] / fit[1])))
+        told = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
+        near = sorted(range(1, 2 * ranks), key=lambda n: abs(n - ranks))
+        would = [n for n in near if fitting_shapes(n, grid)][:2]
+        raise ValueError(f"{told}; {' or '.join(map(str, sorted(would)))} ranks would do")
+    row, col = min(fits, key=lambda fit: _cost(grid, *fit))
     return f"row:{row},col:{col}"
+
+
+def why_default_mesh(ranks: int, grid: Grid) -> str:
+    """Returns a sentence that says why `default_mesh` is the mesh it is."""
+    fits = fitting_shapes(ranks, grid)
+    if ranks == 1:
+        return "one rank has the whole box"
+    if len(fits) == 1:
+        return f"it is the only mesh of {ranks} ranks that divides the grid"
+    least, other = sorted(fits, key=lambda fit: _cost(grid, *fit))[:2]
+    sent = [StepTraffic(grid, *fit, HALO).total for fit in (least, other)]
+    mib = [f"{total.sent / 2**20:,.2f} MiB" for total in sent]
+    return (
+        f"of the {len(fits)} meshes that divide the grid it needs the least exchange in a step of "
+        f"a simulation: {sent[0].collectives} collectives and {mib[0]} from each rank with a halo "
+        f"of {HALO} cells, row:{other[0]},col:{other[1]} {sent[1].collectives} and {mib[1]}"
+    )
+
+
+def fitting_shapes(ranks: int, grid: Grid) -> list[tuple[int, int]]:
+    """Returns the rows and columns of all meshes of a number of ranks that divide a grid."""
+    shapes = [(ranks // col, col) for col in range(1, ranks + 1) if ranks % col == 0]
+    return [(row, col) for row, col in shapes if grid[0] % row == 0 and grid[1] % col == 0]
+
+
+def _cost(grid: Grid, row: int, col: int) -> int:
+    total = StepTraffic(grid, row, col, HALO).total
+    return total.sent + COLLECTIVE * total.collectives

@@ -8,7 +8,8 @@
 
 TensorFlow's own profiler records every operation of the evolution; nothing is built differently for
 it. Each rank profiles itself, and what it waits for shows up as exchange; on one rank the overhead
-of calls is in "other". On a CPU; operations of a GPU are not told apart.
+of calls is in "other". On a CPU; operations of a GPU are not told apart. Messages are counted where
+they are sent, see `meshimpl.traffic`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tensorflow as tf
 
 from flowpm_dist.evolution.clock import PHASES
 from flowpm_dist.simulation.simulation import Simulation
+from meshimpl.traffic import Tally, added, so_far
 
 PARTS = ("paint", "exchange", "FFT", "transposes", "filter", "read", "update", "other")
 
@@ -40,17 +42,25 @@ class Profile:
         seconds: by the names of `PARTS`.
         ns_per_particle_per_step: likewise [ns], over all particles of all ranks.
         total: seconds of the evolution.
+        traffic: what this rank sends in the last of several steps, by kind of collective; empty of
+            a single step, which has two forces.
     """
 
     seconds: dict[str, float]
     ns_per_particle_per_step: dict[str, float]
     total: float
+    traffic: Tally
 
     def __str__(self) -> str:
         rows = [f"{'part':12s}{'s':>9s}{'ns/particle/step':>19s}{'share':>8s}"]
         for part, seconds in self.seconds.items():
             ns = self.ns_per_particle_per_step[part]
             rows.append(f"{part:12s}{seconds:9.3f}{ns:19.2f}{seconds / self.total:8.1%}")
+        if self.traffic:
+            rows.append(f"{'in a step':12s}{'collectives':>13s}{'messages':>10s}{'MiB sent':>12s}")
+        for kind, sent in self.traffic.items():
+            mib = sent.sent / 2**20
+            rows.append(f"{kind:12s}{sent.collectives:13d}{sent.messages:10d}{mib:12.4f}")
         return "\n".join(rows)
 
 
@@ -64,11 +74,19 @@ def profile(simulation: Simulation, **run: Any) -> Profile:
         simulation: to run twice.
         **run: arguments of `Simulation.run`.
     """
+    told = run.pop("progress", None)
+    sent: list[Tally] = []
     simulation.run(**run)
+
+    def progress(*step: Any) -> None:
+        sent.append(so_far())
+        if told is not None:
+            told(*step)
+
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         try:
-            state = simulation.run(**run)
+            state = simulation.run(**run, progress=progress)
         finally:
             tf.profiler.experimental.stop()
         seconds = _parts(_events(Path(folder)), alone=state.box.mesh.size == 1)
@@ -77,7 +95,8 @@ def profile(simulation: Simulation, **run: Any) -> Profile:
     box, steps = state.box, len(state.timings["steps"])
     work = box.cells * (box.batch or 1) * steps
     ns = {part: 1e9 * t / work for part, t in seconds.items()}
-    return Profile(seconds, ns, total)
+    last = added(sent[-1], sent[-2], -1) if len(sent) > 1 else {}
+    return Profile(seconds, ns, total, last)
 
 
 def _events(folder: Path) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Eight ranks: pencils with more rows than columns, and a mesh of three axes, against one rank.
+"""Eight ranks, in pencils with more rows than columns and with three axes, against one rank.
 
 On 2 x 2 ranks a row taken for a column goes unseen, and so does a sum over the wrong plane where a
 mesh has only two axes.
@@ -18,6 +18,7 @@ from reference import relative_rms
 from test_halo import padded_block
 
 import flowpm_dist as fpm
+from flowpm_dist.grid.decomposition import default_mesh
 from meshimpl import MeshError, ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
@@ -26,6 +27,7 @@ from meshimpl.operations.halo import halo_exchange
 
 pytestmark = [pytest.mark.ranks(8), pytest.mark.timeout(240, method="thread")]
 PENCILS, THREE_AXES = shapes_of("any_mesh") if SIZE == 8 else ("", "")
+ODD = "row:1,col:3"
 GRID = (16, 12, 10)
 NOISE = np.random.default_rng(2).normal(size=(2, *GRID))
 
@@ -98,15 +100,20 @@ def _simulation(mesh: ProcessMesh) -> fpm.Simulation:
 
 def one_rank() -> dict[str, np.ndarray]:
     """The results of each universe."""
-    alone = process_mesh("row:8").without("row")
+    alone = process_mesh(f"row:{SIZE}").without("row")
     each = [results(alone, whole) for whole in NOISE]
     return {name: np.stack([found[name] for found in each]) for name in each[0]}
 
 
-@pytest.mark.parametrize("shape", [PENCILS, THREE_AXES])
+@pytest.mark.parametrize(
+    "shape",
+    [PENCILS, THREE_AXES, pytest.param(ODD, marks=pytest.mark.ranks(3))],
+    ids=["pencils", "three axes", "odd"],
+)
 def test_a_run_and_its_gradient_are_one_ranks(shape: str) -> None:
     """To float64 rounding, amplified by the run; on three axes, a universe on each replica."""
     batched = shape == THREE_AXES
-    expected = by_rank_zero("eight", one_rank)
+    assert shape != ODD or shape == default_mesh(SIZE, GRID)
+    expected = by_rank_zero("alone", one_rank)
     for name, found in results(process_mesh(shape), NOISE if batched else NOISE[0]).items():
         assert relative_rms(found, expected[name][... if batched else 0]) < 1e-10, name

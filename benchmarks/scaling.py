@@ -1,0 +1,249 @@
+"""The model of docs/scaling.md: time, memory and messages of a step on any number of ranks.
+
+    python benchmarks/scaling.py                     the tables, and docs/images/scaling.png
+    python benchmarks/scaling.py --measure 128 256   steps of whole runs here, on 1 and 2 ranks
+
+A step of a rank takes its share of the particles and modes, at a rate fitted to one rank of one
+thread, and sends what `StepTraffic` counts at the bandwidth and latency of its machine. Machines
+other than this one are taken from published figures; what they give was not run by us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import report, start_worker
+
+from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
+from flowpm_dist.grid.step_traffic import StepTraffic
+from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.simulation.memory import FORCE, KICK, LPT, STATE
+
+HALO = 8
+"""Cells of halo of the tables: displacements of 2LPT and ten steps in cells of 2 Mpc/h."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a step costs on a kind of rank.
+
+    Attributes:
+        particles: time of painting, reading, kick and drift [ns/particle].
+        transform: of a transform and its way back, by log2 of the cells of the box [ns/cell].
+        padding: of joining halos to blocks, where the box is split [ns/cell].
+        bandwidth: of a rank's messages [bytes/s].
+        latency: of a collective: its negotiation and its start [s].
+        message: of each of its messages [s].
+    """
+
+    particles: float
+    transform: float
+    padding: float
+    bandwidth: float
+    latency: float
+    message: float
+
+    def seconds(self, step: StepTraffic) -> float:
+        """Returns the time of a step with one force."""
+        return self.work(step) + self.messages(step)
+
+    def work(self, step: StepTraffic) -> float:
+        """Returns the time of a rank's own work."""
+        cells, ranks = math.prod(step.grid), step.rows * step.cols
+        each = self.particles + self.transform * math.log2(cells) + self.padding * (ranks > 1)
+        return 1e-9 * each * cells / ranks
+
+    def messages(self, step: StepTraffic) -> float:
+        """Returns the time of a rank's messages."""
+        sent = step.total
+        wait = self.latency * sent.collectives + self.message * sent.messages
+        return wait + sent.sent / self.bandwidth
+
+
+MACHINES = {
+    "here": Machine(32.0, 14.2 / 24, 0.8, 4.8e9, 1e-3, 1e-5),
+    "cores": Machine(32.0, 14.2 / 24, 0.8, 12.5e9 / 64, 1e-3, 2e-6),
+    "A100": Machine(0.2, 0.12 / 24, 0.03, 1.7e9, 1e-3, 1e-5),
+}
+"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs. Where each
+number comes from stands in docs/scaling.md."""
+MEASURED = {(128, 2): 27.4, (256, 1): 46.2, (256, 2): 26.0, (512, 2): 24.2}
+"""Steps of docs/performance.md, when the machine did nothing else [ns/particle]."""
+SIDES = (512, 1024, 2048, 4096, 8192)
+RANKS = (1, 8, 64, 512, 1024, 4096, 8192)
+
+
+def step_of(side: int, ranks: int, halo: int = HALO) -> StepTraffic:
+    """Returns a step of a cubic grid on the default mesh of a number of ranks."""
+    axes = parse_mesh(default_mesh(ranks, (side,) * 3))
+    return StepTraffic((side,) * 3, axes["row"], axes["col"], halo)
+
+
+def memory(step: StepTraffic) -> float:
+    """Returns the peak of a rank [bytes]: a run from 2LPT, the halo of a field, the process."""
+    x, y = step.grid[0] // step.rows, step.grid[1] // step.cols
+    wide = [n + 2 * (step.halo + 2) * (p > 1) for n, p in ((x, step.rows), (y, step.cols))]
+    values = max(STATE + KICK + FORCE[step.force_gradient], LPT[2])
+    fields = values * x * y + math.prod(wide) - x * y
+    return 4 * fields * step.grid[2] + process_bytes({"row": step.rows, "col": step.cols})
+
+
+def worker(grid: int, steps: int) -> None:
+    """Measure one run from the seed: its start, each step, and the memory of all ranks."""
+    from meshimpl import launch
+
+    launch.configure_threads()
+    import resource
+
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+
+    edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 2.0 * grid, edges)
+    moments: list[tuple[float, float]] = []
+
+    def now(*_: object) -> None:
+        moments.append((time.perf_counter(), time.process_time()))
+
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    now()
+    state = sim.run(seed=1, progress=now)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    pairs = list(zip(moments[1:], moments[2:], strict=False))
+    wall, processor = ([b[i] - a[i] for a, b in pairs] for i in (0, 1))
+    found = {
+        "halo": state.halo,
+        "wall": wall,
+        "processor": processor,
+        "initial": state.timings["initial"],
+        "total": moments[-1][0] - moments[0][0],
+        "all processor": moments[-1][1] - moments[0][1],
+        "system": after.ru_stime - before.ru_stime,
+        "faults": after.ru_minflt - before.ru_minflt,
+    }
+    peak = tf.constant(after.ru_maxrss * 1024, tf.int64)
+    found["peak"] = int(sim.box.mesh.world.allreduce(peak))
+    report(found)
+
+
+def measure(grids: list[int], steps: int, ranks: list[int]) -> None:
+    """Print medians of the steps after the first, and the model's."""
+    print(
+        "| grid | ranks | step: processor [s] | clock | fastest | model | model / processor |",
+        end="",
+    )
+    print(" whole run [ns/particle/step] | initial [s] | system [s] | bytes/particle |", end="")
+    print(" page faults | processor of rank 0 [ns/particle/step] |")
+    print("|" + "---|" * 13, flush=True)
+    for grid in grids:
+        for number in ranks:
+            found = start_worker(sys.argv[0], [str(grid), str(steps)], number, 1)
+            processor, clock = (statistics.median(found[key]) for key in ("processor", "wall"))
+            model = MACHINES["here"].seconds(step_of(grid, number, found["halo"]))
+            cells = grid**3
+            row = [f"{grid}^3", number, f"{processor:.3f}", f"{clock:.3f}"]
+            row += [f"{min(found['wall']):.3f}", f"{model:.3f}", f"{model / processor:.2f}"]
+            row += [f"{1e9 * found['total'] / cells / steps:.1f}", f"{found['initial']:.1f}"]
+            row += [f"{found['system']:.1f}", f"{found['peak'] / cells:.1f}"]
+            row += [found["faults"], f"{1e9 * found['all processor'] / cells / steps:.1f}"]
+            print_row(row)
+
+
+def print_row(cells: Sequence[object]) -> None:
+    """Prints a row of a table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def tables() -> None:
+    """Prints what the model gives, and how it compares with what was measured."""
+    here = MACHINES["here"]
+    print_row(["grid", "ranks", "measured [ns/particle/step]", "model", "model / measured"])
+    print_row(["---"] * 5)
+    for (side, ranks), ns in MEASURED.items():
+        model = 1e9 * here.seconds(step_of(side, ranks, 10)) / side**3
+        print_row([f"{side}^3", ranks, ns, f"{model:.1f}", f"{model / ns:.2f}"])
+    for name in ("cores", "A100"):
+        titles = "grid, ranks, mesh, MiB sent, messages, GiB of memory, work [s], messages [s], "
+        print(f"\n{name}")
+        print_row((titles + "step [s], of 1 rank's speed").split(", "))
+        print_row(["---"] * 10)
+        for side in SIDES:
+            for ranks in RANKS:
+                print_row(predicted(MACHINES[name], side, ranks))
+
+
+def predicted(machine: Machine, side: int, ranks: int) -> list[object]:
+    """Returns a row of the table: a step of side^3 particles on a number of ranks."""
+    step = step_of(side, ranks)
+    sent, seconds = step.total, machine.seconds(step)
+    alone = machine.work(step_of(side, 1)) / ranks
+    return [
+        f"{side}^3",
+        ranks,
+        f"`row:{step.rows},col:{step.cols}`",
+        f"{sent.sent / 2**20:.3g}",
+        sent.messages,
+        f"{memory(step) / 2**30:.3g}",
+        f"{machine.work(step):.3g}",
+        f"{machine.messages(step):.3g}",
+        f"{seconds:.3g}",
+        f"{alone / seconds:.0%}",
+    ]
+
+
+def picture(path: Path) -> None:
+    """Draws the time of a step by the number of ranks, for each grid, where its memory fits."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = {"cores": ("cores, 64 to a node, 4 GiB each", 4), "A100": ("A100, 40 GiB", 40)}
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, layout="constrained")
+    for axis, (name, (title, room)) in zip(axes, panels.items(), strict=True):
+        for color, side in enumerate(SIDES):
+            steps = {n: step_of(side, n) for n in (2**i for i in range(14))}
+            fits = {n: step for n, step in steps.items() if memory(step) <= room * 2**30}
+            if not fits:
+                continue
+            for part, style in ((MACHINES[name].seconds, "-"), (MACHINES[name].messages, ":")):
+                times = [part(step) or math.nan for step in fits.values()]
+                label = f"{side}$^3$" if style == "-" else None
+                axis.loglog(list(fits), times, style, color=f"C{color}", label=label)
+        axis.set(title=title, xlabel="ranks", xlim=(0.8, 1.2e4))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("step [s]; dotted: its messages")
+    lines = axes[1].get_legend_handles_labels()
+    figure.legend(*lines, title="particles", frameon=False, loc="outside right center")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Print the tables and draw the picture, or measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--measure", type=int, nargs="+", metavar="GRID")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--on", type=int, nargs="+", default=[1, 2], metavar="RANKS")
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure, args.steps, args.on)
+    else:
+        tables()
+        picture(Path(__file__).resolve().parents[1] / "docs" / "images" / "scaling.png")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(*map(int, sys.argv[2:]))
+    else:
+        main()
