@@ -342,6 +342,21 @@ def test_an_mpirun_that_waits_for_a_lost_host_ends_with_its_srun(tmp_path, rank)
         launcher.wait()
 
 
+def test_what_another_parent_started_is_left_alone(tmp_path):
+    shutil.copy("/bin/sleep", tmp_path / "srun")
+    shell = subprocess.Popen(["bash", "-c", f"{tmp_path}/srun 60 & wait"], start_new_session=True)
+    try:
+        while not (children := children_of(shell.pid)):
+            time.sleep(0.05)
+        shell.send_signal(signal.SIGTERM)  # it ends by itself
+        end_launcher(shell.pid, 0.6)
+        assert all(map(is_there, children))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
 def test_an_srun_that_was_there_is_missed():
     """At the second look; one that runs elsewhere is not."""
     server = socket.create_server(("127.0.0.1", 0))

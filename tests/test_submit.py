@@ -250,7 +250,8 @@ def test_ranks_that_would_share_a_gpu(here, monkeypatch):
     assert flowpm_here(*fewer).returncode == 0
     asked_for = {
         "--gpus-per-node=4": 4, "--gpus-per-node=h100:2": 2, "--gres=gpu": 1,
-        "--gres=shard:1,gpu:3": 3, "--exclusive": None, "--gpus-per-task=1": None,
+        "--gres=shard:1,gpu:3": 3, "--gres=gpu:1g.5gb:4": 4, "--gres=gpumem:80": None,
+        "--exclusive": None, "--gpus-per-task=1": None,
     }  # fmt: skip
     for directive, count in asked_for.items():
         assert gpus_of_a_node(["--exclusive", directive]) == count, directive

@@ -59,7 +59,8 @@ def _hints(file: ParsedRunFile) -> Iterable[Problem]:
 
 
 _GPUS = re.compile(
-    r"--gpus-per-node[= ](?:[\w.-]+:)?(\d+)|--gres[= ](?:\S*,)?gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?"
+    r"--gpus-per-node[= ](?:[\w.-]+:)?(\d+)|--gres[= ](?:\S*,)?gpu"
+    r"(?::[\w.-]*[^\d:,][\w.-]*)?(?::(\d+))?(?=,|$)"
 )
 
 

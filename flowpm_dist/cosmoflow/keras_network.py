@@ -151,9 +151,11 @@ class KerasNetwork(tf.Module):
         target = tf.cast(target, self._dtype)
         loss, outputs, gradients = self._gradients(tf.convert_to_tensor(volume), target)
         count = self._replicas.size
-        averaged = [statistic / count for statistic in self._statistics]
+        # A counter of calls is the same on all replicas.
+        moving = [statistic for statistic in self._statistics if statistic.dtype.is_floating]
+        averaged = [statistic / count for statistic in moving]
         loss, *summed = self._summed([loss, *gradients, *averaged])
-        for statistic, mean in zip(self._statistics, summed[len(gradients) :], strict=True):
+        for statistic, mean in zip(moving, summed[len(gradients) :], strict=True):
             statistic.assign(mean)
         return loss, outputs, summed[: len(gradients)]
 

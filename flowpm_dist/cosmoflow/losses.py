@@ -60,10 +60,11 @@ def doubting_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     """Minus the log likelihood of Gaussians that are not trusted for a share `DOUBT` of targets.
 
     Of those nothing is known but the prior: the density of a target is (1 - `DOUBT`) x the
-    Gaussian's + `DOUBT` x the uniform prior's, 1 / (2 sqrt(3)). Mean over the parameters, without
-    the constant of `gaussian_nll`. A Gaussian's own tails are so thin that a single volume, ten of
-    its error bars off, makes a step's loss and gradient by itself; here no volume's loss is above
-    4.93, and its gradient goes to 0.
+    Gaussian's + `DOUBT` x 1 / (2 sqrt(3)), which is the uniform prior's where targets have a
+    standard deviation of 1, and 0.58 of it where they lie between -1 and 1. Mean over the
+    parameters, without the constant of `gaussian_nll`. A Gaussian's own tails are so thin that a
+    single volume, ten of its error bars off, makes a step's loss and gradient by itself; here no
+    volume's loss is above 4.93, and its gradient goes to 0.
 
     Args:
         targets, outputs: see `gaussian_nll`.

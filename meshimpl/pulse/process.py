@@ -173,6 +173,8 @@ def end_launcher(process: int, patience: float = 6.0) -> None:
             are left alone.
         patience: time that it has to end itself [s].
     """
+    if not _is(process, LAUNCHERS):
+        return
     helpers = [(child, _start_of(child)) for child in children_of(process) if _is(child, HELPERS)]
     start = _start_of(process)
 

@@ -19,9 +19,10 @@ def small(shape, outputs):
 
 
 def with_all(shape, outputs):
-    """What layers keep and draw besides: batch statistics, dropout, a penalty of the weights."""
+    """What layers keep and draw besides: statistics, counts, dropout, a penalty of the weights."""
     volume = keras.Input(shape)
-    x = layers.Conv3D(4, 3, activation="relu", kernel_regularizer="l2")(volume)
+    x = layers.Normalization()(volume)  # it counts in whole numbers
+    x = layers.Conv3D(4, 3, activation="relu", kernel_regularizer="l2")(x)
     x = layers.BatchNormalization()(x)
     x = layers.GlobalAveragePooling3D()(x)
     x = layers.Dropout(0.3)(x)

@@ -62,7 +62,7 @@ def test_what_layers_keep_and_draw():
     again, _, _ = found.step(*map(own, whole), seed=1)
     other, _, _ = found.step(*map(own, whole), seed=2)
     assert float(first) == float(again) != float(other)  # dropout follows the seed
-    assert len(found.state) == len(found.weights) + 2
+    assert len(found.state) == len(found.weights) + 5
     mean = found.state[-2]
     assert float(tf.reduce_max(tf.abs(mean))) > 0  # moving averages moved, alike on all ranks
     np.testing.assert_array_equal(mean, found.mesh.world.broadcast(mean))
