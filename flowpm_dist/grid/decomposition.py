@@ -7,6 +7,8 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 from flowpm_dist.grid.step_traffic import StepTraffic
@@ -91,8 +93,8 @@ def default_mesh(ranks: int, grid: Grid) -> str:
     fits = fitting_shapes(ranks, grid)
     if not fits:
         told = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
-        near = sorted(range(1, 2 * ranks), key=lambda n: abs(n - ranks))
-        would = [n for n in near if fitting_shapes(n, grid)][:2]
+        near = (n for away in range(1, ranks) for n in (ranks - away, ranks + away))
+        would = itertools.islice((n for n in near if fitting_shapes(n, grid)), 2)
         raise ValueError(f"{told}; {' or '.join(map(str, sorted(would)))} ranks would do")
     row, col = min(fits, key=lambda fit: _cost(grid, *fit))
     return f"row:{row},col:{col}"
@@ -117,8 +119,14 @@ def why_default_mesh(ranks: int, grid: Grid) -> str:
 
 def fitting_shapes(ranks: int, grid: Grid) -> list[tuple[int, int]]:
     """Returns the rows and columns of all meshes of a number of ranks that divide a grid."""
-    shapes = [(ranks // col, col) for col in range(1, ranks + 1) if ranks % col == 0]
-    return [(row, col) for row, col in shapes if grid[0] % row == 0 and grid[1] % col == 0]
+    rows = (row for row in _divisors(grid[0]) if ranks % row == 0)
+    return [(row, ranks // row) for row in rows if grid[1] % (ranks // row) == 0]
+
+
+@functools.cache
+def _divisors(number: int) -> list[int]:
+    """Returns the divisors of a number, the largest first."""
+    return [n for n in range(number, 0, -1) if number % n == 0]
 
 
 def _cost(grid: Grid, row: int, col: int) -> int:
