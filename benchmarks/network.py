@@ -151,9 +151,9 @@ def mesh_step(job: Job, volume: Any, target: Any) -> tuple[Callable[[], Any], in
     import numpy as np
     import tensorflow as tf
 
-    from flowpm_dist.cosmoflow.network import Network
-    from flowpm_dist.cosmoflow.optimisers import Adam
-    from flowpm_dist.cosmoflow.schedules import Constant
+    from flowpm_dist.cosmoflow.network.network import Network
+    from flowpm_dist.cosmoflow.network.optimisers import Adam
+    from flowpm_dist.cosmoflow.network.schedules import Constant
     from meshimpl.process_mesh import ProcessMesh
 
     network = Network(
@@ -215,7 +215,7 @@ def keras_model(job: Job) -> Any:
     from keras import Input, Sequential
     from keras import layers as of
 
-    from flowpm_dist.cosmoflow.declarations import Convolution, Dense, Pool, declaration
+    from flowpm_dist.cosmoflow.planning.declarations import Convolution, Dense, Pool, declaration
 
     declared = declaration(job.network)
     model, flat = Sequential([Input([job.width] * 3 + [1])]), False

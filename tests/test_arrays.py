@@ -10,12 +10,12 @@ import pytest
 
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import prediction
-from flowpm_dist.cosmoflow.arrays import ArrayDataset, arrays_of
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.parameter_table import TableError, read_table
-from flowpm_dist.cosmoflow.record_files import Block, RecordError
-from flowpm_dist.cosmoflow.trained import Training
+from flowpm_dist.cosmoflow.evaluation import prediction
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.volumes.parameter_table import TableError, read_table
+from flowpm_dist.cosmoflow.volumes.record_files import Block, RecordError
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 

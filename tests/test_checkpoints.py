@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.checkpoints import Checkpoints
-from flowpm_dist.cosmoflow.folder import TrainedError
-from flowpm_dist.cosmoflow.logs import TensorBoard
-from flowpm_dist.cosmoflow.optimisers import Momentum
-from flowpm_dist.cosmoflow.schedules import Constant
-from flowpm_dist.cosmoflow.trained import restore_weights
+from flowpm_dist.cosmoflow.network.optimisers import Momentum
+from flowpm_dist.cosmoflow.network.schedules import Constant
+from flowpm_dist.cosmoflow.planning.folder import TrainedError
+from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.training.logs import TensorBoard
+from flowpm_dist.cosmoflow.training.trained import restore_weights
 from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
 

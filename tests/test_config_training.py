@@ -13,9 +13,9 @@ import pytest
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import MODELS, load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.memory import buffer_bytes
-from flowpm_dist.cosmoflow.plan import TrainingPlan
-from flowpm_dist.cosmoflow.record_files import DATASET, DatasetHeader, finish_dataset
+from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"

@@ -32,7 +32,7 @@ from flowpm_dist.cli.program import app
 from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import load
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from flowpm_dist.cosmoflow.draws import (
+from flowpm_dist.cosmoflow.volumes.draws import (
     Draws,
     most_filled,
     summary_of_draws,
     summary_of_passes,
 )
-from flowpm_dist.cosmoflow.priors import Priors
-from flowpm_dist.cosmoflow.record_batches import batch_positions
+from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.record_batches import batch_positions
 
 CASES = {
     "all kept": Draws(simulations=48, reuse=3, buffer=48, fill=16, batch=4, seed=1),

@@ -10,19 +10,12 @@ import pytest
 import tensorflow as tf
 
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import (
-    DECLARATIONS,
-    Convolution,
-    Declaration,
-    Dense,
-    Pool,
-    Shrink,
-    export,
-)
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.parts import network_of, standardiser_of
-from flowpm_dist.cosmoflow.trained import TrainedNetwork, Training
-from flowpm_dist.cosmoflow.training import in_physical_units
+from flowpm_dist.cosmoflow import DECLARATIONS, Convolution, Declaration, Dense, Pool, Shrink
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training import export
+from flowpm_dist.cosmoflow.training.parts import network_of, standardiser_of
+from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training
+from flowpm_dist.cosmoflow.training.training import in_physical_units
 from flowpm_dist.jobs.folder import OutputError
 from meshimpl import ProcessMesh
 

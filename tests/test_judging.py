@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from flowpm_dist.cosmoflow import baselines, figures, judging
-from flowpm_dist.cosmoflow.baselines import Features, Mean, RidgeOnPower, SmallNetwork
-from flowpm_dist.cosmoflow.judging import LearningCurve, Predictions, score
-from flowpm_dist.cosmoflow.paired import difference, differences_from, markdown_of_differences
+from flowpm_dist.cosmoflow.scores import baselines, figures, judging
+from flowpm_dist.cosmoflow.scores.baselines import Features, Mean, RidgeOnPower, SmallNetwork
+from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
+from flowpm_dist.cosmoflow.scores.paired import (
+    difference,
+    differences_from,
+    markdown_of_differences,
+)
 from flowpm_dist.io.figure_style import save_figure
 
 NAMES = ("Omega_m", "sigma8", "n_s")

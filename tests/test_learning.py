@@ -10,18 +10,24 @@ import numpy as np
 import pytest
 
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.declarations import DECLARATIONS, Convolution, Declaration, Dense, Pool
-from flowpm_dist.cosmoflow.in_situ import Batch, InSituSource, Lanes
-from flowpm_dist.cosmoflow.judging import score
-from flowpm_dist.cosmoflow.parts import (
+from flowpm_dist.cosmoflow.planning.declarations import (
+    DECLARATIONS,
+    Convolution,
+    Declaration,
+    Dense,
+    Pool,
+)
+from flowpm_dist.cosmoflow.planning.phases import PhaseClock
+from flowpm_dist.cosmoflow.scores.judging import score
+from flowpm_dist.cosmoflow.training.parts import (
     draws_of,
     maker_of,
     network_of,
     optimiser_of,
     standardiser_of,
 )
-from flowpm_dist.cosmoflow.phases import PhaseClock
-from flowpm_dist.cosmoflow.training import Trainer, predict
+from flowpm_dist.cosmoflow.training.training import Trainer, predict
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch, InSituSource, Lanes
 from meshimpl.process_mesh import ProcessMesh
 
 SMALL = Declaration(

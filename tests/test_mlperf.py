@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.declarations import declaration
-from flowpm_dist.cosmoflow.folder import CONTENTS, TrainingFolder
-from flowpm_dist.cosmoflow.mlperf_log import MLPerfLog
-from flowpm_dist.cosmoflow.parts import optimiser_of, schedule_of
-from flowpm_dist.cosmoflow.weights import initial_weights
+from flowpm_dist.cosmoflow.network.weights import initial_weights
+from flowpm_dist.cosmoflow.planning.declarations import declaration
+from flowpm_dist.cosmoflow.planning.folder import CONTENTS, TrainingFolder
+from flowpm_dist.cosmoflow.training.mlperf_log import MLPerfLog
+from flowpm_dist.cosmoflow.training.parts import optimiser_of, schedule_of
 
 SAMPLES = 1024
 RUN = """

@@ -10,11 +10,17 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow import losses
-from flowpm_dist.cosmoflow.losses import Standardiser
-from flowpm_dist.cosmoflow.optimisers import Adam, Momentum
-from flowpm_dist.cosmoflow.options import SC18_TRUST, TrainingOptions
-from flowpm_dist.cosmoflow.schedules import Constant, Cosine, Polynomial, StepDecay, scaled_rate
+from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network.losses import Standardiser
+from flowpm_dist.cosmoflow.network.optimisers import Adam, Momentum
+from flowpm_dist.cosmoflow.network.schedules import (
+    Constant,
+    Cosine,
+    Polynomial,
+    StepDecay,
+    scaled_rate,
+)
+from flowpm_dist.cosmoflow.planning.options import SC18_TRUST, TrainingOptions
 
 SHAPES = [(2, 2, 3, 4), (4,), (5, 3), ()]
 # Keras rounds its constants to float32: these stay what they are, as do binary fractions below.

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 from scipy.stats import multivariate_normal, norm
 
-from flowpm_dist.cosmoflow.paired import mean_difference
-from flowpm_dist.cosmoflow.posterior_judging import posterior_options
-from flowpm_dist.cosmoflow.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import posterior_options
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.scores.paired import mean_difference
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from public_layout import NAMES, scaled, write_public
 
-from flowpm_dist.cosmoflow import public_files
-from flowpm_dist.cosmoflow.public_files import bounds_of, public_index, samples_of_names
-from flowpm_dist.cosmoflow.records import RecordDataset, RecordError, stage
+from flowpm_dist.cosmoflow.volumes import public_files
+from flowpm_dist.cosmoflow.volumes.public_files import bounds_of, public_index, samples_of_names
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError, stage
 
 MANY = 1000
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow import record_staging
-from flowpm_dist.cosmoflow.record_files import record_bounds
-from flowpm_dist.cosmoflow.records import (
+from flowpm_dist.cosmoflow.volumes import record_staging
+from flowpm_dist.cosmoflow.volumes.record_files import record_bounds
+from flowpm_dist.cosmoflow.volumes.records import (
     Block,
     DatasetHeader,
     DummyDataset,
@@ -284,7 +284,9 @@ def test_a_damaged_length_is_corrupt_even_where_the_lengths_still_add_up(tmp_pat
 
 
 def test_tensorflow_is_not_imported_before_it_is_needed():
-    code = "import sys, flowpm_dist.cosmoflow.records; sys.exit('tensorflow' in sys.modules)"
+    code = (
+        "import sys, flowpm_dist.cosmoflow.volumes.records; sys.exit('tensorflow' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

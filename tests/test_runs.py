@@ -19,8 +19,8 @@ import flowpm_dist as fpm
 from flowpm_dist.cli.from_python import command_of
 from flowpm_dist.cli.run_record import read_record
 from flowpm_dist.config.settings import LEFT_OUT, parse_settings
-from flowpm_dist.cosmoflow.dataset import UNFINISHED
-from flowpm_dist.cosmoflow.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 

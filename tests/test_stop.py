@@ -15,8 +15,8 @@ import pytest
 
 from flowpm_dist.cli.common import job
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training.run import TrainingRun
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
 from meshimpl import launch

@@ -16,8 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmoflow.declarations import Convolution, Declaration, Dense, Pool, Shrink
-from flowpm_dist.cosmoflow.network import Network
+from flowpm_dist.cosmoflow.network.network import Network
+from flowpm_dist.cosmoflow.planning.declarations import (
+    Convolution,
+    Declaration,
+    Dense,
+    Pool,
+    Shrink,
+)
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.particle_mesh.kernels import Kernels, Lattice, Portable, kernels

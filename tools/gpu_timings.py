@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network import Network
+from flowpm_dist.cosmoflow.network.network import Network
 from flowpm_dist.initial.white_noise import noise_function
 from gpu_checks import LAYOUT, cube, simulation_of
 from meshimpl import ProcessMesh

@@ -15,9 +15,9 @@ from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.dataset import check_dataset, dataset_bytes, write_dataset
-from flowpm_dist.cosmoflow.memory import dataset_memory
-from flowpm_dist.cosmoflow.record_files import read_header
+from flowpm_dist.cosmoflow.planning.memory import dataset_memory
+from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
+from flowpm_dist.cosmoflow.volumes.record_files import read_header
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.estimate import Demand
 from meshimpl import launch

@@ -13,7 +13,7 @@ from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
-from flowpm_dist.cosmoflow.evaluation_results import Evaluation, check_evaluation_folder
+from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
@@ -98,9 +98,9 @@ def evaluate(
         return
     begin_job(ranks)
     with job(told(estimate)) as progress:
-        from flowpm_dist.cosmoflow.evaluation import check_comparable
-        from flowpm_dist.cosmoflow.evaluation import evaluate as judge
-        from flowpm_dist.cosmoflow.posterior_judging import posterior_options
+        from flowpm_dist.cosmoflow.evaluation.evaluation import check_comparable
+        from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
+        from flowpm_dist.cosmoflow.evaluation.posterior_judging import posterior_options
         from meshimpl.process_mesh import ProcessMesh
 
         wanted = posterior_options(head, baseline) if fits else None

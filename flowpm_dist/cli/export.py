@@ -11,7 +11,7 @@ from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import job, refuse
 from flowpm_dist.cli.resumable import overwrite_option
 from flowpm_dist.config.trained import read_training
-from flowpm_dist.cosmoflow.export import ExportFolder, export_bytes, export_network
+from flowpm_dist.cosmoflow.training.export import ExportFolder, export_bytes, export_network
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
 

@@ -11,12 +11,12 @@ from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
-from flowpm_dist.cosmoflow.posterior_of_volume import (
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     FILES,
     check_head,
     check_prediction_folder,
 )
-from flowpm_dist.cosmoflow.prediction import Found, check_question, predict_volume
+from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
 

@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.cosmoflow.dataset import UNFINISHED
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.record_files import DATASET, RecordError, read_header
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
+from flowpm_dist.cosmoflow.volumes.record_files import DATASET, RecordError, read_header
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.jobs.work_folder import WorkFolder

@@ -21,9 +21,9 @@ from flowpm_dist.cli.resumable import (
 from flowpm_dist.config.trained import read_training
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
-from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder, training_bytes
-from flowpm_dist.cosmoflow.memory import buffer_bytes
-from flowpm_dist.cosmoflow.plan import TrainingPlan
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Demand, Estimate
@@ -32,7 +32,7 @@ from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.run import TrainingOutcome
+    from flowpm_dist.cosmoflow.training.run import TrainingOutcome
 
 MAY_DIFFER = ("training.validate_every", "training.checkpoint_every", "training.keep",
               "data.staging")  # fmt: skip
@@ -163,8 +163,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
 
     def work(self, progress: Progress) -> TrainingOutcome:
         """See `ResumableJob.work`."""
-        from flowpm_dist.cosmoflow.run import TrainingRun
-        from flowpm_dist.cosmoflow.sources import stage_files
+        from flowpm_dist.cosmoflow.training.run import TrainingRun
+        from flowpm_dist.cosmoflow.training.sources import stage_files
         from meshimpl.process_mesh import ProcessMesh
 
         stage_files(self.config, progress)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import batched_mesh
-from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.memory import dataset_memory, prediction_memory
-from flowpm_dist.cosmoflow.trained import Training
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.memory import dataset_memory, prediction_memory
+from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Grid
 

@@ -23,17 +23,17 @@ from flowpm_dist.config.training_rules import (
     total_steps,
     with_box_of_files,
 )
-from flowpm_dist.cosmoflow.declarations import declaration
-from flowpm_dist.cosmoflow.draws import most_filled
-from flowpm_dist.cosmoflow.options import (
+from flowpm_dist.cosmoflow.planning.declarations import declaration
+from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
     DataOptions,
     NetworkOptions,
     PriorOptions,
     TrainingOptions,
 )
-from flowpm_dist.cosmoflow.plan import WARMUP, TrainingPlan
-from flowpm_dist.cosmoflow.presets import with_preset
+from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan
+from flowpm_dist.cosmoflow.planning.presets import with_preset
+from flowpm_dist.cosmoflow.volumes.draws import most_filled
 from flowpm_dist.cosmology.options import PartialCosmologyOptions
 from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.evolution.options import HaloOptions, RunOptions

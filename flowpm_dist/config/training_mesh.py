@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowpm_dist.config.checks import ConfigError, Problem, fitting_mesh
-from flowpm_dist.cosmoflow.memory import training_memory
-from flowpm_dist.cosmoflow.plan import TrainingPlan
+from flowpm_dist.cosmoflow.planning.memory import training_memory
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.jobs.estimate import Demand
 

@@ -10,20 +10,25 @@ from typing import Any
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
-from flowpm_dist.cosmoflow.arrays import SPLITS, ArraySet
-from flowpm_dist.cosmoflow.declarations import declaration
-from flowpm_dist.cosmoflow.draws import most_filled
-from flowpm_dist.cosmoflow.options import DERIVED, DataOptions, NetworkOptions, TrainingOptions
-from flowpm_dist.cosmoflow.parameter_table import TableError
-from flowpm_dist.cosmoflow.public_files import samples_of_names
-from flowpm_dist.cosmoflow.record_files import (
+from flowpm_dist.cosmoflow.network.schedules import scaled_rate
+from flowpm_dist.cosmoflow.planning.declarations import declaration
+from flowpm_dist.cosmoflow.planning.options import (
+    DERIVED,
+    DataOptions,
+    NetworkOptions,
+    TrainingOptions,
+)
+from flowpm_dist.cosmoflow.volumes.arrays import SPLITS, ArraySet
+from flowpm_dist.cosmoflow.volumes.draws import most_filled
+from flowpm_dist.cosmoflow.volumes.parameter_table import TableError
+from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
+from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DatasetHeader,
     RecordError,
     public_splits,
     read_header,
 )
-from flowpm_dist.cosmoflow.schedules import scaled_rate
 from flowpm_dist.cosmology.ranges import RANGES, VARIABLE
 from flowpm_dist.options import three
 

@@ -4,7 +4,7 @@ A network of your own is a `Declaration` of layers, such as `Convolution` and `D
 to `DECLARATIONS` under its name before a run file that names it is read.
 """
 
-from flowpm_dist.cosmoflow.declarations import (
+from flowpm_dist.cosmoflow.planning.declarations import (
     DECLARATIONS,
     Convolution,
     Declaration,

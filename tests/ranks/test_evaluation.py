@@ -16,23 +16,24 @@ from tiny_network import TINY
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.trained import asking_mesh, common_mesh, prediction_mesh, read_training
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import evaluation, held_out, summaries
-from flowpm_dist.cosmoflow.baselines import Mean, RidgeOnPower
-from flowpm_dist.cosmoflow.checkpoints import Checkpoints
-from flowpm_dist.cosmoflow.dataset import write_dataset
-from flowpm_dist.cosmoflow.evaluation_results import FILES
-from flowpm_dist.cosmoflow.file_source import in_order
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.in_situ import Lanes
-from flowpm_dist.cosmoflow.judging import score
-from flowpm_dist.cosmoflow.parts import maker_of, network_of, optimiser_of, standardiser_of
-from flowpm_dist.cosmoflow.posterior_judging import OWN, PosteriorOptions
-from flowpm_dist.cosmoflow.posterior_of_volume import PosteriorError
-from flowpm_dist.cosmoflow.posterior_results import FILES as OF_POSTERIORS
-from flowpm_dist.cosmoflow.prediction import predict_volume
-from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.trained import TrainedError, trained_network
-from flowpm_dist.cosmoflow.training import in_physical_units, mean_loss
+from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
+from flowpm_dist.cosmoflow.evaluation.evaluation_results import FILES
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN, PosteriorOptions
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower
+from flowpm_dist.cosmoflow.scores.judging import score
+from flowpm_dist.cosmoflow.training import held_out
+from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.training.dataset import write_dataset
+from flowpm_dist.cosmoflow.training.parts import maker_of, network_of, optimiser_of, standardiser_of
+from flowpm_dist.cosmoflow.training.trained import TrainedError, trained_network
+from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
+from flowpm_dist.cosmoflow.volumes.file_source import in_order
+from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.folder import OutputError

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from conftest import RANK, SIZE, process_mesh
 
-from flowpm_dist.cosmoflow import losses
-from flowpm_dist.cosmoflow.keras_network import KerasNetwork, ModelError, made_model
+from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
 
 pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.timeout(300, method="thread")]
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow import losses
-from flowpm_dist.cosmoflow.declarations import (
+from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network.network import Network
+from flowpm_dist.cosmoflow.planning.declarations import (
     Convolution,
     Declaration,
     Dense,
@@ -16,7 +17,6 @@ from flowpm_dist.cosmoflow.declarations import (
     Pool,
     Shrink,
 )
-from flowpm_dist.cosmoflow.network import Network
 from meshimpl.operations.convolution import halo_widths
 
 WIDTH, BATCH, PARAMETERS = 16, 4, 3

@@ -10,12 +10,13 @@ from tiny_network import TINY
 
 from flowpm_dist.config.trained import common_mesh, read_training
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import evaluation, public_files
-from flowpm_dist.cosmoflow.evaluation import evaluate
-from flowpm_dist.cosmoflow.folder import TrainingFolder
-from flowpm_dist.cosmoflow.public_files import bounds_of
-from flowpm_dist.cosmoflow.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.run import TrainingRun
+from flowpm_dist.cosmoflow.evaluation import evaluation
+from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training.run import TrainingRun
+from flowpm_dist.cosmoflow.volumes import public_files
+from flowpm_dist.cosmoflow.volumes.public_files import bounds_of
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
 

@@ -14,16 +14,16 @@ from tiny_network import TINY
 
 from flowpm_dist.config.trained import read_training
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow import sources
-from flowpm_dist.cosmoflow.augmentation import View, block_of, seen, whole_volumes
-from flowpm_dist.cosmoflow.draws import Draws
-from flowpm_dist.cosmoflow.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.in_situ import InSituSource, Lanes
-from flowpm_dist.cosmoflow.parts import maker_of
-from flowpm_dist.cosmoflow.phases import PHASES, PhaseClock
-from flowpm_dist.cosmoflow.run import TrainingRun
-from flowpm_dist.cosmoflow.trained import trained_network
-from flowpm_dist.cosmoflow.training import DivergedError, Trainer
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.phases import PHASES, PhaseClock
+from flowpm_dist.cosmoflow.training import sources
+from flowpm_dist.cosmoflow.training.parts import maker_of
+from flowpm_dist.cosmoflow.training.run import TrainingRun
+from flowpm_dist.cosmoflow.training.trained import trained_network
+from flowpm_dist.cosmoflow.training.training import DivergedError, Trainer
+from flowpm_dist.cosmoflow.volumes.augmentation import View, block_of, seen, whole_volumes
+from flowpm_dist.cosmoflow.volumes.draws import Draws
+from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource, Lanes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
 

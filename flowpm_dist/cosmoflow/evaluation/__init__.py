@@ -1,0 +1,1 @@
+"""Trained networks judged on volumes they have not seen, and asked about others."""

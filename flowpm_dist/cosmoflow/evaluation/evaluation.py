@@ -1,0 +1,368 @@
+"""Trained networks judged on the test or validation set, beside baselines from statistics."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.evaluation.evaluation_groups import (
+    Asked,
+    method_of,
+    network_curves,
+    networks_of,
+    over_seeds,
+)
+from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
+    PosteriorOptions,
+    judge_posteriors,
+    place_of,
+)
+from flowpm_dist.cosmoflow.evaluation.summaries import summarise
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
+from flowpm_dist.cosmoflow.scores.baselines import BASELINES, Features, learning_curve
+from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
+from flowpm_dist.cosmoflow.scores.paired import differences_from
+from flowpm_dist.cosmoflow.training.dataset import statistics_path
+from flowpm_dist.cosmoflow.training.held_out import Statistics, features, measure_volumes
+from flowpm_dist.cosmoflow.training.parts import block_of_volumes, standardiser_of
+from flowpm_dist.cosmoflow.training.trained import (
+    TrainedError,
+    Training,
+    trained_network,
+)
+from flowpm_dist.cosmoflow.training.training import predict
+from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
+from flowpm_dist.cosmoflow.volumes.file_source import in_order
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.progress import Progress
+from meshimpl.process_mesh import ProcessMesh
+
+MOST_MEASURED = 4096
+"""Greatest number of volumes of a training set in files that baselines are fitted to."""
+
+ON_VALIDATION = (
+    "Judged on the validation set, by which the best weights, and settings and error bars of the "
+    "baselines, were chosen: figures are a little too good."
+)
+
+SMALLEST = 125
+"""Smallest size of the learning curves [simulations]; each further one is twice as large."""
+
+
+def evaluate(
+    trainings: Sequence[Training],
+    mesh: ProcessMesh,
+    progress: Progress,
+    *,
+    split: str = "test",
+    which: str = "best",
+    posteriors: PosteriorOptions | None = None,
+) -> Evaluation | None:
+    """Judge trainings on their common test set. On all ranks together.
+
+    Trainings that differ in training.seed alone are judged each, and by the mean of their
+    predictions; those that differ in data.simulations make a learning curve. The folder of each
+    training records that its test set was opened.
+
+    Args:
+        trainings: that have a checkpoint.
+        mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
+        progress: of this rank.
+        split: "test", or "validation" in its place.
+        which: the weights, "best" of the validations or "last".
+        posteriors: to be fitted and judged, if any.
+
+    Returns:
+        On rank 0; None on the others.
+
+    Raises:
+        TrainedError: test sets are not the same, one training is given twice, or a checkpoint is
+            damaged.
+        RecordError: the files of the test set cannot serve.
+    """
+    split, other_split = trainings[0].split_there(split)
+    check_comparable(trainings, split)
+    asked = [ask(training, mesh, progress, split, which) for training in trainings]
+    _check_truths(asked)
+    same_method = [found for found in asked if found.method == asked[0].method]
+    largest = max(same_method, key=lambda found: found.samples)
+    notes = [
+        f"{found.training.folder.path} is not complete: {found.training.told(found.step)}."
+        for found in asked
+        if not found.training.complete
+    ]
+    notes += [other_split] if other_split else []
+    if not largest.training.simulated and largest.samples > MOST_MEASURED:
+        notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
+    needed = dict.fromkeys(("train", "validation", split))
+    paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
+    tables = []
+    for found in asked if posteriors else ():
+        names = posteriors.statistics if posteriors and found is largest else ()
+        splits = tuple(needed)
+        tables.append(summarise(found.training, splits, names, mesh, progress, which))
+    if mesh.rank != 0:
+        return None
+    notes += _opened(asked) if split == "test" else [ON_VALIDATION]
+    progress.note("fitting baselines")
+    evaluation = judge(asked, largest, paths, notes, split)
+    if posteriors is None:
+        return evaluation
+    priors = standardiser_of(largest.training.plan, largest.training.header())
+    results = judge_posteriors(
+        asked, tables, place_of(largest, asked), priors, split, posteriors, progress.note
+    )
+    return replace(evaluation, posteriors=results)
+
+
+def _opened(asked: Sequence[Asked]) -> list[str]:
+    """Records that test sets are opened; returns a sentence if one was before. On rank 0."""
+    before = [opening["time"] for found in asked for opening in found.training.folder.openings()]
+    try:
+        for found in asked:
+            found.training.folder.open_test_set(found.step)
+    except WriteError as error:
+        return [f"That the test set was opened is not recorded: {error}."]
+    if not before:
+        return []
+    fresh = "train with another data.seed" if asked[0].training.simulated else "take other volumes"
+    return [
+        f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
+        f"may have been chosen by it: for final figures {fresh}."
+    ]
+
+
+def check_comparable(trainings: Sequence[Training], split: str = "test") -> None:
+    """Checks that trainings share one test set, and that none is given twice.
+
+    Args:
+        trainings: to be judged together.
+        split: "test", or "validation" in its place.
+
+    Raises:
+        TrainedError: otherwise.
+    """
+    first = trainings[0]
+    known: dict[tuple[Any, ...], Training] = {}
+    for training in trainings:
+        other = differences(_held_out(first.plan, split), _held_out(training.plan, split))
+        if other:
+            raise TrainedError(
+                f"{first.folder.path} and {training.folder.path} have different {split} sets: "
+                f"{', '.join(other)} differ"
+            )
+        plan = training.plan
+        key = json.dumps(method_of(plan)), plan.training.seed, plan.data.simulations
+        if key in known:
+            raise TrainedError(
+                f"{known[key].folder.path} and {training.folder.path} are the same training, with "
+                f"seed {plan.training.seed}: leave one out"
+            )
+        known[key] = training
+
+
+def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
+    """Returns the settings that a test or validation set depends on."""
+    data = plan.data
+    if data.source != "simulate":
+        keys = ("folder", "volumes", "table")
+        paths = {f"data.{key}": getattr(data, key) for key in keys}
+        found = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
+        if data.source == "arrays":
+            found |= {f"data.{key}": getattr(data, key) for key in ("seed", "test", "validation")}
+        return {"data.source": data.source, **found}
+    count = {f"data.{split}": getattr(data, split)}
+    return {"data.source": data.source, **count, **plan.universes()}
+
+
+def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, which: str) -> Asked:
+    """Returns the predictions of a training's network on a split. On all ranks together."""
+    dataset = training.files(split, block_of_volumes(mesh), mesh)
+    replicas = mesh.axis_size("replica")
+    most = min(training.plan.training.batch, len(dataset))
+    lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
+    progress.note(f"asking the network of {training.folder.path}; compiling")
+    asked = trained_network(training, mesh, lanes.batch, which)
+    batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
+    found = predict(asked.network, asked.standardiser, batches, len(dataset))
+    return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
+
+
+def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        yield batch
+        progress("predicting", min(total, (number + 1) * size), total)
+
+
+def in_order_of_truth(found: Predictions) -> Predictions:
+    """Returns predictions sorted by the truth: files of the same volumes may differ in order."""
+    order = np.lexsort(found.truth.astype(np.float32).T[::-1])  # which is what files hold
+    sigma = None if found.sigma is None else found.sigma[order]
+    return Predictions(found.names, found.truth[order], found.mean[order], sigma)
+
+
+def _samples(training: Training) -> int:
+    """Returns the number of volumes that a network was trained on so far."""
+    if not training.simulated:
+        return training.samples("train")
+    asked = training.plan.data.simulations
+    path = training.folder.statistics("train")
+    if training.complete or not path.exists():
+        return asked
+    with np.load(path) as held:
+        return min(asked, len(held["index"]))
+
+
+def _check_truths(asked: Sequence[Asked]) -> None:
+    first = asked[0]
+    for other in asked[1:]:
+        ours, theirs = first.predictions, other.predictions
+        if ours.names != theirs.names or not np.array_equal(ours.truth, theirs.truth):
+            raise TrainedError(
+                f"{first.training.folder.path} and {other.training.folder.path} have different "
+                "test sets: their parameters are not the same"
+            )
+
+
+def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
+    """Returns the file of the statistics of a split, which are measured if there are none."""
+    plan, own = training.plan, training.folder.statistics(split)
+    if training.simulated:
+        return own
+    folder = plan.data.folder
+    beside = None if folder is None else statistics_path(folder, split)
+    dataset = training.files(split, block_of_volumes(mesh), mesh)
+    count = min(len(dataset), MOST_MEASURED)
+    # Rank 0 looks for all: files come and go while the others look.
+    there = [0, 0]
+    if mesh.rank == 0:
+        files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
+        there = [int(beside is not None and beside.exists()), int(_is_fresh(own, files, count))]
+    is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
+    if is_beside or is_own:
+        return beside if beside is not None and is_beside else own
+    if mesh.rank == 0:
+        own.unlink(missing_ok=True)
+    mesh.barrier()
+    lanes = Lanes.of(mesh, mesh.axis_size("replica"))
+    batches = itertools.islice(in_order(dataset, lanes), -(-count // lanes.batch))
+    statistics = Statistics(own, mesh, dataset.parameters)
+    told = _told(batches, lanes.batch, count, progress)
+    progress.note(f"measuring the volumes of {split}")
+    measure_volumes(told, plan.box_size, mesh, statistics)
+    mesh.barrier()
+    return own
+
+
+def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
+    """Returns whether statistics are of these files as they are now."""
+    if not path.exists():
+        return False
+    with np.load(path) as held:
+        whole = len(held["index"]) >= count
+    return whole and path.stat().st_mtime > max(file.stat().st_mtime for file in files)
+
+
+def judge(
+    asked: Sequence[Asked],
+    largest: Asked,
+    paths: dict[str, Path],
+    notes: Sequence[str],
+    split: str = "test",
+) -> Evaluation:
+    """Returns the scores of networks and baselines. On rank 0.
+
+    Args:
+        asked: of each training.
+        largest: the one whose training set baselines are fitted to.
+        paths: of the statistics of each split.
+        notes: made so far.
+        split: that networks were asked about.
+    """
+    samples = len(largest.predictions.truth)
+    counts = {
+        "train": min(largest.samples, MOST_MEASURED),
+        "validation": MOST_MEASURED,
+        split: samples,
+    }
+    sets: dict[str, Features] = {}
+    notes = list(notes)
+    try:
+        sets = {name: features(path, counts[name]) for name, path in paths.items()}
+        train_mean = sets["train"].truth.mean(axis=0)
+    except (OSError, ValueError) as error:
+        notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
+        train_mean = _train_mean(paths["train"], largest)
+    networks, groups = networks_of(asked)
+    scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in networks.items()}
+    curves = network_curves(groups, scores)
+    baselines: dict[str, Predictions] = {}
+    if sets:
+        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in BASELINES}
+        measured = len(sets[split].truth)
+        if measured < samples:
+            notes.append(
+                f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
+                "pairs."
+            )
+        told = {name: method(sets[split]) for name, method in fitted.items()}
+        baselines = {name: in_order_of_truth(found) for name, found in told.items()}
+        scores |= {name: score(p, train_mean) for name, p in baselines.items()}
+        sizes = curve_sizes(len(sets["train"].truth))
+        splits = sets["train"], sets["validation"], sets[split]
+        curves |= learning_curve(BASELINES[1:], *splits, sizes)
+    main, predictions = next(iter(networks)), {**networks, **baselines}
+    return Evaluation(
+        main=main,
+        split=split,
+        predictions=predictions,
+        scores=scores,
+        differences=differences_from(main, predictions),
+        train_mean=train_mean,
+        seeds={group.name: over_seeds(group, scores) for group in groups if group.several},
+        curves=curves,
+        collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
+        notes=tuple(notes),
+        trainings=tuple(_told_of(found) for found in asked),
+        folder=asked[0].training.folder.evaluation(split),
+    )
+
+
+def _train_mean(path: Path, largest: Asked) -> np.ndarray:
+    """Returns the mean of the training targets, or of their priors where those are not known."""
+    try:
+        with np.load(path) as held:
+            return held["parameters"].mean(axis=0)
+    except (OSError, ValueError):
+        training = largest.training
+        return standardiser_of(training.plan, training.header()).centre
+
+
+def _told_of(found: Asked) -> dict[str, Any]:
+    training = found.training
+    return {
+        "folder": str(training.folder.path),
+        "step": found.step,
+        "steps": training.plan.total_steps,
+        "complete": training.complete,
+        "seed": found.seed,
+        "samples": found.samples,
+    }
+
+
+def curve_sizes(count: int) -> list[int]:
+    """Returns the sizes of the baselines' learning curve [simulations]: 125, 250, ... up to all."""
+    sizes = itertools.takewhile(
+        lambda size: size < count, (SMALLEST * 2**n for n in itertools.count())
+    )
+    return [*sizes, count]

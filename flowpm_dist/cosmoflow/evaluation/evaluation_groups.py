@@ -1,0 +1,160 @@
+"""Trainings that are judged together: which differ in their seed alone, which in their size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.evaluation.evaluation_results import OF_SEEDS
+from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan
+from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, Scores
+from flowpm_dist.cosmoflow.training.trained import Training
+
+NOT_THE_METHOD = ("seed", "steps", "warmup", "checkpoint_every", "keep")
+"""Keys of [training] that do not change the method, or that follow from others."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The predictions of one training's network on the test set.
+
+    Attributes:
+        training: the training.
+        predictions: in the order of their truth, see `in_order_of_truth`.
+        step: number of steps it was trained for.
+        samples: volumes it was trained on.
+    """
+
+    training: Training
+    predictions: Predictions
+    step: int
+    samples: int
+
+    @property
+    def seed(self) -> int:
+        """The seed of the weights."""
+        return self.training.plan.training.seed
+
+    @property
+    def method(self) -> str:
+        """A text that trainings share if they differ in seed and number of simulations only."""
+        return json.dumps(method_of(self.training.plan), sort_keys=True)
+
+
+def method_of(plan: TrainingPlan) -> dict[str, Any]:
+    """Returns the settings of a training without its seed and its number of simulations."""
+    table = {section: dict(keys) for section, keys in plan.settings.items()}
+    asked, data = plan.training, plan.data
+    for section in ("mesh", "run"):
+        table.pop(section, None)
+    for key in NOT_THE_METHOD:
+        table["training"].pop(key, None)
+    if asked.warmup != min(WARMUP, asked.steps // 10):
+        table["training"]["warmup"] = asked.warmup
+    if data.source != "simulate":
+        return {**table, "steps": asked.steps}
+    for key in ("simulations", "fill", "buffer"):
+        table["data"].pop(key, None)
+    if data.buffer != data.simulations:
+        table["data"]["buffer"] = data.buffer
+    return {**table, "reuse": round(asked.steps * asked.batch / data.simulations, 3)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trainings that differ in their seed only.
+
+    Attributes:
+        name: what tables call them.
+        base: what figures call them and those of other numbers of simulations.
+        members: of them.
+    """
+
+    name: str
+    base: str
+    members: tuple[Asked, ...]
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several seeds."""
+        return len(self.members) > 1
+
+    def member(self, found: Asked) -> str:
+        """Returns the name of a member in tables."""
+        return f"{self.name}, seed {found.seed}" if self.several else self.name
+
+
+def grouped(asked: Sequence[Asked]) -> list[Group]:
+    """Returns groups of trainings, the first training's method and the largest sizes first."""
+    methods = list(dict.fromkeys(found.method for found in asked))
+    groups = []
+    for method in methods:
+        alike = [found for found in asked if found.method == method]
+        base = "network" if len(methods) == 1 else f"network {alike[0].training.folder.path}"
+        sizes = sorted({found.samples for found in alike}, reverse=True)
+        for size in sizes:
+            name = base if len(sizes) == 1 else f"{base}, {size} simulations"
+            members = tuple(found for found in alike if found.samples == size)
+            groups.append(Group(name, base, members))
+    return groups
+
+
+def networks_of(asked: Sequence[Asked]) -> tuple[dict[str, Predictions], list[Group]]:
+    """Returns the predictions of each network, with the mean of each group before its members."""
+    groups, networks = grouped(asked), {}
+    for group in groups:
+        if group.several:
+            name = f"{group.name}, mean of {len(group.members)} seeds"
+            networks[name] = ensemble([found.predictions for found in group.members])
+        networks |= {group.member(found): found.predictions for found in group.members}
+    return networks, groups
+
+
+def ensemble(members: Sequence[Predictions]) -> Predictions:
+    """Returns the mean of predictions of the same samples in the same order.
+
+    The error bar is that of the mixture of the members' Gaussians: the mean of their variances and
+    the variance of their means (Lakshminarayanan and others, arXiv:1612.01474).
+    """
+    first = members[0]
+    means = np.stack([found.mean for found in members])
+    sigmas = [found.sigma for found in members if found.sigma is not None]
+    sigma = None
+    if len(sigmas) == len(members):
+        sigma = np.sqrt(np.mean(np.square(sigmas), axis=0) + means.var(axis=0))
+    return Predictions(first.names, first.truth, means.mean(axis=0), sigma)
+
+
+def over_seeds(
+    group: Group, scores: dict[str, Scores]
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Returns mean and standard deviation of the members' scores."""
+    members = [scores[group.member(found)] for found in group.members]
+    return {
+        name: {
+            attribute: (float(np.mean(values)), float(np.std(values, ddof=1)))
+            for attribute in OF_SEEDS
+            for values in [[getattr(found[name], attribute) for found in members]]
+        }
+        for name in members[0]
+    }
+
+
+def network_curves(groups: list[Group], scores: dict[str, Scores]) -> dict[str, LearningCurve]:
+    """Returns the error of each method against the number of simulations, [size, seed]."""
+    curves = {}
+    for base in dict.fromkeys(group.base for group in groups):
+        rows = [group for group in reversed(groups) if group.base == base]
+        names = groups[0].members[0].predictions.names
+        seeds = max(len(group.members) for group in rows)
+        errors = {name: np.full((len(rows), seeds), np.nan) for name in names}
+        for row, group in enumerate(rows):
+            for place, found in enumerate(group.members):
+                for name, value in scores[group.member(found)].items():
+                    errors[name][row, place] = value.rmse_over_mean
+        curves[base] = LearningCurve(np.array([g.members[0].samples for g in rows]), errors)
+    return curves

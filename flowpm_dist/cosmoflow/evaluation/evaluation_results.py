@@ -1,0 +1,228 @@
+"""The results of an evaluation, with their tables and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.evaluation.posterior_results import PosteriorResults
+from flowpm_dist.cosmoflow.scores.judging import (
+    LearningCurve,
+    Predictions,
+    Scores,
+    as_dict,
+    markdown,
+    rich_table,
+    write_csv,
+)
+from flowpm_dist.cosmoflow.scores.paired import Differences, as_numbers, markdown_of_differences
+from flowpm_dist.io.files import GENERATOR, WriteError
+from flowpm_dist.jobs.folder import check_foreign, check_ground
+
+SCORES = "scores.json"
+FILES = (
+    "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
+    "learning_curve.png", *OF_POSTERIORS, SCORES,
+)  # fmt: skip
+PARTIAL = ".partial-evaluation"
+OF_SEEDS = ("rmse", "rmse_over_mean", "r2")
+"""Attributes of `Score` that are summarised over seeds."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of networks on the test set, compared with other methods.
+
+    Attributes:
+        main: the name of the method in the figures, a network or the mean of several.
+        split: the volumes that all are judged on, "test" or "validation".
+        predictions: the predictions for these volumes by method: `main` first, then networks, then
+            baselines.
+        scores: the scores of the same methods.
+        differences: of `main` from each of the others, in pairs on the same volumes.
+        train_mean: the mean of the training targets, [p].
+        seeds: mean and standard deviation over runs that differ in their seed alone:
+            [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
+        curves: the error against the number of simulations, those of networks first.
+        collapse: a sentence for each network on whether it has learnt anything.
+        notes: sentences on the evaluation that a reader should know.
+        trainings: the folder, step, steps, complete, seed and samples of each training.
+        folder: the folder that it is written to by default.
+        posteriors: of heads that were fitted, where that was asked for.
+    """
+
+    main: str
+    split: str
+    predictions: Mapping[str, Predictions]
+    scores: Mapping[str, Scores]
+    differences: Differences
+    train_mean: np.ndarray
+    seeds: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+    curves: Mapping[str, LearningCurve]
+    collapse: Mapping[str, str]
+    notes: tuple[str, ...]
+    trainings: tuple[Mapping[str, Any], ...]
+    folder: Path
+    posteriors: PosteriorResults | None = None
+
+    def table(self, width: int) -> Table:
+        """Returns the table for a terminal of so many characters a line, see `rich_table`."""
+        return rich_table(self.scores, width)
+
+    def sentences(self) -> list[str]:
+        """Returns sentences on what the table does not show."""
+        many = len(self.collapse) > 1
+        said = [f"{name}: {text}" if many else text for name, text in self.collapse.items()]
+        over = [
+            f"{method}, over the seeds: RMSE of {name} {of['rmse'][0]:.4g} ± {of['rmse'][1]:.2g}, "
+            f"{of['rmse_over_mean'][0]:.3f} ± {of['rmse_over_mean'][1]:.3f} of the mean's."
+            for method, names in self.seeds.items()
+            for name, of in names.items()
+        ]
+        of_posteriors = self.posteriors.sentences() if self.posteriors else []
+        return [*said, *over, *self._against_the_best(), *of_posteriors, *self.notes]
+
+    def _against_the_best(self) -> list[str]:
+        """Returns how `main` compares with the best method of another kind for each parameter."""
+        networks = {*self.collapse, self.main}
+        others = [name for name in self.differences if name not in networks]
+        if not others:
+            return []
+        said = []
+        for name in self.predictions[self.main].names:
+            best = min(others, key=lambda method: self.scores[method][name].rmse)
+            said.append(self.differences[best][name].sentence(name, self.main, best))
+        return said
+
+    def markdown(self) -> str:
+        """Returns the tables and the sentences in Markdown."""
+        count = len(self.predictions[self.main].truth)
+        said = "".join(f"- {sentence}\n" for sentence in self.sentences())
+        pairs = ""
+        if self.differences:
+            told = markdown_of_differences(self.main, self.differences)
+            pairs = f"Differences, by a paired bootstrap:\n\n{told}\n"
+        return f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n{pairs}{said}"
+
+    def write(self, folder: Path | None = None) -> Path:
+        """Writes tables, numbers and figures; an older evaluation there is replaced.
+
+        All are written aside first; scores.json, moved last, says that they are whole.
+
+        Args:
+            folder: made when it is missing; by default the training's own.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OutputError: see `check_evaluation_folder`.
+            WriteError: a file cannot be written.
+        """
+        folder = Path(folder or self.folder)
+        check_evaluation_folder(folder)
+        aside = folder / PARTIAL
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            self._write_into(aside)
+            (folder / SCORES).unlink(missing_ok=True)
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+                if (aside / name).exists():
+                    (aside / name).replace(folder / name)
+            aside.rmdir()
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or folder), error) from error
+        return folder
+
+    def _write_into(self, folder: Path) -> None:
+        (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        write_csv(self.scores, folder / "table.csv")
+        main = self.predictions[self.main]
+        arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
+        arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
+        np.savez(folder / "predictions.npz", **arrays)
+        self._draw_into(folder)
+        if self.posteriors is not None:
+            self.posteriors.write_into(folder)
+        text = json.dumps(_plain(self._numbers()), indent=1, allow_nan=False)
+        (folder / SCORES).write_text(text + "\n", encoding="utf-8")
+
+    def _draw_into(self, folder: Path) -> None:
+        from flowpm_dist.cosmoflow.scores import figures
+        from flowpm_dist.io.figure_style import save_figure
+
+        main = self.predictions[self.main]
+        networks = set(self.collapse) | {self.main}
+        others = {name: p for name, p in self.predictions.items() if name not in networks}
+        drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
+        save_figure(drawn, folder / "predicted.png")
+        if main.sigma is not None:
+            save_figure(figures.calibration_figure(main), folder / "calibration.png")
+        curves = figures.learning_curve_figure(self.curves)
+        save_figure(curves, folder / "learning_curve.png")
+
+    def _numbers(self) -> dict[str, Any]:
+        main = self.predictions[self.main]
+        curves = {
+            method: {"sizes": curve.sizes, "rmse_over_mean": dict(curve.errors)}
+            for method, curve in self.curves.items()
+        }
+        return {
+            "generator": GENERATOR,
+            "main": self.main,
+            "split": self.split,
+            "samples": len(main.truth),
+            "train_mean": dict(zip(main.names, self.train_mean.tolist(), strict=True)),
+            "scores": as_dict(self.scores),
+            "differences": as_numbers(self.differences),
+            "seeds": self.seeds,
+            "learning_curves": curves,
+            "collapse": self.collapse,
+            "notes": self.notes,
+            "trainings": self.trainings,
+            **({} if self.posteriors is None else {"posteriors": self.posteriors.numbers()}),
+        }
+
+
+def check_evaluation_folder(folder: Path) -> None:
+    """Checks that an evaluation can be written to a folder, without changing anything.
+
+    Raises:
+        OutputError: it is no folder, cannot be written to, or has files of these names from
+            elsewhere.
+    """
+    check_ground(folder)
+    if not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
+        check_foreign(folder, FILES)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        scores = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(scores, dict) and scores.get("generator") == GENERATOR
+
+
+def _plain(value: Any) -> Any:
+    """Returns values as JSON takes them; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

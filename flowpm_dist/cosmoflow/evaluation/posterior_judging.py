@@ -1,0 +1,210 @@
+"""Posteriors of networks and of statistics, fitted with the same heads to the same volumes, judged.
+
+Everything here is done on rank 0, from summaries that all ranks made together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.evaluation.evaluation_groups import Asked, grouped
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.evaluation.posterior_results import PosteriorResults
+from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS, SplitSummaries
+from flowpm_dist.cosmoflow.scores.judging import Predictions, universes
+from flowpm_dist.cosmoflow.scores.paired import (
+    Difference,
+    MeanDifference,
+    difference,
+    mean_difference,
+)
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
+from flowpm_dist.posteriors.heads import HEADS, Posterior, Summaries, fit_posterior, head_of
+from flowpm_dist.posteriors.novelty import FeatureDensity
+from flowpm_dist.posteriors.options import HeadOptions
+from flowpm_dist.statistics.summaries import STATISTICS, joined, statistic_of
+
+BASELINES: tuple[tuple[str, ...], ...] = tuple(
+    tuple(list(STATISTICS)[: count + 1]) for count in range(len(STATISTICS))
+)
+"""Sets of statistics: the power spectrum, with histograms, and with the bispectrum as well."""
+SAMPLES = 1000
+"""Of each posterior that is judged."""
+OWN = "its own Gaussians"
+"""What tables call the error bars that the loss of a network has trained."""
+
+
+@dataclass(frozen=True)
+class PosteriorOptions:
+    """What posteriors are fitted to, and how.
+
+    Attributes:
+        heads: names of heads, see `posteriors.HEADS`.
+        baselines: sets of statistics, see `STATISTICS`.
+        fit: options of the fit of every head.
+    """
+
+    heads: tuple[str, ...]
+    baselines: tuple[tuple[str, ...], ...] = BASELINES
+    fit: HeadOptions = HeadOptions()
+
+    def __post_init__(self) -> None:
+        for name in self.statistics:
+            statistic_of(name)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """All statistics that are needed, each once."""
+        return tuple(dict.fromkeys(name for names in self.baselines for name in names))
+
+
+def posterior_options(
+    heads: Sequence[str] | None = None, baselines: Sequence[str] | None = None
+) -> PosteriorOptions:
+    """Returns what is fitted, by the names that a command is given.
+
+    Args:
+        heads: by default all of `HEADS`.
+        baselines: sets of statistics such as "power+histograms"; by default `BASELINES`.
+
+    Raises:
+        PosteriorError: there is no such head or statistic.
+    """
+    sets = tuple(tuple(names.split("+")) for names in baselines or ())
+    try:
+        for head in heads or ():
+            head_of(head)
+        return PosteriorOptions(tuple(heads or HEADS), sets or BASELINES)
+    except ValueError as error:
+        raise PosteriorError(str(error)) from error
+
+
+Tables = Mapping[str, SplitSummaries]
+"""Summaries by split."""
+
+
+def judge_posteriors(
+    asked: Sequence[Asked],
+    tables: Sequence[Tables],
+    largest: int,
+    priors: UniformPriors,
+    split: str,
+    options: PosteriorOptions,
+    told: Callable[[str], None],
+) -> PosteriorResults:
+    """Returns how good the posteriors of networks and of statistics are. On rank 0.
+
+    The posteriors of each network are kept in the folder of its training, for predictions.
+
+    Args:
+        asked: of each training.
+        tables: of each training, with the splits "train", "validation" and the one to judge on.
+        largest: number of the training whose volumes statistics were measured of.
+        priors: of the parameters.
+        split: to judge on.
+        options: what is fitted.
+        told: called with what is being done.
+    """
+    judged = tables[largest][split]
+    groups = universes(judged.truth)
+    answers: dict[tuple[str, str], Answers] = {}
+    chosen: dict[str, str] = {}
+
+    def fit(name: str, head: str, of: Tables, parts: Sequence[str]) -> tuple[Posterior, Answers]:
+        told(f"fitting {head} to {name}")
+        train, validation, test = (
+            Summaries(joined(of[s].parts, parts), of[s].truth)
+            for s in ("train", "validation", split)
+        )
+        posterior = fit_posterior(head, priors, train, validation, options.fit)
+        gain = posterior.gain(test.truth, test.features)
+        found = Answers(priors, test.truth, posterior.sample(test.features, SAMPLES), gain)
+        return posterior, found
+
+    for group in grouped(asked):
+        of_members: dict[str, list[Answers]] = {}
+        for member in group.members:
+            of, name = tables[place_of(member, asked)], group.member(member)
+            folder = member.training.folder
+            own = _own(member.predictions, priors)
+            if own is not None:
+                of_members.setdefault(OWN, []).append(own)
+            for head in options.heads:
+                tried = {
+                    part: fit(name, head, of, [part])
+                    for part in (OUTPUTS, HIDDEN)
+                    if part in of["train"].parts
+                }
+                best = min(tried, key=lambda part: tried[part][0].loss)
+                posterior, found = tried[best]
+                chosen[f"{name}, {head}"] = best
+                about = {"part": best, "step": of["train"].step}
+                replace(posterior, about=about).save(folder.posterior(head))
+                of_members.setdefault(head, []).append(found)
+            part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
+            known = (of[s].parts[part] for s in ("train", "validation"))
+            FeatureDensity.of(*known).save(folder.feature_density)
+        for head, several in of_members.items():
+            if group.several:
+                answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)
+            for member, one in zip(group.members, several, strict=True):
+                answers[group.member(member), head] = one
+    for names in options.baselines:
+        for head in options.heads:
+            _, answers[" + ".join(names), head] = fit(
+                " + ".join(names), head, tables[largest], names
+            )
+    judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
+    main = next(key for key in answers if key[1] == options.heads[-1])
+    return PosteriorResults(
+        main, judgement, _differences(main, answers, groups), chosen, _arrays(answers[main])
+    )
+
+
+def place_of(member: Asked, asked: Sequence[Asked]) -> int:
+    """Returns the number of a training in a sequence, by identity."""
+    return next(number for number, one in enumerate(asked) if one is member)
+
+
+def _differences(
+    main: tuple[str, str], answers: Mapping[tuple[str, str], Answers], groups: np.ndarray
+) -> dict[tuple[str, str], tuple[MeanDifference, dict[str, Difference]]]:
+    """Returns by how much one method is better than each other of the same head."""
+    said = {key: _predictions(one) for key, one in answers.items()}
+    return {
+        key: (
+            mean_difference(answers[main].gain, one.gain, groups),
+            difference(said[main], said[key]),
+        )
+        for key, one in answers.items()
+        if key != main and key[1] in (main[1], OWN)
+    }
+
+
+def _predictions(answers: Answers) -> Predictions:
+    return Predictions(answers.priors.names, answers.truth, answers.mean)
+
+
+def _arrays(answers: Answers) -> dict[str, np.ndarray]:
+    return {
+        "names": np.array(answers.priors.names),
+        "truth": answers.truth,
+        "samples": answers.samples.astype(np.float32),
+        "gain": answers.gain,
+    }
+
+
+def _own(predictions: Predictions, priors: UniformPriors) -> Answers | None:
+    """Returns the Gaussians that a network's loss has trained as posteriors, if there are any."""
+    if predictions.sigma is None:
+        return None
+    pull = (predictions.truth - predictions.mean) / predictions.sigma
+    each = -0.5 * pull**2 - np.log(predictions.sigma) - 0.5 * np.log(2 * np.pi)
+    gain = np.sum(each + np.log(priors.high - priors.low), axis=1)
+    noise = np.random.default_rng(0).standard_normal((len(pull), SAMPLES, pull.shape[1]))
+    mean, sigma = predictions.mean[:, np.newaxis], predictions.sigma[:, np.newaxis]
+    return Answers(priors, predictions.truth, mean + sigma * noise, gain)

@@ -1,0 +1,195 @@
+"""Parameters of a user's own volume, from a trained network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
+    VolumePosterior,
+    posterior_of_volume,
+)
+from flowpm_dist.cosmoflow.training.trained import Training, trained_network
+from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
+from flowpm_dist.cosmoflow.volumes.volume import (
+    check_values,
+    check_volume,
+    read_part,
+    refuse_values,
+)
+from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.jobs.progress import Progress
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.network.losses import Standardiser
+    from meshimpl.process_mesh import ProcessMesh
+
+MEAN_TOLERANCE = 1e-3
+"""How far the mean of a density may be from 1 without a note."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The parameters of a volume.
+
+    Attributes:
+        parameters: name, value, and error bar where the network gives one, of each parameter.
+        notes: what one should know about it, in sentences.
+        posterior: where one was fitted, see `posterior_of_volume`; then parameters are its means
+            and standard deviations.
+    """
+
+    parameters: tuple[tuple[str, float, float | None], ...]
+    notes: tuple[str, ...]
+    posterior: VolumePosterior | None = None
+
+
+def check_question(training: Training, volume_path: str | Path, box_size: float | None) -> None:
+    """See whether a network can be asked about a volume, before TensorFlow is loaded.
+
+    Args:
+        training, volume_path, box_size: see `predict_volume`.
+
+    Raises:
+        VolumeError: see `predict_volume`.
+    """
+    plan, volume = training.plan, open_volume(volume_path)
+    channels: int | None = 1
+    if plan.data.source == "arrays":
+        header = training.header()
+        channels = None if header is None else header.channels
+    elif not training.simulated and plan.data.folder is not None:
+        try:
+            channels = read_header(plan.data.folder)[0].channels
+        except RecordError:  # public files: TensorFlow reads the first of them
+            channels = None
+    check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
+    check_values(volume)
+
+
+def _scale_factor(training: Training) -> float | None:
+    """Returns the scale factor of the volumes that a network was trained on, where it is known."""
+    return training.plan.simulation.a_stop if training.simulated else None
+
+
+def predict_volume(
+    training: Training,
+    volume_path: str | Path,
+    mesh: ProcessMesh,
+    progress: Progress,
+    box_size: float | None = None,
+    *,
+    which: str = "best",
+    head: str | None = None,
+) -> Found:
+    """Returns the parameters of a volume. On all ranks together, each of which reads its block.
+
+    Args:
+        training: whose network is asked.
+        volume_path: see `open_volume`. A density or counts: it is divided by its mean where those
+            were that the network was trained on.
+        mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
+        progress: of this rank.
+        box_size: of the volume [Mpc/h], where its file does not tell it.
+        which: see `trained_network`.
+        head: of the posterior; by default the first of `PREFERRED` that was fitted, if any.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        TrainedError: the checkpoint is damaged.
+        PosteriorError: no posterior of that head was fitted.
+        VolumeError: a volume that is not such as it was trained on, with values that are negative
+            or not finite, or empty.
+    """
+    from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
+    from flowpm_dist.cosmoflow.training.training import in_physical_units
+
+    plan, volume = training.plan, open_volume(volume_path)
+    header = training.header()
+    a = _scale_factor(training)
+    channels = 1 if header is None else header.channels
+    notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
+    progress.note(f"reading {volume.where}")
+    block = _read_block(volume, mesh)
+    mean = _checked_mean(volume, block, mesh)
+    if header is None or header.unit == "mean density 1":
+        notes += _normalise(block, mean)
+    elif header.unit != "one particle" and np.any(np.abs(mean - 1) > MEAN_TOLERANCE):
+        notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
+    progress.note("asking the network; compiling")
+    asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
+    network, standardiser = asked.network, asked.standardiser
+    block = block[..., 0] if channels == 1 else block
+    features = features_of(network, block[np.newaxis])
+    values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
+    posterior = posterior_of_volume(training, features, asked.step, head)
+    if posterior is not None:
+        notes += posterior.notes
+        values, sigma = (f(posterior.samples, axis=0)[np.newaxis] for f in (np.mean, np.std))
+    bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
+    parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
+    if not training.complete:
+        notes.append(f"The training is not complete: {training.told(asked.step)}.")
+    if posterior is None:
+        notes += _beyond(parameters, standardiser)
+    return Found(parameters, tuple(notes), posterior)
+
+
+def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
+    """Returns this rank's block [x, y, z, channel], float64."""
+    from flowpm_dist.cosmoflow.training.parts import block_of_volumes
+    from flowpm_dist.cosmoflow.volumes.records import Block
+
+    cut = Block(*block_of_volumes(mesh)).cut(volume.array.shape)
+    block = read_part(volume, cut)
+    return block[..., np.newaxis] if block.ndim == 3 else block
+
+
+def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """Returns the mean of each channel over all cells; all ranks raise alike for wrong values."""
+    import tensorflow as tf
+
+    group = mesh.without("replica")
+    bad = [np.sum(~np.isfinite(block)), np.sum(block < 0)]
+    with np.errstate(invalid="ignore"):
+        sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)
+    totals = group.world.allreduce(tf.constant([*bad, *sums], tf.float64)).numpy()
+    refuse_values(volume, *map(int, totals[:2]))
+    if not totals[2:].all():
+        raise VolumeError(f"{volume.where} is empty: its mean is 0")
+    return totals[2:]
+
+
+def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
+    """Divides by the mean of each channel, in place; returns a note if that changes something."""
+    block /= mean
+    if np.all(np.abs(mean - 1) <= MEAN_TOLERANCE):
+        return []
+    return [f"The volume was divided by its mean, {_shown(mean)}."]
+
+
+def _shown(mean: np.ndarray) -> str:
+    return ", ".join(f"{value:.6g}" for value in mean)
+
+
+def _beyond(
+    parameters: tuple[tuple[str, float, float | None], ...], standardiser: Standardiser
+) -> list[str]:
+    """Returns warnings of values outside the priors, or within an error bar of their edge."""
+    notes = []
+    ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
+    for (name, value, sigma), low, high in ends:
+        trained = f"the {low:g} to {high:g} it was trained on"
+        if not low <= value <= high:
+            notes.append(f"{name} = {value:.4g} is outside {trained}: do not rely on it.")
+        elif sigma is not None and min(value - low, high - value) < sigma:
+            notes.append(
+                f"{name} = {value:.4g} ± {sigma:.2g} is within its error bar of the edge of "
+                f"{trained}: the network is drawn to the middle there."
+            )
+    return notes

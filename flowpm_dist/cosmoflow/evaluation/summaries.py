@@ -1,0 +1,205 @@
+"""What a trained network and statistics make of the volumes of a training's splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
+from flowpm_dist.cosmoflow.network.network import Network
+from flowpm_dist.cosmoflow.training.held_out import fields_of
+from flowpm_dist.cosmoflow.training.parts import block_of_volumes, maker_of
+from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
+from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
+from flowpm_dist.cosmoflow.volumes.file_source import in_order
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
+from flowpm_dist.io.files import save_arrays
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.statistics.summaries import DEFINITION, STATISTICS, measured
+from meshimpl.process_mesh import ProcessMesh
+
+MOST = 4096
+"""Greatest number of volumes of a split in files that are summarised."""
+OUTPUTS, HIDDEN = "network outputs", "network features"
+"""Names of a network's outputs, and of what its last layer makes them of."""
+
+
+@dataclass(frozen=True)
+class SplitSummaries:
+    """Summaries of the volumes of a split, sorted by their truth.
+
+    Attributes:
+        truth: [n, p] [physical units].
+        parts: by name, `OUTPUTS`, `HIDDEN` or that of a statistic, [n, value] each.
+        step: number of steps that the network was trained for.
+    """
+
+    truth: np.ndarray
+    parts: dict[str, np.ndarray]
+    step: int
+
+    def write(self, path: Path) -> None:
+        """Writes what does not depend on a user's own code to a .npz file. Raises WriteError."""
+        kept = {k: v for k, v in self.parts.items() if k in (OUTPUTS, HIDDEN, *STATISTICS)}
+        numbers = {"step": np.array(self.step), "definition": np.array(DEFINITION)}
+        save_arrays(path, {"truth": self.truth, **numbers, **kept})
+
+    @classmethod
+    def read(cls, path: Path) -> SplitSummaries:
+        """Reads what `write` wrote.
+
+        Raises:
+            OSError, KeyError or ValueError: a file that is not such, or of statistics that have
+                been defined otherwise since.
+        """
+        with np.load(path) as held:
+            if held["definition"] != DEFINITION:
+                raise ValueError(f"{path} holds statistics of another definition")
+            about = ("truth", "step", "definition")
+            parts = {name: held[name] for name in held.files if name not in about}
+            return cls(held["truth"], parts, int(held["step"]))
+
+
+def summarise(
+    training: Training,
+    splits: Sequence[str],
+    statistics: Sequence[str],
+    mesh: ProcessMesh,
+    progress: Progress,
+    which: str = "best",
+) -> dict[str, SplitSummaries]:
+    """Returns summaries of the volumes of splits. On all ranks together.
+
+    Training universes of simulations are simulated again. What was summarised before is read,
+    unless the network, or the files, have changed since.
+
+    Args:
+        training: whose network is asked.
+        splits: their names.
+        statistics: names of `STATISTICS`, or "package.module:function".
+        mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
+        progress: of this rank.
+        which: the weights, "best" of the validations or "last".
+
+    Returns:
+        Of each split, on rank 0; nothing on the others.
+
+    Raises:
+        TrainedError: the checkpoint is damaged.
+        RecordError: files that cannot serve.
+        ValueError: a statistic that does not return a vector of finite numbers.
+    """
+    batch = min(training.plan.training.batch, *(_count(training, split) for split in splits))
+    lanes = Lanes.of(mesh, mesh.axis_size("replica") * max(1, batch // mesh.axis_size("replica")))
+    asked = trained_network(training, mesh, lanes.batch, which)
+    found = {}
+    for split in splits:
+        path = training.folder.summaries(split)
+        there = _there(training, split, path, asked.step, statistics) if mesh.rank == 0 else False
+        if not mesh.world.broadcast(tf.constant(int(there))).numpy():
+            found[split] = _made(training, split, statistics, asked, lanes, progress)
+            if mesh.rank == 0:
+                found[split].write(path)
+        elif mesh.rank == 0:
+            found[split] = SplitSummaries.read(path)
+    return found if mesh.rank == 0 else {}
+
+
+def _count(training: Training, split: str) -> int:
+    if training.simulated and split == "train":
+        return training.plan.data.simulations
+    count = training.samples(split)
+    return count if training.simulated else min(count, MOST)
+
+
+def _there(
+    training: Training, split: str, path: Path, step: int, statistics: Sequence[str]
+) -> bool:
+    """Returns whether a file has all summaries, of this network and of the volumes as they are."""
+    try:
+        held = SplitSummaries.read(path)
+    except (OSError, ValueError, KeyError):
+        return False
+    data, written = training.plan.data, path.stat().st_mtime
+    files: Sequence[Path] = ()
+    if not training.simulated:
+        files = dataset_files(data.folder, split) if data.folder else arrays_of(training.plan).files
+    checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
+    sources = [*files, *(file for file in checkpoints if file.exists())]
+    fresh = all(file.stat().st_mtime < written for file in sources)
+    whole = len(held.truth) == _count(training, split)
+    return fresh and whole and held.step == step and set(statistics) <= set(held.parts)
+
+
+def _made(
+    training: Training,
+    split: str,
+    statistics: Sequence[str],
+    asked: TrainedNetwork,
+    lanes: Lanes,
+    progress: Progress,
+) -> SplitSummaries:
+    mesh, count = asked.network.mesh, _count(training, split)
+    truth: list[np.ndarray] = []
+    parts: dict[str, list[np.ndarray]] = {}
+    progress.note(f"summarising the volumes of {split}; compiling")
+    for batch in _volumes(training, split, lanes, mesh):
+        row = features_of(asked.network, batch.volumes)
+        fields = fields_of(batch.volumes, training.plan.box_size, mesh) if statistics else []
+        of_channels = [measured(statistics, field) for field in fields]
+        for name in statistics:
+            joined = np.concatenate([found[name] for found in of_channels], axis=1)
+            row[name] = of_all_replicas(joined, mesh)
+        for name, values in row.items():
+            parts.setdefault(name, []).append(values)
+        truth.append(of_all_replicas(batch.parameters, mesh))
+        done = len(truth) * lanes.batch
+        progress(f"summarising {split}", min(done, count), count)
+        if done >= count:
+            break
+    whole = np.concatenate(truth)[:count]
+    order = np.lexsort(whole.astype(np.float32).T[::-1])
+    named = {name: np.concatenate(rows)[:count][order] for name, rows in parts.items()}
+    return SplitSummaries(whole[order], named, asked.step)
+
+
+def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the features of volumes that heads are fitted to, [n, value] each by name.
+
+    On all ranks together.
+
+    Args:
+        network: a Keras model gives its outputs alone.
+        volumes: this rank's blocks of a batch.
+
+    Returns:
+        Those of the whole batch, on every rank.
+    """
+    if not isinstance(network, Network):
+        return {OUTPUTS: network.whole_outputs(network.predict(volumes))}
+    outputs, hidden = network.predict_with_hidden(volumes)
+    return {OUTPUTS: outputs, HIDDEN: hidden}
+
+
+def of_all_replicas(values: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """Returns the rows [n, value] of all replicas, on every rank."""
+    if mesh.axis_size("replica") == 1:
+        return values
+    return mesh.communicator("replica").allgather(tf.constant(values)).numpy()
+
+
+def _volumes(training: Training, split: str, lanes: Lanes, mesh: ProcessMesh) -> Iterator[Batch]:
+    """Yields this rank's blocks of every volume of a split; the last batch is filled up."""
+    if not training.simulated or split != "train":
+        yield from in_order(training.files(split, block_of_volumes(mesh), mesh), lanes)
+        return
+    maker = maker_of(training.plan, mesh, lanes)
+    for number in range(-(-training.plan.data.simulations // lanes.batch)):
+        made = maker.make("train", number)
+        yield Batch(made.volumes, made.parameters, made.index)
+        mesh.barrier()  # replicas are never further apart than a generation

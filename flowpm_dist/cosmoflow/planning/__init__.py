@@ -1,0 +1,1 @@
+"""What a training is and takes, known before TensorFlow is loaded."""

@@ -1,0 +1,128 @@
+"""The folder of a training."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.jobs.work_folder import WorkFolder
+
+LOGS_OF_A_STEP = 2048  # [bytes]
+MARK = "training.json"
+OPENINGS = "test-set.json"
+BEST = "best"
+CONTENTS = (
+    MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
+    "statistics", "evaluation", "evaluation-validation", "training.png", "phases.png", "draws.json",
+    BEST, OPENINGS, "mlperf.log", "summaries", "posterior", "predictions",
+)  # fmt: skip
+
+
+class TrainedError(UserError):
+    """A folder holds no usable network, or trainings cannot be compared."""
+
+
+class TrainingFolder(WorkFolder):
+    """A folder that one training owns."""
+
+    kind = "training"
+    contents = CONTENTS
+    begun = MARK
+    kept = ("step",)
+
+    @property
+    def metrics(self) -> Path:
+        """The table with a row for each step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def best(self) -> Path:
+        """The folder of the weights with the least validation loss."""
+        return self.path / BEST
+
+    def weights(self, which: str) -> Path:
+        """Returns the folder of the best weights, or of the last, also where no best were kept.
+
+        Args:
+            which: "best" or "last".
+        """
+        kept = which == "best" and (self.best / "checkpoint").exists()
+        return self.best if kept else self.checkpoints
+
+    @property
+    def draws(self) -> Path:
+        """How often volumes were drawn, and how much batches vary."""
+        return self.path / "draws.json"
+
+    @property
+    def mlperf_log(self) -> Path:
+        """The log in the form of MLPerf's benchmarks."""
+        return self.path / "mlperf.log"
+
+    @property
+    def held_out(self) -> Path:
+        """The dataset of the splits "validation" and "test"."""
+        return self.path / "held-out"
+
+    def evaluation(self, split: str = "test") -> Path:
+        """Returns the folder that `flowpm-dist evaluate` writes for a split."""
+        return self.path / ("evaluation" if split == "test" else f"evaluation-{split}")
+
+    def openings(self) -> list[dict[str, Any]]:
+        """Returns when the test set was opened: "time" (UTC) and "step" of each evaluation."""
+        try:
+            found = json.loads((self.path / OPENINGS).read_text())
+        except (OSError, ValueError):
+            return []
+        return list(found["opened"])
+
+    def open_test_set(self, step: int) -> None:
+        """Records that a network was asked about the test set. On rank 0.
+
+        Args:
+            step: number of steps that the network was trained for.
+
+        Raises:
+            WriteError: the record cannot be written.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        opened = [*self.openings(), {"time": now, "step": step}]
+        write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
+
+    def summaries(self, split: str) -> Path:
+        """Returns the file of what networks and statistics make of the volumes of a split."""
+        return self.path / "summaries" / f"{split}.npz"
+
+    def posterior(self, head: str) -> Path:
+        """Returns the file of a posterior of some head, fitted to the network's features."""
+        return self.path / "posterior" / f"{head.replace(':', '.')}.npz"
+
+    @property
+    def feature_density(self) -> Path:
+        """The file of the density of the network's features."""
+        return self.path / "posterior" / "features.npz"
+
+    def prediction(self, name: str) -> Path:
+        """Returns the folder of the posterior of a volume of some name."""
+        return self.path / "predictions" / name
+
+    def statistics(self, stream: str) -> Path:
+        """Returns the file of the summary statistics of a stream, which baselines are fitted to."""
+        return self.path / "statistics" / f"{stream}.npz"
+
+
+def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
+    """Returns the size of what a training will write, about and at most [bytes]."""
+    itemsize = 8 if plan.network.precision == "float64" else 4
+    weights = plan.declaration.parameters(plan.width, outputs=plan.outputs)
+    # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
+    needed = ((plan.training.keep + 1) * 3 + 2) * weights * itemsize
+    if plan.simulates and not folder.held_out.exists():
+        needed += (plan.data.validation + plan.data.test) * plan.width**3 * itemsize
+    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps

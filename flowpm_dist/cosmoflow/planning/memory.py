@@ -1,0 +1,98 @@
+"""How much memory a network and its volumes take, before TensorFlow is loaded.
+
+The numbers were measured; docs/performance.md compares the estimates with what runs take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.planning.declarations import Convolution
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.grid.decomposition import Grid
+from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.simulation.memory import simulation_bytes
+
+TRAINING = 140 * 2**20
+"""Memory of the programs and libraries of a training [bytes]."""
+LEAST = 500 * 2**20
+"""What every training takes for a while, when its programs are compiled [bytes]."""
+COPIES_OF_WEIGHTS = 6
+"""Weights, their gradients, Adam's two moments, and what an update makes."""
+OF_A_STEP = 2.0
+"""Values in memory for each output of a convolution, forward and backward."""
+OF_A_PREDICTION = 1.0
+"""Values in memory for each output of a convolution, forward alone."""
+
+
+def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
+    """Returns the size of a volume [bytes]."""
+    return math.prod(grid) * (8 if plan.network.precision == "float64" else 4)
+
+
+def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the memory of the kept volumes on each rank [bytes]; 0 where none are kept.
+
+    Args:
+        plan: of the training.
+        grid: cells along each side, instead of the plan's.
+        axes: of the mesh of ranks.
+    """
+    if not plan.simulates:
+        return 0
+    return volume_bytes(plan, grid) * plan.data.buffer // math.prod(axes.values())
+
+
+def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the greatest memory of a rank of a training, TensorFlow included [bytes].
+
+    Args:
+        plan: of the training.
+        grid: cells along each side, instead of the plan's.
+        axes: of the mesh of ranks.
+    """
+    ranks = math.prod(axes.values())
+    lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
+    split = ranks // axes.get("replica", 1)
+    step = lanes * OF_A_STEP * _outputs(plan, grid) * _itemsize(plan) / split
+    step += COPIES_OF_WEIGHTS * _weights_bytes(plan, grid)
+    simulating = lanes * simulation_bytes(plan.simulation, grid, axes) if plan.simulates else 0
+    # A replica of one rank simulates while it learns.
+    busy = step + simulating if split == 1 else max(step, simulating)
+    held = TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
+    return process_bytes(axes) + max(LEAST, held)
+
+
+def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the greatest memory of a rank that simulates a dataset [bytes], see above."""
+    lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
+    return process_bytes(axes) + lanes * simulation_bytes(plan.simulation, grid, axes)
+
+
+def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the greatest memory of a rank that asks a network about a volume [bytes]."""
+    ranks = math.prod(axes.values())
+    split = ranks // axes.get("replica", 1)
+    outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
+    return process_bytes(axes) + LEAST + math.ceil(outputs + 2 * _weights_bytes(plan, grid))
+
+
+def _outputs(plan: TrainingPlan, grid: Grid) -> int:
+    """Returns the number of all outputs of convolutions for one volume."""
+    return sum(
+        stage.channels_after * stage.width_after**3
+        for stage in plan.declaration.stages(grid[0], 1, plan.outputs)
+        if isinstance(stage.layer, Convolution)
+    )
+
+
+def _weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
+    weights = plan.declaration.parameters(grid[0], outputs=plan.outputs)
+    return weights * (8 if plan.network.precision == "float64" else 4)
+
+
+def _itemsize(plan: TrainingPlan) -> int:
+    return 2 if plan.network.precision == "bfloat16" else np.dtype(plan.network.precision).itemsize

@@ -1,0 +1,1 @@
+"""How good predictions are, beside those of baselines and of each other."""

@@ -1,0 +1,280 @@
+"""Baselines that predict the parameters from summary statistics, without a network on volumes.
+
+Each baseline is fitted to the training set, and its settings are chosen on the validation set. Its
+sigma is the root mean square of its residuals on the validation set, the same for all samples. As
+the settings were chosen there, it is slightly too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from sklearn.linear_model import Ridge
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
+
+
+@dataclass(frozen=True)
+class Features:
+    """Summary statistics of n volumes, and their true parameters.
+
+    Attributes:
+        names: of the p parameters.
+        log_power: log10 of P(k) [(Mpc/h)^3], [n, bins].
+        histogram: of the density, [n, bins].
+        truth: [n, p], physical units.
+
+    Raises:
+        ValueError: shapes that disagree, no samples, or values that are not finite.
+    """
+
+    names: tuple[str, ...]
+    log_power: np.ndarray
+    histogram: np.ndarray
+    truth: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in ("log_power", "histogram", "truth"):
+            values = getattr(self, field)
+            if values.ndim != 2 or len(values) != len(self.truth) or not len(values):
+                raise ValueError(
+                    f"{field} has shape {values.shape}; must have two axes, the first of "
+                    f"{max(len(self.truth), 1)} samples as truth has"
+                )
+            if not np.isfinite(values).all():
+                raise ValueError(f"{field} has values that are not finite")
+        if self.truth.shape[1] != len(self.names):
+            raise ValueError(f"truth has shape {self.truth.shape} for {len(self.names)} parameters")
+
+    def first(self, count: int) -> Features:
+        """Returns the first `count` samples."""
+        return replace(
+            self,
+            log_power=self.log_power[:count],
+            histogram=self.histogram[:count],
+            truth=self.truth[:count],
+        )
+
+
+Predictor = Callable[[Features], Predictions]
+
+
+class Baseline(Protocol):
+    """A method that predicts parameters from summary statistics."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and figures."""
+        ...
+
+    def fit(self, train: Features, validation: Features) -> Predictor:
+        """Learn from `train`, choose settings on `validation`; repeatable to the bit."""
+        ...
+
+
+def _predictor(say: Callable[[Features], np.ndarray], validation: Features) -> Predictor:
+    """Adds error bars from the residuals on the validation set."""
+    sigma = np.sqrt(np.mean((say(validation) - validation.truth) ** 2, axis=0))
+    sigma = np.maximum(sigma, np.finfo(np.float64).tiny)
+
+    def predict(features: Features) -> Predictions:
+        mean = say(features)
+        return Predictions(features.names, features.truth, mean, np.broadcast_to(sigma, mean.shape))
+
+    return predict
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the training targets, whatever the volume."""
+
+    name: str = "mean"
+
+    def fit(self, train: Features, validation: Features) -> Predictor:
+        """See `Baseline.fit`."""
+        mean = train.truth.mean(axis=0)
+        return _predictor(lambda features: np.tile(mean, (len(features.truth), 1)), validation)
+
+
+@dataclass(frozen=True)
+class RidgeOnPower:
+    """Least squares with an L2 penalty on log P(k): linear, or with all products of two bins.
+
+    Attributes:
+        alphas: penalties to choose from, over the number of samples; for standardised features.
+    """
+
+    name: str = "ridge on log P(k)"
+    alphas: tuple[float, ...] = tuple(10.0**e for e in range(-7, 3))
+
+    def fit(self, train: Features, validation: Features) -> Predictor:
+        """See `Baseline.fit`; degree and penalty are chosen for each parameter on its own."""
+        models, errors = [], []
+        for degree in (1, 2):
+            to_features = _polynomial(degree).fit(train.log_power)
+            inputs, seen = (to_features.transform(f.log_power) for f in (train, validation))
+            for alpha in self.alphas:
+                ridge = Ridge(alpha=alpha * len(inputs)).fit(inputs, train.truth)
+                models.append(make_pipeline(to_features, ridge))
+                residuals = _columns(ridge.predict(seen)) - validation.truth
+                errors.append(np.mean(residuals**2, axis=0))
+        best = [models[i] for i in np.argmin(errors, axis=0)]
+
+        def say(features: Features) -> np.ndarray:
+            said = [_columns(model.predict(features.log_power)) for model in best]
+            return np.stack([values[:, i] for i, values in enumerate(said)], axis=1)
+
+        return _predictor(say, validation)
+
+
+def _columns(values: np.ndarray) -> np.ndarray:
+    """[n, p], of which scikit-learn makes [n] when p is 1."""
+    return values.reshape(len(values), -1)
+
+
+def _polynomial(degree: int) -> Pipeline:
+    if degree == 1:
+        return make_pipeline(StandardScaler())
+    products = PolynomialFeatures(degree, include_bias=False)
+    return make_pipeline(StandardScaler(), products, StandardScaler())
+
+
+@dataclass(frozen=True)
+class SmallNetwork:
+    """A multilayer perceptron on log P(k), with the density histogram or without.
+
+    The mean over networks that differ in their seed. Each is trained by Adam on standardised inputs
+    and targets until the validation set has not improved for `patience` epochs, and goes back to
+    its best epoch.
+
+    Attributes:
+        histogram: whether it sees the density histogram.
+        hidden: widths of the hidden layers to choose from.
+        alphas: L2 penalties to choose from.
+        seeds: networks averaged; the settings are chosen with the first.
+        epochs: at most.
+        patience: epochs without improvement.
+    """
+
+    histogram: bool = False
+    hidden: tuple[tuple[int, ...], ...] = ((64,), (64, 64))
+    alphas: tuple[float, ...] = (1e-4, 1e-1)
+    seeds: int = 3
+    epochs: int = 300
+    patience: int = 30
+
+    @property
+    def name(self) -> str:
+        """The name in tables and figures."""
+        return "MLP on log P(k) + histogram" if self.histogram else "MLP on log P(k)"
+
+    def fit(self, train: Features, validation: Features) -> Predictor:
+        """See `Baseline.fit`."""
+        inputs = StandardScaler().fit(self._inputs(train))
+        targets = StandardScaler().fit(train.truth)
+        data = tuple(
+            (inputs.transform(self._inputs(features)), targets.transform(features.truth))
+            for features in (train, validation)
+        )
+        first = [self._train(h, a, 0, *data) for h in self.hidden for a in self.alphas]
+        best, _ = min(first, key=lambda found: found[1])
+        settings = (best.hidden_layer_sizes, best.alpha)
+        others = [self._train(*settings, seed, *data)[0] for seed in range(1, self.seeds)]
+        networks = [best, *others]
+
+        def say(features: Features) -> np.ndarray:
+            seen = inputs.transform(self._inputs(features))
+            outputs = [_columns(network.predict(seen)) for network in networks]
+            return targets.inverse_transform(np.mean(outputs, axis=0))
+
+        return _predictor(say, validation)
+
+    def _inputs(self, features: Features) -> np.ndarray:
+        if not self.histogram:
+            return features.log_power
+        return np.concatenate([features.log_power, features.histogram], axis=1)
+
+    def _train(
+        self,
+        hidden: tuple[int, ...],
+        alpha: float,
+        seed: int,
+        train: tuple[np.ndarray, np.ndarray],
+        validation: tuple[np.ndarray, np.ndarray],
+    ) -> tuple[MLPRegressor, float]:
+        """Returns the network of the best epoch, and its mean squared validation error."""
+        network = MLPRegressor(
+            hidden_layer_sizes=hidden,
+            alpha=alpha,
+            batch_size=min(64, len(train[0])),
+            # A generator and no number: `partial_fit` would shuffle alike in every epoch.
+            random_state=np.random.RandomState(seed),
+        )
+        inputs, targets = train
+        if targets.shape[1] == 1:
+            targets = targets[:, 0]
+        best, best_epoch, kept = np.inf, 0, None
+        for epoch in range(self.epochs):
+            network.partial_fit(inputs, targets)
+            residuals = _columns(network.predict(validation[0])) - validation[1]
+            error = float(np.mean(residuals**2))
+            if error < best:
+                best, best_epoch = error, epoch
+                kept = [w.copy() for w in (*network.coefs_, *network.intercepts_)]
+            elif epoch - best_epoch >= self.patience:
+                break
+        layers = len(network.coefs_)
+        if kept is not None:
+            network.coefs_, network.intercepts_ = kept[:layers], kept[layers:]
+        return network, best
+
+
+BASELINES: tuple[Baseline, ...] = (
+    Mean(),
+    RidgeOnPower(),
+    SmallNetwork(),
+    SmallNetwork(histogram=True),
+)
+
+
+def learning_curve(
+    baselines: Sequence[Baseline],
+    train: Features,
+    validation: Features,
+    test: Features,
+    sizes: Sequence[int],
+) -> dict[str, LearningCurve]:
+    """Returns the error of each baseline on the test set, fitted to the first simulations only.
+
+    Args:
+        baselines: to be fitted anew at each size.
+        train: one sample for each simulation.
+        validation, test: whole at every size.
+        sizes: numbers of simulations, each at most those of `train`.
+
+    Returns:
+        Of each baseline by name; errors [size] are over those of the mean of all of `train`.
+
+    Raises:
+        ValueError: a size out of range.
+    """
+    wrong = [size for size in sizes if not 2 <= size <= len(train.truth)]
+    if wrong:
+        raise ValueError(f"sizes {wrong}; must be from 2 to the {len(train.truth)} in train")
+    train_mean = train.truth.mean(axis=0)
+    curves = {}
+    for baseline in baselines:
+        errors: Mapping[str, list[float]] = {name: [] for name in train.names}
+        for size in sizes:
+            found = score(baseline.fit(train.first(size), validation)(test), train_mean)
+            for name in train.names:
+                errors[name].append(found[name].rmse_over_mean)
+        arrays = {name: np.array(values) for name, values in errors.items()}
+        curves[baseline.name] = LearningCurve(np.asarray(sizes), arrays)
+    return curves

@@ -1,0 +1,251 @@
+"""Figures of a regressor: its predictions, its training, and the time that each phase takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from scipy.stats import norm
+
+from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
+from flowpm_dist.io.figure_style import (
+    COLOURS,
+    MEASURED,
+    MUTED,
+    PLAIN_LEGEND,
+    THEORY,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+    symbol,
+)
+
+LIGHTER = "#e3a0a9"
+MOST_BARS = 60
+
+
+def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with one panel for each parameter, side by side."""
+    figure = new_figure(3.5 * count + 0.6, height)
+    panels = list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
+    for axes in panels:
+        style_axes(axes)
+    return figure, panels
+
+
+def _legend_above(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, **PLAIN_LEGEND)
+
+
+def predicted_figure(
+    predictions: Mapping[str, Predictions], train_mean: np.ndarray, seed: int = 0
+) -> Figure:
+    """Returns a figure of predicted against true values, with a panel for each parameter.
+
+    Args:
+        predictions: predictions for one test set by method, the network first. Of the others, the
+            best by its mean R^2 is drawn lighter, below the network's.
+        train_mean: the mean of the training targets, [p].
+        seed: the seed of the choice of samples with error bars.
+
+    Raises:
+        ValueError: if there are no predictions, or they are of different parameters.
+    """
+    if not predictions or len({found.names for found in predictions.values()}) > 1:
+        raise ValueError("predicted_figure needs predictions, all of the same parameters")
+    scores = {method: score(found, train_mean, seed) for method, found in predictions.items()}
+    network, *others = predictions
+    best = sorted(others, key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))[:1]
+    names = predictions[network].names
+    figure, panels = _panels(len(names), 4.1, sharey=False)
+    for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
+        _scatter(axes, predictions[network], i, MEASURED, network, 3)
+        for method in best:
+            _scatter(axes, predictions[method], i, LIGHTER, method, 2)
+        _error_bars(axes, predictions[network], i, seed)
+        _room_above(axes)
+        truth = predictions[network].truth[:, i]
+        axes.axline((truth[0], truth[0]), slope=1, color=MUTED, lw=1, zorder=1)
+        axes.axhline(train_mean[i], color=MUTED, lw=1, ls=":", label="mean of the training set")
+        for line, method in enumerate([network, *best]):
+            found, colour = scores[method][name], (MEASURED, THEORY)[line]
+            grade = f"$R^2$ = {found.r2:.3f},  RMSE = {found.rmse:#.2g}"
+            _write(axes, grade, 0.96 - 0.075 * line, colour)
+        axes.set(xlabel=f"true {symbol(name)}", ylabel=f"predicted {symbol(name)}")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    _legend_above(figure, panels[0])
+    return figure
+
+
+def _scatter(axes: Axes, found: Predictions, i: int, colour: str, label: str, order: int) -> None:
+    truth, mean = found.truth[:, i], found.mean[:, i]
+    size = float(np.clip(60 / np.sqrt(len(truth)), 1.5, 4))
+    axes.plot(truth, mean, "o", ms=size, color=colour, mew=0, alpha=0.8, label=label, zorder=order)
+
+
+def _error_bars(axes: Axes, found: Predictions, i: int, seed: int) -> None:
+    """Draws the error bars of at most `MOST_BARS` samples, chosen at random."""
+    if found.sigma is None:
+        return
+    some = np.random.default_rng(seed).permutation(len(found.truth))[:MOST_BARS]
+    truth, mean, sigma = (v[some, i] for v in (found.truth, found.mean, found.sigma))
+    axes.errorbar(truth, mean, sigma, fmt="none", ecolor=MEASURED, elinewidth=0.6, alpha=0.5,
+                  zorder=3)  # fmt: skip
+
+
+def _write(axes: Axes, text: str, height: float, colour: str) -> None:
+    """Writes text at the left of a panel, its top at `height` as a share of the panel's height."""
+    axes.text(0.04, height, text, color=colour, transform=axes.transAxes, va="top", fontsize=8.5)
+
+
+def _room_above(axes: Axes) -> None:
+    """Makes room for two lines of text at the top of a panel."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.2 * (high - low))
+
+
+def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
+    """Returns a figure of learning curves, with a panel for each parameter.
+
+    The error is given relative to that of the mean predictor, which is the dotted line.
+
+    Args:
+        curves: the curves by method, the network first. Seeds are drawn as points, their mean as a
+            line.
+
+    Raises:
+        ValueError: if there are no curves.
+    """
+    if not curves:
+        raise ValueError("learning_curve_figure needs at least one curve")
+    names = list(next(iter(curves.values())).errors)
+    figure, panels = _panels(len(names), 4.0, sharey=True)
+    for axes, name in zip(panels, names, strict=True):
+        for i, (method, curve) in enumerate(curves.items()):
+            errors = np.asarray(curve.errors[name], dtype=float).reshape(len(curve.sizes), -1)
+            colour, order = COLOURS[i % len(COLOURS)], 20 - i
+            for seed in errors.T:
+                axes.plot(curve.sizes, seed, "o", ms=3.5, mew=0, alpha=0.6, color=colour,
+                          zorder=order)  # fmt: skip
+            means = np.ma.masked_invalid(errors).mean(axis=1)
+            axes.plot(curve.sizes, means, lw=2.0 if i == 0 else 1.3, color=colour, zorder=order,
+                      label=method)  # fmt: skip
+        axes.axhline(1, color=MUTED, lw=1, ls=":", label="mean predictor")
+        axes.set(xscale="log", yscale="log", title=symbol(name), xlabel="simulations")
+        plain_log_ticks(axes.xaxis)
+        axes.tick_params(axis="x", which="minor", bottom=False, top=False)
+    plain_log_ticks(panels[0].yaxis)
+    panels[0].set_ylabel("RMSE / that of the mean predictor")
+    _legend_above(figure, panels[0])
+    return figure
+
+
+def training_figure(
+    steps: Sequence[int],
+    loss: Sequence[float],
+    validation_steps: Sequence[int] = (),
+    validation_loss: Sequence[float] = (),
+    learning_rate: Sequence[float] | None = None,
+) -> Figure:
+    """Returns a figure of the loss against the step, with the learning rate below.
+
+    Args:
+        steps: the steps of `loss` and `learning_rate`, [s].
+        loss: the losses of the training batches, [s]; their running mean is drawn over them.
+        validation_steps, validation_loss: the steps and losses of the validations, [v].
+        learning_rate: the learning rates, [s]; None leaves that panel out.
+
+    Raises:
+        ValueError: if there are no steps.
+    """
+    if not len(steps):
+        raise ValueError("training_figure needs at least one step")
+    figure = new_figure(6.8, 4.2 if learning_rate is None else 5.4)
+    heights = [1] if learning_rate is None else [3, 1]
+    panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights,
+                                  squeeze=False)[:, 0])  # fmt: skip
+    top, values = panels[0], np.asarray(loss, dtype=float)
+    width = max(1, len(values) // 50)
+    top.plot(steps, values, color=MEASURED, lw=0.6, alpha=0.3)
+    smooth = np.convolve(values, np.full(width, 1 / width), mode="valid")
+    top.plot(np.asarray(steps)[width - 1 :], smooth, color=MEASURED, lw=1.6, label="training")
+    if len(validation_steps):
+        top.plot(validation_steps, validation_loss, "o-", ms=3.5, lw=1.2, color=THEORY,
+                 label="validation")  # fmt: skip
+        best = int(np.nanargmin(np.asarray(validation_loss, dtype=float)))
+        place = (validation_steps[best], validation_loss[best])
+        top.plot(*place, "o", ms=9, mfc="none", mec=THEORY,
+                 label=f"best: {place[1]:.4g} at step {place[0]}")  # fmt: skip
+    every = np.concatenate([values, np.asarray(validation_loss, dtype=float)])
+    if np.nanmin(every) > 0:
+        top.set_yscale("log")
+        plain_log_ticks(top.yaxis)
+    top.set_ylabel("loss")
+    top.legend(**PLAIN_LEGEND)
+    if learning_rate is not None:
+        panels[1].plot(steps, learning_rate, color=MUTED, lw=1.4)
+        panels[1].set_ylabel("learning rate")
+        panels[1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+        panels[1].set_ylim(bottom=0)
+    panels[-1].set_xlabel("step")
+    for axes in panels:
+        style_axes(axes)
+    return figure
+
+
+def calibration_figure(predictions: Predictions) -> Figure:
+    """Returns a figure of the histograms of (predicted - true) / sigma, with a unit normal.
+
+    Each parameter has a panel. Values beyond 5 sigma are counted in the outermost bins.
+
+    Raises:
+        ValueError: if the predictions have no sigma.
+    """
+    if predictions.sigma is None:
+        raise ValueError("these predictions have no sigma: there is nothing to calibrate")
+    figure, panels = _panels(len(predictions.names), 3.6, sharey=True)
+    fine = np.linspace(-5, 5, 301)
+    bins = np.linspace(-5, 5, int(np.clip(np.sqrt(len(predictions.truth)) * 2, 10, 50)) + 1)
+    pulls = (predictions.mean - predictions.truth) / predictions.sigma
+    for axes, name, pull in zip(panels, predictions.names, pulls.T, strict=True):
+        shown = np.clip(pull, -4.999, 4.999)
+        axes.hist(shown, list(bins), density=True, color=MEASURED, alpha=0.75, label="predictions")
+        axes.plot(fine, norm.pdf(fine), color=THEORY, lw=1.6, label="unit normal")
+        lines = [f"within {n}$\\sigma$: {100 * np.mean(np.abs(pull) <= n):.0f} %" for n in (1, 2)]
+        lines.append(f"$\\chi^2/n$ = {np.mean(pull**2):.3g}")
+        _write(axes, "\n".join(lines), 0.96, "black")
+        axes.set(xlim=(-5, 5), xlabel=r"(predicted $-$ true) / $\sigma$", title=symbol(name))
+    panels[0].set_ylim(top=1.25 * panels[0].get_ylim()[1])
+    panels[0].set_ylabel("density")
+    _legend_above(figure, panels[0])
+    return figure
+
+
+def phases_figure(phases: Mapping[str, float]) -> Figure:
+    """Returns a figure of the share of a step that each phase takes.
+
+    Args:
+        phases: the time of each phase, all in one unit or as shares.
+
+    Raises:
+        ValueError: if a time is negative, or none is above zero.
+    """
+    times = np.array(list(phases.values()), dtype=float)
+    if not len(times) or times.min() < 0 or not times.sum() > 0:
+        raise ValueError(f"phases {dict(phases)}; must be times, none negative, some above zero")
+    shares = times / times.sum()
+    figure = new_figure(6.8, 0.8 + 0.36 * len(times))
+    axes = figure.add_subplot()
+    bars = axes.barh(list(phases), shares, color=MEASURED, height=0.65)
+    axes.bar_label(bars, [f"{100 * share:.1f} %" for share in shares], padding=4, fontsize=9)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.14 * shares.max()), xlabel="share of the step")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return figure

@@ -1,0 +1,264 @@
+"""Checkpoints of a training: weights, optimiser, step, and the best validation so far.
+
+All else follows from the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.network.optimisers import Optimiser
+from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError
+from flowpm_dist.io.files import WriteError
+from meshimpl.process_mesh import ProcessMesh
+
+
+class BestSoFar(tf.Module):
+    """The best validation of a training so far, which its checkpoints keep.
+
+    Attributes:
+        loss: the least validation loss, a float64 variable; infinite before the first.
+        step: the number of steps after which it was found, an int64 variable.
+        waited: the number of validations since then, an int64 variable.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = tf.Variable(np.inf, dtype=tf.float64, trainable=False)
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.waited = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def add(self, loss: float, step: int) -> bool:
+        """Takes in a validation loss after so many steps; returns whether it is the best."""
+        if not loss < float(self.loss):
+            self.waited.assign_add(1)
+            return False
+        self.loss.assign(loss)
+        self.step.assign(step)
+        self.waited.assign(0)
+        return True
+
+
+class Checkpoints:
+    """The latest checkpoints of a training, and its best weights, written by rank 0.
+
+    `tf.train.CheckpointManager` writes each aside and moves it into place, and names the latest
+    only then: one that was cut short is never read. Weights and moments are whole on every rank, so
+    that a checkpoint serves a mesh of any shape.
+
+    Args:
+        folder: of the checkpoints.
+        mesh: the ranks.
+        state: variables of the network.
+        optimiser: whose slots have been built.
+        keep: how many are kept.
+        best: the folder of the weights with the least validation loss; None if they are not kept.
+
+    Attributes:
+        best: the best validation so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        mesh: ProcessMesh,
+        state: Sequence[tf.Variable],
+        optimiser: Optimiser,
+        keep: int,
+        best: Path | None = None,
+    ) -> None:
+        self._mesh, self._folder, self._best_folder = mesh, folder, best
+        self.best = BestSoFar()
+        self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        slots = [slot for name in sorted(optimiser.slots) for slot in optimiser.slots[name]]
+        known = self.best.loss, self.best.step, self.best.waited
+        self._variables = [self._step, optimiser.iterations, *known, *state, *slots]
+        self._checkpoint = tf.train.Checkpoint(
+            weights=list(state), optimiser=optimiser, step=self._step, best=self.best
+        )
+        self._manager = _manager(self._checkpoint, folder, keep)
+        if best is not None:
+            weights = tf.train.Checkpoint(weights=list(state), step=self._step, loss=self.best.loss)
+            self._best_manager = _manager(weights, best, 1)
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint after `step` steps. On all ranks together.
+
+        All ranks go on with rank 0's values: should processors of different kinds round otherwise,
+        the ranks stay equal, and equal to what is resumed.
+
+        Raises:
+            WriteError: on rank 0, where it cannot be written; those before are as they were.
+        """
+        self._step.assign(step)
+        for variable in self._variables:
+            variable.assign(self._mesh.world.broadcast(variable))
+        self._write(self._manager, self._folder, step)
+
+    def validated(self, loss: float, step: int) -> None:
+        """Takes in a validation loss, and writes the weights if it is the best. On all ranks.
+
+        Args:
+            loss: the same on all ranks.
+            step: number of steps made.
+
+        Raises:
+            WriteError: see `save`.
+        """
+        if self.best.add(loss, step) and self._best_folder is not None:
+            self._step.assign(step)
+            self._write(self._best_manager, self._best_folder, step)
+
+    def _write(self, manager: tf.train.CheckpointManager, folder: Path, step: int) -> None:
+        if self._mesh.rank == 0:
+            try:
+                manager.save(checkpoint_number=step)
+            except (tf.errors.OpError, OSError) as error:
+                raise WriteError.of(folder / f"step-{step}", error) from error
+        self._mesh.barrier()
+
+    def restore(self) -> TakenUp | None:
+        """Restores the latest checkpoint that is whole on all ranks; None where there is none.
+
+        Raises:
+            TrainedError: on all ranks; none is whole, or it is of another network or optimiser.
+        """
+        return take_up(self._folder, self._mesh, self._checkpoint, self._variables, earlier=True)
+
+
+def _manager(
+    checkpoint: tf.train.Checkpoint, folder: Path, keep: int
+) -> tf.train.CheckpointManager:
+    return tf.train.CheckpointManager(
+        checkpoint, str(folder), max_to_keep=keep, checkpoint_name="step"
+    )
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """A checkpoint that was restored.
+
+    Attributes:
+        step: number of steps that it was written after.
+        note: on rank 0, what is damaged of those after it, in a sentence; empty if nothing is.
+    """
+
+    step: int
+    note: str
+
+
+def take_up(
+    folder: Path,
+    mesh: ProcessMesh,
+    checkpoint: tf.train.Checkpoint,
+    variables: Sequence[tf.Variable],
+    *,
+    earlier: bool,
+) -> TakenUp | None:
+    """Reads the latest checkpoint of a folder on rank 0, and gives it to all ranks.
+
+    Args:
+        folder: of checkpoints.
+        mesh: the ranks.
+        checkpoint: of the variables; those in the folder may hold more.
+        variables: what it holds, first of them the number of steps.
+        earlier: whether one before the latest serves where later ones are damaged.
+
+    Returns:
+        What was restored; None if there is no checkpoint.
+
+    Raises:
+        TrainedError: on all ranks; it is damaged, or does not hold these variables.
+    """
+    there, problem, note = False, "", ""
+    if mesh.rank == 0:
+        try:
+            there, note = _read(folder, checkpoint, earlier=earlier)
+        except TrainedError as error:
+            problem = str(error)
+            # TensorFlow would tell of each variable that it has not restored.
+            tf.get_logger().setLevel("ERROR")
+    there, bad = mesh.world.broadcast(tf.constant([int(there), int(bool(problem))])).numpy()
+    if bad:
+        raise TrainedError(f"the latest checkpoint in {folder} cannot be used: {problem}")
+    if not there:
+        return None
+    for variable in variables:
+        variable.assign(mesh.world.broadcast(variable))
+    return TakenUp(int(variables[0]), note)
+
+
+def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
+    """Returns whether a checkpoint was there, which is then restored, and what was damaged."""
+    paths, damaged = saved_in(folder), ""
+    for path in paths:
+        if reason := _damage(path):
+            damaged = damaged or f"{path} is damaged ({reason})"
+            continue
+        if damaged and not earlier:
+            raise TrainedError(
+                f"{damaged}; {path.name} before it is whole: move the files {paths[0].name}.* "
+                f"away, and flowpm-dist train --resume goes on from {path.name}"
+            )
+        if reason := _misfit(path, checkpoint.weights):
+            raise TrainedError(f"it is of another network or optimiser ({reason})")
+        try:
+            status = checkpoint.restore(str(path)).expect_partial()
+            status.assert_existing_objects_matched()
+        except (ValueError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise TrainedError(f"it is of another network or optimiser ({reason})") from error
+        return True, f"{damaged}: going on from {path.name} before it" if damaged else ""
+    if damaged:
+        advice = "begin anew with --overwrite"
+        if folder.name == BEST:
+            advice = f"take the last weights (--checkpoint last), or move {folder} away"
+        raise TrainedError(f"{damaged}, and none before it is whole: {advice}")
+    named = tf.train.get_checkpoint_state(str(folder))
+    if named is not None:
+        raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")
+    return False, ""
+
+
+def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
+    """Returns in what the weights of a checkpoint differ from those of a network, or nothing."""
+    reader = tf.train.load_checkpoint(str(path))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    keys = [f"weights/{n}/.ATTRIBUTES/VARIABLE_VALUE" for n in range(len(weights))]
+    count = sum(bool(re.match(r"weights/\d+/", key)) for key in shapes)
+    if count != len(weights):
+        return f"it holds {count} tensors of weights, the network has {len(weights)}"
+    for key, weight in zip(keys, weights, strict=True):
+        stored, own = (tuple(shapes[key]), dtypes[key]), (tuple(weight.shape), weight.dtype)
+        if stored != own:
+            told = [f"{dtype.name} {list(shape)}" for shape, dtype in (stored, own)]
+            name = weight.name.partition(":")[0]
+            return f"its {name} is {told[0]}, that of the network is {told[1]}"
+    return ""
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a folder, the latest first, as paths without the last suffix."""
+    numbers = {
+        int(match[1]): path.with_suffix("")
+        for path in folder.glob("step-*.index")
+        if (match := re.fullmatch(r"step-(\d+)", path.stem))
+    }
+    return [numbers[number] for number in sorted(numbers, reverse=True)]
+
+
+def _damage(path: Path) -> str:
+    """Returns what is wrong with the files of a checkpoint, all of which are read; or nothing."""
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # of whatever kind: what TensorFlow raises depends on the damage
+        return str(error).partition("\n")[0].removesuffix(".") or type(error).__name__
+    return ""

@@ -1,0 +1,215 @@
+"""The simulations of a training, written into files that can be trained on again and again."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowpm_dist.cosmoflow.planning.plan import OF_UNIVERSES, TrainingPlan, differences
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    DATASET,
+    DTYPES,
+    DatasetHeader,
+    RecordError,
+    finish_dataset,
+    read_header,
+    split_files,
+)
+from flowpm_dist.io.files import GENERATOR, WriteError
+from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
+from flowpm_dist.jobs.progress import Progress
+
+if TYPE_CHECKING:
+    from meshimpl.process_mesh import ProcessMesh
+
+SPLITS = ("train", "validation", "test")
+UNFINISHED = ".unfinished-flowpm-dist"
+"""File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
+FREE = {"attributes", "samples_per_file"}
+"""What may differ between the splits of a dataset."""
+
+
+def statistics_path(folder: Path, split: str) -> Path:
+    """Returns the file of the summary statistics of a split, which baselines are fitted to."""
+    return folder / "statistics" / f"{split}.npz"
+
+
+def simulations(plan: TrainingPlan, split: str) -> int:
+    """Returns the number of simulations in a split, in whole batches."""
+    data, batch = plan.data, plan.training.batch
+    count = data.simulations if split == "train" else getattr(data, split)
+    return -(-count // batch) * batch
+
+
+def check_dataset(
+    plan: TrainingPlan,
+    folder: Path,
+    splits: Sequence[str],
+    *,
+    dtype: str = "float32",
+    compressed: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Checks that splits can be written, without changing anything. Needs no TensorFlow.
+
+    Raises:
+        OutputError: why not, and what to do about it.
+    """
+    if plan.data.source != "simulate":
+        raise OutputError(
+            f'data.source = "{plan.data.source}" simulates nothing: give a run file with '
+            'data.source = "simulate"'
+        )
+    unknown = [split for split in splits if split not in SPLITS]
+    if unknown or not splits:
+        raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
+    check_ground(folder)
+    if not _is_ours(folder):
+        check_alone(folder, "dataset")
+    again = [split for split in splits if split in split_files(folder)]
+    if again and not overwrite:
+        state = "" if (folder / DATASET).exists() else ", not finished"
+        raise OutputError(
+            f"{folder} holds the splits {', '.join(again)}{state}: add --overwrite to replace "
+            "them, or give another --output"
+        )
+    needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
+    check_room(folder, needed, "the dataset needs")
+
+
+def dataset_bytes(
+    plan: TrainingPlan, splits: Sequence[str], *, dtype: str, compressed: bool
+) -> int:
+    """Returns the size of the volumes of some splits [bytes]; 0 if they are compressed.
+
+    Args:
+        plan, splits, dtype, compressed: see `write_dataset`.
+    """
+    count = sum(simulations(plan, split) for split in splits)
+    return 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
+
+
+def _is_ours(folder: Path) -> bool:
+    """Returns whether a folder is a dataset of ours, or one that was begun."""
+    try:
+        read_header(folder)
+    except RecordError:
+        return (folder / UNFINISHED).exists()
+    return True
+
+
+def write_dataset(
+    plan: TrainingPlan,
+    mesh: ProcessMesh,
+    folder: Path,
+    splits: Sequence[str] = SPLITS,
+    *,
+    dtype: str = "float32",
+    compressed: bool = False,
+    samples_per_file: int = 64,
+    progress: Progress,
+    overwrite: bool = False,
+    scale: float = 256.0,
+) -> None:
+    """Simulates splits of a dataset. On all ranks together, each of which writes its blocks.
+
+    dataset.json tells of a split only when it is whole, and is written last. Splits of the same
+    simulations that are in the folder already stay; beside each are its statistics, which
+    `flowpm-dist evaluate` needs for its baselines.
+
+    Args:
+        plan: of a training with data.source = "simulate".
+        mesh: the ranks, of axes replica, row and col.
+        folder: of the dataset; on a file system that all ranks see.
+        splits: of `SPLITS`.
+        dtype, compressed, samples_per_file, scale: see `DatasetHeader`.
+        progress: of this rank.
+        overwrite: whether splits that exist may be replaced.
+
+    Raises:
+        OutputError: see `check_dataset`; or other splits of the folder are of other simulations.
+        RecordError: a density that int16 cannot hold.
+        WriteError: a file cannot be written; the job must end then.
+        HaloError: a particle left the halo.
+    """
+    from flowpm_dist.cosmoflow.training.held_out import Statistics, make_volumes
+    from flowpm_dist.cosmoflow.training.parts import header_of, maker_of
+    from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
+
+    folder, splits = Path(folder), tuple(dict.fromkeys(splits))
+    check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
+    options = {"dtype": dtype, "compressed": compressed, "scale": scale}
+    header = header_of(plan, mesh, samples_per_file=samples_per_file, **options)
+    kept = sorted(set(split_files(folder)) - set(splits))
+    _check_kept(folder, header, kept)
+    mesh.barrier()
+    if mesh.rank == 0:
+        _clear(folder, splits, header if kept else None)
+    mesh.barrier()
+    maker = maker_of(plan, mesh, Lanes.of(mesh, plan.training.batch))
+    for split in splits:
+        make_volumes(
+            maker,
+            split,
+            simulations(plan, split),
+            folder,
+            header,
+            mesh,
+            Statistics(statistics_path(folder, split), mesh, maker.priors.names),
+            progress=functools.partial(progress, f"simulating {split}"),
+        )
+    if mesh.rank == 0:
+        finish_dataset(folder, header)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    mesh.barrier()
+
+
+def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
+    """Checks that the splits that are kept have the same simulations and the same format."""
+    if not kept:
+        return
+    try:
+        found, told = read_header(folder)
+    except RecordError as error:
+        raise OutputError(
+            f"{folder} holds files of {', '.join(kept)} that no dataset tells of ({error}): write "
+            "those splits too, or give another --output"
+        ) from error
+    names = [field.name for field in fields(found) if field.name not in FREE]
+    other = [name for name in names if getattr(found, name) != getattr(header, name)]
+    other += differences(_universes(found), _universes(header))
+    other += [f"the number of files of {split}" for split in kept if split not in told]
+    if other:
+        raise OutputError(
+            f"{folder} holds {', '.join(kept)}, which differ in {', '.join(other)}: write all "
+            "splits again, or give another --output"
+        )
+
+
+def _universes(header: DatasetHeader) -> dict[str, Any]:
+    """Returns the settings of the simulations, from the run file that a dataset keeps."""
+    table = tomllib.loads(header.attributes.get("run", ""))
+    found = {section: table.get(section) for section in OF_UNIVERSES}
+    return {**found, "data.seed": table.get("data", {}).get("seed")}
+
+
+def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | None) -> None:
+    """Removes splits, with what an interrupted session left of them, and from dataset.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
+        if header_of_kept is None:
+            (folder / DATASET).unlink(missing_ok=True)
+        for split in splits:
+            partial = folder.glob(f".{split}-*.tfrecord.partial")
+            written = [file.path for file in split_files(folder).get(split, ())]
+            for path in [*written, *partial, statistics_path(folder, split)]:
+                path.unlink(missing_ok=True)
+        if header_of_kept is not None:
+            finish_dataset(folder, header_of_kept)
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or folder), error) from error

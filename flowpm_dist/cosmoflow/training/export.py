@@ -1,0 +1,106 @@
+"""A trained network as a SavedModel, which TensorFlow runs without this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowpm_dist.cosmoflow.training.trained import Training, trained_network
+from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.work_folder import WorkFolder
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+MARK = "network.json"
+GRAPH_BYTES = 4 * 2**20
+"""Room for a saved model besides its weights [bytes]."""
+
+
+class ExportFolder(WorkFolder):
+    """The folder of an exported network."""
+
+    kind = "exported network"
+    contents = (MARK, "saved_model.pb", "fingerprint.pb", "variables", "assets")
+    begun = MARK
+
+    def alternative(self) -> str:
+        """See `JobFolder.alternative`."""
+        return ""
+
+    def older_work(self) -> str | None:
+        """See `JobFolder.older_work`."""
+        return f"an {self.kind}" if self.mark() else None
+
+
+def export_bytes(training: Training) -> int:
+    """Returns the size of what an export will write, about [bytes]."""
+    plan = training.plan
+    itemsize = 8 if plan.network.precision == "float64" else 4
+    return plan.declaration.parameters(plan.width, outputs=plan.outputs) * itemsize + GRAPH_BYTES
+
+
+def export_network(training: Training, folder: ExportFolder, which: str = "best") -> dict[str, Any]:
+    """Writes a trained network into a folder, which has been begun. By one rank alone.
+
+    The saved model has a function `ask`, which is its signature "serving_default" too. It is given
+    `volumes` [n, x, y, z], or with channels as a last dimension, such as `flowpm-dist predict`
+    takes: where those of the training were, they are divided by their mean. It returns "mean" and,
+    of networks that give error bars, "sigma", float64 [n, parameter] [physical units].
+
+    Args:
+        training: whose network is exported.
+        folder: where to.
+        which: see `trained_network`.
+
+    Returns:
+        What the file network.json in the folder says.
+
+    Raises:
+        TrainedError: the checkpoint is damaged, or not of this network.
+        WriteError: the folder cannot be written.
+    """
+    import tensorflow as tf
+
+    from flowpm_dist.cosmoflow.network.losses import split_prediction
+    from meshimpl.process_mesh import ProcessMesh
+
+    asked = trained_network(training, ProcessMesh("replica:1"), 1, which)
+    network, standardiser, header = asked.network, asked.standardiser, training.header()
+    over_mean = header is None or header.unit == "mean density 1"
+    double = training.plan.network.precision == "float64"
+    shape = [None, *training.plan.grid, *([network.channels] if network.channels > 1 else [])]
+    volumes = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
+
+    def ask(volumes: tf.Tensor) -> dict[str, tf.Tensor]:
+        if over_mean:
+            volumes /= tf.reduce_mean(volumes, axis=[1, 2, 3], keepdims=True)
+        outputs = tf.cast(network.on_whole_volumes(volumes), tf.float64)
+        mean, sigma = split_prediction(network.loss, outputs)
+        found = {"mean": standardiser.restore(mean)}
+        return found if sigma is None else found | {"sigma": standardiser.restore_sigma(sigma)}
+
+    saved = tf.Module()
+    saved.kept = network.saved
+    saved.ask = tf.function(ask, input_signature=[volumes], autograph=False)
+    about = {
+        "parameters": list(standardiser.names),
+        "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
+        "volumes": [*training.plan.grid, network.channels],
+        "box_size": list(training.plan.box_size),
+        "divided_by_mean": over_mean,
+        "network": training.plan.network.name,
+        "weights_of_step": asked.step,
+    }
+    _save(saved, folder.path)
+    folder.write_mark(complete=True, **about)
+    return about
+
+
+def _save(saved: tf.Module, path: Path) -> None:
+    import tensorflow as tf
+
+    try:
+        tf.saved_model.save(saved, str(path), signatures=saved.ask)
+    except (tf.errors.OpError, OSError) as error:
+        raise WriteError.of(path, error) from error

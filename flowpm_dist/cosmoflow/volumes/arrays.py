@@ -1,0 +1,316 @@
+"""Volumes in arrays with a table of their parameters, as CAMELS and Quijote publish them.
+
+The arrays are one of three: a .npy file or a data set of an HDF5 file, [volume, x, y, z] or with
+channels, or a .npy file for each volume, [x, y, z] or with channels, whose path has "{}" where the
+number of the volume stands. A rank reads its block of a volume when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.volumes.parameter_table import TableError, read_table
+from flowpm_dist.cosmoflow.volumes.record_batches import batch_positions, check_lane, global_order
+from flowpm_dist.cosmoflow.volumes.record_files import WHOLE, Block, DatasetHeader, RecordError
+from flowpm_dist.io.volume import HDF5
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.options import DataOptions
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+
+NUMBER = "{}"
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class ArrayHeader(DatasetHeader):
+    """What volumes in arrays share; no record limits their size."""
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a record: there is none."""
+        return 0
+
+
+class ArraySet:
+    """All volumes of an array, and their parameters; nothing is read but headers and the table.
+
+    Args:
+        data: `volumes`, `table`, `columns`, `parameters`, `dtype`, `unit`, and the sizes of the
+            splits, see `DataOptions`.
+        grid: the cells that volumes must have.
+        box_size: their sides [Mpc/h].
+        priors: ranges of parameters that the table does not tell; by default the lowest and highest
+            value of each column.
+
+    Attributes:
+        header: what the volumes share.
+        parameters: float64 [volume, parameter].
+
+    Raises:
+        TableError: see `read_table`; or a parameter is the same in all rows, or outside its prior.
+        RecordError: if arrays are missing, or have other cells, another dtype or another number
+            than the run file and the table say.
+    """
+
+    def __init__(
+        self,
+        data: DataOptions,
+        grid: Sequence[int],
+        box_size: Sequence[float] | float | None,
+        priors: Mapping[str, tuple[float, float]],
+    ) -> None:
+        assert data.volumes is not None and data.table is not None
+        self.path, self.table, self._data = data.volumes, data.table, data
+        names, self.parameters = read_table(data.table, data.columns, data.parameters)
+        ranges = {
+            name: self._range(name, column, priors.get(name))
+            for name, column in zip(names, self.parameters.T, strict=True)
+        }
+        first = self._array(0)
+        shape = first.shape if self._one_each else first.shape[1:]
+        if len(shape) not in (3, 4) or tuple(shape[:3]) != tuple(grid):
+            wanted = list(grid) if self._one_each else ["volumes", *grid]
+            raise RecordError(
+                f"{self._where(0)} has the shape {list(first.shape)}; must be {wanted}, or with "
+                "channels as a last dimension"
+            )
+        self.shape = tuple(shape)
+        self._check_number(first)
+        channels = shape[3] if len(shape) == 4 else 1
+        unit = "mean density 1" if data.unit == "mass" else str(data.unit)
+        told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
+        self.header = ArrayHeader(tuple(grid), names, channels, **told)  # type: ignore[arg-type]
+
+    @property
+    def _one_each(self) -> bool:
+        return NUMBER in str(self.path)
+
+    def _range(
+        self, name: str, column: np.ndarray, prior: tuple[float, float] | None
+    ) -> tuple[float, float]:
+        low, high = float(column.min()), float(column.max())
+        if low == high:
+            raise TableError(f"{self.table}: {name} is {low:g} in all rows: nothing to learn")
+        if prior is None:
+            return low, high
+        if low < prior[0] or high > prior[1]:
+            raise TableError(
+                f"{self.table}: {name} is from {low:g} to {high:g}, priors.{name} is {list(prior)}"
+            )
+        return prior
+
+    def _check_number(self, first: Any) -> None:
+        rows = len(self.parameters)
+        if not self._one_each and len(first) != rows:
+            raise RecordError(
+                f"{self.path} holds {len(first)} volumes, {self.table} has {rows} rows: one row "
+                "for each volume, in their order"
+            )
+        missing = (n for n in range(rows) if self._one_each and not self._file(n).exists())
+        if (number := next(missing, None)) is not None:
+            raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
+
+    def _file(self, number: int) -> Path:
+        return Path(str(self.path).replace(NUMBER, str(number)))
+
+    def _where(self, number: int) -> str:
+        return str(self._file(number)) if self._one_each else str(self.path)
+
+    def _array(self, number: int) -> Any:
+        """Returns the array that holds a volume, opened, checked for its dtype."""
+        array = _opened(self._file(number)) if self._one_each else self._whole
+        if np.dtype(array.dtype) != np.dtype(self._data.dtype):
+            raise RecordError(
+                f"{self._where(number)} holds {array.dtype}, data.dtype is {self._data.dtype!r}"
+            )
+        return array
+
+    @functools.cached_property
+    def _whole(self) -> Any:
+        return _opened(self.path)
+
+    def read(self, number: int, block: Block = WHOLE) -> np.ndarray:
+        """Returns a block of a volume as the network is given it, float32 [x, y, z, channel].
+
+        Raises:
+            RecordError: if the volume has another shape, or values that no density has.
+        """
+        array = self._array(number)
+        if self._one_each and array.shape != self.shape:
+            raise RecordError(
+                f"{self._where(number)} has the shape {list(array.shape)}; must be "
+                f"{list(self.shape)}, that of the first"
+            )
+        volume = array if self._one_each else _Part(array, number)
+        x, y = block.cut(self.header.grid)
+        values = np.asarray(volume[x, y], np.float64).reshape(self.header.block_shape(block))
+        if self._data.unit == "overdensity":
+            values += 1
+        elif self._data.unit == "mass":
+            values /= _means(volume, self.shape).reshape(-1)
+        if not np.isfinite(values).all() or values.min() < 0:
+            what = "below -1" if self._data.unit == "overdensity" else "negative"
+            raise RecordError(
+                f"volume {number} of {self._where(number)} has values that are not finite or "
+                f"{what}: no {self._data.unit}"
+            )
+        return values.astype(np.float32)
+
+    def rows(self, split: str) -> np.ndarray:
+        """Returns the numbers of the volumes of a split, int64, rising.
+
+        Volumes of test and validation are drawn by `data.seed`; the others are trained on.
+
+        Raises:
+            RecordError: there is no such split.
+        """
+        if split not in SPLITS:
+            raise RecordError(f"no split {split!r}; the splits there are: {', '.join(SPLITS)}")
+        drawn = np.random.default_rng(self._data.seed).permutation(len(self.parameters))
+        ends = np.cumsum([self._data.test, self._data.validation])
+        test, validation, train = np.split(drawn, ends)
+        return np.sort({"train": train, "validation": validation, "test": test}[split])
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of arrays and table."""
+        if self._one_each:
+            return [self.table, *map(self._file, range(len(self.parameters)))]
+        return [self.table, _file_and_name(self.path)[0]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One volume of an array of several."""
+
+    array: Any
+    number: int
+
+    def __getitem__(self, cells: tuple[slice, ...]) -> np.ndarray:
+        return self.array[(self.number, *cells)]
+
+
+def _means(volume: Any, shape: Sequence[int]) -> np.ndarray:
+    """Returns the mean of each channel over all cells, from one plane after the other."""
+    total = np.zeros(shape[3:])
+    for x in range(shape[0]):
+        plane = np.asarray(volume[x : x + 1, :], np.float64)
+        total += plane.sum(axis=(0, 1, 2))
+    return total / np.prod(shape[:3])
+
+
+def _file_and_name(path: Path) -> tuple[Path, str]:
+    text, colon, name = str(path).rpartition(":")
+    return (Path(text), name) if colon and Path(text).suffix in HDF5 else (path, "")
+
+
+def _opened(path: Path) -> Any:
+    file, name = _file_and_name(path)
+    try:
+        if file.suffix in HDF5:
+            import h5py
+
+            opened = h5py.File(file, "r")
+            if not isinstance(opened.get(name or "/"), h5py.Dataset):
+                there = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
+                raise RecordError(
+                    f"{file} has no data set {name!r}; name one after a colon, as in file.h5:name: "
+                    f"those it has are {', '.join(there) or 'none'}"
+                )
+            return opened[name]
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RecordError(f"{file} is no readable .npy or HDF5 file ({error})") from error
+
+
+class ArrayDataset:
+    """A split of volumes in arrays, of which this rank reads one block of each.
+
+    Its methods are those of `RecordDataset`.
+
+    Args:
+        volumes: all volumes.
+        split: "train", "validation" or "test".
+        block: this rank's part of each volume.
+    """
+
+    def __init__(self, volumes: ArraySet, split: str, block: Sequence[int] = WHOLE) -> None:
+        self.volumes, self.split, self._block = volumes, split, Block(*block)
+        self.header = volumes.header
+        self.block_shape = self.header.block_shape(self._block)
+        self._rows = volumes.rows(split)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of y."""
+        return self.header.parameters
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns the global order of the samples in an epoch, int64 [samples]."""
+        return global_order(len(self), seed, epoch)
+
+    def batches(
+        self,
+        batch_size: int,
+        lane: tuple[int, int] | None = None,
+        *,
+        seed: int = 0,
+        start_step: int = 0,
+        steps: int | None = None,
+        shuffle: bool = True,
+        prefetch: int = 2,
+    ) -> ArrayBatches:
+        """Returns this replica's part of each global batch, see `RecordDataset.batches`."""
+        first, count = check_lane(len(self), batch_size, lane)
+
+        def batch(number: int) -> tuple[Any, Any, Any]:
+            place = (start_step + number) * batch_size + first
+            positions = batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
+            rows = self._rows[positions]
+            found = np.stack([self.volumes.read(int(row), self._block) for row in rows])
+            return found, self.volumes.parameters[rows], rows
+
+        return ArrayBatches(batch, steps, prefetch)
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """An iterable of batches (volume, y, index), read ahead by a thread.
+
+    Attributes:
+        make: returns a batch of a number.
+        steps: the number of batches; None for no end.
+        prefetch: the number of batches read ahead.
+    """
+
+    make: Callable[[int], tuple[Any, Any, Any]]
+    steps: int | None
+    prefetch: int
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        numbers = iter(count_from() if self.steps is None else range(self.steps))
+        with ThreadPoolExecutor(1) as pool:
+            ahead = deque(pool.submit(self.make, n) for n in islice(numbers, self.prefetch))
+            while ahead:
+                batch = ahead.popleft().result()
+                ahead.extend(pool.submit(self.make, n) for n in islice(numbers, 1))
+                yield batch
+
+
+def arrays_of(plan: TrainingPlan) -> ArraySet:
+    """Returns the volumes of a training on arrays. Raises RecordError, see `ArraySet`."""
+    return ArraySet(plan.data, plan.grid, plan.box_size, plan.priors.ranges)

@@ -1,0 +1,335 @@
+"""The public CosmoFlow layout: a folder for each split, with TFRecord files of one sample each.
+
+A record is a tf.train.Example with `x`, raw int16 counts of a cube with 1 or 4 channels, and `y`,
+the parameters scaled to -1 and 1. Files may be packed with gzip, whatever their names say, as those
+of MLPerf HPC (cosmoUniverse_2019_05_4parE_tf_v2) are. There are no other features.
+
+A split has half a million files there. So rank 0 lists their names, and all ranks look up sizes in
+shares. A plain file as large as the first, which has one sample, is not opened. Packed files are
+opened by the ranks in shares, for a few bytes at their ends. What was found is kept in the user's
+cache, and is used as long as names and sizes of the files are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    DATASET,
+    FRAME,
+    DatasetHeader,
+    RecordError,
+    first_file,
+    names_of,
+    record_bounds,
+)
+from flowpm_dist.cosmoflow.volumes.record_reading import read_record, reason_of, wrong_record
+from flowpm_dist.io.files import WriteError, written_whole
+from meshimpl.user_cache import user_cache
+
+if TYPE_CHECKING:
+    from meshimpl.process_mesh import ProcessMesh
+
+LEAST_KEPT = 512
+"""Number of files that had to be opened from which on an index is kept in the cache."""
+CHANNELS = (1, 4)
+READERS, AT_ONCE = 8, 256
+_GZIP = b"\x1f\x8b"
+_UNREADABLE = -1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PublicIndex:
+    """The samples of a split.
+
+    Attributes:
+        paths: of the files, sorted by their names, bytes [file].
+        packed: whether they are packed with gzip.
+        file: the number of the file of each sample, int64 [sample].
+        start: the byte, after unpacking, where the record of each sample begins, int64 [sample].
+    """
+
+    paths: np.ndarray
+    packed: bool
+    file: np.ndarray
+    start: np.ndarray
+
+
+def is_packed(path: Path) -> bool:
+    """Returns whether a file begins as gzip does. Raises RecordError if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(2) == _GZIP
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def cube(values: int) -> tuple[int, int, int, int] | None:
+    """Returns the shape [x, y, z, channel] of a cube of so many values; None if there is none."""
+    for channels in CHANNELS:
+        side = round((values / channels) ** (1 / 3))
+        if values and side**3 * channels == values:
+            return (side, side, side, channels)
+    return None
+
+
+def samples_of_names(folder: Path, split: str) -> int | None:
+    """Returns the number of samples if each file holds one, by the first of them; else None."""
+    names = names_of(folder, split)
+    if not names:
+        return None
+    path = folder / split / os.fsdecode(names[0])
+    try:
+        bounds = bounds_of(path, is_packed(path))
+    except RecordError:
+        return None
+    return len(names) if len(bounds) == 2 else None
+
+
+def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
+    """Returns where the records of a file begin, and its end, after unpacking [bytes].
+
+    Args:
+        path: the file.
+        packed: whether it is packed with gzip.
+        one: the size of a file of one record, after unpacking [bytes]. A packed file whose last
+            four bytes tell of that size is not unpacked.
+
+    Raises:
+        RecordError: if the file is not packed as told, or is damaged.
+    """
+    if not packed:
+        return record_bounds(path)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if file.read(2) != _GZIP:
+                raise RecordError(f"{path} is not packed with gzip, but the first file is")
+            file.seek(-4, os.SEEK_END)
+            size = int.from_bytes(file.read(), "little")
+        if size == one:
+            return np.array([0, size], np.int64)
+        bounds = [0]
+        with gzip.open(path) as unpacked:
+            while head := unpacked.read(8):
+                bounds.append(bounds[-1] + FRAME + int.from_bytes(head, "little"))
+                if unpacked.seek(bounds[-1]) != bounds[-1]:
+                    raise EOFError("it ends within a record")
+    except (EOFError, zlib.error, gzip.BadGzipFile, OverflowError, ValueError) as error:
+        raise RecordError(f"{path} is damaged: {error}; copy it again") from error
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    return np.array(bounds, np.int64)
+
+
+def public_index(
+    folder: Path, split: str, volume_bytes: int, mesh: ProcessMesh | None = None
+) -> PublicIndex:
+    """Returns the samples of a split.
+
+    Args:
+        folder: the dataset.
+        split: a subfolder of it.
+        volume_bytes: the size of a sample's volume.
+        mesh: ranks that share the work, all of which must call this together; None for one.
+
+    Raises:
+        RecordError: on all ranks; if there are no files, or one is damaged or holds other volumes.
+            The message names it.
+    """
+    ranks = _Ranks(mesh)
+    names = ranks.of_first(_bytes(b"\n".join(names_of(folder, split)) if ranks.first else b""))
+    if not len(names):
+        raise RecordError(f"{folder / split} holds no record files")
+    place = os.fsencode(folder / split) + b"/"
+    paths = np.array([place + name for name in names.tobytes().split(b"\n")])
+    packed = is_packed(_path(paths[0]))
+    bounds = bounds_of(_path(paths[0]), packed)
+    one = int(bounds[1]) if len(bounds) == 2 else None
+    own = _in_threads(_sizes, paths[ranks.share(len(paths))])
+    sizes = ranks.joined(np.array(own, np.int64))
+    counts = np.ones(len(paths), np.int64)
+    unclear = np.flatnonzero(packed | (sizes != one))
+    starts = np.zeros(0, np.int64)
+    if len(unclear):
+        kept = _Kept(folder / split, names.tobytes() + sizes.tobytes(), len(unclear))
+        found = ranks.of_first(kept.read() if ranks.first else starts)
+        if not len(found):
+            found = _opened(paths[unclear], packed, one, volume_bytes, ranks)
+            if ranks.first:
+                kept.write(found)
+        counts[unclear], starts = found[: len(unclear)], found[len(unclear) :]
+    file = np.repeat(np.arange(len(paths)), counts)
+    start = np.zeros(len(file), np.int64)
+    start[np.isin(file, unclear)] = starts
+    return PublicIndex(paths, packed, file, start)
+
+
+def _opened(
+    paths: np.ndarray, packed: bool, one: int | None, volume_bytes: int, ranks: _Ranks
+) -> np.ndarray:
+    """Returns the numbers of records in files, and then where each record begins. On all ranks."""
+
+    def records(path: bytes) -> np.ndarray:
+        """Where they begin; a single -1 for a file that cannot serve."""
+        try:
+            bounds = bounds_of(_path(path), packed, one)
+            _check_lengths(_path(path), bounds, volume_bytes)
+        except RecordError:
+            return np.array([_UNREADABLE])
+        return bounds[:-1]
+
+    own = paths[ranks.share(len(paths))]
+    begins = _in_threads(lambda part: list(map(records, part)), own)
+    counts = ranks.joined(np.array([len(b) for b in begins], np.int64))
+    starts = ranks.joined(np.concatenate([np.zeros(0, np.int64), *begins]))
+    if (bad := np.flatnonzero(starts == _UNREADABLE)).size:
+        # Every rank looks for itself: all raise, and say the same.
+        path = _path(paths[np.searchsorted(np.cumsum(counts), bad[0], side="right")])
+        _check_lengths(path, bounds_of(path, packed, one), volume_bytes)
+        raise RecordError(f"{path} could not be read on another rank")
+    return np.concatenate([counts, starts])
+
+
+def _check_lengths(path: Path, bounds: np.ndarray, volume_bytes: int) -> None:
+    if wrong := wrong_record(bounds, volume_bytes):
+        raise RecordError(f"{path}: {wrong[1]}")
+
+
+def _bytes(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8)
+
+
+def _path(path: bytes) -> Path:
+    return Path(os.fsdecode(path))
+
+
+def _sizes(paths: np.ndarray) -> list[int]:
+    found = []
+    for path in paths:
+        try:
+            found.append(os.stat(path).st_size)
+        except OSError:
+            found.append(0)  # the file is opened then, and that says why it cannot be read
+    return found
+
+
+def _in_threads(of_files: Callable[[np.ndarray], list[T]], paths: np.ndarray) -> list[T]:
+    """Returns what a function finds for each of some files, in parts by several threads."""
+    parts = np.array_split(paths, max(1, len(paths) // AT_ONCE))
+    with ThreadPoolExecutor(READERS) as pool:
+        return [found for part in pool.map(of_files, parts) for found in part]
+
+
+class _Ranks:
+    """The ranks that make an index together, or one alone."""
+
+    def __init__(self, mesh: ProcessMesh | None) -> None:
+        self._mesh = mesh if mesh is not None and mesh.size > 1 else None
+        self.first = mesh is None or mesh.rank == 0
+
+    def share(self, count: int) -> slice:
+        """Returns this rank's part of so many files."""
+        if self._mesh is None:
+            return slice(None)
+        rank, size = self._mesh.rank, self._mesh.size
+        return slice(rank * count // size, (rank + 1) * count // size)
+
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Returns the values of all ranks, in their order, on each."""
+        if self._mesh is None:
+            return values
+        parts = self._mesh.gather_to_root(values)
+        return self.of_first(values if parts is None else np.concatenate(parts))
+
+    def of_first(self, values: np.ndarray) -> np.ndarray:
+        """Returns the values of rank 0, of any number, on all ranks."""
+        if self._mesh is None:
+            return values
+        import tensorflow as tf
+
+        world = self._mesh.world
+        count = int(world.broadcast(tf.constant(len(values), tf.int64)))
+        own = values if self.first else np.zeros(count, values.dtype)
+        return world.broadcast(tf.constant(own)).numpy() if count else own
+
+
+class _Kept:
+    """What was found in files, in the user's cache.
+
+    Args:
+        folder: of the files.
+        state: their names and sizes.
+        count: number of files that were opened.
+    """
+
+    def __init__(self, folder: Path, state: bytes, count: int) -> None:
+        name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+        self.path = user_cache() / "indexes" / f"{name}.npz"
+        self._state, self._count = hashlib.sha256(state).hexdigest(), count
+
+    def read(self) -> np.ndarray:
+        """Returns what was found in the same files before, or nothing."""
+        try:
+            with np.load(self.path) as held:
+                if str(held["state"]) == self._state:
+                    return held["found"].astype(np.int64)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            pass
+        return np.zeros(0, np.int64)
+
+    def write(self, found: np.ndarray) -> None:
+        """Keeps what was found; without a cache that can be written, nothing happens."""
+        if self._count < LEAST_KEPT:
+            return
+        with contextlib.suppress(WriteError), written_whole(self.path) as aside:
+            with aside.open("wb") as file:
+                np.savez_compressed(file, state=self._state, found=found)
+
+
+def public_header_of(folder: Path, split: str, parameters: Sequence[str] | None) -> DatasetHeader:
+    """Returns the header of a split, from its first file alone: see `public_header`."""
+    path = first_file(folder, split)
+    return public_header(path, is_packed(path), parameters)
+
+
+def public_header(path: Path, packed: bool, parameters: Sequence[str] | None) -> DatasetHeader:
+    """Returns a header for the public layout, int16 counts in a cube, from its first record.
+
+    Raises:
+        RecordError: if there are no names of parameters, no record, or no such cube.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    if parameters is None:
+        raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
+    if len(bounds_of(path, packed)) == 1:
+        raise RecordError(f"{path} holds no record")
+    try:
+        record = read_record(str(path), 0, packed=packed)
+        example = tf.train.Example.FromString(record.numpy())
+    except (tf.errors.OpError, DecodeError) as error:
+        raise RecordError(f"{path}: its first record is corrupt ({reason_of(error)})") from error
+    data = b"".join(example.features.feature["x"].bytes_list.value)
+    shape = cube(len(data) // 2)
+    if shape is None or len(data) % 2:
+        raise RecordError(
+            f"{path}: a volume of {len(data)} bytes is no cube of int16 with "
+            f"{' or '.join(map(str, CHANNELS))} channels"
+        )
+    return DatasetHeader(
+        shape[:3], tuple(parameters), shape[3], dtype="int16", scale=1.0, unit="one particle"
+    )

@@ -1,0 +1,221 @@
+"""The writer of density volumes into TFRecord files; `record_files` describes the format."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    DATASET,
+    DTYPES,
+    WHOLE,
+    Block,
+    DatasetHeader,
+    RecordError,
+    file_name,
+    read_header,
+    split_files,
+)
+from flowpm_dist.io.files import WriteError
+
+
+class RecordWriter:
+    """A writer of one rank's blocks of a split.
+
+    Each file appears under its name when it is complete. Replica r of R writes the files r, r + R,
+    r + 2R, ... with `first_file` r and `file_stride` R.
+
+    Args:
+        folder: the folder of the dataset; created if it does not exist.
+        split: "train", "validation", "test", or any name.
+        header: the properties that all records share.
+        block: this rank's part of each volume.
+        first_file, file_stride: the numbers of this writer's files.
+        overwrite: whether existing files of these numbers are removed.
+
+    Raises:
+        RecordError: if this writer's files exist, or the folder holds another kind of dataset.
+        WriteError: if a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        header: DatasetHeader,
+        *,
+        block: Sequence[int] = WHOLE,
+        first_file: int = 0,
+        file_stride: int = 1,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder, self.split, self.header = Path(folder), split, header
+        self.block = Block(*block)
+        self._number, self._stride = first_file, file_stride
+        self._file: Any = None
+        self._count = 0
+        if (self.block.rows, self.block.cols) != header.blocks:
+            raise RecordError(f"block {tuple(self.block)} is not one of {header.blocks} blocks")
+        self._shape = header.block_shape(self.block)
+        if not re.fullmatch(r"[\w-]+", split):
+            raise RecordError(f"split {split!r}; must be letters, digits, - and _")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(overwrite=overwrite)
+        except OSError as error:
+            raise WriteError.of(self.folder, error) from error
+
+    def _make_room(self, *, overwrite: bool) -> None:
+        """Removes older files that this writer would replace.
+
+        Files of other blocks are of an older dataset: every rank finds and removes those.
+
+        Raises:
+            RecordError: if there are such files and they must not be overwritten.
+        """
+        if (self.folder / DATASET).exists():
+            self._check_dataset(*read_header(self.folder))
+        own = [
+            file.path
+            for file in split_files(self.folder).get(self.split, ())
+            if file.number >= self._number
+            and (file.number - self._number) % self._stride == 0
+            and (
+                file.block == self.block or (file.block.rows, file.block.cols) != self.header.blocks
+            )
+        ]
+        if own and not overwrite:
+            raise RecordError(
+                f"{own[0]} exists ({len(own)} such files): overwrite the split {self.split!r}, or "
+                "give another folder"
+            )
+        for path in own:
+            path.unlink(missing_ok=True)
+
+    def _check_dataset(self, found: DatasetHeader, splits: Mapping[str, Any]) -> None:
+        free = {"attributes", "samples_per_file"}
+        names = [f.name for f in fields(found) if f.name not in free]
+        other = [name for name in names if getattr(found, name) != getattr(self.header, name)]
+        if other and set(splits) - {self.split}:
+            difference = ", ".join(
+                f"{name} {getattr(found, name)}, not {getattr(self.header, name)}" for name in other
+            )
+            raise RecordError(
+                f"{self.folder} holds the splits {', '.join(splits)} with {difference}: give "
+                "another folder"
+            )
+
+    @property
+    def path(self) -> Path:
+        """The file that the next sample goes to."""
+        return self.folder / file_name(self.split, self._number, self.block)
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / f".{self.path.name}.partial"
+
+    def write(self, volume: Any, y: Sequence[float], *, seed: int, index: int) -> None:
+        """Appends one sample.
+
+        Args:
+            volume: this rank's block, [x, y, z, channel], or [x, y, z] with one channel.
+            y: the parameters [physical units].
+            seed, index: the seed and the number of the simulation.
+
+        Raises:
+            RecordError: if a shape is not that of the header, a value is not finite or, with int16,
+                a value is too large.
+            WriteError: if the file cannot be written.
+        """
+        import tensorflow as tf
+
+        example = self._example(np.asarray(volume), np.asarray(y, np.float32), seed, index)
+        try:
+            if self._file is None:
+                self._file = tf.io.TFRecordWriter(str(self._partial))
+            self._file.write(example)
+        except tf.errors.OpError as error:
+            raise WriteError(f"cannot write {self.path}: {error.message}") from error
+        self._count += 1
+        if self._count == self.header.samples_per_file:
+            self.close()
+
+    def _example(self, volume: np.ndarray, y: np.ndarray, seed: int, index: int) -> bytes:
+        from tensorflow.train import BytesList, Example, Feature, Features, FloatList, Int64List
+
+        def text(*values: bytes) -> Feature:
+            return Feature(bytes_list=BytesList(value=values))
+
+        def integers(*values: int) -> Feature:
+            return Feature(int64_list=Int64List(value=values))
+
+        header = self.header
+        if volume.shape != self._shape and (*volume.shape, 1) != self._shape:
+            raise RecordError(f"a volume of shape {volume.shape}; must be {self._shape}")
+        if y.shape != (len(header.parameters),) or not np.isfinite(y).all():
+            raise RecordError(f"y = {y.tolist()}; must be finite values of {header.parameters}")
+        data = encode(volume, header)
+        example = {
+            "x": text(zlib.compress(data) if header.compressed else data),
+            "y": Feature(float_list=FloatList(value=y)),
+            "shape": integers(*self._shape),
+            "parameters": text(*(name.encode() for name in header.parameters)),
+            "unit": text(header.unit.encode()),
+            "compression": text(b"zlib" if header.compressed else b""),
+            "seed": integers(seed),
+            "index": integers(index),
+        }
+        return Example(features=Features(feature=example)).SerializeToString()
+
+    def close(self) -> None:
+        """Completes the file that is being written, if there is one."""
+        import tensorflow as tf
+
+        if self._file is None:
+            return
+        file, self._file, self._count = self._file, None, 0
+        try:
+            file.close()
+            self._partial.replace(self.path)
+        except OSError as error:
+            raise WriteError.of(self.path, error) from error
+        except tf.errors.OpError as error:
+            raise WriteError(f"cannot write {self.path}: {error.message}") from error
+        self._number += self._stride
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._file is not None:
+            self._file.close()
+            self._file = None
+            self._partial.unlink(missing_ok=True)
+
+
+def encode(volume: np.ndarray, header: DatasetHeader) -> bytes:
+    """Returns a block's values as bytes in the header's dtype.
+
+    Raises:
+        RecordError: if a value is not finite, or beyond the range of int16 with the header's scale.
+    """
+    if not np.isfinite(volume).all():
+        raise RecordError("a volume with values that are not finite")
+    if header.dtype == "int16":
+        volume = np.rint(volume * np.float64(header.scale))
+        largest = float(np.abs(volume).max())
+        if largest > 32767:
+            fits = 2.0 ** np.floor(np.log2(32767 * header.scale / largest))
+            raise RecordError(
+                f"a density of {largest / header.scale:.6g} does not fit in int16 with scale "
+                f"{header.scale:g}: take a scale of {fits:g}, or float32"
+            )
+    return volume.astype(DTYPES[header.dtype]).tobytes()
