@@ -184,6 +184,7 @@ def test_an_interrupted_run_still_tells_how_it_ended(here, monkeypatch, capfd):
     command.write_text("""#!/bin/sh
         trap 'echo stopping after this step >&2
             echo "error: stopped by SIGINT; a checkpoint of $3 is kept" >&2; exit 130' INT
+        sleep 0.5
         kill -INT $PPID
         while :; do sleep 0.05; done
     """)
