@@ -175,9 +175,13 @@ class MeshFunction:
             self._copy_masters_to_slices = function.prune([], copies[0])
             self._copy_slices_to_masters = function.prune([], copies[1])
             self._copy_masters_to_slices()
-            # Whatever else TensorFlow leaves out, a call must not copy the variables.
-            function = function.prune(function.inputs[: len(self.inputs)], function.outputs)
-        return function
+        return self._without_copies(function, len(self.inputs))
+
+    def _without_copies(self, function: Any, inputs: int) -> Any:
+        """Whatever else TensorFlow leaves out: a call must not copy variables and masters."""
+        return (
+            function.prune(function.inputs[:inputs], function.outputs) if self.masters else function
+        )
 
     @functools.cached_property
     def _vjp(self) -> Callable[..., list[Any]]:
@@ -208,8 +212,9 @@ class MeshFunction:
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
+        wrapped = self._wrap(trace, signature, name)
         function = once_differentiable(
-            self._wrap(trace, signature, name), f"the mesh function {self.__name__}"
+            self._without_copies(wrapped, len(signature)), f"the mesh function {self.__name__}"
         )
 
         def vjp(
