@@ -6,9 +6,8 @@ MPI ?= openmpi
 HOROVOD ?= yes
 RANKS ?=
 BIN := .venv/bin
-# Three workers for two cores: one has the jobs on several ranks, whose ranks often wait for each other.
-# A file stays with a worker.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Two workers; one of them has the jobs on several ranks. A file stays with a worker.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-budget test-long test-cluster lint bench doctor pins horovod-nccl clean distclean
