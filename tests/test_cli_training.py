@@ -360,6 +360,13 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
     np.save("small.npy", np.ones((16, 16, 16)))
     assert "must be (32, 32, 32)" in told_without_tensorflow("predict", "trained", "small.npy")
     np.save("volume.npy", np.ones((32, 32, 32)))
+    nowhere = told_without_tensorflow("predict", "trained", "volume.npy", "--output", "there")
+    assert "--output there: trained has no posterior whose samples could go there" in nowhere
+    for words, said in (
+        ("--head flwo", "no head 'flwo'"),
+        ("--baseline pwr", "no statistic 'pwr'"),
+    ):
+        assert said in told_without_tensorflow("evaluate", "trained", *words.split(), "--check")
     wrong_box = told_without_tensorflow("predict", "trained", "volume.npy", "--box-size", "128")
     assert "is a box of 128 Mpc/h: the network was trained on 32^3 cells" in wrong_box
     for value, said in ((np.nan, "has 1 values that are not finite"), (-1, "has 1 negative")):

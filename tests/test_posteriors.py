@@ -12,9 +12,6 @@ import pytest
 import tensorflow as tf
 from scipy.stats import multivariate_normal, norm
 
-from flowpm_dist.cosmoflow.evaluation.posterior_judging import posterior_options
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
-from flowpm_dist.cosmoflow.scores.paired import mean_difference
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -211,6 +208,8 @@ def answers(count=400, widen=1.0, shift=0.0, draws=300) -> Answers:
 
 def test_exact_posteriors_are_calibrated():
     found = calibration_of(answers(), np.arange(400))
+    wanted = np.sqrt([0.683 * 0.317 / 400, 0.954 * 0.046 / 400])
+    np.testing.assert_allclose(found.coverage_error.T, [wanted] * 3)
     assert found.ranks_p.min() > 0.02 and found.tarp_p > 0.02
     assert (np.abs(found.coverage - [[0.683], [0.954]]) < 4 * found.coverage_error).all()
     assert found.gain_error == pytest.approx(exact_gain(drawn(400, 7)).std() / 20, rel=0.01)
@@ -279,6 +278,19 @@ def test_unusual_data_are_told(tmp_path):
     assert density.quantiles(off[np.newaxis])[0, 1] == 1
 
 
+def test_how_often_ordinary_data_are_called_unusual():
+    """In as many dimensions as there are components nothing lies off their plane."""
+    rng = np.random.default_rng(0)
+    density = FeatureDensity.of(rng.standard_normal((400, 3)), rng.standard_normal((100, 3)))
+    assert density.whole and not density.distances(rng.standard_normal((50, 3)))[:, 1].any()
+    told = [density.warning(x) for x in rng.standard_normal((1000, 3))]
+    assert np.mean([bool(t) for t in told]) < 0.03
+    assert "99% of 100 held-out volumes at most" in density.warning(np.full(3, 9.0))
+    assert "of ordinary volumes about 1% are called unlike" in density.warning(np.full(3, 9.0))
+    few = replace(density, known=density.known[:4])
+    assert "about 20% are called unlike" in few.warning(np.full(3, 9.0))
+
+
 def test_statistics_by_name():
     """Of two universes: histograms against numpy's of a smoothed density, Q against its parts."""
     rng = np.random.default_rng(0)
@@ -317,25 +329,3 @@ def total(density):
 
 def nothing(density):
     return np.empty(0)
-
-
-def test_what_a_command_is_asked_for():
-    chosen = posterior_options(["flow"], ["power+test_posteriors:total", "power"])
-    assert chosen.heads == ("flow",) and chosen.statistics == ("power", "test_posteriors:total")
-    assert posterior_options().baselines[-1] == ("power", "histograms", "bispectrum")
-    with pytest.raises(PosteriorError, match="no head 'gausian'; did you mean gaussian"):
-        posterior_options(["gausian"])
-    with pytest.raises(PosteriorError, match="no statistic 'spectrum'"):
-        posterior_options(None, ["power+spectrum"])
-
-
-def test_a_difference_of_means_is_that_of_pairs():
-    rng = np.random.default_rng(0)
-    hard = 10 * rng.standard_normal(500)
-    first, second = hard + 0.3 + 0.1 * rng.standard_normal(500), hard
-    found = mean_difference(first, second, np.arange(500))
-    assert found.value == pytest.approx((first - second).mean())
-    assert found.error == pytest.approx(0.1 / np.sqrt(500), rel=0.2) and found.larger == 1
-    parts = np.repeat(np.arange(500), 4)
-    again = mean_difference(first[parts], second[parts], parts)
-    assert again.error == pytest.approx(found.error, rel=1e-9)

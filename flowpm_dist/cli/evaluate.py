@@ -14,6 +14,7 @@ from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
 from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
+from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
@@ -78,13 +79,14 @@ def evaluate(
 ) -> None:
     """Judge trained networks on simulations they were not trained on, beside other methods."""
     try:
+        fits = bool(posteriors or head or baseline)
+        wanted = posterior_options(head, baseline) if fits else None
         read = [read_training(folder) for folder in trainings]
         for training in read:
             plan = training.plan
             held = plan.data.test if split is Split.test else plan.data.validation
             samples = held if plan.simulates else plan.training.batch
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
-        fits = bool(posteriors or head or baseline)
         demand = asking_demand(read[0], shape, "the evaluation", simulating=fits)
         estimate = demand.estimate()
         if not ignore_memory:
@@ -100,10 +102,8 @@ def evaluate(
     with job(told(estimate)) as progress:
         from flowpm_dist.cosmoflow.evaluation.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
-        from flowpm_dist.cosmoflow.evaluation.posterior_judging import posterior_options
         from meshimpl.process_mesh import ProcessMesh
 
-        wanted = posterior_options(head, baseline) if fits else None
         check_comparable(read, split.value)
         shape = common_mesh(read, launch.detect().size, mesh, split.value)
         options = {"split": split.value, "which": checkpoint.value}

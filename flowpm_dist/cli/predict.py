@@ -13,9 +13,11 @@ from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
 from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     FILES,
+    Question,
     check_head,
     check_prediction_folder,
 )
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError
 from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
@@ -61,8 +63,16 @@ def predict(
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
         folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
-        if check_head(trained, head) is not None:
-            check_prediction_folder(folder)
+        fitted = check_head(trained, head)
+        if fitted is not None:
+            check_prediction_folder(folder, Question.of(volume, trained))
+        if output is not None:
+            if fitted is None:
+                raise PosteriorError(
+                    f"--output {output}: {training} has no posterior whose samples could go there; "
+                    f"flowpm-dist evaluate {training} --posteriors fits one"
+                )
+            head = fitted  # none but this will do
         demand = asking_demand(trained, shape, "the prediction")
         estimate = demand.estimate()
         if not ignore_memory:

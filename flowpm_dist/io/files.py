@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,10 @@ LIGHT_CONE = "lightcone.zarr"
 """The maps of a light cone."""
 ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
+
+
+class UnreadableError(WorkError, ValueError):
+    """A file that is missing, damaged or not what it should be. The message names the file."""
 
 
 class WriteError(WorkError):
@@ -94,6 +100,21 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """
     with written_whole(path) as aside, aside.open("wb") as file:
         np.savez(file, **arrays)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns all arrays of a .npz file, by their names.
+
+    Raises:
+        UnreadableError: it is missing, cut short, damaged, or no such file.
+    """
+    try:
+        with np.load(path) as held:
+            return {name: held[name] for name in held.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+        raise UnreadableError(
+            f"{path} cannot be read ({error}): it is missing or damaged"
+        ) from error
 
 
 def human_size(count: int) -> str:

@@ -7,7 +7,7 @@ Nothing here imports TensorFlow.
 
 from flowpm_dist.options.base import Options, constructed
 from flowpm_dist.options.hints import RENAMED, nearest
-from flowpm_dist.options.named import object_named
+from flowpm_dist.options.named import checked_name, object_named
 from flowpm_dist.options.python_names import checked_python_name, is_python_name, python_object
 from flowpm_dist.options.types import (
     A_SEED,
@@ -38,6 +38,7 @@ __all__ = [
     "Options",
     "Pair",
     "Seed",
+    "checked_name",
     "checked_python_name",
     "constructed",
     "count",

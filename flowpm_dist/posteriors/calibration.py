@@ -65,9 +65,9 @@ class Calibration:
         gain, gain_error: the mean of ln(q / prior) at the truth [nats], and one standard error.
         rmse: of the posterior means, [p] [unit of the parameter].
         width: the mean of the posterior standard deviations, [p].
-        coverage, coverage_error: share of the truths within the central interval of each of
-            `LEVELS`, [level, p].
-        ranks: share of the samples below the truth, ties broken at random, [n, p]: uniform if the
+        coverage: share of the truths within the central interval of each of `LEVELS`, [level, p].
+        coverage_error: one standard error of that, where posteriors are right, [level, p].
+        ranks: share of the samples below the truth, see `shares_below`, [n, p]: uniform if the
             posteriors are right (Talts and others, arXiv:1804.06788).
         ranks_p: the probability of so large a departure from that, [p].
         tarp: the share of the samples that are nearer to a random point than the truth, [n]:
@@ -117,7 +117,7 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
     Args:
         answers: of the posteriors, for data that nothing was fitted to.
         groups: number of the group of each data set, [n], from 0 without gaps.
-        seed: of ties and of the points of TARP.
+        seed: of the random part of ranks, and of the points of TARP.
     """
     rng, truth, samples = np.random.default_rng(seed), answers.truth, answers.samples
     count, independent = len(truth), int(groups.max()) + 1
@@ -141,7 +141,10 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
         width=answers.sigma.mean(axis=0),
         coverage=np.array([found.mean(axis=0) for found in inside]),
         coverage_error=np.array(
-            [[error_of_mean(column, groups) for column in found.T] for found in inside]
+            [
+                np.full(truth.shape[1], math.sqrt(level * (1 - level) / independent))
+                for level in LEVELS
+            ]
         ),
         ranks=ranks,
         ranks_p=np.array([uniform_p(column, independent) for column in ranks.T]),
@@ -153,8 +156,8 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
 def shares_below(samples: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the share of the samples [n, sample, p] below the truth [n, 1, p], [n, p].
 
-    It is the middle rank with a random part, and so continuous and exactly uniform where the truth
-    and the samples are draws of one distribution.
+    A random part of one sample's share is added: the result is continuous, and exactly uniform
+    where the truth and the samples are draws of one distribution.
     """
     ranks = np.sum(samples < truth, axis=1)
     return (ranks + rng.random(ranks.shape)) / (samples.shape[1] + 1)

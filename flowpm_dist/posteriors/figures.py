@@ -33,7 +33,7 @@ CELLS = 40
 """Of a corner plot, along each side of a panel."""
 
 
-def rank_figure(found: Mapping[str, Calibration]) -> Figure:
+def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
     """Returns histograms of ranks, a row for each method and a panel for each parameter.
 
     The band holds 95 % of the heights of each bin if ranks are uniform; P is that of the
@@ -41,6 +41,7 @@ def rank_figure(found: Mapping[str, Calibration]) -> Figure:
 
     Args:
         found: calibrations by method, all of the same parameters.
+        tested: whether P is written.
     """
     names = next(iter(found.values())).names
     figure = new_figure(2.6 * len(names) + 0.8, 1.7 * len(found) + 0.6)
@@ -54,7 +55,8 @@ def rank_figure(found: Mapping[str, Calibration]) -> Figure:
             axes.axhline(one.count / BINS, color=MUTED, lw=1)
             axes.hist(one.ranks[:, i], BINS, range=(0, 1), histtype="step", color=MEASURED, lw=1.5)
             axes.set(xlim=(0, 1), ylim=(0, None))
-            axes.set_title(f"P = {one.ranks_p[i]:.2g}", fontsize=8, loc="right", pad=2)
+            if tested:
+                axes.set_title(f"P = {one.ranks_p[i]:.2g}", fontsize=8, loc="right", pad=2)
             if axes in grid[0]:
                 axes.set_title(symbol(name), loc="left", **SMALL_TITLE)
             if axes in grid[-1]:
@@ -63,13 +65,14 @@ def rank_figure(found: Mapping[str, Calibration]) -> Figure:
     return figure
 
 
-def tarp_figure(found: Mapping[str, Calibration]) -> Figure:
+def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
     """Returns the TARP coverage of each method less the credibility, with its band.
 
     The band holds a curve of right posteriors as a whole with a probability of 95 %.
 
     Args:
         found: calibrations by method.
+        tested: whether P is written.
     """
     figure = new_figure(5.6, 4.0)
     axes = figure.subplots()
@@ -82,7 +85,7 @@ def tarp_figure(found: Mapping[str, Calibration]) -> Figure:
         covered = np.searchsorted(np.sort(one.tarp), credibility, side="right") / one.count
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.4}
         style["ls"] = "-" if number < len(COLOURS) else ":"
-        label = f"{method}, P = {one.tarp_p:.2g}"
+        label = f"{method}, P = {one.tarp_p:.2g}" if tested else method
         axes.plot(credibility, covered - credibility, label=label, **style)
     axes.set(xlim=(0, 1), xlabel="credibility", ylabel="coverage - credibility")
     figure.legend(loc="outside upper center", ncols=2, **{**PLAIN_LEGEND, "fontsize": 8})

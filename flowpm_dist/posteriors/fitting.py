@@ -63,8 +63,8 @@ def fitted(
     epoch = epoch.get_concrete_function(first, moments, *numbers)
     weights, best, step = first, [w.copy() for w in start], tf.constant(0.0, tf.float64)
     copies = (np.tile(a, (total, 1, 1)) for a in validation)
-    losses = np.asarray(log_density(transform, first, *map(tf.constant, copies)))
-    lowest, best_epoch = -losses.mean(axis=1), 0
+    logs = np.asarray(log_density(transform, first, *map(tf.constant, copies)))
+    lowest, best_epoch = -logs.mean(axis=1), 0
     for number in range(1, options.epochs + 1):
         orders = np.stack([rng.permutation(count) for _ in range(total)])
         batches = orders[:, : steps * size].reshape(total, steps, size).transpose(1, 0, 2)
@@ -73,14 +73,14 @@ def fitted(
         better = found < lowest
         if better.any():
             lowest, best_epoch = np.where(better, found, lowest), number
-            losses = np.where(better[:, np.newaxis], each, losses)
+            logs = np.where(better[:, np.newaxis], each, logs)
             for kept, now in zip(best, weights, strict=True):
                 kept[better] = now.numpy()[better]
         elif number - best_epoch >= options.patience:
             break
     if not np.isfinite(lowest).all():
         raise FloatingPointError("a head cannot be fitted: its likelihood is not finite")
-    groups = losses.reshape(len(options.penalties), options.members, -1)
+    groups = logs.reshape(len(options.penalties), options.members, -1)
     scores = [-log_mean(group).mean() for group in groups]
     chosen = int(np.argmin(scores))
     own = slice(chosen * options.members, (chosen + 1) * options.members)

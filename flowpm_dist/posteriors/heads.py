@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
-from flowpm_dist.io.files import save_arrays
+from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.options import object_named
 from flowpm_dist.posteriors.fitting import fitted, log_density, log_mean
 from flowpm_dist.posteriors.mapping import PriorMap
@@ -29,7 +29,8 @@ HEADS: dict[str, Callable[[int, int, int], Transform]] = {
     "flow": SplineFlow,
 }
 """Name -> (features, parameters, hidden width) -> transform, on parameters mapped to the line.
-A Gaussian for each parameter, one of full covariance, and a normalising flow.
+A Gaussian for each parameter, one of full covariance, and a normalising flow. `HEAD_NAMES` has the
+names for commands.
 """
 FARTHEST = 5.0
 """Features are kept within so many standard deviations: an outlier must not lead far off."""
@@ -159,14 +160,14 @@ class Posterior:
 
     @classmethod
     def load(cls, path: Path) -> Posterior:
-        """Reads what `save` wrote. Raises OSError or ValueError for a file that is not such."""
-        with np.load(path) as held:
-            if "text" not in held.files:
-                raise ValueError(f"{path} holds no posterior")
-            text = json.loads(str(held["text"]))
-            count = sum(name.startswith("weight_") for name in held.files)
-            weights = tuple(held[f"weight_{number}"] for number in range(count))
-            shift, scale = held["shift"], held["scale"]
+        """Reads what `save` wrote. Raises ValueError or KeyError for a file that is not such."""
+        held = read_arrays(path)
+        if "text" not in held:
+            raise ValueError(f"{path} holds no posterior")
+        text = json.loads(str(held["text"]))
+        count = sum(name.startswith("weight_") for name in held)
+        weights = tuple(held[f"weight_{number}"] for number in range(count))
+        shift, scale = held["shift"], held["scale"]
         ranges = {name: (low, high) for name, (low, high) in text.pop("priors").items()}
         return cls(priors=UniformPriors(ranges), shift=shift, scale=scale, weights=weights, **text)
 

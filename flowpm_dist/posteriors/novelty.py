@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flowpm_dist.io.files import save_arrays
+from flowpm_dist.io.files import read_arrays, save_arrays
 
 MOST_COMPONENTS = 32
 SHARE = 0.1
@@ -32,6 +32,7 @@ class FeatureDensity:
         plane: the same components with length 1.
         known: both distances of samples that neither components nor network were fitted to,
             [n, 2].
+        step: number of steps that the network of the features was trained for.
     """
 
     shift: np.ndarray
@@ -39,15 +40,17 @@ class FeatureDensity:
     axes: np.ndarray
     plane: np.ndarray
     known: np.ndarray
+    step: int = 0
 
     @classmethod
-    def of(cls, train: np.ndarray, held_out: np.ndarray) -> FeatureDensity:
+    def of(cls, train: np.ndarray, held_out: np.ndarray, step: int = 0) -> FeatureDensity:
         """Returns the density of the features of a training set.
 
         Args:
             train: [n, features].
             held_out: of samples whose distances serve as measure, [n, features]: those of the
                 training set are smaller, as all has been fitted to it.
+            step: see `FeatureDensity`.
         """
         train = np.asarray(train, np.float64)
         shift, spread = train.mean(axis=0), train.std(axis=0)
@@ -60,7 +63,7 @@ class FeatureDensity:
         plane, along = rows[:count], np.sqrt(np.maximum(variance[:count], 1e-12))
         density = cls(shift, scale, plane / along[:, np.newaxis], plane, np.empty((0, 2)))
         known = density.distances(held_out)
-        return cls(shift, scale, density.axes, plane, known)
+        return cls(shift, scale, density.axes, plane, known, step)
 
     def save(self, path: Path) -> None:
         """Writes it to a .npz file. Raises WriteError."""
@@ -68,16 +71,26 @@ class FeatureDensity:
 
     @classmethod
     def load(cls, path: Path) -> FeatureDensity:
-        """Reads what `save` wrote. Raises OSError, KeyError or ValueError if it is not such."""
-        with np.load(path) as held:
-            return cls(**{one.name: held[one.name] for one in fields(cls)})
+        """Reads what `save` wrote. Raises KeyError or UnreadableError if it is not such."""
+        held = read_arrays(path)
+        arrays = {one.name: held[one.name] for one in fields(cls) if one.name != "step"}
+        return cls(**arrays, step=int(held["step"]))
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are as many components as features: nothing lies off their plane."""
+        return len(self.plane) == len(self.shift)
 
     def distances(self, features: np.ndarray) -> np.ndarray:
-        """Returns both squared distances of features [n, features], float64 [n, 2]."""
+        """Returns both squared distances of features [n, features], float64 [n, 2].
+
+        The second is 0 where components are as many as features: all else would be rounding.
+        """
         offset = (np.asarray(features, np.float64) - self.shift) / self.scale
         along = offset @ self.plane.T
         within = np.sum((offset @ self.axes.T) ** 2, axis=1)
         beyond = np.sum((offset - along @ self.plane) ** 2, axis=1)
+        beyond = np.zeros_like(beyond) if self.whole else beyond
         return np.stack([within, beyond], axis=1)
 
     def quantiles(self, features: np.ndarray) -> np.ndarray:
@@ -86,15 +99,21 @@ class FeatureDensity:
         return np.mean(self.known[np.newaxis] < found[:, np.newaxis], axis=1)
 
     def warning(self, features: np.ndarray) -> str:
-        """Returns a sentence if the features of one data set [features] are unusual, else ""."""
+        """Returns a sentence if the features of one data set [features] are unusual, else "".
+
+        It says how often data like those of the training are called unusual: each of the distances
+        is a test.
+        """
         found, quantiles = (f(features[np.newaxis])[0] for f in (self.distances, self.quantiles))
         if quantiles.max() <= UNUSUAL:
             return ""
         worst = int(np.argmax(found / np.maximum(np.quantile(self.known, UNUSUAL, axis=0), 1e-300)))
         limit = np.quantile(self.known[:, worst], UNUSUAL)
         times = np.sqrt(found[worst] / max(limit, 1e-300))
+        count = len(self.known)
+        rate = (1 if self.whole else 2) * max(1 - UNUSUAL, 1 / (count + 1))
         return (
             f"The volume is unlike those of the training: its features are {times:.3g} times "
-            f"as far from theirs as those of {UNUSUAL:.0%} of {len(self.known)} held-out volumes "
-            "at most. Do not rely on the posterior."
+            f"as far from theirs as those of {UNUSUAL:.0%} of {count} held-out volumes at most. Do "
+            f"not rely on the posterior; of ordinary volumes about {rate:.0%} are called unlike."
         )

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from flowpm_dist.options import Options
 
+HEAD_NAMES = ("independent", "gaussian", "flow")
+"""Of `HEADS`, known without TensorFlow: the simplest first."""
+
 
 class HeadOptions(Options):
     """How a head is built and fitted.

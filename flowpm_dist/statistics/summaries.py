@@ -96,7 +96,7 @@ STATISTICS: dict[str, Statistic] = {
     "histograms": histograms,
     "bispectrum": reduced_bispectrum,
 }
-"""Name -> statistic."""
+"""Name -> statistic. `STATISTIC_NAMES` of the evaluation has the names for commands."""
 
 
 def statistic_of(name: str) -> Statistic:

@@ -18,8 +18,9 @@ from flowpm_dist.config.trained import asking_mesh, common_mesh, prediction_mesh
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import FILES
-from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN, PosteriorOptions
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import posterior_of_volume
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
@@ -368,6 +369,7 @@ def test_volumes_of_users(shape, shared, training, known):
 
 
 STATISTICS = ("power", "tiny_network:largest")
+FIT = HeadOptions(hidden=4, members=2, penalties=(3.0,), epochs=2)
 
 
 @pytest.mark.ranks(2, 4)
@@ -404,8 +406,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     folder, other = shared / "posteriors", shared / "other-posteriors"
     shutil.copytree(training, folder)
     shutil.copytree(another_seed, other)
-    fit = HeadOptions(hidden=4, members=2, penalties=(3.0,), epochs=2)
-    wanted = PosteriorOptions(("gaussian",), (STATISTICS[:1], STATISTICS), fit)
+    wanted = PosteriorOptions(("gaussian", "gaussian"), (STATISTICS[:1], STATISTICS), FIT)
     found = judged([folder, other], None, posteriors=wanted)
     check_posteriors(found, folder)
     kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
@@ -438,6 +439,17 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     np.save(shared / "unlike.npy", np.exp(3 * np.sin(9 * volumes[1])))
     strange = found_in(folder, shared / "unlike.npy", None, box_size=96.0)
     assert any("unlike those of the training" in note for note in strange.notes)
+    asked, row = (read_training(folder), "asked.npy"), again["test"].parts
+    stale, notes = posterior_of_volume(*asked, row, step=9, head=None)
+    assert stale is None and "weights of step 8, and these are of step 9: fit it" in notes[0]
+    with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
+        posterior_of_volume(*asked, row, step=9, head="gaussian")
+    replace(posterior, about=posterior.about | {"step": 9}).save(
+        read_training(folder).folder.posterior("gaussian")
+    )
+    with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
+        posterior_of_volume(*asked, row, step=9, head="gaussian")  # the density of features is old
+    posterior.save(folder / "posterior" / "gaussian.npz")
     (folder / "posterior" / "features.npz").write_text("damaged")
     with pytest.raises(PosteriorError, match="fit them again"):
         found_in(folder, shared / "asked.npy", None, box_size=96.0)
@@ -454,6 +466,7 @@ def check_posteriors(found, folder):
     for name in members:
         own = found.predictions[name]
         logs = norm.logpdf(own.truth, own.mean, own.sigma) + np.log([0.1, 0.17])
+        logs = np.log(0.99 * np.exp(logs) + 0.01)
         each.append(logs.sum(axis=1))
         assert results.found[name, OWN].gain == pytest.approx(each[-1].mean())
     both = np.mean(np.logaddexp(*each) - np.log(2))
@@ -464,6 +477,14 @@ def check_posteriors(found, folder):
     numbers = json.loads((written / "scores.json").read_text())["posteriors"]
     assert numbers["scores"][0]["of"] == mean and "gain" in numbers["differences"][0]
     assert (written / "posteriors.md").read_text() == results.markdown()
+    without = replace(found, posteriors=None)
+    without.write(written)
+    assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
+    assert json.loads((written / "scores.json").read_text())["posteriors"] == numbers
+    others = [one | {"step": 9} for one in found.trainings]
+    replace(without, trainings=tuple(others)).write(written)
+    assert not {path.name for path in written.iterdir()} & set(OF_POSTERIORS)
+    assert "posteriors" not in json.loads((written / "scores.json").read_text())
 
 
 def with_value(value):
@@ -517,7 +538,7 @@ def test_dataset_holds_what_is_simulated(split, dataset, maker):
         np.testing.assert_allclose(held["power"][2:4], made.power, rtol=1e-5)
 
 
-def test_files_are_measured_as_simulations_are(shared, dataset):
+def test_files_are_measured_as_simulations_are(shared, dataset, monkeypatch):
     """A network trained on files: its baselines see what they see of simulations."""
     config, folder = dataset
     text = RUN.format(name=TINY.name, seed=0, simulations=8, test=4, grid=GRID)
@@ -533,8 +554,14 @@ def test_files_are_measured_as_simulations_are(shared, dataset):
     on_first_rank(lambda: (folder / "statistics").rename(shared / "hidden"))
     measured = judged([training.path], MESHES[0])
     on_first_rank(lambda: (shared / "hidden").rename(folder / "statistics"))
+    with monkeypatch.context() as changed:
+        changed.setattr(summaries, "MOST", 3)
+        wanted = PosteriorOptions(("gaussian",), (("power",),), FIT)
+        part = judged([training.path], MESHES[-1], posteriors=wanted) if SIZE == 2 else None
     if beside is None:
         return
+    if part is not None:
+        check_first_volumes(part, training)
     assert not beside.notes and beside.curves["network"].sizes.tolist() == [8]
     for split in ("train", "validation", "test"):
         one = held_out.features(folder / "statistics" / f"{split}.npz")
@@ -543,8 +570,18 @@ def test_files_are_measured_as_simulations_are(shared, dataset):
         for field in ("truth", "log_power", "histogram"):
             a, b = (getattr(found, field)[o] for found, o in zip((one, two), order, strict=True))
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3 if field == "histogram" else 0)
-    np.testing.assert_allclose(measured.predictions["network"].mean,
-                               beside.predictions["network"].mean, atol=ROUNDING)  # fmt: skip
+    network = beside.predictions["network"]
+    np.testing.assert_allclose(measured.predictions["network"].mean, network.mean, atol=ROUNDING)
+
+
+def check_first_volumes(found, training):
+    """There are more than posteriors are judged on: those of the network itself as well."""
+    assert len(found.predictions["network"].truth) == 4
+    assert "Posteriors are judged on the first 3 of the 4 volumes." in found.notes
+    assert {one.count for one in found.posteriors.found.values()} == {3}
+    first = summaries.SplitSummaries.read(training.summaries("test")).truth
+    np.testing.assert_array_equal(found.posteriors.arrays["truth"], first)
+    assert ("network", OWN) in found.posteriors.differences
 
 
 def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, monkeypatch):

@@ -10,7 +10,7 @@ from tiny_network import TINY
 
 from flowpm_dist.config.trained import common_mesh, read_training
 from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.evaluation import evaluation
+from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.training.run import TrainingRun
@@ -93,7 +93,7 @@ def test_the_preset_trains_on_packed_files_judged_on_validation(tmp_path_factory
     read = read_training(work.path)
     assert common_mesh([read], SIZE, None) == f"replica:{SIZE}"
     found = evaluate([read], mesh, Progress(rank=1))
-    monkeypatch.setattr(evaluation, "MOST_MEASURED", 2)
+    monkeypatch.setattr(summaries, "MOST", 2)
     if RANK == 0:
         work.statistics("validation").unlink()
     mesh.barrier()

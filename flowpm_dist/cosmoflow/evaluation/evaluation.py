@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import (
     Asked,
     method_of,
@@ -21,11 +22,11 @@ from flowpm_dist.cosmoflow.evaluation.evaluation_groups import (
 )
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation
 from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
-    PosteriorOptions,
+    check_names,
     judge_posteriors,
     place_of,
 )
-from flowpm_dist.cosmoflow.evaluation.summaries import summarise
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.scores.baselines import BASELINES, Features, learning_curve
 from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
@@ -43,16 +44,14 @@ from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
 from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
-from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
-MOST_MEASURED = 4096
-"""Greatest number of volumes of a training set in files that baselines are fitted to."""
-
 ON_VALIDATION = (
-    "Judged on the validation set, by which the best weights, and settings and error bars of the "
-    "baselines, were chosen: figures are a little too good."
+    "Judged on the validation set, by which the best weights, settings and error bars of the "
+    "baselines, and the settings of heads were chosen: figures are a little too good, and tests of "
+    "posteriors have no P values."
 )
 
 SMALLEST = 125
@@ -89,7 +88,10 @@ def evaluate(
         TrainedError: test sets are not the same, one training is given twice, or a checkpoint is
             damaged.
         RecordError: the files of the test set cannot serve.
+        PosteriorError: there is no such head or statistic.
     """
+    if posteriors is not None:
+        check_names(posteriors)
     split, other_split = trainings[0].split_there(split)
     check_comparable(trainings, split)
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
@@ -102,15 +104,19 @@ def evaluate(
         if not found.training.complete
     ]
     notes += [other_split] if other_split else []
-    if not largest.training.simulated and largest.samples > MOST_MEASURED:
-        notes.append(f"Baselines see the first {MOST_MEASURED} of {largest.samples} volumes.")
+    most = summaries.MOST
+    if not largest.training.simulated and largest.samples > most:
+        notes.append(f"Baselines see the first {most} of {largest.samples} volumes.")
+    judged, there = (len(p.truth) for p in (largest.summarised, largest.predictions))
+    if posteriors is not None and judged < there:
+        notes.append(f"Posteriors are judged on the first {judged} of the {there} volumes.")
     needed = dict.fromkeys(("train", "validation", split))
     paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
     tables = []
     for found in asked if posteriors else ():
         names = posteriors.statistics if posteriors and found is largest else ()
         splits = tuple(needed)
-        tables.append(summarise(found.training, splits, names, mesh, progress, which))
+        tables.append(summaries.summarise(found.training, splits, names, mesh, progress, which))
     if mesh.rank != 0:
         return None
     notes += _opened(asked) if split == "test" else [ON_VALIDATION]
@@ -195,7 +201,8 @@ def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, w
     asked = trained_network(training, mesh, lanes.batch, which)
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
-    return Asked(training, in_order_of_truth(found), asked.step, _samples(training))
+    first = in_order_of_truth(found, summaries.count_of(training, split))
+    return Asked(training, in_order_of_truth(found), first, asked.step, _samples(training))
 
 
 def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
@@ -204,9 +211,15 @@ def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -
         progress("predicting", min(total, (number + 1) * size), total)
 
 
-def in_order_of_truth(found: Predictions) -> Predictions:
-    """Returns predictions sorted by the truth: files of the same volumes may differ in order."""
-    order = np.lexsort(found.truth.astype(np.float32).T[::-1])  # which is what files hold
+def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictions:
+    """Returns predictions sorted by the truth: files of the same volumes may differ in order.
+
+    Args:
+        found: in the order of the files.
+        count: of the first samples, if not of all.
+    """
+    truth = found.truth[:count].astype(np.float32)  # which is what files hold
+    order = np.lexsort(truth.T[::-1])
     sigma = None if found.sigma is None else found.sigma[order]
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
@@ -219,8 +232,7 @@ def _samples(training: Training) -> int:
     path = training.folder.statistics("train")
     if training.complete or not path.exists():
         return asked
-    with np.load(path) as held:
-        return min(asked, len(held["index"]))
+    return min(asked, len(read_arrays(path)["index"]))
 
 
 def _check_truths(asked: Sequence[Asked]) -> None:
@@ -242,7 +254,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     folder = plan.data.folder
     beside = None if folder is None else statistics_path(folder, split)
     dataset = training.files(split, block_of_volumes(mesh), mesh)
-    count = min(len(dataset), MOST_MEASURED)
+    count = min(len(dataset), summaries.MOST)
     # Rank 0 looks for all: files come and go while the others look.
     there = [0, 0]
     if mesh.rank == 0:
@@ -266,10 +278,10 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
 
 def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
     """Returns whether statistics are of these files as they are now."""
-    if not path.exists():
+    try:
+        whole = len(read_arrays(path)["index"]) >= count
+    except (UnreadableError, KeyError):
         return False
-    with np.load(path) as held:
-        whole = len(held["index"]) >= count
     return whole and path.stat().st_mtime > max(file.stat().st_mtime for file in files)
 
 
@@ -291,8 +303,8 @@ def judge(
     """
     samples = len(largest.predictions.truth)
     counts = {
-        "train": min(largest.samples, MOST_MEASURED),
-        "validation": MOST_MEASURED,
+        "train": min(largest.samples, summaries.MOST),
+        "validation": summaries.MOST,
         split: samples,
     }
     sets: dict[str, Features] = {}
@@ -300,7 +312,7 @@ def judge(
     try:
         sets = {name: features(path, counts[name]) for name, path in paths.items()}
         train_mean = sets["train"].truth.mean(axis=0)
-    except (OSError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
         train_mean = _train_mean(paths["train"], largest)
     networks, groups = networks_of(asked)
@@ -341,9 +353,8 @@ def judge(
 def _train_mean(path: Path, largest: Asked) -> np.ndarray:
     """Returns the mean of the training targets, or of their priors where those are not known."""
     try:
-        with np.load(path) as held:
-            return held["parameters"].mean(axis=0)
-    except (OSError, ValueError):
+        return read_arrays(path)["parameters"].mean(axis=0)
+    except (UnreadableError, KeyError):
         training = largest.training
         return standardiser_of(training.plan, training.header()).centre
 

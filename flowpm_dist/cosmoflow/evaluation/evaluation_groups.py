@@ -25,12 +25,15 @@ class Asked:
     Attributes:
         training: the training.
         predictions: in the order of their truth, see `in_order_of_truth`.
+        summarised: those of the volumes that posteriors are judged on; fewer only where files hold
+            more than `summaries.MOST`.
         step: number of steps it was trained for.
         samples: volumes it was trained on.
     """
 
     training: Training
     predictions: Predictions
+    summarised: Predictions
     step: int
     samples: int
 

@@ -116,7 +116,8 @@ class Evaluation:
     def write(self, folder: Path | None = None) -> Path:
         """Writes tables, numbers and figures; an older evaluation there is replaced.
 
-        All are written aside first; scores.json, moved last, says that they are whole.
+        Its posteriors are kept if this one has none, and both are of the same trainings. All are
+        written aside first; scores.json, moved last, says that they are whole.
 
         Args:
             folder: made when it is missing; by default the training's own.
@@ -134,9 +135,10 @@ class Evaluation:
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            self._write_into(aside)
+            kept = self._kept(folder / SCORES)
+            self._write_into(aside, kept)
             (folder / SCORES).unlink(missing_ok=True)
-            for name in FILES:
+            for name in FILES if kept is None else [n for n in FILES if n not in OF_POSTERIORS]:
                 (folder / name).unlink(missing_ok=True)
                 if (aside / name).exists():
                     (aside / name).replace(folder / name)
@@ -145,7 +147,17 @@ class Evaluation:
             raise WriteError.of(Path(error.filename or folder), error) from error
         return folder
 
-    def _write_into(self, folder: Path) -> None:
+    def _kept(self, path: Path) -> Any:
+        """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
+        older = _scores_in(path)
+        before, now = (
+            [(one["folder"], one["step"]) for one in trainings]
+            for trainings in (older.get("trainings", ()), self.trainings)
+        )
+        same = older.get("split") == self.split and before == now
+        return older.get("posteriors") if same and self.posteriors is None else None
+
+    def _write_into(self, folder: Path, kept: Any) -> None:
         (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
         write_csv(self.scores, folder / "table.csv")
         main = self.predictions[self.main]
@@ -155,7 +167,8 @@ class Evaluation:
         self._draw_into(folder)
         if self.posteriors is not None:
             self.posteriors.write_into(folder)
-        text = json.dumps(_plain(self._numbers()), indent=1, allow_nan=False)
+        numbers = self._numbers() | ({} if kept is None else {"posteriors": kept})
+        text = json.dumps(_plain(numbers), indent=1, allow_nan=False)
         (folder / SCORES).write_text(text + "\n", encoding="utf-8")
 
     def _draw_into(self, folder: Path) -> None:
@@ -208,11 +221,16 @@ def check_evaluation_folder(folder: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
+    return _scores_in(path).get("generator") == GENERATOR
+
+
+def _scores_in(path: Path) -> dict[str, Any]:
+    """Returns what a file of scores holds; nothing if it is no such file."""
     try:
         scores = json.loads(path.read_text())
     except (OSError, ValueError):
-        return False
-    return isinstance(scores, dict) and scores.get("generator") == GENERATOR
+        return {}
+    return scores if isinstance(scores, dict) else {}
 
 
 def _plain(value: Any) -> Any:

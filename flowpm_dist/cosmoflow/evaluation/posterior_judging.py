@@ -6,15 +6,16 @@ Everything here is done on rank 0, from summaries that all ranks made together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import Asked, grouped
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import PosteriorError
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.evaluation.posterior_results import PosteriorResults
 from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS, SplitSummaries
-from flowpm_dist.cosmoflow.scores.judging import Predictions, universes
+from flowpm_dist.cosmoflow.network.losses import DOUBT
+from flowpm_dist.cosmoflow.scores.judging import Predictions, resampled_scores, universes
 from flowpm_dist.cosmoflow.scores.paired import (
     Difference,
     MeanDifference,
@@ -23,62 +24,27 @@ from flowpm_dist.cosmoflow.scores.paired import (
 )
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
-from flowpm_dist.posteriors.heads import HEADS, Posterior, Summaries, fit_posterior, head_of
+from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.novelty import FeatureDensity
-from flowpm_dist.posteriors.options import HeadOptions
-from flowpm_dist.statistics.summaries import STATISTICS, joined, statistic_of
+from flowpm_dist.statistics.summaries import joined, statistic_of
 
-BASELINES: tuple[tuple[str, ...], ...] = tuple(
-    tuple(list(STATISTICS)[: count + 1]) for count in range(len(STATISTICS))
-)
-"""Sets of statistics: the power spectrum, with histograms, and with the bispectrum as well."""
 SAMPLES = 1000
 """Of each posterior that is judged."""
 OWN = "its own Gaussians"
-"""What tables call the error bars that the loss of a network has trained."""
+"""What tables call the posteriors that the loss of a network has trained, see `own_answers`."""
 
 
-@dataclass(frozen=True)
-class PosteriorOptions:
-    """What posteriors are fitted to, and how.
-
-    Attributes:
-        heads: names of heads, see `posteriors.HEADS`.
-        baselines: sets of statistics, see `STATISTICS`.
-        fit: options of the fit of every head.
-    """
-
-    heads: tuple[str, ...]
-    baselines: tuple[tuple[str, ...], ...] = BASELINES
-    fit: HeadOptions = HeadOptions()
-
-    def __post_init__(self) -> None:
-        for name in self.statistics:
-            statistic_of(name)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """All statistics that are needed, each once."""
-        return tuple(dict.fromkeys(name for names in self.baselines for name in names))
-
-
-def posterior_options(
-    heads: Sequence[str] | None = None, baselines: Sequence[str] | None = None
-) -> PosteriorOptions:
-    """Returns what is fitted, by the names that a command is given.
-
-    Args:
-        heads: by default all of `HEADS`.
-        baselines: sets of statistics such as "power+histograms"; by default `BASELINES`.
+def check_names(options: PosteriorOptions) -> None:
+    """Checks that all heads and statistics are there; imports those of a user's own.
 
     Raises:
-        PosteriorError: there is no such head or statistic.
+        PosteriorError: otherwise.
     """
-    sets = tuple(tuple(names.split("+")) for names in baselines or ())
     try:
-        for head in heads or ():
+        for head in options.heads:
             head_of(head)
-        return PosteriorOptions(tuple(heads or HEADS), sets or BASELINES)
+        for statistic in options.statistics:
+            statistic_of(statistic)
     except ValueError as error:
         raise PosteriorError(str(error)) from error
 
@@ -129,8 +95,8 @@ def judge_posteriors(
         of_members: dict[str, list[Answers]] = {}
         for member in group.members:
             of, name = tables[place_of(member, asked)], group.member(member)
-            folder = member.training.folder
-            own = _own(member.predictions, priors)
+            folder, step = member.training.folder, of["train"].step
+            own = own_answers(member.summarised, priors)
             if own is not None:
                 of_members.setdefault(OWN, []).append(own)
             for head in options.heads:
@@ -142,12 +108,12 @@ def judge_posteriors(
                 best = min(tried, key=lambda part: tried[part][0].loss)
                 posterior, found = tried[best]
                 chosen[f"{name}, {head}"] = best
-                about = {"part": best, "step": of["train"].step}
+                about = {"part": best, "step": step}
                 replace(posterior, about=about).save(folder.posterior(head))
                 of_members.setdefault(head, []).append(found)
             part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
-            known = (of[s].parts[part] for s in ("train", "validation"))
-            FeatureDensity.of(*known).save(folder.feature_density)
+            known, held_out = (of[s].parts[part] for s in ("train", "validation"))
+            FeatureDensity.of(known, held_out, step).save(folder.feature_density)
         for head, several in of_members.items():
             if group.several:
                 answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)
@@ -160,8 +126,10 @@ def judge_posteriors(
             )
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
+    errors = {key: _rmse_errors(one, groups) for key, one in answers.items()}
+    pairs = _differences(main, answers, groups)
     return PosteriorResults(
-        main, judgement, _differences(main, answers, groups), chosen, _arrays(answers[main])
+        main, judgement, errors, pairs, chosen, _arrays(answers[main]), judged_by=split
     )
 
 
@@ -189,6 +157,13 @@ def _predictions(answers: Answers) -> Predictions:
     return Predictions(answers.priors.names, answers.truth, answers.mean)
 
 
+def _rmse_errors(answers: Answers, groups: np.ndarray) -> np.ndarray:
+    """Returns one standard error of the RMSE of each parameter's mean, [p], by the bootstrap."""
+    said = _predictions(answers)
+    places = range(len(said.names))
+    return np.array([resampled_scores(said, place, 0, groups)[1][0].std() for place in places])
+
+
 def _arrays(answers: Answers) -> dict[str, np.ndarray]:
     return {
         "names": np.array(answers.priors.names),
@@ -198,13 +173,21 @@ def _arrays(answers: Answers) -> dict[str, np.ndarray]:
     }
 
 
-def _own(predictions: Predictions, priors: UniformPriors) -> Answers | None:
-    """Returns the Gaussians that a network's loss has trained as posteriors, if there are any."""
+def own_answers(predictions: Predictions, priors: UniformPriors) -> Answers | None:
+    """Returns the posteriors that a network's loss has trained, if there are any.
+
+    They are those of `doubting_nll`: of each parameter by itself a Gaussian, and the prior with a
+    share of `DOUBT`.
+    """
     if predictions.sigma is None:
         return None
     pull = (predictions.truth - predictions.mean) / predictions.sigma
-    each = -0.5 * pull**2 - np.log(predictions.sigma) - 0.5 * np.log(2 * np.pi)
-    gain = np.sum(each + np.log(priors.high - priors.low), axis=1)
-    noise = np.random.default_rng(0).standard_normal((len(pull), SAMPLES, pull.shape[1]))
+    log_normal = -0.5 * pull**2 - np.log(predictions.sigma) - 0.5 * np.log(2 * np.pi)
+    over_prior = np.log1p(-DOUBT) + log_normal + np.log(priors.high - priors.low)
+    gain = np.logaddexp(over_prior, np.log(DOUBT)).sum(axis=1)
+    rng, shape = np.random.default_rng(0), (len(pull), SAMPLES, pull.shape[1])
     mean, sigma = predictions.mean[:, np.newaxis], predictions.sigma[:, np.newaxis]
-    return Answers(priors, predictions.truth, mean + sigma * noise, gain)
+    normal = mean + sigma * rng.standard_normal(shape)
+    uniform = priors.low + (priors.high - priors.low) * rng.random(shape)
+    samples = np.where(rng.random(shape) < DOUBT, uniform, normal)
+    return Answers(priors, predictions.truth, samples, gain)

@@ -8,20 +8,40 @@ from pathlib import Path
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
-from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, WriteError, save_arrays
-from flowpm_dist.jobs.folder import check_foreign, check_ground
+from flowpm_dist.io.files import (
+    GENERATOR,
+    UnreadableError,
+    read_arrays,
+    save_arrays,
+    written_whole,
+)
+from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
+from flowpm_dist.posteriors.options import HEAD_NAMES
 
-PREFERRED = ("flow", "gaussian", "independent")
+PREFERRED = HEAD_NAMES[::-1]
 SAMPLES = 4000
 FILES = SAMPLES_FILE, CORNER = "samples.npz", "corner.png"
 INTERVALS = (0.683, 0.954)
 
 
-class PosteriorError(UserError):
-    """A head or a statistic that there is not, or no posterior where one is asked for."""
+@dataclass(frozen=True)
+class Question:
+    """A volume, and the training that is asked about it.
+
+    Attributes:
+        volume, training: absolute paths.
+    """
+
+    volume: str
+    training: str
+
+    @classmethod
+    def of(cls, volume: str | Path, training: Training) -> Question:
+        """Returns the question of a volume, such as "file.h5:a/density"."""
+        return cls(str(Path(volume).resolve()), str(training.folder.path.resolve()))
 
 
 @dataclass(frozen=True)
@@ -32,13 +52,15 @@ class VolumePosterior:
         head: of the posterior.
         priors: of the p parameters.
         samples: [sample, p] [physical units].
-        notes: what one should know about it, in sentences.
+        question: whose answer it is.
+        step: number of steps that the network was trained for.
     """
 
     head: str
     priors: UniformPriors
     samples: np.ndarray
-    notes: tuple[str, ...]
+    question: Question
+    step: int
 
     def sentences(self) -> list[str]:
         """Returns the central intervals of each parameter in words."""
@@ -53,7 +75,7 @@ class VolumePosterior:
         return said
 
     def write(self, folder: Path) -> None:
-        """Writes the samples, as `names` and `samples`, and a corner plot.
+        """Writes the samples, as `names` and `samples`, what they are of, and a corner plot.
 
         Raises:
             OutputError: see `check_prediction_folder`.
@@ -62,31 +84,36 @@ class VolumePosterior:
         from flowpm_dist.io.figure_style import save_figure
         from flowpm_dist.posteriors.figures import corner_figure
 
-        check_prediction_folder(folder)
+        check_prediction_folder(folder, self.question)
         arrays = {"names": np.array(self.priors.names), "samples": self.samples}
-        texts = {"head": self.head, "generator": GENERATOR}
-        save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in texts.items()})
-        try:
-            save_figure(corner_figure(self.samples, self.priors), folder / CORNER)
-        except OSError as error:
-            raise WriteError.of(folder / CORNER, error) from error
+        about = {"head": self.head, "generator": GENERATOR, "step": self.step}
+        about |= {"volume": self.question.volume, "training": self.question.training}
+        save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in about.items()})
+        with written_whole(folder / CORNER) as aside:
+            save_figure(corner_figure(self.samples, self.priors), aside)
 
 
-def check_prediction_folder(folder: Path) -> None:
+def check_prediction_folder(folder: Path, question: Question) -> None:
     """Checks that a posterior can be written to a folder, without changing anything.
 
     Raises:
-        OutputError: it is no folder, cannot be written to, or has files of these names from
-            elsewhere.
+        OutputError: it is no folder, cannot be written to, has files of these names from elsewhere,
+            or the posterior of another volume or from another training.
     """
     check_ground(folder)
     try:
-        with np.load(folder / SAMPLES_FILE) as held:
-            ours = "generator" in held.files and str(held["generator"]) == GENERATOR
-    except (OSError, ValueError):
+        held = read_arrays(folder / SAMPLES_FILE)
+        ours = str(held["generator"]) == GENERATOR
+        there = Question(str(held["volume"]), str(held["training"]))
+    except (UnreadableError, KeyError):
         ours = False
     if not ours:
         check_foreign(folder, FILES)
+    elif there != question:
+        raise OutputError(
+            f"{folder} holds the posterior of {there.volume} from {there.training}: give another "
+            "--output"
+        )
 
 
 def check_head(training: Training, head: str | None) -> str | None:
@@ -113,20 +140,27 @@ def check_head(training: Training, head: str | None) -> str | None:
 
 
 def posterior_of_volume(
-    training: Training, features: Mapping[str, np.ndarray], step: int, head: str | None
-) -> VolumePosterior | None:
-    """Returns the posterior of a volume, or None where none was fitted and none is asked for.
+    training: Training,
+    volume: str | Path,
+    features: Mapping[str, np.ndarray],
+    step: int,
+    head: str | None,
+) -> tuple[VolumePosterior | None, list[str]]:
+    """Returns the posterior of a volume, and what one should know about it in sentences.
 
+    There is None where none is asked for, and none was fitted to the features of these weights.
     The same numbers give the same samples: every rank has them.
 
     Args:
         training: in whose folder the posterior is.
+        volume: its path.
         features: of the volume, [n, value] each by name, the first row of which counts.
         step: number of steps that the network was trained for.
         head: see `check_head`.
 
     Raises:
-        PosteriorError: no posterior of that head was fitted, or its file is damaged.
+        PosteriorError: no posterior of that head was fitted, or to other weights, or its file is
+            damaged.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS
     from flowpm_dist.posteriors.heads import Posterior
@@ -134,22 +168,28 @@ def posterior_of_volume(
 
     found = check_head(training, head)
     if found is None:
-        return None
+        return None, []
     path = training.folder.posterior(found)
     try:
         posterior = Posterior.load(path)
         density = FeatureDensity.load(training.folder.feature_density)
         own = features[posterior.about["part"]][:1]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        steps = posterior.about["step"], density.step
+    except (ValueError, KeyError, TypeError) as error:
         raise PosteriorError(
             f"{path} or the density of features beside it cannot be read ({error}): fit them again "
             "with flowpm-dist evaluate --posteriors"
         ) from error
-    notes = [density.warning(features.get(HIDDEN, features[OUTPUTS])[0])]
-    if posterior.about["step"] != step:
-        notes.append(
-            f"The posterior was fitted to weights of step {posterior.about['step']}, and these are "
-            f"of step {step}: fit it again with flowpm-dist evaluate --posteriors."
+    if steps != (step, step):
+        other = next(one for one in steps if one != step)
+        told = (
+            f"The posterior ({found}) was fitted to weights of step {other}, and these are of step "
+            f"{step}: fit it again with flowpm-dist evaluate --posteriors"
         )
-    samples = posterior.sample(own, SAMPLES)[0]
-    return VolumePosterior(found, posterior.priors, samples, tuple(filter(None, notes)))
+        if head is not None:
+            raise PosteriorError(told)
+        return None, [f"{told}."]
+    warning = density.warning(features.get(HIDDEN, features[OUTPUTS])[0])
+    samples, question = posterior.sample(own, SAMPLES)[0], Question.of(volume, training)
+    answer = VolumePosterior(found, posterior.priors, samples, question, step)
+    return answer, [warning] if warning else []

@@ -17,7 +17,11 @@ from flowpm_dist.posteriors.calibration import LEVELS, Calibration
 
 FILES = ("posteriors.md", "posterior_samples.npz", "ranks.png", "tarp.png")
 SUSPICIOUS = 0.01
-"""P-value below which a sentence says that posteriors are not right."""
+"""Probability with which some posterior is said to be not right if all are: a P-value is compared
+with this over the number of tests (Bonferroni).
+"""
+VALIDATION = "validation"
+"""The split that heads are chosen by: its P-values would say nothing."""
 
 Key = tuple[str, str]
 """Name of the features, and of the head."""
@@ -30,20 +34,32 @@ class PosteriorResults:
     Attributes:
         main: the network's, of the head that was asked for last.
         found: calibration of each.
+        rmse_error: one standard error of each RMSE, [p].
         differences: of `main` from others: in ln(q / prior), and of each parameter's mean.
         chosen: which features each posterior of a network uses.
         arrays: truth, samples and ln(q / prior) of `main`, to be kept.
+        judged_by: the split.
     """
 
     main: Key
     found: Mapping[Key, Calibration]
+    rmse_error: Mapping[Key, np.ndarray]
     differences: Mapping[Key, tuple[MeanDifference, Mapping[str, Difference]]]
     chosen: Mapping[str, str]
     arrays: Mapping[str, np.ndarray]
+    judged_by: str = "test"
 
     @property
     def _names(self) -> tuple[str, ...]:
         return self.found[self.main].names
+
+    @property
+    def tested(self) -> bool:
+        """Whether P-values mean something: the volumes have chosen nothing."""
+        return self.judged_by != VALIDATION
+
+    def _p(self, value: float) -> str:
+        return f"{value:.2g}" if self.tested else "-"
 
     def table(self) -> Table:
         """Returns a table for a terminal."""
@@ -52,25 +68,38 @@ class PosteriorResults:
             is_text = heading in ("posterior of", "head")
             drawn.add_column(heading, justify="left" if is_text else "right")
         for (name, head), one in self.found.items():
-            least = f"{one.ranks_p.min():.2g}"
-            drawn.add_row(
-                name, head, _with_error(one.gain, one.gain_error), least, f"{one.tarp_p:.2g}"
-            )
+            tests = self._p(one.ranks_p.min()), self._p(one.tarp_p)
+            drawn.add_row(name, head, _with_error(one.gain, one.gain_error), *tests)
         return drawn
 
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""
-        said = []
-        for (name, head), one in self.found.items():
-            wrong = [n for n, p in zip(one.names, one.ranks_p, strict=True) if p < SUSPICIOUS]
-            if wrong or one.tarp_p < SUSPICIOUS:
-                of = f" of {', '.join(wrong)}" if wrong else ""
-                said.append(f"Posteriors of {name} ({head}){of} are not right: see ranks.png.")
+        said = self._wrong() if self.tested else []
         for (name, head), (gain, _) in self.differences.items():
             said.append(
                 f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
                 f"{gain.value:+.3f} ± {gain.error:.3f}."
             )
+        return said
+
+    def _wrong(self) -> list[str]:
+        """Returns a sentence for each posterior that fails a test, of all that were made."""
+        count = sum(len(one.ranks_p) + 1 for one in self.found.values())
+        said = []
+        for (name, head), one in self.found.items():
+            tests = {
+                "ranks": dict(zip(one.names, one.ranks_p.tolist(), strict=True)),
+                "tarp": {"all parameters together": one.tarp_p},
+            }
+            for kind, values in tests.items():
+                wrong = {n: p for n, p in values.items() if p < SUSPICIOUS / count}
+                drawn = f"{kind}.png" if head == self.main[1] else FILES[0]
+                if wrong:
+                    said.append(
+                        f"Posteriors of {name} ({head}) are not right for {', '.join(wrong)}: P = "
+                        f"{min(wrong.values()):.1g} is below {SUSPICIOUS:g} / {count}, the number "
+                        f"of tests; see {drawn}."
+                    )
         return said
 
     def markdown(self) -> str:
@@ -84,12 +113,12 @@ class PosteriorResults:
                 "ranks P",
             ]
         for (name, head), one in self.found.items():
-            row = [name, head, _with_error(one.gain, one.gain_error), f"{one.tarp_p:.2g}"]
-            for i in range(len(self._names)):
-                row += [f"{one.rmse[i]:.3g}", f"{one.width[i]:.3g}"]
+            row = [name, head, _with_error(one.gain, one.gain_error), self._p(one.tarp_p)]
+            for i, of_rmse in enumerate(self.rmse_error[name, head]):
+                row += [f"{one.rmse[i]:.3g}±{of_rmse:.1g}", f"{one.width[i]:.3g}"]
                 for share, error in zip(one.coverage[:, i], one.coverage_error[:, i], strict=True):
                     row.append(_with_error(share, error))
-                row.append(f"{one.ranks_p[i]:.2g}")
+                row.append(self._p(one.ranks_p[i]))
             rows.append(row)
         pairs = [["posterior of", "head", "ln(q / prior) higher by", "in"]]
         pairs[0] += [f"{name} RMSE lower by" for name in self._names]
@@ -110,8 +139,7 @@ class PosteriorResults:
         return {
             "main": list(self.main),
             "scores": [
-                {"of": name, "head": head, **one.as_dict()}
-                for (name, head), one in self.found.items()
+                {"of": name, "head": head, **self._scores(name, head)} for name, head in self.found
             ],
             "differences": [
                 {
@@ -125,6 +153,11 @@ class PosteriorResults:
             "features": dict(self.chosen),
         }
 
+    def _scores(self, name: str, head: str) -> dict[str, Any]:
+        errors = dict(zip(self._names, self.rmse_error[name, head].tolist(), strict=True))
+        scores = self.found[name, head].as_dict() | {"rmse_error": errors}
+        return {key: v for key, v in scores.items() if self.tested or not key.endswith("_p")}
+
     def write_into(self, folder: Path) -> None:
         """Writes tables, samples and figures into a folder."""
         from flowpm_dist.io.figure_style import save_figure
@@ -133,9 +166,9 @@ class PosteriorResults:
         (folder / FILES[0]).write_text(self.markdown(), encoding="utf-8")
         np.savez(folder / FILES[1], **self.arrays)  # type: ignore[arg-type]
         shown = {f"{n}\n{h}": one for (n, h), one in self.found.items() if h == self.main[1]}
-        save_figure(figures.rank_figure(shown), folder / FILES[2])
+        save_figure(figures.rank_figure(shown, tested=self.tested), folder / FILES[2])
         one_line = {name.replace("\n", ", "): one for name, one in shown.items()}
-        save_figure(figures.tarp_figure(one_line), folder / FILES[3])
+        save_figure(figures.tarp_figure(one_line, tested=self.tested), folder / FILES[3])
 
 
 def _with_error(value: float, error: float) -> str:

@@ -102,7 +102,7 @@ def predict_volume(
 
     Raises:
         TrainedError: the checkpoint is damaged.
-        PosteriorError: no posterior of that head was fitted.
+        PosteriorError: no posterior of that head was fitted, or to other weights.
         VolumeError: a volume that is not such as it was trained on, with values that are negative
             or not finite, or empty.
     """
@@ -127,9 +127,9 @@ def predict_volume(
     block = block[..., 0] if channels == 1 else block
     features = features_of(network, block[np.newaxis])
     values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
-    posterior = posterior_of_volume(training, features, asked.step, head)
+    posterior, said = posterior_of_volume(training, volume_path, features, asked.step, head)
+    notes += said
     if posterior is not None:
-        notes += posterior.notes
         values, sigma = (f(posterior.samples, axis=0)[np.newaxis] for f in (np.mean, np.std))
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
-from flowpm_dist.cosmoflow.network.network import Network
+from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
 from flowpm_dist.cosmoflow.training.held_out import fields_of
 from flowpm_dist.cosmoflow.training.parts import block_of_volumes, maker_of
 from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
@@ -18,13 +18,13 @@ from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
 from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
-from flowpm_dist.io.files import save_arrays
+from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.summaries import DEFINITION, STATISTICS, measured
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
-"""Greatest number of volumes of a split in files that are summarised."""
+"""Greatest number of volumes of a split in files that are measured or summarised: the first."""
 OUTPUTS, HIDDEN = "network outputs", "network features"
 """Names of a network's outputs, and of what its last layer makes them of."""
 
@@ -54,15 +54,14 @@ class SplitSummaries:
         """Reads what `write` wrote.
 
         Raises:
-            OSError, KeyError or ValueError: a file that is not such, or of statistics that have
-                been defined otherwise since.
+            KeyError or ValueError: a file that is not such, or of statistics that have been
+                defined otherwise since.
         """
-        with np.load(path) as held:
-            if held["definition"] != DEFINITION:
-                raise ValueError(f"{path} holds statistics of another definition")
-            about = ("truth", "step", "definition")
-            parts = {name: held[name] for name in held.files if name not in about}
-            return cls(held["truth"], parts, int(held["step"]))
+        held = read_arrays(path)
+        if held.pop("definition") != DEFINITION:
+            raise ValueError(f"{path} holds statistics of another definition")
+        truth, step = held.pop("truth"), int(held.pop("step"))
+        return cls(truth, held, step)
 
 
 def summarise(
@@ -94,7 +93,7 @@ def summarise(
         RecordError: files that cannot serve.
         ValueError: a statistic that does not return a vector of finite numbers.
     """
-    batch = min(training.plan.training.batch, *(_count(training, split) for split in splits))
+    batch = min(training.plan.training.batch, *(count_of(training, split) for split in splits))
     lanes = Lanes.of(mesh, mesh.axis_size("replica") * max(1, batch // mesh.axis_size("replica")))
     asked = trained_network(training, mesh, lanes.batch, which)
     found = {}
@@ -110,7 +109,8 @@ def summarise(
     return found if mesh.rank == 0 else {}
 
 
-def _count(training: Training, split: str) -> int:
+def count_of(training: Training, split: str) -> int:
+    """Returns how many volumes of a split are summarised: the first, see `MOST`."""
     if training.simulated and split == "train":
         return training.plan.data.simulations
     count = training.samples(split)
@@ -123,7 +123,7 @@ def _there(
     """Returns whether a file has all summaries, of this network and of the volumes as they are."""
     try:
         held = SplitSummaries.read(path)
-    except (OSError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return False
     data, written = training.plan.data, path.stat().st_mtime
     files: Sequence[Path] = ()
@@ -132,7 +132,7 @@ def _there(
     checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
     sources = [*files, *(file for file in checkpoints if file.exists())]
     fresh = all(file.stat().st_mtime < written for file in sources)
-    whole = len(held.truth) == _count(training, split)
+    whole = len(held.truth) == count_of(training, split)
     return fresh and whole and held.step == step and set(statistics) <= set(held.parts)
 
 
@@ -144,17 +144,13 @@ def _made(
     lanes: Lanes,
     progress: Progress,
 ) -> SplitSummaries:
-    mesh, count = asked.network.mesh, _count(training, split)
+    mesh, count = asked.network.mesh, count_of(training, split)
     truth: list[np.ndarray] = []
     parts: dict[str, list[np.ndarray]] = {}
     progress.note(f"summarising the volumes of {split}; compiling")
     for batch in _volumes(training, split, lanes, mesh):
         row = features_of(asked.network, batch.volumes)
-        fields = fields_of(batch.volumes, training.plan.box_size, mesh) if statistics else []
-        of_channels = [measured(statistics, field) for field in fields]
-        for name in statistics:
-            joined = np.concatenate([found[name] for found in of_channels], axis=1)
-            row[name] = of_all_replicas(joined, mesh)
+        row |= _measured(training, statistics, batch.volumes, mesh)
         for name, values in row.items():
             parts.setdefault(name, []).append(values)
         truth.append(of_all_replicas(batch.parameters, mesh))
@@ -186,11 +182,26 @@ def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarra
     return {OUTPUTS: outputs, HIDDEN: hidden}
 
 
-def of_all_replicas(values: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
-    """Returns the rows [n, value] of all replicas, on every rank."""
-    if mesh.axis_size("replica") == 1:
-        return values
-    return mesh.communicator("replica").allgather(tf.constant(values)).numpy()
+def _measured(
+    training: Training, statistics: Sequence[str], volumes: np.ndarray, mesh: ProcessMesh
+) -> dict[str, np.ndarray]:
+    """Returns statistics of a batch, [n, value] each, of all replicas and channels.
+
+    Volumes in files are measured one at a time: the memory of a batch of fields, which simulating
+    one takes anyway, is not foreseen for them.
+    """
+    together, box_size = len(volumes) if training.simulated else 1, training.plan.box_size
+    rows = []
+    for first in range(0, len(volumes) if statistics else 0, together):
+        fields = fields_of(volumes[first : first + together], box_size, mesh)
+        of_channels = [measured(statistics, field) for field in fields]
+        rows.append(
+            [np.concatenate([found[n] for found in of_channels], axis=1) for n in statistics]
+        )
+    return {
+        name: of_all_replicas(np.concatenate([row[place] for row in rows]), mesh)
+        for place, name in enumerate(statistics)
+    }
 
 
 def _volumes(training: Training, split: str, lanes: Lanes, mesh: ProcessMesh) -> Iterator[Batch]:

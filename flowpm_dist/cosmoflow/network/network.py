@@ -268,7 +268,7 @@ class Network(tf.Module):
             Those of the whole batch, [batch, outputs] and [batch, features], on every rank.
         """
         outputs, hidden = self._predict_with_hidden(volume=volume, **self._held)
-        return self._of_all_replicas(outputs), self._of_all_replicas(hidden)
+        return of_all_replicas(outputs, self.mesh), of_all_replicas(hidden, self.mesh)
 
     def calibrate(self, volumes: Iterable[Any]) -> None:
         """Gives the dense layers features of mean 0 and variance 1, see `FeatureScaling`.
@@ -296,12 +296,7 @@ class Network(tf.Module):
         shift, scale = self._scaling.shift, self._scaling.scale
         held = self._held | {"shift": tf.zeros_like(shift), "scale": tf.ones_like(scale)}
         found = [self._predict(volume=v, **held)[1] for v in volumes]
-        return self._of_all_replicas(tf.concat(found, axis=0))
-
-    def _of_all_replicas(self, features: tf.Tensor) -> np.ndarray:
-        if self.mesh.axis_size("replica") > 1:
-            features = self.mesh.communicator("replica").allgather(features)
-        return features.numpy()
+        return of_all_replicas(tf.concat(found, axis=0), self.mesh)
 
     def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
         """Returns the outputs of the whole batch [batch, outputs] on every rank.
@@ -320,3 +315,16 @@ class Network(tf.Module):
         """Gives every rank the weights of rank 0."""
         for variable in self.state:
             variable.assign(self.mesh.world.broadcast(variable))
+
+
+def of_all_replicas(values: Any, mesh: ProcessMesh) -> np.ndarray:
+    """Returns the rows [n, value] of all replicas, on every rank. On all ranks together.
+
+    Args:
+        values: this replica's, of as many rows as every other has.
+        mesh: all ranks.
+    """
+    rows = tf.convert_to_tensor(values)
+    if mesh.axis_size("replica") > 1:
+        rows = mesh.communicator("replica").allgather(rows)
+    return rows.numpy()

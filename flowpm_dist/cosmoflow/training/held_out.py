@@ -24,7 +24,7 @@ from flowpm_dist.cosmoflow.volumes.records import (
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import save_arrays
+from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
 
@@ -84,9 +84,9 @@ class Statistics:
     def _written(self, width: int) -> np.ndarray:
         if not self.path.exists():
             return np.empty((0, width))
-        with np.load(self.path) as held:
-            parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
-            return np.concatenate([*parts, held["histogram"]], axis=1)
+        held = read_arrays(self.path)
+        parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
+        return np.concatenate([*parts, held["histogram"]], axis=1)
 
 
 def features(path: Path, count: int | None = None) -> Features:
@@ -95,11 +95,14 @@ def features(path: Path, count: int | None = None) -> Features:
     Args:
         path: of the .npz file.
         count: of the first simulations; all by default.
+
+    Raises:
+        UnreadableError: the file is missing or damaged.
     """
-    with np.load(path) as held:
-        power, histogram = held["power"][:count], held["histogram"][:count]
-        names = tuple(map(str, held["names"]))
-        return Features(names, np.log10(power), histogram, held["parameters"][:count])
+    held = read_arrays(path)
+    power, histogram = held["power"][:count], held["histogram"][:count]
+    names = tuple(map(str, held["names"]))
+    return Features(names, np.log10(power), histogram, held["parameters"][:count])
 
 
 def make_volumes(

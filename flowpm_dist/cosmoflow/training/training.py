@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.network import losses
 from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
 from flowpm_dist.cosmoflow.network.losses import Standardiser
+from flowpm_dist.cosmoflow.network.network import of_all_replicas
 from flowpm_dist.cosmoflow.network.optimisers import Optimiser
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.scores.judging import Predictions
@@ -142,13 +143,9 @@ def outputs_and_truth(
         the same on every rank, in the order of the batches.
     """
     outputs, truth = [], []
-    replicas = network.mesh.axis_size("replica")
     for batch in batches:
         outputs.append(network.whole_outputs(network.predict(batch.volumes)))
-        parameters = tf.constant(batch.parameters)
-        if replicas > 1:
-            parameters = network.mesh.communicator("replica").allgather(parameters)
-        truth.append(parameters.numpy())
+        truth.append(of_all_replicas(batch.parameters, network.mesh))
     return np.concatenate(outputs)[:count], np.concatenate(truth)[:count]
 
 

@@ -16,7 +16,6 @@ import contextlib
 import gzip
 import hashlib
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     record_bounds,
 )
 from flowpm_dist.cosmoflow.volumes.record_reading import read_record, reason_of, wrong_record
-from flowpm_dist.io.files import WriteError, written_whole
+from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays, written_whole
 from meshimpl.user_cache import user_cache
 
 if TYPE_CHECKING:
@@ -283,10 +282,10 @@ class _Kept:
     def read(self) -> np.ndarray:
         """Returns what was found in the same files before, or nothing."""
         try:
-            with np.load(self.path) as held:
-                if str(held["state"]) == self._state:
-                    return held["found"].astype(np.int64)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            held = read_arrays(self.path)
+            if str(held["state"]) == self._state:
+                return held["found"].astype(np.int64)
+        except (UnreadableError, KeyError):
             pass
         return np.zeros(0, np.int64)
 

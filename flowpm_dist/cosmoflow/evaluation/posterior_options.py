@@ -1,0 +1,69 @@
+"""Which posteriors are fitted, by the names that a command is given; without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.options import checked_name
+from flowpm_dist.posteriors.options import HEAD_NAMES, HeadOptions
+
+STATISTIC_NAMES = ("power", "histograms", "bispectrum")
+"""Of `STATISTICS`, known without TensorFlow."""
+BASELINES = tuple(STATISTIC_NAMES[: count + 1] for count in range(len(STATISTIC_NAMES)))
+"""Sets of statistics: the power spectrum, with histograms, and with the bispectrum as well."""
+
+
+class PosteriorError(UserError):
+    """A head or a statistic that there is not, or no posterior where one is asked for."""
+
+
+@dataclass(frozen=True)
+class PosteriorOptions:
+    """What posteriors are fitted to, and how.
+
+    Attributes:
+        heads: names of heads, see `posteriors.HEADS`, each once.
+        baselines: sets of statistics, see `STATISTICS`, each once.
+        fit: options of the fit of every head.
+    """
+
+    heads: tuple[str, ...]
+    baselines: tuple[tuple[str, ...], ...] = BASELINES
+    fit: HeadOptions = HeadOptions()
+
+    def __post_init__(self) -> None:
+        for field in ("heads", "baselines"):
+            object.__setattr__(self, field, tuple(dict.fromkeys(getattr(self, field))))
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """All statistics that are needed, each once."""
+        return tuple(dict.fromkeys(name for names in self.baselines for name in names))
+
+
+def posterior_options(
+    heads: Sequence[str] | None = None, baselines: Sequence[str] | None = None
+) -> PosteriorOptions:
+    """Returns what is fitted, by the names that a command is given.
+
+    Modules of a user's own are looked for, but not imported.
+
+    Args:
+        heads: by default all of `HEADS`.
+        baselines: sets of statistics such as "power+histograms"; by default `BASELINES`.
+
+    Raises:
+        PosteriorError: there is no such head or statistic.
+    """
+    sets = tuple(tuple(dict.fromkeys(names.split("+"))) for names in baselines or ())
+    chosen = PosteriorOptions(tuple(heads or HEAD_NAMES), sets or BASELINES)
+    try:
+        for head in chosen.heads:
+            checked_name(head, HEAD_NAMES, "head")
+        for statistic in chosen.statistics:
+            checked_name(statistic, STATISTIC_NAMES, "statistic")
+    except ValueError as error:
+        raise PosteriorError(str(error)) from error
+    return chosen

@@ -1,0 +1,146 @@
+"""What commands are asked for, judge and keep of posteriors; the exact ones of test_posteriors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from test_posteriors import PRIORS, answers, fitted
+
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import own_answers
+from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import Question, VolumePosterior
+from flowpm_dist.cosmoflow.evaluation.posterior_options import (
+    STATISTIC_NAMES,
+    PosteriorError,
+    posterior_options,
+)
+from flowpm_dist.cosmoflow.evaluation.posterior_results import PosteriorResults
+from flowpm_dist.cosmoflow.evaluation.summaries import SplitSummaries
+from flowpm_dist.cosmoflow.scores.judging import Predictions
+from flowpm_dist.cosmoflow.scores.paired import mean_difference
+from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.io.files import UnreadableError
+from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.posteriors import figures
+from flowpm_dist.posteriors.calibration import calibration_of
+from flowpm_dist.posteriors.heads import HEADS, Posterior
+from flowpm_dist.posteriors.novelty import FeatureDensity
+from flowpm_dist.posteriors.options import HEAD_NAMES
+from flowpm_dist.statistics import summaries
+
+
+def test_the_posteriors_that_a_loss_has_trained():
+    """99 % of a Gaussian and 1 % of the prior, of each parameter by itself."""
+    one = UniformPriors({"sigma8": (0.6, 1.0)})
+    axis = 0.6 + 0.4 * (np.arange(4000) + 0.5) / 4000
+    same = np.ones((4000, 1))
+    found = own_answers(Predictions(("sigma8",), axis[:, np.newaxis], 0.8 * same, 0.01 * same), one)
+    assert np.exp(found.gain).mean() == pytest.approx(1, abs=1e-6)
+    assert found.gain[0] == pytest.approx(np.log(0.01)), "the truth is 20 error bars off"
+    assert found.gain[2000] == pytest.approx(
+        np.log(0.99 * norm.pdf(0) * 0.4 / 0.01 + 0.01), rel=1e-3
+    )
+    far = np.abs(found.samples - 0.8) > 0.06
+    assert far.mean() == pytest.approx(0.01 * 0.28 / 0.4, rel=0.02)
+    assert own_answers(Predictions(("sigma8",), same, same), one) is None
+
+
+def results(judged_by: str, tests: int = 4) -> PosteriorResults:
+    """Of one head with four tests, and of another that repeats them."""
+    one = calibration_of(answers(60), np.arange(60))
+    failed = replace(one, ranks_p=np.array([0.5, 0.004, 0.5]), tarp_p=0.0001)
+    found = {("network", "flow"): failed, ("power", "gaussian"): failed}
+    found |= {("power", f"head {number}"): one for number in range(tests // 4 - 2)}
+    errors = {key: np.array([0.1, 0.2, 0.3]) for key in found}
+    return PosteriorResults(("network", "flow"), found, errors, {}, {}, {}, judged_by)
+
+
+def test_posteriors_are_called_wrong_by_the_number_of_tests():
+    said = results("test", 40).sentences()
+    assert len(said) == 2 and all("0.01 / 40, the number of tests" in one for one in said)
+    assert "for all parameters together: P = 0.0001" in said[0] and "see tarp.png" in said[0]
+    assert "see posteriors.md" in said[1], "figures have the last head alone"
+    few = results("test").found
+    alone = PosteriorResults(("network", "flow"), dict([*few.items()][:1]), {}, {}, {}, {})
+    alone = replace(
+        alone, found={k: replace(v, ranks_p=v.ranks_p / 4) for k, v in alone.found.items()}
+    )
+    assert "not right for sigma8: P = 0.001" in alone.sentences()[0]
+    assert alone.sentences()[0].endswith("see ranks.png.")
+
+
+def test_the_validation_set_gives_no_p_values():
+    tested, untested = results("test"), results("validation")
+    assert "0.0001" in tested.markdown() and "±0.2" in tested.markdown()
+    assert "0.0001" not in untested.markdown() and untested.sentences() == []
+    assert "ranks_p" in tested.numbers()["scores"][0]
+    assert not {"ranks_p", "tarp_p"} & set(untested.numbers()["scores"][0])
+    assert untested.numbers()["scores"][0]["rmse_error"]["n_s"] == 0.3
+    figure = figures.rank_figure({"x": tested.found["network", "flow"]}, tested=False)
+    assert not any(axes.get_title(loc="right") for axes in figure.axes)
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.999])
+def test_files_that_were_cut_short_are_told(tmp_path, kept):
+    rng, path = np.random.default_rng(0), tmp_path / "kept.npz"
+    density = FeatureDensity.of(rng.standard_normal((40, 3)), rng.standard_normal((9, 3)), step=7)
+    density.save(path)
+    assert FeatureDensity.load(path).step == 7
+    summary = SplitSummaries(rng.random((9, 3)), {"power": rng.random((9, 4))}, 7)
+    for write, read in (
+        (density.save, FeatureDensity.load),
+        (fitted("gaussian").save, Posterior.load),
+        (summary.write, SplitSummaries.read),
+    ):
+        write(path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(kept * len(whole))])
+        with pytest.raises(UnreadableError, match=r"kept.npz cannot be read .*missing or damaged"):
+            read(path)
+
+
+def test_a_posterior_replaces_only_that_of_the_same_volume(tmp_path):
+    question = Question("/data/one/density.npy", "/data/run")
+    posterior = VolumePosterior("flow", PRIORS, answers(1).samples[0], question, 8)
+    posterior.write(tmp_path)
+    posterior.write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"samples.npz", "corner.png"}
+    with np.load(tmp_path / "samples.npz") as held:
+        assert str(held["volume"]) == question.volume and int(held["step"]) == 8
+    for other in (
+        replace(question, volume="/data/two/density.npy"),
+        replace(question, training="/x"),
+    ):
+        with pytest.raises(
+            OutputError, match="of /data/one/density.npy from /data/run: give another"
+        ):
+            replace(posterior, question=other).write(tmp_path)
+
+
+def test_what_a_command_is_asked_for():
+    chosen = posterior_options(["flow"], ["power+test_posteriors:total", "power"])
+    assert chosen.heads == ("flow",) and chosen.statistics == ("power", "test_posteriors:total")
+    assert posterior_options().baselines[-1] == ("power", "histograms", "bispectrum")
+    assert tuple(HEADS) == HEAD_NAMES and tuple(summaries.STATISTICS) == STATISTIC_NAMES
+    twice = posterior_options(["flow", "flow"], ["power+power", "power"])
+    assert twice.heads == ("flow",) and twice.baselines == (("power",),)
+    with pytest.raises(
+        PosteriorError, match="no head 'nowhere:flow': there is no module 'nowhere'"
+    ):
+        posterior_options(["nowhere:flow"])
+    with pytest.raises(PosteriorError, match="no head 'gausian'; did you mean gaussian"):
+        posterior_options(["gausian"])
+    with pytest.raises(PosteriorError, match="no statistic 'spectrum'"):
+        posterior_options(None, ["power+spectrum"])
+
+
+def test_a_difference_of_means_is_that_of_pairs():
+    rng = np.random.default_rng(0)
+    hard = 10 * rng.standard_normal(500)
+    first, second = hard + 0.3 + 0.1 * rng.standard_normal(500), hard
+    found = mean_difference(first, second, np.arange(500))
+    assert found.value == pytest.approx((first - second).mean())
+    assert found.error == pytest.approx(0.1 / np.sqrt(500), rel=0.2) and found.larger == 1
+    parts = np.repeat(np.arange(500), 4)
+    again = mean_difference(first[parts], second[parts], parts)
+    assert again.error == pytest.approx(found.error, rel=1e-9)
