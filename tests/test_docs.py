@@ -33,6 +33,7 @@ from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import load
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
+from flowpm_dist.statistics.summaries import STATISTICS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -112,7 +113,8 @@ def marked(documents: list[Path], languages: tuple[str, ...]) -> list[object]:
 def test_python(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": path.stem}
-    with patch.dict(DECLARATIONS):  # a page's own network is not there for other tests
+    # A page's own network and statistic are not there for other tests.
+    with patch.dict(DECLARATIONS), patch.dict(STATISTICS):
         for block in blocks_of(path.read_text()):
             if block.language == "python" and not block.skipped:
                 for code, line in ((block.before, 1), (block.text(), block.line)):
