@@ -20,7 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.cosmoflow.volumes.parameter_table import TableError, read_table
-from flowpm_dist.cosmoflow.volumes.record_batches import batch_positions, check_lane, global_order
+from flowpm_dist.cosmoflow.volumes.record_batches import (
+    GloballyOrdered,
+    batch_positions,
+    check_lane,
+)
 from flowpm_dist.cosmoflow.volumes.record_files import WHOLE, Block, DatasetHeader, RecordError
 from flowpm_dist.io.volume import HDF5
 
@@ -234,7 +238,7 @@ def _opened(path: Path) -> Any:
         raise RecordError(f"{file} is no readable .npy or HDF5 file ({error})") from error
 
 
-class ArrayDataset:
+class ArrayDataset(GloballyOrdered):
     """A split of volumes in arrays, of which this rank reads one block of each.
 
     Its methods are those of `RecordDataset`.
@@ -253,15 +257,6 @@ class ArrayDataset:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order of y."""
-        return self.header.parameters
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """Returns the global order of the samples in an epoch, int64 [samples]."""
-        return global_order(len(self), seed, epoch)
 
     def batches(
         self,

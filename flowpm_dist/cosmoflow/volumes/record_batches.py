@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import count as count_from
@@ -21,6 +22,24 @@ def global_order(samples: int, seed: int, epoch: int) -> np.ndarray:
     order = np.random.default_rng([seed, epoch]).permutation(samples)
     order.flags.writeable = False
     return order
+
+
+class GloballyOrdered(abc.ABC):
+    """The samples of a split, which every rank takes in the same order."""
+
+    header: DatasetHeader
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of y."""
+        return self.header.parameters
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns the global order of the samples in an epoch, int64 [samples]."""
+        return global_order(len(self), seed, epoch)
 
 
 def batch_positions(

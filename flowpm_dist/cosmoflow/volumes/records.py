@@ -26,9 +26,9 @@ from flowpm_dist.cosmoflow.volumes.public_files import (
 from flowpm_dist.cosmoflow.volumes.record_batches import (
     Batches,
     DummyDataset,
+    GloballyOrdered,
     batch_positions,
     check_lane,
-    global_order,
 )
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-class RecordDataset:
+class RecordDataset(GloballyOrdered):
     """A split of a dataset, of which this rank reads one block of each volume.
 
     The constructor checks everything that can be checked without reading the volumes.
@@ -197,15 +197,6 @@ class RecordDataset:
 
     def __len__(self) -> int:
         return len(self._file)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order of y."""
-        return self.header.parameters
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """Returns the global order of the samples in an epoch, int64 [samples]."""
-        return global_order(len(self), seed, epoch)
 
     def batches(
         self,
