@@ -67,7 +67,7 @@ class LaidOutVariable:
     """
 
     def __init__(self, variable: Any, mesh_impl: HvdSimdMeshImpl) -> None:
-        self._variable = variable
+        self._variable, self._mesh_impl = variable, mesh_impl
         shape = variable.shape
         slice_shape = mesh_impl.slice_shape(shape)
         # Created as the master was, by the graph's own rules: mesh functions lift variables out.
@@ -80,15 +80,24 @@ class LaidOutVariable:
         )
         value = mesh_impl.remember(f"variable {variable.name}", lambda: tf.identity(self.slice))
         self._laid_out_tensor = LaidOutTensor([value])
+
+    @property
+    def copy_master_to_slices(self) -> Any:
+        """An operation, new in the current graph."""
+        variable, impl = self._variable, self._mesh_impl
         with separate_chain():
-            master = mesh_impl.mesh.world.broadcast(tf.identity(variable.get_master()))
-            mine = mesh_impl.slice(tf.cast(master, variable.slice_dtype), shape).one_slice
-            self.copy_master_to_slices = tf.group(
-                variable.assign_to_master(master), self.slice.assign(mine, read_value=False)
-            )
+            master = impl.mesh.world.broadcast(tf.identity(variable.get_master()))
+            mine = impl.slice(tf.cast(master, variable.slice_dtype), variable.shape).one_slice
+            to_slice = self.slice.assign(mine, read_value=False)
+            return tf.group(variable.assign_to_master(master), to_slice)
+
+    @property
+    def copy_slices_to_master(self) -> Any:
+        """An operation, new in the current graph."""
+        variable = self._variable
         with separate_chain():
             kept = tf.cast(tf.identity(self.slice), variable.master_dtype)
-            self.copy_slices_to_master = variable.assign_to_master(mesh_impl.gather(kept, shape))
+            return variable.assign_to_master(self._mesh_impl.gather(kept, variable.shape))
 
     @property
     def laid_out_tensor(self) -> LaidOutTensor:

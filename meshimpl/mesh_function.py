@@ -153,7 +153,7 @@ class MeshFunction:
 
     @functools.cached_property
     def _forward(self) -> Callable[..., list[tf.Tensor]]:
-        copies: list[Any] = []
+        lowerings: list[Any] = []
 
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
             with tf.variable_creator_scope(self._create_variable), timed(self._stopwatch):
@@ -162,7 +162,7 @@ class MeshFunction:
             self.output_shapes = [t.shape for t in outputs]
             self.output_dtypes = [t.dtype for t in outputs]
             self.masters = {v.name: v.get_master() for v in lowering.variables}
-            copies.extend([lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()])
+            lowerings.append(lowering)
             graph = tf.compat.v1.get_default_graph()
             readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
             self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
@@ -172,16 +172,20 @@ class MeshFunction:
         self.impl.begin_build()
         function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
         if self.masters:
-            self._copy_masters_to_slices = function.prune([], copies[0])
-            self._copy_slices_to_masters = function.prune([], copies[1])
+            (lowering,) = lowerings
+            self._copy_masters_to_slices = self._copier(lowering.copy_masters_to_slices)
+            self._copy_slices_to_masters = self._copier(lowering.copy_slices_to_masters)
             self._copy_masters_to_slices()
-        return self._without_copies(function, len(self.inputs))
+        return function
 
-    def _without_copies(self, function: Any, inputs: int) -> Any:
-        """Whatever else TensorFlow leaves out: a call must not copy variables and masters."""
-        return (
-            function.prune(function.inputs[:inputs], function.outputs) if self.masters else function
-        )
+    def _copier(self, copy: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a function that copies all variables, in a graph of its own."""
+
+        def trace() -> tf.Tensor:
+            with tf.control_dependencies([copy()]):
+                return tf.constant(0)
+
+        return self._wrap(trace, [], f"{copy.__name__} of {self.__name__}")
 
     @functools.cached_property
     def _vjp(self) -> Callable[..., list[Any]]:
@@ -213,9 +217,9 @@ class MeshFunction:
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
         wrapped = self._wrap(trace, signature, name)
-        function = once_differentiable(
-            self._without_copies(wrapped, len(signature)), f"the mesh function {self.__name__}"
-        )
+        if self.masters:  # what assigns to them was lowered again, and is left out
+            wrapped = wrapped.prune(wrapped.inputs[: len(signature)], wrapped.outputs)
+        function = once_differentiable(wrapped, f"the mesh function {self.__name__}")
 
         def vjp(
             slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
