@@ -55,12 +55,11 @@ test = 2
     "reconstruct": f"""{COSMOLOGY}{MATTER}
 [evolution]
 steps = 3
-[model]
+[observation]
 structure = "pm"
-[data]
-kind = "density"
-mock_seed = 1
 sigma = 0.1
+[data]
+mock_seed = 1
 [search]
 stages = [[0.0, 1.0, 6]]
 history = 3

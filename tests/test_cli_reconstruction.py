@@ -27,12 +27,12 @@ Omega_b = 0.05
 h = 0.7
 n_s = 0.96
 sigma8 = 0.8
-[model]
+[observation]
 structure = "2lpt"
-[data]
 kind = "density"
-mock_seed = 1
 sigma = 0.2
+[data]
+mock_seed = 1
 [search]
 checkpoint_every = 2
 """
@@ -68,7 +68,11 @@ def test_help_names_each_option_and_an_example():
 @pytest.mark.parametrize(
     ("change", "words", "said"),
     [
-        (("sigma = 0.2", "sigma = 0.0"), [], "data.sigma = 0.0: must be the standard deviation"),
+        (
+            ("sigma = 0.2", "sigma = 0.0"),
+            [],
+            "observation.sigma = 0.0: must be the standard deviation",
+        ),
         (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
         (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
     ],
@@ -95,13 +99,16 @@ def test_a_plan(here):
 def test_bad_values_of_the_data_are_told(here):
     np.save(here / "data.npy", np.full((8, 8, 8), np.nan))
     np.save(here / "mask.npy", np.full((8, 8, 8), 2.0))
-    lines = 'file = "data.npy"\nmask = "mask.npy"'
-    (here / "run.toml").write_text(RUN.replace("mock_seed = 1", lines))
+    text = RUN.replace("mock_seed = 1", 'file = "data.npy"')
+    text = text.replace("sigma = 0.2", 'sigma = 0.2\nmask = "mask.npy"')
+    (here / "run.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         plan(here)
     told = sorted(str(problem) for problem in caught.value.problems)
     assert re.match(r"data.file = .*data.npy is nan at \[0, 0, 0\]; must be finite", told[0])
-    assert re.match(r"data.mask = .*mask.npy is 2 at \[0, 0, 0\]; must be from 0 to 1", told[1])
+    assert re.match(
+        r"observation.mask = .*mask.npy is 2 at \[0, 0, 0\]; must be from 0 to 1", told[1]
+    )
 
 
 def test_a_folder_is_owned_by_one_reconstruction(here):
@@ -139,7 +146,7 @@ def test_a_resumed_run_must_ask_for_the_same(here):
     with pytest.raises(ConfigError) as caught:
         plan(here, resume=True)
     (problem,) = caught.value.problems
-    assert "data.sigma = 0.3: the reconstruction in" in str(problem)
+    assert "observation.sigma = 0.3: the reconstruction in" in str(problem)
     assert "has 0.2; to resume it, give that" in str(problem)
 
 

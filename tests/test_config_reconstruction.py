@@ -28,12 +28,12 @@ n_s = 0.96
 sigma8 = 0.8
 [evolution]
 steps = 2
-[model]
+[observation]
 structure = "2lpt"
-[data]
 kind = "density"
-mock_seed = 1
 sigma = 0.2
+[data]
+mock_seed = 1
 [priors]
 [search]
 seed = 0
@@ -58,7 +58,11 @@ def problems(folder: Path, text: str) -> list[str]:
 def test_defaults(tmp_path):
     run = load_reconstruction(write(tmp_path, GOOD))
     assert run.plan.is_mock and run.data.add_noise and run.data.noise_seed == 0
-    assert (run.model.redshift_space, run.model.bias, run.priors.ranges) == (None, None, {})
+    assert (run.observation.redshift_space, run.observation.bias, run.priors.ranges) == (
+        None,
+        None,
+        {},
+    )
     search = run.search
     assert (search.optimiser, search.evaluations, search.history) == ("lbfgs", 200, 10)
     assert (search.checkpoint_every, search.keep, search.stages) == (10, 2, None)
@@ -83,7 +87,10 @@ def test_the_adjoint(tmp_path):
 def test_the_examples():
     run = load_reconstruction(EXAMPLES / "reconstruct.toml")
     assert (run.box.grid, run.box.size) == ((64,) * 3, (128.0,) * 3)
-    assert (run.model.structure, run.evolution.step_count, run.data.add_noise) == ("pm", 5, False)
+    assert (run.observation.structure, run.evolution.step_count, run.data.add_noise) == (
+        "pm", 5, False,
+    )  # fmt: skip
+    assert run.likelihood.error == 0.3
     for name, fitted in (("sample", ()), ("sigma8", ("sigma8",))):
         run = load_reconstruction(EXAMPLES / f"{name}.toml")
         assert run.sampler.draws > 0
@@ -96,7 +103,7 @@ STAGED = 'optimiser = "adam"\nrate = 0.2\nstages = [[8, 4.0, 5], [0, 1, 20]]'
 VARIANTS = [
     GOOD,
     COUNTS,
-    GOOD.replace("sigma = 0.2", "sigma = 0.2\nadd_noise = false"),
+    GOOD.replace("mock_seed = 1", "mock_seed = 1\nadd_noise = false"),
     WITH_BIAS.replace("[priors]", "[priors]\nbs2 = [-1, 1]\nsigma8 = [0.6, 1.0]"),
     GOOD.replace("seed = 0", SAMPLED + '\n[mesh]\nshape = "replica:2,row:2"'),
     GOOD.replace("seed = 0", STAGED),
@@ -113,13 +120,36 @@ def test_resolved_reads_back_the_same(tmp_path, text):
 
 def test_resolved_holds_nothing_without_a_meaning(tmp_path):
     counts = tomllib.loads(load_reconstruction(write(tmp_path, COUNTS)).resolved())
-    assert set(counts["data"]) == {"kind", "mock_seed", "noise_seed", "mean_count"}
+    assert counts["observation"] == {"structure": "2lpt", "kind": "counts", "mean_count": 3.0}
+    assert counts["data"] == {"mock_seed": 1, "noise_seed": 0} and "likelihood" not in counts
     assert "rate" not in counts["search"]
     np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
     files = tomllib.loads(load_reconstruction(write(tmp_path, FILE)).resolved())
-    assert files["data"] == {"kind": "density", "file": str(tmp_path / "data.npy"), "sigma": 0.2}
+    assert files["data"] == {"file": str(tmp_path / "data.npy")}
     staged = tomllib.loads(load_reconstruction(write(tmp_path, VARIANTS[-1])).resolved())
     assert not {"history", "evaluations"} & set(staged["search"])
+
+
+def test_old_keys_are_told_their_new_names(tmp_path):
+    old = GOOD.replace("[data]", '[model]\nstructure = "pm"\nerror = 0.1\n[data]\nsigma = 0.2')
+    assert problems(tmp_path, old) == [
+        "model.structure is now observation.structure",
+        "model.error is now likelihood.error",
+        "data.sigma is now observation.sigma",
+    ]
+
+
+def test_nuisance_parameters_have_priors(tmp_path):
+    ranges = {"amplitude": (0.9, 1.1), "noise_amplitude": (0.5, 2.0), "b": (1.0, 2.0)}
+    given = "".join(f"{name} = {list(ends)}\n" for name, ends in ranges.items())
+    text = GOOD.replace("sigma = 0.2", "sigma = 0.2\nbias = {b = 1.5}")
+    text = text.replace("[priors]\n", f"[priors]\n{given}")
+    assert load_reconstruction(write(tmp_path, text)).priors.ranges == ranges
+    (told,) = problems(tmp_path, text.replace("b = 1.5", "b = 2.5"))
+    assert told.startswith("priors.b = [1.0, 2.0]: must hold the mock's own b = 2.5")
+    counts = text.replace('"density"', '"counts"').replace("sigma = 0.2", "mean_count = 3.0")
+    (told,) = problems(tmp_path, counts)
+    assert told.startswith("priors.noise_amplitude is given, but observation.sigma is not")
 
 
 def test_stages_tell_the_evaluations(tmp_path):
@@ -140,35 +170,63 @@ def test_priors_keep_their_ranges(tmp_path):
         ("sigma8 = 0.8", "sigma8 = 0.8\nA_s = 2e-9", "cosmology.A_s,", "both are given"),
         ("Omega_b = 0.05", "Omega_b = 0.5", "cosmology.Omega_b", "below Omega_m"),
         ("steps = 2", "a_start = 1.0", "evolution.a_start", "below a_stop"),
-        ('"2lpt"', '"3lpt"', "model.structure", '"1lpt", "2lpt" or "pm"'),
-        ('"2lpt"', '"pm"\nredshift_space = "w"', "model.redshift_space", "'w'.*line of sight"),
-        ('"2lpt"', '"linear"\nredshift_space = "z"', "model.redshift_space", "moves no particles"),
-        ('"2lpt"', '"linear"\nbias = {b1 = 1.0}', "model.bias", "moves no particles.*give b"),
-        ('"2lpt"', '"pm"\nbias = {b = 1.0, b1 = 1.0}', "model.bias", "either b alone"),
-        ('"2lpt"', '"pm"\nbias = {bs = 1.0}', "model.bias", "no bias 'bs'; did you mean"),
-        ('"2lpt"', '"pm"\nbias = 1.5', "model.bias", "1.5: must be a table"),
+        ('"2lpt"', '"3lpt"', "observation.structure", "give one of linear, 1lpt, 2lpt, pm, or"),
+        (
+            '"2lpt"',
+            '"pm"\nredshift_space = "w"',
+            "observation.redshift_space",
+            "'w'.*line of sight",
+        ),
+        (
+            '"2lpt"',
+            '"linear"\nredshift_space = "z"',
+            "observation.redshift_space",
+            "moves no particles",
+        ),
+        ('"2lpt"', '"linear"\nbias = {b1 = 1.0}', "observation.bias", "moves no particles.*give b"),
+        ('"2lpt"', '"pm"\nbias = {b = 1.0, b1 = 1.0}', "observation.bias", "either b alone"),
+        ('"2lpt"', '"pm"\nbias = {bs = 1.0}', "observation.bias", "no bias 'bs'; did you mean"),
+        ('"2lpt"', '"pm"\nbias = 1.5', "observation.bias", "1.5: must be a table"),
         ("mock_seed = 1", "", "data.mock_seed,", "neither is given"),
         ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*from 0 to"),
         ("mock_seed = 1", 'mock_seed = 1\nfile = "f.npy"', "data.mock_seed,", "both are given"),
-        ('"density"', '"densities"', "data.kind", '"density" or "counts"'),
-        ('kind = "density"', "", "data.kind", "is missing"),
-        ("sigma = 0.2", "", "data.sigma", 'is missing: with kind = "density".*above 0'),
-        ("sigma = 0.2", "sigma = 0.0", "data.sigma", "0.0.*above 0"),
-        ("sigma = 0.2", "sigma = true", "data.sigma", "True.*above 0"),
-        ("sigma = 0.2", 'sigma = "s.npy"', "data.sigma", "s.npy: there is no such file"),
-        ("sigma = 0.2", 'sigma = 1\nmask = "m.npy"', "data.mask", "m.npy: there is no such file"),
-        ("sigma = 0.2", "sigma = 1\nmean_count = 2.0", "data.mean_count", 'data.kind = "counts"'),
-        ("sigma = 0.2", "sigma = 1\nadd_noise = 0", "data.add_noise", "true or false"),
+        ('"density"', '"densities"', "observation.kind", '"density" or "counts"'),
+        ('"2lpt"', '"no_such:thing"', "observation.structure", "no module 'no_such'"),
+        ('"2lpt"', '"pm"\nbias_scheme = "os:no"', "observation.bias_scheme", "goes with bias"),
+        ("[priors]", "[priors]\nb3 = 1", "priors.b3", r"must be \[low, high\]"),
+        ("[priors]", "[priors]\namplitude = [0, 1]", "priors.amplitude", "each a number above 0"),
+        ("sigma = 0.2", "", "observation.sigma", 'is missing: with kind = "density".*above 0'),
+        ("sigma = 0.2", "sigma = 0.0", "observation.sigma", "0.0.*above 0"),
+        ("sigma = 0.2", "sigma = true", "observation.sigma", "True.*above 0"),
+        ("sigma = 0.2", 'sigma = "s.npy"', "observation.sigma", "s.npy: there is no such file"),
         (
             "sigma = 0.2",
-            "sigma = 0.2\nadd_noise = false\nnoise_seed = 3",
+            'sigma = 1\nmask = "m.npy"',
+            "observation.mask",
+            "m.npy: there is no such file",
+        ),
+        (
+            "sigma = 0.2",
+            "sigma = 1\nmean_count = 2.0",
+            "observation.mean_count",
+            'observation.kind = "counts"',
+        ),
+        ("mock_seed = 1", "mock_seed = 1\nadd_noise = 0", "data.add_noise", "true or false"),
+        (
+            "mock_seed = 1",
+            "mock_seed = 1\nadd_noise = false\nnoise_seed = 3",
             "data.noise_seed",
             "3: goes with data.add_noise = true, not with false",
         ),
         ("[priors]", "[priors]\nsigma8 = [1.0, 0.6]", "priors.sigma8", "1 is not below 0.6"),
         ("[priors]", "[priors]\nsigma8 = [0.9, 1.0]", "priors.sigma8", "mock's own.*= 0.8"),
         ("[priors]", "[priors]\nA_s = [1e-9, 2e-9]", "priors.A_s", "in the place of sigma8"),
-        ("[priors]", "[priors]\nb1 = [0, 1]", "priors.b1", "model.bias has no b1: give it there"),
+        (
+            "[priors]",
+            "[priors]\nb1 = [0, 1]",
+            "priors.b1",
+            "observation.bias has no b1: give it there",
+        ),
         ("[priors]", "[priors]\nsigma_8 = [0, 1]", "priors.sigma_8", "did you mean sigma8"),
         ("seed = 0", 'optimiser = "newton"', "search.optimiser", '"lbfgs" or "adam"'),
         ("seed = 0", "evaluations = 0", "search.evaluations", "0.*at least 1"),
@@ -217,7 +275,7 @@ def test_priors_keep_their_ranges(tmp_path):
             "0.*between 0 and 1",
         ),
         ("seed = 0", '[sampler]\ndraws = 9\nstart = "far"', "sampler.start", '"prior" or "found"'),
-        ("seed = 0", "sigma = 2", "search.sigma", r"belongs in \[data\]"),
+        ("seed = 0", "sigma = 2", "search.sigma", r"belongs in \[observation\]"),
     ],
 )
 def test_one_mistake(tmp_path, old, new, where, told):
@@ -228,10 +286,10 @@ def test_one_mistake(tmp_path, old, new, where, told):
 @pytest.mark.parametrize(
     ("text", "where", "told"),
     [
-        (COUNTS.replace("mean_count = 3.0", ""), "data.mean_count", "is missing.*above 0"),
-        (COUNTS.replace("3.0", "0.0"), "data.mean_count", "0.0.*above 0"),
-        (COUNTS.replace("3.0", "3.0\nsigma = 1.0"), "data.sigma", 'not with "counts"'),
-        (COUNTS.replace("3.0", "3.0\nadd_noise = true"), "data.add_noise", 'not with "counts"'),
+        (COUNTS.replace("mean_count = 3.0", ""), "observation.mean_count", "is missing.*above 0"),
+        (COUNTS.replace("3.0", "0.0"), "observation.mean_count", "0.0.*above 0"),
+        (COUNTS.replace("3.0", "3.0\nsigma = 1.0"), "observation.sigma", 'not with "counts"'),
+        (COUNTS.replace("= 1\n", "= 1\nadd_noise = true\n"), "data.add_noise", 'not with "counts"'),
         (FILE, "data.file", "data.npy: there is no such file"),
         (
             GOOD.replace("steps = 2", 'integrator = "cola"').replace("2lpt", "1lpt"),
@@ -261,7 +319,7 @@ def test_a_file_need_not_have_the_values_within_the_priors(tmp_path):
 
 def test_noise_is_a_mocks(tmp_path):
     np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
-    (told,) = problems(tmp_path, FILE.replace("sigma =", "noise_seed = 1\nsigma ="))
+    (told,) = problems(tmp_path, FILE.replace("[priors]", "noise_seed = 1\n[priors]"))
     assert told == "data.noise_seed = 1: goes with mock_seed"
 
 
@@ -269,15 +327,15 @@ def test_files_of_another_shape_are_told_without_being_read(tmp_path):
     np.save(tmp_path / "data.npy", np.ones((8, 8, 4)))
     np.save(tmp_path / "mask.npy", np.ones((4, 4, 4)))
     found = problems(tmp_path, FILE.replace("sigma =", 'mask = "mask.npy"\nsigma ='))
-    assert [p.split(" ")[0] for p in found] == ["data.file", "data.mask"]
-    assert "shape (8, 8, 4); must be box.grid = (8, 8, 8)" in found[0]
+    assert [p.split(" ")[0] for p in found] == ["observation.mask", "data.file"]
+    assert "shape (8, 8, 4); must be box.grid = (8, 8, 8)" in found[1]
 
 
 def test_all_problems_at_once(tmp_path):
     text = FILE.replace("grid = 8", "grid = 7").replace("sigma = 0.2", "sigma = -1")
     text = text.replace("[priors]", "[priors]\nb = [0, 1]").replace("seed = 0", "keep = 0")
     where = {p.split(" ")[0] for p in problems(tmp_path, text)}
-    assert where == {"box.grid", "data.sigma", "data.file", "priors.b", "search.keep"}
+    assert where == {"box.grid", "observation.sigma", "data.file", "priors.b", "search.keep"}
 
 
 def test_the_mesh(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 import zarr
 
 from flowpm_dist.io.volume import VolumeError
-from flowpm_dist.reconstruction import observations
-from flowpm_dist.reconstruction.observations import Observations, file_misfits
-from flowpm_dist.reconstruction.options import ObservedOptions
+from flowpm_dist.observables import observations
+from flowpm_dist.observables.observations import Observations, file_misfits
+from flowpm_dist.observables.options import ObservationOptions
 
 GRID = (4, 6, 8)
 
@@ -20,8 +20,8 @@ def a_density(seed: int = 0) -> np.ndarray:
     return density / density.mean()
 
 
-def section(folder: Path, **keys) -> ObservedOptions:
-    """A data section; arrays become files of their key's name."""
+def observed(folder: Path, **keys) -> Observations:
+    """Observations; arrays become files of their key's name."""
     given = {"kind": "density", "sigma": 0.5} | keys
     if given["kind"] == "counts":
         given.pop("sigma")
@@ -29,11 +29,12 @@ def section(folder: Path, **keys) -> ObservedOptions:
         if isinstance(value, np.ndarray):
             np.save(folder / f"{key}.npy", value)
             given[key] = folder / f"{key}.npy"
-    return ObservedOptions(**given)
+    file = given.pop("file", None)
+    return Observations(ObservationOptions(**given), GRID, file)
 
 
 def problems(folder: Path, **keys) -> dict[str, str]:
-    return Observations(section(folder, **keys), GRID).problems()
+    return observed(folder, **keys).problems()
 
 
 def with_value(array: np.ndarray, place: tuple[int, ...], value: float) -> np.ndarray:
@@ -58,14 +59,14 @@ def a_mask() -> np.ndarray:
         ({"file": a_density() - 1}, "file", "of an overdensity: add 1"),
         ({"file": 5 * a_density()}, "file", "has mean 5 over"),
         (
-            {"mock_seed": 1, "mask": with_value(a_mask(), (2, 0, 7), 1.5)},
+            {"mask": with_value(a_mask(), (2, 0, 7), 1.5)},
             "mask",
             "1.5 at [2, 0, 7]; must be from 0 to 1",
         ),
-        ({"mock_seed": 1, "mask": with_value(a_mask(), (0, 0, 0), np.nan)}, "mask", "nan at"),
-        ({"mock_seed": 1, "mask": np.zeros(GRID)}, "mask", "0 everywhere: nothing is observed"),
+        ({"mask": with_value(a_mask(), (0, 0, 0), np.nan)}, "mask", "nan at"),
+        ({"mask": np.zeros(GRID)}, "mask", "0 everywhere: nothing is observed"),
         (
-            {"mock_seed": 1, "sigma": with_value(np.ones(GRID), (1, 2, 3), 0)},
+            {"sigma": with_value(np.ones(GRID), (1, 2, 3), 0)},
             "sigma",
             "0 at [1, 2, 3]; must be above 0",
         ),
@@ -103,25 +104,28 @@ def a_mask() -> np.ndarray:
 def test_what_is_wrong_is_told_with_its_place(tmp_path, monkeypatch, planes, keys, key, told):
     monkeypatch.setattr(observations, "CHUNK_BYTES", planes * 8 * GRID[1] * GRID[2])
     found = problems(tmp_path, **keys)
-    assert list(found) == [key]
-    assert told in found[key]
-    assert key == "mean_count" or f"{key}.npy" in found[key]
+    (what,) = found.values()
+    assert list(found) == ["data.file" if key == "file" else f"observation.{key}"]
+    assert told in what
+    assert key == "mean_count" or f"{key}.npy" in what
 
 
 def test_all_files_are_told_of_at_once(tmp_path):
     bad = {"file": np.full(GRID, np.nan), "mask": np.full(GRID, 2.0), "sigma": -np.ones(GRID)}
-    assert set(problems(tmp_path, **bad)) == {"file", "mask", "sigma"}
+    assert set(problems(tmp_path, **bad)) == {
+        "data.file", "observation.mask", "observation.sigma",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"mock_seed": 1},
-        {"mock_seed": 1, "mask": a_mask(), "sigma": np.ones(GRID)},
+        {},
+        {"mask": a_mask(), "sigma": np.ones(GRID)},
         {"file": a_density()},
         {"file": with_value(a_density(), (1, 1, 1), -0.3)},  # of noise
         {"file": with_value(a_density(), (0, 1, 1), np.nan), "mask": a_mask()},
-        {"sigma": with_value(np.ones(GRID), (0, 1, 1), 0.0), "mock_seed": 1, "mask": a_mask()},
+        {"sigma": with_value(np.ones(GRID), (0, 1, 1), 0.0), "mask": a_mask()},
         {
             "kind": "counts",
             "mean_count": 4.0,
@@ -135,7 +139,7 @@ def test_what_is_right_is_not_told_of(tmp_path, keys):
 
 
 def test_without_files_nothing_of_the_size_of_the_grid_is_made():
-    mock = ObservedOptions(kind="density", sigma=0.5, mock_seed=1)
+    mock = ObservationOptions(sigma=0.5)
     assert Observations(mock, (100_000,) * 3).problems() == {}
 
 
@@ -154,8 +158,7 @@ def test_a_rank_reads_its_block(tmp_path, kind):
             file["tracers/density"] = density[..., np.newaxis]
             file["tracers/other"] = density
     assert file_misfits(path, GRID, None, None) == []
-    observed = Observations(section(tmp_path, file=path, mask=a_mask()), GRID)
-    block = observed.block((0, 2, 0), (2, 3, 8))
+    block = observed(tmp_path, file=path, mask=a_mask()).block((0, 2, 0), (2, 3, 8))
     assert block.data.dtype == np.float64
     np.testing.assert_array_equal(block.mask, a_mask()[:2, 2:5])
     np.testing.assert_array_equal(block.data[1], density[1, 2:5])
@@ -165,12 +168,11 @@ def test_a_rank_reads_its_block(tmp_path, kind):
 
 def test_blocks_of_counts_and_mocks(tmp_path):
     keys = {"kind": "counts", "mean_count": 4.0, "file": 4 * a_density(), "mask": a_mask()}
-    block = Observations(section(tmp_path, **keys), GRID).block((0, 0, 0), GRID)
+    block = observed(tmp_path, **keys).block((0, 0, 0), GRID)
     assert block.sigma is None
     np.testing.assert_array_equal(block.data[0], 0.0)
     sigma = with_value(np.full(GRID, 0.3), (0, 0, 0), np.nan)
-    mock = section(tmp_path, mock_seed=1, sigma=sigma, mask=a_mask())
-    block = Observations(mock, GRID).block((0, 0, 0), GRID)
+    block = observed(tmp_path, sigma=sigma, mask=a_mask()).block((0, 0, 0), GRID)
     assert block.data is None
     np.testing.assert_array_equal(block.sigma[0], 1.0)
     np.testing.assert_array_equal(block.sigma[1:], 0.3)
@@ -189,7 +191,5 @@ def test_misfits_of_what_a_file_tells(tmp_path):
 
 
 def test_a_file_that_has_gone(tmp_path):
-    there = section(tmp_path, file=a_density())
-    (tmp_path / "file.npy").unlink()
     with pytest.raises(VolumeError, match="no such file"):
-        Observations(there, GRID)
+        observed(tmp_path, file=tmp_path / "file.npy")

@@ -32,9 +32,9 @@ from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
 from flowpm_dist.jobs.tables import read_rows
+from flowpm_dist.observables.observations import Observations
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.memory import memory_at
-from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.plan import search_mesh
 from meshimpl import launch
 
@@ -91,7 +91,7 @@ class ReconstructionJob(
         if asked.draws:
             chains = f"; {asked.chains} chains of {asked.draws} draws, mesh {self.mesh}"
         return (
-            f"initial conditions of {data}: {unknowns}; model {config.model.structure}, "
+            f"initial conditions of {data}: {unknowns}; model {config.observation.structure}, "
             f"{config.search.optimiser}, mesh {search_mesh(self.mesh)}{chains}"
         )
 
@@ -137,7 +137,7 @@ class ReconstructionJob(
 
     @property
     def _kind(self) -> Kind:
-        model, steps = self.config.model.structure, self.config.evolution.step_count
+        model, steps = self.config.observation.structure, self.config.evolution.step_count
         work = f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
         ranks = math.prod(parse_mesh(self.mesh, batched=True).values())
         return kind_of(work, ranks)
@@ -204,9 +204,9 @@ def check_data(config: ReconstructionConfig, source: Path) -> None:
         ConfigError: they cannot; the error has a problem for each file that is wrong.
         VolumeError: a file cannot be read.
     """
-    wrong = Observations(config.data, config.box.grid).problems()
-    if wrong:
-        raise ConfigError(source, [Problem(f"data.{key}", what) for key, what in wrong.items()])
+    observations = Observations(config.observation, config.box.grid, config.data.file)
+    if wrong := observations.problems():
+        raise ConfigError(source, [Problem(key, what) for key, what in wrong.items()])
 
 
 def needed_bytes(config: ReconstructionConfig) -> int:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from flowpm_dist.config.settings import Settings, with_settings
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.options import RENAMED, Options, nearest
+from flowpm_dist.options import MOVED, RENAMED, Options, nearest
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,23 @@ def _homes(key: str, models: Models) -> str:
 
 
 def _unknown_sections(table: Mapping[str, Any], models: Models) -> Iterator[Problem]:
-    for name in table:
+    for name, keys in table.items():
         if name not in models:
+            given = keys if isinstance(keys, Mapping) else ()
+            moved = [key for key in given if f"{name}.{key}" in MOVED]
+            for key in moved:
+                yield Problem(f"{name}.{key}", f"is now {MOVED[f'{name}.{key}']}")
+            if moved:
+                continue
             hint = _homes(name, models) or nearest(name, models)
             yield Problem(name, f"is not a section{hint} (sections: {', '.join(models)})")
 
 
-def _unknown_key(key: str, section: str, models: Models) -> str:
+def unknown_key(key: str, section: str, models: Models) -> str:
     """Returns what is wrong with a key that its section does not have."""
     fields = models[section].model_fields
+    if (moved := MOVED.get(f"{section}.{key}")) is not None:
+        return f"is now {moved}"
     new = RENAMED.get(key, key)
     home = "" if new in fields else _homes(new, models)
     if new in OF_OTHER_COMMANDS and new not in fields and not home:
@@ -241,9 +249,10 @@ def problems_of(
         key = str(detail["loc"][0])
         where = f"{section}.{key}"
         if detail["type"] == "extra_forbidden":
-            what = _unknown_key(key, section, models)
+            what = unknown_key(key, section, models)
         else:
-            allowed = f"must be {fields[key].description}"
+            described = fields[key].description if key in fields else "[low, high]"
+            allowed = f"must be {described}"
             cause = detail.get("ctx", {}).get("error")
             if key not in keys:
                 what = f"is missing: {allowed}"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flowpm_dist.config import observation_rules
 from flowpm_dist.config.checks import (
     ParsedRunFile,
     Problem,
@@ -24,6 +25,14 @@ from flowpm_dist.config.checks import (
 )
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
 from flowpm_dist.config.objects import simulation_plan
+from flowpm_dist.config.observation_rules import (
+    files_fit,
+    fitting_file,
+    given_priors,
+    model_fits,
+    needed_noise,
+    nuisances_fit,
+)
 from flowpm_dist.config.sections import DifferentiatedEvolutionSection
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import (
@@ -38,12 +47,11 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import misfits, parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.observables.options import BIASES
-from flowpm_dist.options import Options, three
-from flowpm_dist.reconstruction.observations import file_misfits
+from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.options import Options
 from flowpm_dist.reconstruction.options import (
     FittedOptions,
-    ModelOptions,
+    LikelihoodOptions,
     ObservedOptions,
     SamplerOptions,
     SearchOptions,
@@ -51,8 +59,8 @@ from flowpm_dist.reconstruction.options import (
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
 GOES_WITH = (
-    DependentKeys("data.kind", ("density",), ("data.sigma", "data.add_noise", "model.error")),
-    DependentKeys("data.kind", ("counts",), ("data.mean_count",)),
+    *observation_rules.GOES_WITH,
+    DependentKeys("observation.kind", ("density",), ("data.add_noise", "likelihood.error")),
     DependentKeys(
         "data.mock_seed", (), ("data.noise_seed", "data.add_noise"), goes_with="mock_seed"
     ),
@@ -76,8 +84,9 @@ class ReconstructionConfig(Options):
     box: BoxOptions
     cosmology: CosmologyOptions
     evolution: DifferentiatedEvolutionSection
-    model: ModelOptions
+    observation: ObservationOptions
     data: ObservedOptions
+    likelihood: LikelihoodOptions
     priors: FittedOptions
     search: SearchOptions
     sampler: SamplerOptions
@@ -87,13 +96,14 @@ class ReconstructionConfig(Options):
     @property
     def plan(self) -> ReconstructionPlan:
         """What the run file asks for, without the ranks."""
-        initial = InitialOptions(lpt_order=self.model.lpt_order)
+        initial = InitialOptions(lpt_order=self.observation.lpt_order)
         simulation = simulation_plan(self.box, initial, self.evolution, self.run)
         return ReconstructionPlan(
             simulation=replace(simulation, adjoint=self.evolution.adjoint),
             cosmology=self.cosmology,
-            model=self.model,
+            observation=self.observation,
             data=self.data,
+            likelihood=self.likelihood,
             priors=self.priors,
             search=self.search,
             sampler=self.sampler,
@@ -169,29 +179,8 @@ def _origin(file: ParsedRunFile) -> Iterator[Problem]:
     return exactly_one(file, ("data", "mock_seed"), ("data", "file"))
 
 
-def _model_fits(file: ParsedRunFile) -> Iterator[Problem]:
-    """The choices of [model] fit each other and the integrator."""
-    structure, axis, bias = (
-        file.value("model", key) for key in ("structure", "redshift_space", "bias")
-    )
-    if structure == "linear":
-        what = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
-        if axis is not None:
-            yield Problem("model.redshift_space", f'= "{axis}": {what} leave it out')
-        if bias and "b" not in bias:
-            yield Problem("model.bias", f"= {bias}: {what} give b")
-    if structure == "1lpt" and file.value("evolution", "integrator") == "cola":
-        what = '= "cola": follows LPT of order 2; 1lpt makes no step, so that fastpm will do'
-        yield Problem("evolution.integrator", what)
-
-
 def _noise(file: ParsedRunFile) -> Iterator[Problem]:
-    """What the kind of data needs is given."""
-    kind = file.value("data", "kind")
-    for key, wanted in (("sigma", "density"), ("mean_count", "counts")):
-        if kind == wanted and key not in file.given.get("data", {}):
-            allowed = ObservedOptions.model_fields[key].description
-            yield Problem(f"data.{key}", f'is missing: with kind = "{kind}" it must be {allowed}')
+    return needed_noise(file, ("sigma", "density"), ("mean_count", "counts"))
 
 
 def _idle(file: ParsedRunFile) -> Iterator[Problem]:
@@ -213,16 +202,17 @@ def _stages(file: ParsedRunFile) -> Iterator[Problem]:
 
 def _fitted(file: ParsedRunFile) -> Iterator[Problem]:
     """What is fitted is a parameter of the model; a mock's own values are possible ones."""
-    bias = file.value("model", "bias") or {}
-    for name in FittedOptions.model_fields:
+    observation, nuisances = file.sections.get("observation"), given_priors(file)
+    own = observation.own_values if isinstance(observation, ObservationOptions) else {}
+    for name in file.given.get("priors", {}):
         limits = file.value("priors", name)
-        if limits is None:
+        if not isinstance(limits, tuple):
             continue
-        where, home = f"priors.{name}", "model.bias" if name in BIASES else "cosmology"
-        value = bias.get(name) if name in BIASES else file.value("cosmology", name)
+        where = f"priors.{name}"
+        value = own.get(name) if name in nuisances else file.value("cosmology", name)
         if value is None:
-            if name not in (_given_bias(file) if name in BIASES else file.given.get(home, {})):
-                yield Problem(where, f"is given, but {home} has no {name}: {_advice(name)}")
+            if name not in nuisances and name not in file.given.get("cosmology", {}):
+                yield Problem(where, f"is given, but cosmology has no {name}: {_advice(name)}")
         elif file.value("data", "mock_seed") is not None and not limits[0] <= value <= limits[1]:
             what = f"= {list(limits)}: must hold the mock's own {name} = {value:g}"
             yield Problem(where, what)
@@ -245,11 +235,6 @@ def _chains(file: ParsedRunFile) -> Iterator[Problem]:
             yield Problem("mesh.shape", f"{what} ask for draws in [sampler], or leave it out")
 
 
-def _given_bias(file: ParsedRunFile) -> Mapping[str, Any]:
-    bias = file.given.get("model", {}).get("bias", {})
-    return bias if isinstance(bias, Mapping) else {}
-
-
 def _advice(name: str) -> str:
     other = {"A_s": "sigma8", "sigma8": "A_s"}.get(name)
     if other is not None:
@@ -258,36 +243,26 @@ def _advice(name: str) -> str:
 
 
 def _files(file: ParsedRunFile) -> Iterator[Problem]:
-    """The files are there, and fit the box as far as they tell without being read."""
-    evolution = file.sections.get("evolution")
-    grid, size = file.value("box", "grid"), file.value("box", "size")
-    a = None
+    """The file of the data is there, and fits the box as far as it tells without being read."""
+    evolution, a = file.sections.get("evolution"), None
     if isinstance(evolution, StepOptions) and None not in (evolution.last, evolution.first):
         a = evolution.last
-    for key in ("file", "sigma", "mask"):
-        path = file.value("data", key)
-        if not isinstance(path, str | Path):
-            continue
-        wrong = file_misfits(
-            file.folder / path,
-            None if grid is None else three(grid),
-            None if size is None else three(size),
-            a if key == "file" else None,
-        )
-        yield from (Problem(f"data.{key}", what) for what in wrong)
+    return fitting_file(file, "data", "file", a)
 
 
 RULES: list[Rule] = [
     amplitude_rule,
     universe_rules,
     evolution_rules,
-    _model_fits,
+    model_fits,
     _origin,
     _noise,
     _idle,
+    nuisances_fit,
     _fitted,
     _stages,
     _chains,
+    files_fit,
     _files,
 ]
 """All that must hold between the keys of a reconstruction."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,15 +13,18 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
 from flowpm_dist.observables.bias import bias_with
-from flowpm_dist.observables.options import ForwardModelOptions, LineOfSight, Structure
+from flowpm_dist.observables.options import ForwardModelOptions, LineOfSight, ObservationError
 from flowpm_dist.observables.per_chain import as_factor, local_values
 from flowpm_dist.observables.structure import STRUCTURES
-from flowpm_dist.options import constructed
+from flowpm_dist.options import constructed, object_named
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
 Parameters = Mapping[str, tf.Tensor]
+
+AMPLITUDE = "amplitude"
+"""The parameter that the density that is seen is multiplied by; 1 unless it is given."""
 
 
 class ForwardModel:
@@ -36,6 +39,7 @@ class ForwardModel:
         bias: the values of the bias parameters by name: "b" (`EulerianBias`), or some of "b1", "b2"
             and "bs2" (`LagrangianBias`); empty for matter. A value stands unless `parameters` have
             another.
+        bias_scheme: "package.module:object" of a `Bias` of your own, with its parameters in `bias`.
 
     Raises:
         ValueError: choices that do not fit each other.
@@ -44,16 +48,19 @@ class ForwardModel:
     def __init__(
         self,
         simulation: Simulation,
-        structure: Structure = "pm",
+        structure: str = "pm",
         *,
         redshift_space: LineOfSight | None = None,
         bias: Mapping[str, float] | None = None,
+        bias_scheme: str | None = None,
     ) -> None:
         given = {"structure": structure, "redshift_space": redshift_space}
-        options = constructed(ForwardModelOptions, {**given, "bias": dict(bias) if bias else None})
+        given |= {"bias_scheme": bias_scheme, "bias": dict(bias) if bias else None}  # type: ignore[dict-item]
+        options = constructed(ForwardModelOptions, given)
         self.simulation, self.structure = simulation, structure
         self.axis, self.bias = redshift_space, dict(options.bias or {})
-        self.formation, self._scheme = STRUCTURES[structure], bias_with(self.bias)
+        self.formation = object_named(structure, STRUCTURES, "structure")
+        self._scheme = bias_with(self.bias, bias_scheme)
         needed = self.formation.lpt_order
         if needed is not None and simulation.options.lpt_order != needed:
             raise ValueError(f"{structure} needs a simulation of lpt_order {needed}")
@@ -66,8 +73,11 @@ class ForwardModel:
         self._may_grow = False
 
     def fitted(self, name: str) -> bool:
-        """Returns whether the model depends on a parameter of this name."""
-        return name in self.bias or name in self.simulation.cosmology.names
+        """Returns whether the model depends on a parameter of this name.
+
+        Those are parameters of cosmology and bias, and "amplitude", which multiplies the density.
+        """
+        return name == AMPLITUDE or name in self.bias or name in self.simulation.cosmology.names
 
     def run(self, noise: tf.Tensor, parameters: Parameters) -> State:
         """Returns the universe, without bias; for linear theory that of LPT.
@@ -81,6 +91,14 @@ class ForwardModel:
         """
         field = Field(noise, self._box_of(noise))
         return self.formation.state(self.simulation, field, self._cosmology(parameters))
+
+    def run_seeds(self, seeds: Sequence[int], cosmologies: Sequence[Cosmology]) -> State:
+        """Returns a batch of universes without bias, each of its own seed and cosmology.
+
+        Raises:
+            HaloError: a particle left the halo, on every rank.
+        """
+        return self.formation.state(self.simulation, None, cosmologies, seeds)
 
     def _box_of(self, noise: tf.Tensor) -> Box:
         """Returns the box of one universe, or of all chains of which this is the rank's block."""
@@ -101,19 +119,27 @@ class ForwardModel:
 
     def matter(self, state: State) -> tf.Tensor:
         """Returns this rank's block of the matter density [..., x, y, z], mean 1."""
-        return 1 + self.formation.contrast(state)
+        return self.formation.density(state)
 
     def observe(self, state: State, parameters: Parameters) -> tf.Tensor:
-        """Returns this rank's block of the density that is seen [..., x, y, z], mean 1."""
+        """Returns this rank's block of the density that is seen [..., x, y, z].
+
+        Its mean is 1, or the amplitude where `parameters` have one.
+        """
         scheme, box = self._scheme, state.box
         if scheme is None:
-            return 1 + self.formation.contrast(state, self.axis)
-        values = {
-            name: replicated(box.mesh, tf.cast(parameters.get(name, value), tf.float64))
-            for name, value in self.bias.items()
-        }
-        contrast = self.formation.contrast(state, self.axis, scheme.weights(state, values))
-        return 1 + scheme.contrast(contrast, values, box)
+            density = self.formation.density(state, self.axis)
+        else:
+            values = {
+                name: replicated(box.mesh, tf.cast(parameters.get(name, value), tf.float64))
+                for name, value in self.bias.items()
+            }
+            seen = self.formation.density(state, self.axis, scheme.weights(state, values))
+            density = 1 + scheme.contrast(seen - 1, values, box)
+        if AMPLITUDE in parameters:
+            shared = replicated(box.mesh, tf.cast(parameters[AMPLITUDE], tf.float64))
+            density = density * local_values(shared, box)
+        return density
 
     def __call__(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
         """Returns what is seen of the universe of white noise: `observe` of `run`."""
@@ -136,11 +162,16 @@ class ForwardModel:
         response = self.simulation.linear_amplitude(cosmology)
         box = self.box if chains is None else self.simulation.box_of(chains)
         scheme = self._scheme
+
+        def factor(values: Any) -> tf.Tensor:
+            shared = replicated(box.mesh, tf.cast(values, tf.float64))
+            return local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
+
         if scheme is not None and (name := scheme.parameters[0]) in self.bias:
             values = parameters.get(name, self.bias[name])
-            shared = replicated(box.mesh, tf.cast(values, tf.float64))
-            factor = local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
-            response = response * scheme.linear_response(factor)
+            response = response * scheme.linear_response(factor(values))
+        if AMPLITUDE in parameters:
+            response = response * factor(parameters[AMPLITUDE])
         if not self.formation.has_particles:
             return response
         kx, ky, kz = (tf.constant(k, box.dtype) for k in box.wavenumbers())
@@ -175,3 +206,22 @@ class ForwardModel:
             batch = self.simulation.box_of_replicas.batch
             seeds = seed if batch is None else [seed] * batch
             self.simulation.halo = self.simulation.lpt(seed=seeds).halo
+
+
+def forward_model_of(options: ForwardModelOptions, simulation: Simulation) -> ForwardModel:
+    """Returns the forward model that options describe.
+
+    Raises:
+        ObservationError: an object of the user's own that cannot serve, or the simulation does not
+            fit the structure.
+    """
+    try:
+        return ForwardModel(
+            simulation,
+            options.structure,
+            redshift_space=options.redshift_space,
+            bias=options.bias,
+            bias_scheme=options.bias_scheme,
+        )
+    except ValueError as error:
+        raise ObservationError(f"[observation]: {error}") from error

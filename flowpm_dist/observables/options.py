@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from flowpm_dist.options import Options, nearest
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.options import (
+    AnyPath,
+    Length,
+    Options,
+    Pair,
+    checked_name,
+    checked_python_name,
+    limits,
+    nearest,
+)
 
 EULERIAN = ("b",)
 """Bias of the evolved density."""
@@ -19,18 +29,27 @@ BIASES = (*EULERIAN, *LAGRANGIAN)
 
 A_BIAS = "a number from -20 to 20"
 
-Structure = Literal["linear", "1lpt", "2lpt", "pm"]
+AN_AMPLITUDE = "a number above 0, at most 100"
+
+StructureName = Literal["linear", "1lpt", "2lpt", "pm"]
+STRUCTURE_NAMES: tuple[str, ...] = get_args(StructureName)
+"""What forms structure, by cost."""
+
+
+class ObservationError(UserError):
+    """What is observed cannot be made as asked, or is not what something else is made for."""
+
+
+def _structure(name: str) -> str:
+    return checked_name(name, STRUCTURE_NAMES, "structure")
+
+
+Structure = Annotated[str, AfterValidator(_structure)]
+"""One of `STRUCTURE_NAMES`, or "package.module:object" of a `StructureFormation`."""
+
 LineOfSight = Literal["x", "y", "z"]
 BiasValue = Annotated[float, Field(ge=-20, le=20)]
-
-
-def _one_scheme(bias: Mapping[str, float]) -> Mapping[str, float]:
-    for name in bias:
-        if name not in BIASES:
-            raise ValueError(f"there is no bias {name!r}{nearest(name, BIASES)}")
-    if not bias or ("b" in bias and len(bias) > 1):
-        raise ValueError("either b alone, or some of b1, b2, bs2")
-    return bias
+Amplitude = Annotated[float, Field(gt=0, le=100)]
 
 
 class ForwardModelOptions(Options):
@@ -38,22 +57,113 @@ class ForwardModelOptions(Options):
 
     Attributes:
         structure: what forms structure, by cost: "linear" (linear theory on the grid), "1lpt",
-            "2lpt" or "pm" (the particle mesh).
+            "2lpt" or "pm" (the particle mesh); or a `StructureFormation` of a user's own.
         redshift_space: the line of sight, along which peculiar velocities move the particles.
+        bias_scheme: the `Bias` of a user's own; by default that of the names in `bias`.
         bias: the value of each bias parameter; None for matter.
     """
 
-    structure: Structure = Field(default="pm", description='"linear", "1lpt", "2lpt" or "pm"')
+    structure: Structure = Field(
+        default="pm", description='"linear", "1lpt", "2lpt", "pm" or "package.module:object"'
+    )
     redshift_space: LineOfSight | None = Field(
         default=None, description='the line of sight of redshift space: "x", "y" or "z"'
     )
-    bias: Annotated[dict[str, BiasValue], AfterValidator(_one_scheme)] | None = Field(
+    bias_scheme: Annotated[str, AfterValidator(checked_python_name)] | None = Field(
+        default=None, description='"package.module:object" of a bias of your own'
+    )
+    bias: dict[str, BiasValue] | None = Field(
         default=None,
         description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
         f"{A_BIAS}",
     )
 
+    @field_validator("bias")
+    @classmethod
+    def _one_scheme(
+        cls, bias: dict[str, float] | None, info: ValidationInfo
+    ) -> dict[str, float] | None:
+        if bias is None or info.data.get("bias_scheme") is not None:
+            return bias
+        for name in bias:
+            if name not in BIASES:
+                raise ValueError(f"there is no bias {name!r}{nearest(name, BIASES)}")
+        if not bias or ("b" in bias and len(bias) > 1):
+            raise ValueError("either b alone, or some of b1, b2, bs2")
+        return bias
+
     @property
     def lpt_order(self) -> Literal[1, 2]:
         """The order of LPT that the simulation must have."""
         return 1 if self.structure == "1lpt" else 2
+
+
+class ObservationOptions(ForwardModelOptions):
+    """What a survey sees of a universe: the forward model, and the noise of what is observed.
+
+    Run files of all jobs have them as their section [observation].
+
+    Attributes:
+        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed.
+        sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
+        mean_count: the mean count of a cell of mean density.
+        mask: the share of each cell that is observed.
+    """
+
+    kind: Literal["density", "counts"] = Field(
+        default="density", description='"density" or "counts"'
+    )
+    sigma: Length | AnyPath | None = Field(
+        default=None,
+        description="the standard deviation of a cell's noise in mean densities: a number above "
+        "0, or a file of them shaped as box.grid",
+    )
+    mean_count: float | None = Field(
+        default=None, gt=0, description="the mean count of a cell of mean density, above 0"
+    )
+    mask: AnyPath | None = Field(
+        default=None,
+        description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
+    )
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that are named, by key."""
+        named = {key: getattr(self, key) for key in ("sigma", "mask")}
+        return {key: path for key, path in named.items() if isinstance(path, Path)}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether what is seen differs from the density by chance."""
+        return self.kind == "counts" or self.sigma is not None
+
+    @property
+    def own_values(self) -> dict[str, float]:
+        """The values of all nuisance parameters that have no prior, and of a mock's."""
+        return {"amplitude": 1.0, "noise_amplitude": 1.0, **(self.bias or {})}
+
+
+class NuisanceRanges(Options):
+    """Uniform priors of what an observation depends on besides the cosmology.
+
+    Parameters of a user's own `bias_scheme` have theirs under their own names.
+
+    Attributes:
+        b, b1, b2, bs2: bias.
+        amplitude: what the density that is seen is multiplied by, before the noise.
+        noise_amplitude: what the standard deviation of the noise of a density is multiplied by.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Pair[BiasValue]]
+
+    b: Pair[BiasValue] | None = limits(A_BIAS)
+    b1: Pair[BiasValue] | None = limits(A_BIAS)
+    b2: Pair[BiasValue] | None = limits(A_BIAS)
+    bs2: Pair[BiasValue] | None = limits(A_BIAS)
+    amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
+    noise_amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
+
+
+AMPLITUDES = ("amplitude", "noise_amplitude")
+"""Nuisance parameters that are 1 unless a prior lets them vary."""

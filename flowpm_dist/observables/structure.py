@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
-from flowpm_dist.observables.options import LineOfSight, Structure
+from flowpm_dist.observables.options import LineOfSight
 from flowpm_dist.observables.per_chain import as_factor
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -17,7 +17,10 @@ from flowpm_dist.simulation.state import State
 
 @dataclass(frozen=True)
 class StructureFormation:
-    """A way from white noise to a density contrast.
+    """A way from white noise to a density.
+
+    One of a user's own is an object of a class that derives from this one. It overrides `state`, or
+    `density`, and is named in run files as "package.module:object".
 
     Attributes:
         makes_steps: whether the particles are evolved; they stand where LPT puts them otherwise.
@@ -32,17 +35,27 @@ class StructureFormation:
     def state(
         self,
         simulation: Simulation,
-        white_noise: Field,
+        white_noise: Field | None,
         cosmology: Cosmology | Sequence[Cosmology] | None,
+        seed: Sequence[int] | None = None,
     ) -> State:
-        """Returns the universe of white noise at the last of the simulation's steps."""
+        """Returns the universe of white noise at the last of the simulation's steps.
+
+        Args:
+            simulation: whose steps are made.
+            white_noise: of one universe, or of a batch; or
+            seed: of the white noise of each universe of a batch.
+            cosmology: of the universes; None for that of the simulation.
+        """
         make = simulation.run if self.makes_steps else simulation.lpt
+        if seed is not None:
+            return make(seed=seed, cosmology=cosmology)
         return make(white_noise=white_noise, cosmology=cosmology)
 
-    def contrast(
+    def density(
         self, state: State, axis: LineOfSight | None = None, weights: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Returns this rank's block of the density contrast [..., x, y, z].
+        """Returns this rank's block of the density [..., x, y, z], mean 1.
 
         Args:
             state: the universe.
@@ -50,11 +63,11 @@ class StructureFormation:
             weights: of the particles [..., x, y, z].
         """
         if not self.has_particles:
-            return state.linear_delta.block * as_factor(state.linear_growth, state.box)
-        return state.density(redshift_space=axis, weights=weights).block - 1
+            return 1 + state.linear_delta.block * as_factor(state.linear_growth, state.box)
+        return state.density(redshift_space=axis, weights=weights).block
 
 
-STRUCTURES: dict[Structure, StructureFormation] = {
+STRUCTURES: Mapping[str, StructureFormation] = {
     "linear": StructureFormation(has_particles=False),
     "1lpt": StructureFormation(lpt_order=1),
     "2lpt": StructureFormation(lpt_order=2),

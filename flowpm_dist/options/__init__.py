@@ -6,7 +6,7 @@ Nothing here imports TensorFlow.
 """
 
 from flowpm_dist.options.base import Options, constructed
-from flowpm_dist.options.hints import RENAMED, nearest
+from flowpm_dist.options.hints import MOVED, RENAMED, nearest
 from flowpm_dist.options.named import checked_name, object_named
 from flowpm_dist.options.python_names import checked_python_name, is_python_name, python_object
 from flowpm_dist.options.types import (
@@ -30,6 +30,7 @@ from flowpm_dist.options.types import (
 
 __all__ = [
     "A_SEED",
+    "MOVED",
     "RENAMED",
     "AnyPath",
     "EvenSide",

@@ -12,6 +12,18 @@ RENAMED = {
 }
 """The present names of options that had another one."""
 
+MOVED = {
+    "model.structure": "observation.structure",
+    "model.redshift_space": "observation.redshift_space",
+    "model.bias": "observation.bias",
+    "model.error": "likelihood.error",
+    "data.kind": "observation.kind",
+    "data.sigma": "observation.sigma",
+    "data.mean_count": "observation.mean_count",
+    "data.mask": "observation.mask",
+}
+"""The present names of keys of run files that stood in another section."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean ...?" with the known name most like this one, or an empty text."""

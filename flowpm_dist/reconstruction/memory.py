@@ -36,7 +36,7 @@ def memory_at(plan: ReconstructionPlan, grid: Grid, axes: Mapping[str, int]) -> 
     search, sampler = plan.search, plan.sampler
     itemsize = np.dtype(plan.simulation.run.precision).itemsize
     kept = OF_HISTORY * search.history if search.optimiser == "lbfgs" else OF_ADAM
-    gradient = GRADIENT[plan.model.structure]
+    gradient = GRADIENT.get(plan.observation.structure, GRADIENT["pm"])
     searching = (gradient + kept) / ranks
     # A replica's chains go through the model together.
     together = math.ceil(sampler.chains / axes.get("replica", 1)) if sampler.draws else 0

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from scipy.stats import norm, poisson
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.observables.forward_model import ForwardModel
-from flowpm_dist.reconstruction.likelihoods import positive_density
+from flowpm_dist.observables.noise import counts_of, noisy_density
 from flowpm_dist.reconstruction.unknowns import Space
 from flowpm_dist.simulation.state import State
 
@@ -59,15 +58,11 @@ class Mock:
         Returns:
             A float64 block; 1 where nothing is observed.
         """
-        seen = mask > 0
-        spread = np.where(seen, sigma / np.sqrt(np.where(seen, mask, 1.0)), 0.0)
         density = np.asarray(self.density, np.float64)
-        return np.where(seen, density + spread * self._unit_normal(seed), 1.0)
+        return noisy_density(density, sigma, mask, self._unit_normal(seed))
 
     def counts(self, mean_count: float, mask: np.ndarray, seed: int) -> np.ndarray:
-        """Returns Poisson counts.
-
-        They are the same on any number of ranks, up to the rounding of the density.
+        """Returns Poisson counts, see `counts_of`.
 
         Args:
             mean_count: the mean count of a cell of mean density.
@@ -77,9 +72,7 @@ class Mock:
         Returns:
             A float64 block of whole numbers.
         """
-        rate = mean_count * mask * np.asarray(positive_density(self.density), np.float64)
-        drawn = poisson.ppf(norm.cdf(self._unit_normal(seed)), np.where(rate > 0, rate, 1.0))
-        return np.where(rate > 0, drawn, 0.0)
+        return counts_of(self.density, mean_count, mask, self._unit_normal(seed))
 
     def _unit_normal(self, seed: int) -> np.ndarray:
         return np.asarray(Space(self.state.box).normal(seed, NOISE).field, np.float64)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import ParameterRanges, PrimordialAmplitude
 from flowpm_dist.cosmology.ranges import RANGES
-from flowpm_dist.observables.options import A_BIAS, BiasValue, ForwardModelOptions
-from flowpm_dist.options import A_SEED, AnyPath, Length, Options, Pair, Seed, count, limits, rows
+from flowpm_dist.observables.options import NuisanceRanges
+from flowpm_dist.options import (
+    A_SEED,
+    AnyPath,
+    Options,
+    Pair,
+    Seed,
+    checked_python_name,
+    count,
+    limits,
+    rows,
+)
 
 Stages = Annotated[
     tuple[
@@ -26,30 +35,29 @@ Stages = Annotated[
 ]
 
 
-class ModelOptions(ForwardModelOptions):
-    """The model from white noise to what is observed, and its error.
+class LikelihoodOptions(Options):
+    """The likelihood of what is observed.
 
     Attributes:
+        name: a likelihood of a user's own; by default that of the observation's kind.
         error: the standard deviation of the model, as a share of a cell's density.
     """
 
+    name: Annotated[str, AfterValidator(checked_python_name)] | None = Field(
+        default=None, description='"package.module:object" of a likelihood of your own'
+    )
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
 
 class ObservedOptions(Options):
-    """The observations: a file, or a mock universe.
+    """The data: a file, or a mock universe.
 
     Attributes:
-        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed.
         file: the file of the data.
         mock_seed: the seed of the white noise of a mock universe, instead of a file.
         noise_seed, add_noise: the seed of the noise of a mock, and whether it has noise.
-        sigma: the standard deviation of a cell's noise [mean density].
-        mean_count: the mean count of a cell of mean density.
-        mask: the share of each cell that is observed.
     """
 
-    kind: Literal["density", "counts"] = Field(description='"density" or "counts"')
     file: AnyPath | None = Field(
         default=None,
         description="a .npy file, a zarr array or group, or an HDF5 file, shaped as box.grid",
@@ -57,34 +65,12 @@ class ObservedOptions(Options):
     mock_seed: Seed | None = Field(default=None, description=A_SEED)
     noise_seed: Seed = Field(default=0, description=A_SEED)
     add_noise: bool = Field(default=True, description="true or false")
-    sigma: Length | AnyPath | None = Field(
-        default=None,
-        description="the standard deviation of a cell's noise in mean densities: a number above "
-        "0, or a file of them shaped as box.grid",
-    )
-    mean_count: float | None = Field(
-        default=None, gt=0, description="the mean count of a cell of mean density, above 0"
-    )
-    mask: AnyPath | None = Field(
-        default=None,
-        description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
-    )
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The files that are named, by key."""
-        named = {key: getattr(self, key) for key in ("file", "sigma", "mask")}
-        return {key: path for key, path in named.items() if isinstance(path, Path)}
 
 
-class FittedOptions(ParameterRanges):
+class FittedOptions(ParameterRanges, NuisanceRanges):
     """The parameters that are fitted along, each with a uniform prior between two values."""
 
     A_s: Pair[PrimordialAmplitude] | None = limits(RANGES["A_s"].what)
-    b: Pair[BiasValue] | None = limits(A_BIAS)
-    b1: Pair[BiasValue] | None = limits(A_BIAS)
-    b2: Pair[BiasValue] | None = limits(A_BIAS)
-    bs2: Pair[BiasValue] | None = limits(A_BIAS)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:

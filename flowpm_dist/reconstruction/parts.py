@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
-from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.forward_model import ForwardModel, forward_model_of
+from flowpm_dist.observables.observations import Observations, ObservedBlock
+from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.options import python_object
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
 from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.mock import Mock
-from flowpm_dist.reconstruction.observations import Observations, ObservedBlock
 from flowpm_dist.reconstruction.options import SamplerOptions, SearchOptions
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -25,15 +28,13 @@ from meshimpl.process_mesh import ProcessMesh
 
 
 def model_of(plan: ReconstructionPlan, mesh: ProcessMesh) -> ForwardModel:
-    """Returns the model from white noise to what is observed, with a halo that holds."""
+    """Returns the model from white noise to what is observed, with a halo that holds.
+
+    Raises:
+        ObservationError: an object of the user's own that cannot serve.
+    """
     cosmology = Cosmology(**plan.cosmology.model_dump(exclude_none=True))
-    asked = plan.model
-    model = ForwardModel(
-        plan.simulation.simulation(cosmology, mesh=mesh),
-        asked.structure,
-        redshift_space=asked.redshift_space,
-        bias=asked.bias,
-    )
+    model = forward_model_of(plan.observation, plan.simulation.simulation(cosmology, mesh=mesh))
     model.hold_halo()
     return model
 
@@ -48,6 +49,7 @@ class Observed:
         likelihood: of the data.
         mock: the truth, where it is known.
         scale: a cell's data over its density: 1, or the mean count.
+        counts: whether the data are counts.
     """
 
     data: np.ndarray
@@ -55,10 +57,11 @@ class Observed:
     likelihood: Likelihood
     mock: Mock | None
     scale: float
+    counts: bool = False
 
     def density(self) -> np.ndarray:
         """Returns the data as a density; 0 where nothing is observed."""
-        per_cell = self.scale * (self.mask if isinstance(self.likelihood, Poisson) else 1.0)
+        per_cell = self.scale * (self.mask if self.counts else 1.0)
         seen = self.mask > 0
         return np.where(seen, self.data / np.where(seen, per_cell, 1.0), 0.0)
 
@@ -70,19 +73,21 @@ def observed_of(plan: ReconstructionPlan, model: ForwardModel) -> Observed:
         VolumeError: a file cannot be read.
     """
     box, asked = model.simulation.box, plan.data
-    block = Observations(asked, plan.grid).block(box.offset, box.block)
+    observations = Observations(plan.observation, plan.grid, asked.file)
+    block = observations.block(box.offset, box.block)
     mock = None if asked.mock_seed is None else Mock.of(model, asked.mock_seed)
     data = block.data if mock is None else _data_of_mock(mock, plan, block)
     assert data is not None
     likelihood = likelihood_of(plan, box, block, data)
-    return Observed(data, block.mask, likelihood, mock, asked.mean_count or 1.0)
+    mean_count = plan.observation.mean_count
+    return Observed(data, block.mask, likelihood, mock, mean_count or 1.0, mean_count is not None)
 
 
 def _data_of_mock(mock: Mock, plan: ReconstructionPlan, block: ObservedBlock) -> np.ndarray:
-    asked = plan.data
-    if asked.kind == "counts":
-        assert asked.mean_count is not None
-        return mock.counts(asked.mean_count, block.mask, asked.noise_seed)
+    asked, mean_count = plan.data, plan.observation.mean_count
+    if plan.observation.kind == "counts":
+        assert mean_count is not None
+        return mock.counts(mean_count, block.mask, asked.noise_seed)
     if not asked.add_noise:
         return np.where(block.mask > 0, np.asarray(mock.density, np.float64), 1.0)
     assert block.sigma is not None
@@ -99,11 +104,21 @@ def likelihood_of(
         box: of one universe, or of several chains.
         block: what this rank observes.
         data: density or counts [x, y, z].
+
+    Raises:
+        ObservationError: an object of the user's own that cannot serve.
     """
     observed, values = tf.constant(block.mask, box.dtype), tf.constant(data, box.dtype)
-    if plan.data.kind == "counts":
-        return Poisson(box, values, plan.data.mean_count, observed)
-    return Gaussian(box, values, block.sigma, observed, plan.model.error)
+    mean_count, error = plan.observation.mean_count, plan.likelihood.error
+    noise = block.sigma if mean_count is None else mean_count
+    if (name := plan.likelihood.name) is not None:
+        try:
+            return cast(Likelihood, python_object(name)(box, values, noise, observed))
+        except ValueError as error_of_object:
+            raise ObservationError(f"likelihood {name!r}: {error_of_object}") from error_of_object
+    if mean_count is not None:
+        return Poisson(box, values, noise, observed)
+    return Gaussian(box, values, noise, observed, error)
 
 
 def minimiser_of(search: SearchOptions) -> Minimiser:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.reconstruction.options import (
     FittedOptions,
-    ModelOptions,
+    LikelihoodOptions,
     ObservedOptions,
     SamplerOptions,
     SearchOptions,
@@ -23,8 +24,9 @@ class ReconstructionPlan:
     Attributes:
         simulation: box, steps, LPT order, integrator, precision.
         cosmology: of the model, and of a mock universe.
-        model: from white noise to what is observed.
+        observation: from white noise to what is observed, and its noise.
         data: what is observed.
+        likelihood: of the data.
         priors: the parameters that are fitted along.
         search: for the most probable initial conditions.
         sampler: chains after the search.
@@ -32,8 +34,9 @@ class ReconstructionPlan:
 
     simulation: SimulationPlan
     cosmology: CosmologyOptions
-    model: ModelOptions
+    observation: ObservationOptions
     data: ObservedOptions
+    likelihood: LikelihoodOptions = field(default_factory=LikelihoodOptions)
     priors: FittedOptions = field(default_factory=FittedOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)

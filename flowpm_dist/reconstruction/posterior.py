@@ -60,7 +60,7 @@ class Posterior:
         self.model, self.likelihood = model, likelihood
         self.priors = dict(UniformPriors(priors or {}).ranges)
         for name in self.priors:
-            if not model.fitted(name):
+            if not model.fitted(name) and name not in likelihood.parameters:
                 raise ValueError(f"the model does not depend on {name}")
         self.space = Space(likelihood.box, tuple(self.priors))
 
@@ -96,8 +96,10 @@ class Posterior:
     def _data(self, x: Unknowns, annealing: Annealing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([x.field, x.parameters])
-            density = self.model(x.field, self.parameters(x))
-            parts = self.likelihood.parts(density, annealing)
+            values = self.parameters(x)
+            density = self.model(x.field, values)
+            own = {name: values[name] for name in self.likelihood.parameters if name in values}
+            parts = self.likelihood.parts(density, annealing, **own)
         found = tape.gradient(
             parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

@@ -17,6 +17,7 @@ from flowpm_dist.io.pictures import power_spectrum_figure
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.tables import read_rows
 from flowpm_dist.jobs.versions import versions
+from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.figures import (
     Slab,
     correlation_figure,
@@ -95,7 +96,7 @@ class Results:
         aside = self._folder.fields.with_name(f".{self._folder.fields.name}.partial")
         if self._box.mesh.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
-        meanings = MEANINGS | ({"data": COUNTS} if self._plan.data.kind == "counts" else {})
+        meanings = MEANINGS | ({"data": COUNTS} if self._plan.observation.kind == "counts" else {})
         write_snapshot(aside, self._fields(found, truth), self._header(values), meanings)
         if self._box.mesh.rank == 0:
             self._write_tables(spectra, facts)
@@ -113,9 +114,10 @@ class Results:
             "density": found.matter,
             "data": Field(tf.constant(observed.data, box.dtype), box),
         }
-        if self._plan.model.bias or self._plan.model.redshift_space:
+        asked = self._plan.observation
+        if asked.bias or asked.redshift_space or AMPLITUDE in self._posterior.priors:
             fields["expected"] = found.expected
-        if self._plan.data.mask is not None:
+        if asked.mask is not None:
             fields["mask"] = Field(tf.constant(observed.mask, box.dtype), box)
         if truth is not None:
             fields["truth_white_noise"] = truth.state.white_noise
@@ -140,7 +142,7 @@ class Results:
     def _facts(self, point: Unknowns, values: dict[str, float]) -> dict[str, Any]:
         """Returns what is known of the point itself."""
         posterior, at = self._posterior, self._posterior.evaluate(point)
-        own = {**self._plan.cosmology.model_dump(), **self._model.bias}
+        own = {**self._plan.cosmology.model_dump(), **self._plan.observation.own_values}
         parameters: dict[str, Any] = {}
         for name, value in values.items():
             parameters[name] = {"value": value, "prior": list(posterior.priors[name])}

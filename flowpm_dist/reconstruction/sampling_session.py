@@ -18,13 +18,13 @@ from flowpm_dist.io.snapshot import Snapshot, load_snapshot
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopError, StopRequest
 from flowpm_dist.jobs.tables import read_rows
+from flowpm_dist.observables.observations import Observations
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.diagnostics import large_modes
 from flowpm_dist.reconstruction.draws_table import DrawsTable, Rows, mode_names, values_of
 from flowpm_dist.reconstruction.figures import Trace, chains_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.observations import Observations
 from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -65,7 +65,8 @@ class SamplingSession:
         model = model_of(plan, mesh)
         self.box = model.simulation.box_of(asked.chains)
         self._found = load_snapshot(folder.fields)
-        block = Observations(plan.data, plan.grid).block(self.box.offset, self.box.block)
+        observations = Observations(plan.observation, plan.grid, plan.data.file)
+        block = observations.block(self.box.offset, self.box.block)
         data = self._block_of(self._found, "data")
         likelihood = likelihood_of(plan, self.box, block, data)
         self.posterior = Posterior(model, likelihood, plan.priors.ranges)
@@ -201,7 +202,7 @@ class SamplingSession:
         zeros = self.posterior.space.zeros()
         block = tf.constant(self._block_of(self._found, "truth_white_noise"), self.box.dtype)
         modes = large_modes(zeros.field + block, self.box)[0]
-        own = {**self.plan.cosmology.model_dump(), **self.posterior.model.bias}
+        own = {**self.plan.cosmology.model_dump(), **self.plan.observation.own_values}
         return {
             **{name: own[name] for name in self.posterior.space.names},
             **dict(zip(mode_names(), map(float, modes), strict=True)),

@@ -36,8 +36,8 @@ COSMOLOGY += 'transfer = "eisenstein-hu"\n'
 SIMULATE = BOX.format(grid=16) + COSMOLOGY + "[initial]\nseed = 1\n[evolution]\nsteps = 3\n"
 LONG = SIMULATE.replace("steps = 3", "steps = 100000")
 RECONSTRUCT = (
-    BOX.format(grid=8) + COSMOLOGY + '[model]\nstructure = "2lpt"\n[data]\nkind = "density"\n'
-    "mock_seed = 1\nsigma = 0.2\n[search]\nevaluations = 6\n"
+    BOX.format(grid=8) + COSMOLOGY + '[observation]\nstructure = "2lpt"\nsigma = 0.2\n'
+    "[data]\nmock_seed = 1\n[search]\nevaluations = 6\n"
 )
 TRAIN = (
     BOX.format(grid=32) + "[cosmology]\nOmega_b = 0.049\nh = 0.67\nn_s = 0.96\n"

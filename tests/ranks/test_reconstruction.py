@@ -88,8 +88,18 @@ def posterior_of(model, *, sigma=0.5, kind=Gaussian, priors=None, seed=3):
 
 
 CASES = {
-    "linear": ("linear", {"bias": {"b": 1.4}}, {"b": (1.0, 2.0), "sigma8": (0.6, 1.0)}, Gaussian),
-    "1lpt": ("1lpt", {"redshift_space": "z"}, {"Omega_m": (0.2, 0.4)}, Poisson),
+    "linear": (
+        "linear",
+        {"bias": {"b": 1.4}},
+        {"b": (1.0, 2.0), "sigma8": (0.6, 1.0), "noise_amplitude": (0.5, 2.0)},
+        Gaussian,
+    ),
+    "1lpt": (
+        "1lpt",
+        {"redshift_space": "z"},
+        {"Omega_m": (0.2, 0.4), "amplitude": (0.8, 1.2)},
+        Poisson,
+    ),
     "2lpt": (
         "2lpt",
         {"bias": {"b1": 0.5, "b2": 0.2, "bs2": -0.3}, "redshift_space": "x"},
@@ -241,6 +251,12 @@ def test_likelihoods(mesh):
     mesh_sum = mesh.world.allreduce(erring.parts(block_of(density, box)))
     expected = 0.5 * np.sum(((density - data) / wider)[seen] ** 2)
     np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
+    louder = np.hypot(1.5 * sigma, 0.4 * np.maximum(data, 0))
+    of_amplitude = erring.parts(
+        block_of(density, box), noise_amplitude=tf.constant(1.5, tf.float64)
+    )
+    expected = np.sum((0.5 * ((density - data) / louder) ** 2 + np.log(louder / wider))[seen])
+    np.testing.assert_allclose(mesh.world.allreduce(of_amplitude), expected, rtol=1e-12)
     counts = np.random.default_rng(5).poisson(2.0, size=density.shape)
     positive = np.abs(density) + 0.5
     poisson = Poisson(

@@ -30,18 +30,18 @@ sigma8 = 0.8
 [evolution]
 a_stop = 0.8
 steps = 2
-[model]
+[observation]
 structure = "1lpt"
+{data}
 [data]
 mock_seed = 1
-{data}
 [search]
 evaluations = 12
 checkpoint_every = 4
 [run]
 precision = "float64"
 """
-DENSITY = 'kind = "density"\nsigma = 0.4\nadd_noise = true'
+DENSITY = 'kind = "density"\nsigma = 0.4'
 COUNTS = 'kind = "counts"\nmean_count = 3.0'
 KINDS = {"density": DENSITY, "counts": COUNTS}
 

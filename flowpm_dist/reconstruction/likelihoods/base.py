@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -42,10 +42,15 @@ class Likelihood(abc.ABC):
     A likelihood of your own implements `inverse_variance` and `residual`. Where it is not Gaussian,
     it also overrides `parts` for the exact likelihood, and leaves the annealed ones to this class.
 
+    Attributes:
+        parameters: names of nuisance parameters that `parts` takes by keyword, if they have priors.
+
     Args:
         box: the box of the model's densities.
         observed: block [x, y, z]: 1 where there are data, 0 elsewhere, or a weight between.
     """
+
+    parameters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, box: Box, observed: tf.Tensor | None = None) -> None:
         self.box = box
@@ -66,7 +71,9 @@ class Likelihood(abc.ABC):
         It is 0 where nothing is observed.
         """
 
-    def parts(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
+    def parts(
+        self, density: tf.Tensor, annealing: Annealing = EXACT, **parameters: tf.Tensor
+    ) -> tf.Tensor:
         """Returns this rank's part of minus the log likelihood, float64 [...].
 
         The sum over ranks is 0 for a perfect model.
@@ -74,8 +81,17 @@ class Likelihood(abc.ABC):
         Args:
             density: block [..., x, y, z].
             annealing: the annealing of the noise.
+            parameters: those of `self.parameters` that have priors, float64 [...] of all chains.
         """
-        residual = self.residual(density, annealing)
+        return self.half_squares(self.residual(density, annealing), annealing)
+
+    def half_squares(self, residual: tf.Tensor, annealing: Annealing) -> tf.Tensor:
+        """Returns half the sum of this rank's annealed squares, float64 [...].
+
+        Args:
+            residual: block [..., x, y, z].
+            annealing: the annealing of the noise.
+        """
         if annealing.radius:
             residual = self._smoothed(annealing.radius)(residual)
         return sum_over_cells(tf.square(residual)) * (0.5 / annealing.inflation**2)

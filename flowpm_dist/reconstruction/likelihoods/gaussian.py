@@ -7,7 +7,15 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, in_dtype_of
+from flowpm_dist.observables.per_chain import local_values
+from flowpm_dist.reconstruction.likelihoods.base import (
+    EXACT,
+    Annealing,
+    Likelihood,
+    in_dtype_of,
+    sum_over_cells,
+)
+from meshimpl.mesh_function import replicated
 
 
 class Gaussian(Likelihood):
@@ -22,7 +30,11 @@ class Gaussian(Likelihood):
         error: of the model, as a share of a cell's density. Its square times that of the data is
             added to the variance, but not while residuals are smoothed: weights that follow the
             density would upset the balance of mass between neighbours.
+
+    With a prior, the parameter "noise_amplitude" multiplies sigma.
     """
+
+    parameters = ("noise_amplitude",)
 
     def __init__(
         self,
@@ -39,6 +51,7 @@ class Gaussian(Likelihood):
         self._smooth, self._exact = (
             tf.sqrt(self.observed / x) for x in (variance, variance + of_model)
         )
+        self._share = variance / (variance + of_model)  # of the noise in the variance
 
     def _scale(self, annealing: Annealing) -> tf.Tensor:
         return self._smooth if annealing.radius else self._exact
@@ -50,3 +63,16 @@ class Gaussian(Likelihood):
     def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
         return (density - self._data) * self._scale(annealing)
+
+    def parts(
+        self, density: tf.Tensor, annealing: Annealing = EXACT, **parameters: tf.Tensor
+    ) -> tf.Tensor:
+        """See `Likelihood`; with a noise amplitude, with the logarithm of its determinant."""
+        if "noise_amplitude" not in parameters:
+            return super().parts(density, annealing)
+        shared = replicated(self.box.mesh, parameters["noise_amplitude"])
+        larger = tf.square(local_values(shared, self.box)) - 1
+        ratio = 1 + larger * (1 if annealing.radius else self._share)  # of variances
+        residual = self.residual(density, annealing) / tf.sqrt(ratio)
+        logs = tf.where(self.observed > 0, tf.math.log(ratio), tf.zeros_like(density))
+        return self.half_squares(residual, annealing) + 0.5 * sum_over_cells(logs)

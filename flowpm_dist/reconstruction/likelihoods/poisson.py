@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.observables.noise import positive_density
 from flowpm_dist.reconstruction.likelihoods.base import (
     EXACT,
     Annealing,
@@ -14,9 +15,6 @@ from flowpm_dist.reconstruction.likelihoods.base import (
     in_dtype_of,
     sum_over_cells,
 )
-
-LEAST_DENSITY = 0.02
-"""A density below about this [mean density] counts as this: rates of counts are positive."""
 
 
 class Poisson(Likelihood):
@@ -47,7 +45,9 @@ class Poisson(Likelihood):
         positive = tf.where(self._rate > 0, self._rate, tf.ones_like(self._rate))
         return (density * self._rate - self._counts) / tf.sqrt(positive)
 
-    def parts(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
+    def parts(
+        self, density: tf.Tensor, annealing: Annealing = EXACT, **parameters: tf.Tensor
+    ) -> tf.Tensor:
         """Returns half the deviance: the log likelihood less that of rates equal to the counts."""
         if annealing != EXACT:
             return super().parts(density, annealing)
@@ -58,8 +58,3 @@ class Poisson(Likelihood):
         ratio = tf.where(some, counts, tf.ones_like(counts)) / safe_rate
         surprise = tf.where(some, counts * tf.math.log(ratio), tf.zeros_like(rate))
         return sum_over_cells(rate - counts + surprise)
-
-
-def positive_density(density: tf.Tensor) -> tf.Tensor:
-    """Returns the density bent smoothly to stay above 0: softplus of scale `LEAST_DENSITY`."""
-    return LEAST_DENSITY * tf.math.softplus(density / LEAST_DENSITY)

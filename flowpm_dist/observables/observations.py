@@ -1,4 +1,4 @@
-"""The data of a reconstruction, which are checked first; each rank then reads its block.
+"""The files of what is observed, which are checked first; each rank then reads its block.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
@@ -13,15 +13,20 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
-from flowpm_dist.reconstruction.options import ObservedOptions
+from flowpm_dist.observables.options import ObservationOptions
 
 REASON = (0.5, 2.0)
 """Limits of the mean density of observed cells, and of the mean count over the expected one."""
 
 BELOW = 10
-"""How far the noise may carry a density below 0 [data.sigma]."""
+"""How far the noise may carry a density below 0 [observation.sigma]."""
 
 CHUNK_BYTES = 2**26  # of a file read at a time
+
+KEYS = {"file": "data.file"} | {
+    key: f"observation.{key}" for key in ("sigma", "mask", "mean_count")
+}
+"""The keys of run files that say what is read here."""
 
 
 def file_misfits(
@@ -66,8 +71,8 @@ class ObservedBlock:
     Attributes:
         mask: the share of each cell that is observed, from 0 to 1.
         sigma: the standard deviation of the noise [mean density]; 1 where nothing is observed. None
-            for counts.
-        data: a density or counts; 1 or 0 where nothing is observed. None for a mock.
+            where there is no noise, and for counts.
+        data: a density or counts; 1 or 0 where nothing is observed. None where they are drawn.
     """
 
     mask: np.ndarray
@@ -79,16 +84,20 @@ class Observations:
     """The observations in opened files, or the numbers in their place.
 
     Args:
-        options: the options; their files must fit `grid`, see `file_misfits`.
+        options: what is observed; its files must fit `grid`, see `file_misfits`.
         grid: the cells along each side.
+        data: the file of the data, if there is one.
 
     Raises:
         VolumeError: if a file cannot be opened any more.
     """
 
-    def __init__(self, options: ObservedOptions, grid: tuple[int, int, int]) -> None:
+    def __init__(
+        self, options: ObservationOptions, grid: tuple[int, int, int], data: Path | None = None
+    ) -> None:
         self._options, self._grid = options, grid
-        self._volumes = {key: open_volume(path) for key, path in options.files.items()}
+        files = options.files if data is None else {**options.files, "file": data}
+        self._volumes = {key: open_volume(path) for key, path in files.items()}
 
     def block(self, offset: tuple[int, int, int], shape: tuple[int, int, int]) -> ObservedBlock:
         """Returns the observations in a part of the grid; only that part is read.
@@ -106,8 +115,8 @@ class Observations:
         seen = mask > 0
         if self._options.kind == "density":
             given = self._options.sigma
-            sigma = np.full(shape, given) if sigma is None else sigma
-            sigma = np.where(seen, sigma, 1.0)
+            sigma = np.full(shape, given) if isinstance(given, float) else sigma
+            sigma = None if sigma is None else np.where(seen, sigma, 1.0)
         if data is not None:
             data = np.where(seen, data, 1.0 if self._options.kind == "density" else 0.0)
         return ObservedBlock(mask, sigma, data)
@@ -117,7 +126,7 @@ class Observations:
         return None if volume is None else _read(volume, place)
 
     def problems(self) -> dict[str, str]:
-        """Returns the errors in the values of the files, by key of [data].
+        """Returns the errors in the values of the files, by key of the run file.
 
         Each message says where the first wrong value is and what it must be. All files are read,
         plane by plane.
@@ -146,7 +155,7 @@ class Observations:
             wrong["mask"] = f"= {self._volumes['mask'].where} is 0 everywhere: nothing is observed"
         if "file" in self._volumes and not wrong:
             wrong |= self._unreasonable(total, seen_cells, expected)
-        return wrong
+        return {KEYS[name]: what for name, what in wrong.items()}
 
     def _bad(
         self, values: dict[str, Any], seen: np.ndarray
@@ -165,7 +174,8 @@ class Observations:
                 yield "file", seen & (data != np.round(data)), "counts must be whole numbers"
             else:
                 noise = self._options.sigma if sigma is None else sigma
-                must = f"a density is at least 0, up to noise: must be above -{BELOW} data.sigma"
+                least = f"-{BELOW} observation.sigma"
+                must = f"a density is at least 0, up to noise: must be above {least}"
                 yield "file", seen & (data < -BELOW * np.asarray(noise, float)), must
 
     def _unreasonable(self, total: float, cells: int, expected: float) -> dict[str, str]:
