@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from flowpm_dist.cosmoflow.scores import baselines, figures, judging
-from flowpm_dist.cosmoflow.scores.baselines import Features, Mean, RidgeOnPower, SmallNetwork
+from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower, SmallNetwork
+from flowpm_dist.cosmoflow.scores.features import Features
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
 from flowpm_dist.cosmoflow.scores.paired import (
     difference,

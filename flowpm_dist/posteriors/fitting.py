@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from sklearn.linear_model import RidgeCV
 
 from flowpm_dist.posteriors.options import HeadOptions
 from flowpm_dist.posteriors.transforms import Regression, Transform
@@ -143,6 +142,7 @@ def _epoch(
 
 def _regression(train: Data, validation: Data) -> Regression:
     """Returns ridge regressions fitted to the training set; residuals are on the validation set."""
+    from sklearn.linear_model import RidgeCV  # a second to load, on the rank that fits alone
 
     def regression(
         inputs: int, parameters: Sequence[int]

@@ -28,7 +28,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
-from flowpm_dist.cosmoflow.scores.baselines import BASELINES, Features, learning_curve
+from flowpm_dist.cosmoflow.scores.features import Features
 from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.scores.paired import differences_from
 from flowpm_dist.cosmoflow.training.dataset import statistics_path
@@ -301,6 +301,8 @@ def judge(
         notes: made so far.
         split: that networks were asked about.
     """
+    from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
+
     samples = len(largest.predictions.truth)
     counts = {
         "train": min(largest.samples, summaries.MOST),
@@ -320,7 +322,7 @@ def judge(
     curves = network_curves(groups, scores)
     baselines: dict[str, Predictions] = {}
     if sets:
-        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in BASELINES}
+        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in methods.BASELINES}
         measured = len(sets[split].truth)
         if measured < samples:
             notes.append(
@@ -332,7 +334,7 @@ def judge(
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
         sizes = curve_sizes(len(sets["train"].truth))
         splits = sets["train"], sets["validation"], sets[split]
-        curves |= learning_curve(BASELINES[1:], *splits, sizes)
+        curves |= methods.learning_curve(methods.BASELINES[1:], *splits, sizes)
     main, predictions = next(iter(networks)), {**networks, **baselines}
     return Evaluation(
         main=main,

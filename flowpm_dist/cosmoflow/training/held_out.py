@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.cosmoflow.scores.baselines import Features
+from flowpm_dist.cosmoflow.scores.features import Features
 from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of
 from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Generation, Lanes, UniverseMaker, measured
 from flowpm_dist.cosmoflow.volumes.records import (

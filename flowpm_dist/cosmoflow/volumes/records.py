@@ -241,6 +241,7 @@ class RecordDataset(GloballyOrdered):
         paths = tf.constant(self._paths)
         starts, file = tf.constant(self._starts), tf.constant(self._file)
 
+        @tf.autograph.experimental.do_not_convert  # has no control flow, and reading it takes time
         def sample(position: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return self._sample(paths[file[position]], starts[position], position)
 

@@ -1,0 +1,49 @@
+"""Summary statistics of volumes, from which baselines predict the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Features:
+    """Summary statistics of n volumes, and their true parameters.
+
+    Attributes:
+        names: of the p parameters.
+        log_power: log10 of P(k) [(Mpc/h)^3], [n, bins].
+        histogram: of the density, [n, bins].
+        truth: [n, p], physical units.
+
+    Raises:
+        ValueError: shapes that disagree, no samples, or values that are not finite.
+    """
+
+    names: tuple[str, ...]
+    log_power: np.ndarray
+    histogram: np.ndarray
+    truth: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in ("log_power", "histogram", "truth"):
+            values = getattr(self, field)
+            if values.ndim != 2 or len(values) != len(self.truth) or not len(values):
+                raise ValueError(
+                    f"{field} has shape {values.shape}; must have two axes, the first of "
+                    f"{max(len(self.truth), 1)} samples as truth has"
+                )
+            if not np.isfinite(values).all():
+                raise ValueError(f"{field} has values that are not finite")
+        if self.truth.shape[1] != len(self.names):
+            raise ValueError(f"truth has shape {self.truth.shape} for {len(self.names)} parameters")
+
+    def first(self, count: int) -> Features:
+        """Returns the first `count` samples."""
+        return replace(
+            self,
+            log_power=self.log_power[:count],
+            histogram=self.histogram[:count],
+            truth=self.truth[:count],
+        )
