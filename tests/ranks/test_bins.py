@@ -156,7 +156,7 @@ def test_a_bin_without_modes_is_nan_and_has_no_gradient(line):
     np.testing.assert_allclose(gradients[0], gradients[1] + gradients[2], rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 def test_gradient_of_chosen_bins_and_wedges(box):
     """Quadratic in the field: its central difference is exact but for rounding."""
     field, shifted, *directions = blocks_on(box, 1, 2, 3, 4)

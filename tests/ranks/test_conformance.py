@@ -16,7 +16,7 @@ from conftest import SIZE, process_mesh
 
 from meshimpl.compat import mtf_ops
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = pytest.mark.ranks(1, 4)
 
 CASES: list[Case] = [
     case
@@ -32,8 +32,7 @@ ELSEWHERE = {
     "StackedVariable": "test_mesh_impl.py",
     "Variable": "test_mesh_impl.py",
 }
-# With two ranks an axis of one place beside them; a line of its own is that of four.
-MESHES = {1: ["row:1,col:1"], 2: ["row:1,col:2"], 4: ["row:4", "row:2,col:2"]}
+MESHES = {1: ["row:1,col:1"], 4: ["row:4", "row:2,col:2"]}
 TABLE = Path(__file__).parents[2] / "docs" / "mesh_operations.md"
 
 

@@ -32,7 +32,7 @@ simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
 @pytest.mark.parametrize(
     "integrator",
     [
-        pytest.param("fastpm", marks=pytest.mark.ranks(1, 2, 4)),
+        pytest.param("fastpm", marks=pytest.mark.ranks(1, 4)),
         "cola",
     ],
 )

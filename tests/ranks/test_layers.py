@@ -12,10 +12,10 @@ from meshimpl.operations.convolution import convolution, halo_widths
 
 pytestmark = pytest.mark.ranks(1, 4)
 
-# One side, both, and a batch with a side.
+# Both sides, and a batch with a side.
 MESHES = {
     1: ["row:1,col:1", "replica:1,row:1,col:1"],
-    4: ["row:4", "row:2,col:2", "replica:2,row:2"],
+    4: ["row:2,col:2", "replica:2,row:2"],
 }
 LAYOUT = {"replica": "batch:replica", "row": "x:row;x_halo:row", "col": "y:col;y_halo:col"}
 BATCH, GRID, CHANNELS = 2, (8, 16, 6), 3

@@ -36,7 +36,7 @@ simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
     "integrator",
     [
         "fastpm",
-        pytest.param("bullfrog", marks=pytest.mark.ranks(1, 2)),
+        "bullfrog",
         pytest.param("cola", marks=pytest.mark.ranks(1, 4)),
     ],
 )

@@ -152,7 +152,7 @@ def annealing_of(case):
 @pytest.mark.parametrize(
     "case",
     # Bias of second order and redshift space along x: what ranks exchange most for.
-    [pytest.param(c, marks=pytest.mark.ranks(2, 4)) if c == "2lpt" else c for c in CASES],
+    [pytest.param(c, marks=pytest.mark.ranks(4)) if c == "2lpt" else c for c in CASES],
 )
 def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh, case):
     posterior, point, found = evaluated(mesh, case)
@@ -313,7 +313,7 @@ def iterates_alone(name, structure):
 @pytest.mark.parametrize(
     "name, structure",
     [
-        pytest.param("lbfgs", "1lpt", marks=pytest.mark.ranks(4)),
+        pytest.param("lbfgs", "1lpt", marks=[pytest.mark.ranks(4), pytest.mark.long]),
         pytest.param("adam", "linear", marks=pytest.mark.ranks(2)),
         pytest.param("lbfgs", "pm", marks=[pytest.mark.ranks(2, 4), pytest.mark.long]),
     ],

@@ -25,7 +25,7 @@ def simulation(mesh, integrator):
 
 
 @pytest.mark.parametrize(
-    "integrator", ["fastpm", pytest.param("cola", marks=pytest.mark.ranks(1, 2, 4))]
+    "integrator", ["fastpm", pytest.param("cola", marks=pytest.mark.ranks(1, 4))]
 )
 def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, integrator):
     """From after the second step, of which the integrator's own velocity is kept."""
