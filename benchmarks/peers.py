@@ -25,10 +25,8 @@ the package registry. pmwd is not on it, and so not here; PM++ descends from it.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -46,9 +44,8 @@ REQUIREMENTS = HERE / "requirements-peers.txt"
 
 sys.path += [str(ROOT), str(HERE / "peers")]
 
+from environments import environment  # noqa: E402
 from worker import SOURCES  # noqa: E402
-
-from meshimpl.horovod_wheel import progress  # noqa: E402
 
 OURS = "flowpm_dist"
 CODES = (OURS, "jaxpm", "pmpp")
@@ -56,41 +53,6 @@ LENSING = (OURS, "jaxpm")
 CELL = 2.0
 WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
 """[h/Mpc]."""
-
-
-def environment() -> Path:
-    """The Python of the peers' environment, made where it is missing.
-
-    Raises:
-        SystemExit: it could not be made; says why.
-    """
-    facts = f"{REQUIREMENTS.read_text()}{platform.machine()}{sys.version_info[:2]}"
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "flowpm-dist" / f"peers-{digest}"
-    python, complete = folder / "bin" / "python", folder / "complete"
-    if complete.exists() and python.exists():
-        return python
-    log = folder.with_suffix(".log")
-    log.unlink(missing_ok=True)
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install"]
-    try:
-        progress.run(
-            f"making {folder}", [sys.executable, "-m", "venv", "--clear", str(folder)], log=log
-        )
-        progress.run(
-            f"installing {REQUIREMENTS.name} (about half a minute)",
-            [*pip, "--progress-bar", "off", "--requirement", str(REQUIREMENTS)],
-            log=log,
-        )
-    except progress.CommandError as error:
-        raise SystemExit(
-            f"{error.tail(12)}\n\n{error}; all of its output: {error.log}\n"
-            "If the package registry cannot be reached from here, set pip up for one that can "
-            "(pip config, or PIP_INDEX_URL) and run this again."
-        ) from None
-    complete.touch()
-    return python
 
 
 class Worker:
@@ -391,7 +353,7 @@ def main() -> None:
     parser.add_argument("--lensing", action="store_true")
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
-    python = environment()
+    python = environment(REQUIREMENTS, "peers")
     pin(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

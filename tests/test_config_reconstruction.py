@@ -260,13 +260,19 @@ def test_priors_keep_their_ranges(tmp_path):
             "seed = 0",
             "[sampler]\ndraws = 9\ntarget = 0.7",
             "sampler.target",
-            '0.7.*goes with sampler.method = "hmc", not with "microcanonical"',
+            '0.7.*goes with sampler.method = "hmc" or "adjusted-microcanonical", not with',
         ),
         (
             "seed = 0",
             '[sampler]\ndraws = 9\nmethod = "hmc"\nlength = 1',
             "sampler.length",
             '1.*goes with sampler.method = "microcanonical"',
+        ),
+        (
+            "seed = 0",
+            '[sampler]\ndraws = 9\nmethod = "adjusted-microcanonical"\nenergy_error = 0.1',
+            "sampler.energy_error",
+            '0.1.*goes with sampler.method = "microcanonical"',
         ),
         (
             "seed = 0",

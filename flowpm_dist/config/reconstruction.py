@@ -67,10 +67,11 @@ GOES_WITH = (
     DependentKeys("data.add_noise", (True,), ("data.noise_seed",)),
     DependentKeys("search.optimiser", ("lbfgs",), ("search.history",)),
     DependentKeys("search.optimiser", ("adam",), ("search.rate",)),
-    DependentKeys("sampler.method", ("hmc",), ("sampler.target",)),
+    DependentKeys("sampler.method", ("hmc", "adjusted-microcanonical"), ("sampler.target",)),
     DependentKeys(
-        "sampler.method", ("microcanonical",), ("sampler.length", "sampler.energy_error")
+        "sampler.method", ("microcanonical", "adjusted-microcanonical"), ("sampler.length",)
     ),
+    DependentKeys("sampler.method", ("microcanonical",), ("sampler.energy_error",)),
 )
 """Keys that have no meaning beside some values of others."""
 

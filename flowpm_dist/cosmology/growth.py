@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -163,14 +164,8 @@ class Growth(GrowthFunctions):
         super().__init__(Background(cosmology))
         for nodes in NODES:
             self._grid = _collocation(nodes)
-            derivatives = [
-                derivative
-                for term, solution in _solve(self.background, self._grid).items()
-                for derivative in _ratios(solution, order_of(term))
-            ]
-            self._coefficients = tf.linalg.matmul(
-                self._grid.to_coefficients, tf.stack(derivatives, axis=1)
-            )
+            solved = _compiled_coefficients if cosmology.has_tensors else _coefficients
+            self._coefficients = solved(cosmology.parameters(), nodes)
             tail = _tail(self._coefficients)
             if tail is not None and tail <= CONVERGED:
                 break
@@ -233,6 +228,21 @@ def _collocation(nodes: int) -> _Collocation:
 
 _Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 """A function of ln a and its first two derivatives at the nodes, each [nodes]."""
+
+
+def _coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
+    """Returns the Chebyshev coefficients of every term and its derivatives, [nodes, 15]."""
+    grid = _collocation(nodes)
+    derivatives = [
+        derivative
+        for term, solution in _solve(Background(Cosmology(**parameters)), grid).items()
+        for derivative in _ratios(solution, order_of(term))
+    ]
+    return tf.linalg.matmul(grid.to_coefficients, tf.stack(derivatives, axis=1))
+
+
+_compiled_coefficients = tf.function(_coefficients, autograph=False)
+"""For cosmologies of tensors, which change with every evaluation of a posterior."""
 
 
 def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:

@@ -115,6 +115,11 @@ class Cosmology:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
         return _SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether any parameter is a tensor or a variable."""
+        return any(isinstance(getattr(self, n), (tf.Tensor, tf.Variable)) for n in self.names)
+
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
         return {name: as_float64(getattr(self, name)) for name in self.names}

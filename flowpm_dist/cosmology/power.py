@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,9 @@ class LinearPower:
         self.growth = Growth(cosmology) if growth is None else growth
         self._d1_today = self.growth.d1(1.0)
         self._shape: Callable[[tf.Tensor], tf.Tensor]
-        if cosmology.transfer != "camb":
+        if cosmology.transfer != "camb" and transfer_nodes is None and cosmology.has_tensors:
+            self._shape = functools.partial(_compiled_shape, cosmology.parameters())
+        elif cosmology.transfer != "camb":
             self._shape = _EisensteinHuShape(cosmology, transfer_nodes)
         elif transfer_nodes is None:
             self._shape = _CambShape(cosmology, self._d1_today)
@@ -119,6 +121,12 @@ class _EisensteinHuShape:
     def __call__(self, k: tf.Tensor) -> tf.Tensor:
         tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
         return self._amplitude * k * tilted * tf.square(self._transfer(k))
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Tensor:
+    """Returns `_EisensteinHuShape` at k; for cosmologies that change at every evaluation."""
+    return _EisensteinHuShape(Cosmology(**parameters), None)(k)
 
 
 class _CambShape:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64
 from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -142,8 +143,31 @@ class ForwardModel:
         return density
 
     def __call__(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
-        """Returns what is seen of the universe of white noise: `observe` of `run`."""
+        """Returns what is seen of the universe of white noise: `observe` of `run`.
+
+        A sigma8 or A_s among the parameters multiplies the noise instead, which gives the same
+        universe: then chains that differ in it have one cosmology, whose growth and power are
+        known.
+        """
+        parameters, ratio = self._without_normalisation(parameters)
+        if ratio is not None:
+            box, shared = self._box_of(noise), replicated(self.box.mesh, ratio)
+            noise *= local_values(shared, box) if ratio.shape.rank else as_factor(shared, box)
         return self.observe(self.run(noise, parameters), parameters)
+
+    def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
+        """Returns the other parameters, and how many times larger linear fields are, float64 [...].
+
+        That is None where the simulation's own sigma8 or A_s is not among them, and for structure
+        of a user's own, which may use it otherwise.
+        """
+        own = self.simulation.cosmology
+        name = next(name for name in AMPLITUDES if getattr(own, name) is not None)
+        if name not in parameters or self.structure not in STRUCTURES:
+            return parameters, None
+        others = {key: value for key, value in parameters.items() if key != name}
+        ratio = tf.cast(parameters[name], tf.float64) / as_float64(getattr(own, name))
+        return others, ratio if name == "sigma8" else tf.sqrt(ratio)
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """Returns modes of the observed density over those of the noise, in linear theory.
@@ -158,8 +182,6 @@ class ForwardModel:
             For this rank's modes [kz, ky, kx], or [chain, kz, ky, kx] where parameters have chains.
         """
         chains = next((x.shape[0] for x in parameters.values() if x.shape.rank), None)
-        cosmology = self._cosmology(parameters)
-        response = self.simulation.linear_amplitude(cosmology)
         box = self.box if chains is None else self.simulation.box_of(chains)
         scheme = self._scheme
 
@@ -167,6 +189,13 @@ class ForwardModel:
             shared = replicated(box.mesh, tf.cast(values, tf.float64))
             return local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
 
+        others, ratio = self._without_normalisation(parameters)
+        cosmology = self._cosmology(others)
+        response = self._own_response
+        if cosmology is not None:
+            response = self.simulation.linear_amplitude(cosmology)
+        if ratio is not None:
+            response = response * factor(ratio)
         if scheme is not None and (name := scheme.parameters[0]) in self.bias:
             values = parameters.get(name, self.bias[name])
             response = response * scheme.linear_response(factor(values))
@@ -176,6 +205,11 @@ class ForwardModel:
             return response
         kx, ky, kz = (tf.constant(k, box.dtype) for k in box.wavenumbers())
         return response * cic_window(kx, ky, kz, box)
+
+    @functools.cached_property
+    def _own_response(self) -> tf.Tensor:
+        """The linear amplitude of the simulation's own cosmology, see `linear_response`."""
+        return self.simulation.linear_amplitude()
 
     @property
     def box(self) -> Box:

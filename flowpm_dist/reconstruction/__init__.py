@@ -14,6 +14,7 @@ from meshimpl.lazy import lazy_names
 
 _HOMES = {
     "AdamMinimiser": "minimisers",
+    "AdjustedMicrocanonical": "adjusted_microcanonical",
     "Annealing": "likelihoods",
     "Chains": "chains",
     "CheckpointError": "checkpoints",
@@ -23,6 +24,7 @@ _HOMES = {
     "HMC": "hmc",
     "LBFGS": "minimisers",
     "Likelihood": "likelihoods",
+    "MetropolisSampler": "metropolis",
     "Microcanonical": "microcanonical",
     "Minimiser": "minimisers",
     "NoProgressError": "minimisers",

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from flowpm_dist.reconstruction.isokinetic import IsokineticMotion, Moving
 from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.posterior import EvenPosterior
@@ -109,7 +110,7 @@ class Microcanonical(Sampler):
         """See `Sampler.start`."""
         self._size.restart()
         super().start(objective, point)
-        self._velocity = self._unit(self._normal(VELOCITY, self._count))
+        self._velocity = self._motion.unit(self._normal(VELOCITY, self._count))
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`.
@@ -162,46 +163,24 @@ class Microcanonical(Sampler):
         return np.mean(errors, axis=0)
 
     def _step(self, leap: int, step: float) -> np.ndarray:
-        """Makes one step: half a turn by the gradient, a drift, the other half, a random turn.
+        """Makes one step of isokinetic motion, and a random turn.
 
         Returns:
             The change of the energy [...]. It is not finite if the model fails; then nothing moves.
         """
-        here = self._here
-        velocity, first = self._turned(self._velocity, here.gradient, step / 2)
-        place = self._place.plus(step * math.sqrt(self._unknowns), velocity)
-        found = self._evaluated(place)
-        if found is None:
-            return np.full_like(here.loss, np.nan)
-        velocity, second = self._turned(velocity, found.gradient, step / 2)
+        moved = self._motion.step(Moving(self._place, self._here, self._velocity), step)
+        if moved is None:
+            return np.full_like(self._here.loss, np.nan)
+        moving, change = moved
         turn = math.sqrt(math.expm1(2 * step / self._length) / self._unknowns)
-        self._velocity = self._unit(velocity.plus(turn, self._normal(TURN, self._count, leap)))
-        self._place, self._here = place, found
-        return first + second + found.loss - here.loss
+        turned = moving.velocity.plus(turn, self._normal(TURN, self._count, leap))
+        self._velocity = self._motion.unit(turned)
+        self._place, self._here = moving.place, moving.here
+        return change
 
-    def _turned(
-        self, velocity: Unknowns, gradient: Unknowns, step: float
-    ) -> tuple[Unknowns, np.ndarray]:
-        """Returns the velocity after a time under a constant gradient, and the energy gained."""
-        size = self._space.norm(gradient)
-        down = -self._space.dot(velocity, gradient) / size
-        angle = step * math.sqrt(self._unknowns) * size / (self._unknowns - 1)
-        decay = np.exp(-angle)
-        stretch = (1 + down + (1 - down) * decay**2) / 2
-        by_gradient = (1 - decay) * (1 + decay + down * (1 - decay)) / 2
-        turned = self._times(velocity, decay / stretch) - self._times(
-            gradient, by_gradient / stretch / size
-        )
-        return turned, (self._unknowns - 1) * (angle + np.log(stretch))
-
-    def _unit(self, x: Unknowns) -> Unknowns:
-        return self._times(x, 1 / self._space.norm(x))
-
-    def _times(self, x: Unknowns, factor: np.ndarray) -> Unknowns:
-        """Returns x multiplied by a number for each chain [...]."""
-        return Unknowns(
-            x.field * self._space.of_these_chains(factor), x.parameters * factor[..., None]
-        )
+    @property
+    def _motion(self) -> IsokineticMotion:
+        return IsokineticMotion(self._space, self._unknowns, self._evaluated)
 
     def memory(self) -> Memory:
         """See `Sampler.memory`."""

@@ -116,11 +116,12 @@ class SamplerOptions(Options):
         chains: the number of chains.
         warm_up: the number of moves before the draws.
         start: where the chains begin: at draws of the "prior", or about the point that was "found".
-        method: "microcanonical" or "hmc".
-        leaps: the number of steps of a move.
-        length: the distance over which a microcanonical momentum is forgotten.
+        method: "microcanonical", "adjusted-microcanonical" or "hmc".
+        leaps: the number of steps of a move, or the greatest of them.
+        length: the distance over which a microcanonical momentum is forgotten, or the mean length
+            of an adjusted move.
         energy_error: the energy error that the step size of microcanonical chains aims at.
-        target: the acceptance that the step size of HMC aims at.
+        target: the acceptance that the step size of HMC and of adjusted moves aims at.
         seed: the seed of all random numbers.
         keep_every: the number of draws from one kept field to the next.
         checkpoint_every: the number of moves between checkpoints.
@@ -130,8 +131,9 @@ class SamplerOptions(Options):
     chains: int = count(2)
     warm_up: int = count(100)
     start: Literal["prior", "found"] = Field(default="prior", description='"prior" or "found"')
-    method: Literal["microcanonical", "hmc"] = Field(
-        default="microcanonical", description='"microcanonical" or "hmc"'
+    method: Literal["microcanonical", "adjusted-microcanonical", "hmc"] = Field(
+        default="microcanonical",
+        description='"microcanonical", "adjusted-microcanonical" or "hmc"',
     )
     leaps: int = count(32)
     length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")

@@ -14,6 +14,7 @@ from flowpm_dist.observables.forward_model import ForwardModel, forward_model_of
 from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.options import python_object
+from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
@@ -130,6 +131,10 @@ def sampler_of(asked: SamplerOptions) -> Sampler:
     """Returns the sampler of the chains."""
     if asked.method == "hmc":
         return HMC(leaps=asked.leaps, target=asked.target, seed=asked.seed)
+    if asked.method == "adjusted-microcanonical":
+        return AdjustedMicrocanonical(
+            leaps=asked.leaps, length=asked.length, target=asked.target, seed=asked.seed
+        )
     return Microcanonical(
         leaps=asked.leaps,
         length=asked.length,

@@ -186,7 +186,7 @@ class SamplingSession:
     def _quality(self) -> str:
         """Returns what leads the step size, of the latest moves."""
         acceptance = np.mean([accepted for accepted, _ in self._latest])
-        if self.plan.sampler.method == "hmc":
+        if self.plan.sampler.method != "microcanonical":
             return f"acceptance {acceptance:.2f}"
         errors = [error for _, error in self._latest if np.isfinite(error).all()]
         error = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"

@@ -90,6 +90,10 @@ class Space:
         """Returns the Euclidean norm for each chain, float64 [...]."""
         return np.sqrt(self.dot(x, x))
 
+    def times(self, x: Unknowns, factor: np.ndarray) -> Unknowns:
+        """Returns x multiplied by a number for each chain [...]."""
+        return Unknowns(x.field * self.of_these_chains(factor), x.parameters * factor[..., None])
+
     def total(self, parts: tf.Tensor) -> np.ndarray:
         """Returns the sum over the ranks that share a chain, for each chain, on every rank.
 

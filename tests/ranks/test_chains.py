@@ -23,6 +23,7 @@ from flowpm_dist.observables import ForwardModel
 from flowpm_dist.reconstruction import (
     HMC,
     LBFGS,
+    AdjustedMicrocanonical,
     Annealing,
     Gaussian,
     Microcanonical,
@@ -65,9 +66,10 @@ def chain_mesh():
     "sampler",
     [
         HMC(leaps=8, step=0.3, seed=1),
+        AdjustedMicrocanonical(leaps=8, step=0.5, target=0.7, seed=1),
         Microcanonical(leaps=5, step=0.3, energy_error=2e-3, seed=1),
     ],
-    ids=["hmc", "microcanonical"],
+    ids=["hmc", "adjusted", "microcanonical"],
 )
 def test_draws_of_a_gaussian_posterior(sampler):
     """In coordinates of even curvature it is unit normal about the Wiener filter's answer.
@@ -156,7 +158,7 @@ def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
 @pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.timeout(300, method="thread")
-@pytest.mark.parametrize("kind", [HMC, Microcanonical])
+@pytest.mark.parametrize("kind", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_draws_of_a_parameter(kind):
     """Of a linear universe against its own posterior, of which mean and width are known."""
     posterior = of_sigma8_on(chain_mesh(), 2)
@@ -179,7 +181,7 @@ def test_draws_of_a_parameter(kind):
     np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("sampler", [HMC, Microcanonical])
+@pytest.mark.parametrize("sampler", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     folder = shared_folder(tmp_path_factory)
 
@@ -218,7 +220,7 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
 
 
 @pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("kind", [HMC, Microcanonical])
+@pytest.mark.parametrize("kind", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_chains_are_drawn_alike_on_any_mesh(kind):
     """And each for itself: a chain of a batch is not moved by the other."""
 
@@ -256,7 +258,7 @@ class Cliff(EvenPosterior):
 
 
 @pytest.mark.parametrize("learn", [True, False])
-@pytest.mark.parametrize("kind", [HMC, Microcanonical])
+@pytest.mark.parametrize("kind", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_a_move_to_where_nothing_is_finite_is_undone(kind, learn):
     sampler = kind(leaps=3)
     posterior = chains_on(chain_mesh(), 2)
@@ -271,7 +273,7 @@ def test_a_move_to_where_nothing_is_finite_is_undone(kind, learn):
     objective.left = 99
     again = sampler.draw(learn=learn)
     assert np.isfinite(again.evaluation.loss).all()
-    if kind is HMC:
+    if kind is not Microcanonical:
         return
     assert again.accepted.all()
     if not learn:

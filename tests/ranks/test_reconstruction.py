@@ -207,6 +207,18 @@ def test_even_coordinates(mesh, case):
     assert float(objective.space.dot(found.gradient, along)) == pytest.approx(slope, rel=tolerance)
 
 
+def test_an_amplitude_multiplies_the_noise(mesh):
+    """And gives the universe and the response of its cosmology."""
+    given = {name: tf.constant(x, tf.float64) for name, x in (("sigma8", 0.9), ("Omega_m", 0.28))}
+    model = known_model(mesh, "2lpt", **CASES["2lpt"][1])
+    noise = block_of(whole(1), model.box)
+    seen = model(noise, given)
+    np.testing.assert_allclose(seen, model.observe(model.run(noise, given), given), rtol=1e-9)
+    linear = known_model(mesh, "linear")
+    response = linear.simulation.linear_amplitude(COSMOLOGY.replace(**given))
+    np.testing.assert_allclose(linear.linear_response(given), response, rtol=1e-9)
+
+
 def test_bias_weights(mesh):
     """Against numpy's transforms, of a field without mean and without waves of two cells."""
     box = known_model(mesh, "2lpt").box

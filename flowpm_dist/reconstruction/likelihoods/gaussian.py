@@ -23,8 +23,9 @@ class Gaussian(Likelihood):
 
     Args:
         box: of the model's densities.
-        data: block [x, y, z] of a density, mean 1. Its values where nothing is observed must be
-            finite and do not matter otherwise.
+        data: block [x, y, z] of a density, mean 1, or one for each chain [..., x, y, z] where
+            `error` is 0. Its values where nothing is observed must be finite and do not matter
+            otherwise.
         sigma: standard deviation of the noise, a number or a block [x, y, z].
         observed: see `Likelihood`.
         error: of the model, as a share of a cell's density. Its square times that of the data is
@@ -32,6 +33,9 @@ class Gaussian(Likelihood):
             density would upset the balance of mass between neighbours.
 
     With a prior, the parameter "noise_amplitude" multiplies sigma.
+
+    Raises:
+        ValueError: data of several chains with an error of the model.
     """
 
     parameters = ("noise_amplitude",)
@@ -47,7 +51,11 @@ class Gaussian(Likelihood):
         super().__init__(box, observed)
         self._data = tf.cast(data, box.dtype)
         variance = tf.square(in_dtype_of(box, sigma))
-        of_model = tf.square(in_dtype_of(box, error) * tf.maximum(self._data, 0))
+        if error and self._data.shape.rank != 3:
+            raise ValueError("an error of the model needs the same data for all chains")
+        of_model = tf.zeros_like(variance)
+        if error:
+            of_model = tf.square(in_dtype_of(box, error) * tf.maximum(self._data, 0))
         self._smooth, self._exact = (
             tf.sqrt(self.observed / x) for x in (variance, variance + of_model)
         )

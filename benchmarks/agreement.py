@@ -1,0 +1,343 @@
+"""The same question asked three ways: sigma8 and Omega_m of one mock universe.
+
+    python benchmarks/agreement.py chains FOLDER [--grid 32] [--chains 4] [--draws 60] [--minutes 9]
+    python benchmarks/agreement.py simulate FOLDER [--train 2048] [--minutes 9]
+    python benchmarks/agreement.py heads FOLDER
+    python benchmarks/agreement.py sbi FOLDER
+    python benchmarks/agreement.py report FOLDER [--figure agreement.png]
+
+The mock: cells of 8 Mpc/h at z = 1, 2LPT, Gaussian noise of half the mean density in each cell;
+uniform priors. `chains` draws the initial conditions and both parameters from the posterior of the
+field. They begin at the corners of the prior, and go on where they were when called again.
+`simulate` draws universes from the prior, observes them with the same noise, and keeps statistics
+of them. `heads` fits our normalising flow to the statistics, `sbi` neural posterior estimation of
+the package sbi, in an environment of its own in ~/.cache/flowpm-dist, which needs the package
+registry the first time. `report` puts means and widths side by side: those of the field should not
+be wider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from environments import environment
+
+from meshimpl import launch
+
+HERE = Path(__file__).resolve().parent
+CELL, NOISE, STEPS = 8.0, 0.5, (0.1, 0.5)
+"""Side of a cell [Mpc/h], standard deviation of its noise [mean density], scale factors."""
+RANGES = {"Omega_m": (0.1, 0.5), "sigma8": (0.6, 1.0)}
+CORNER = 1.5
+"""Where chains begin, in widths of the normal unknowns of the parameters."""
+BATCH, TEST = 8, 256
+STATISTICS = ("power", "histograms", "bispectrum")
+SETS = {"P(k)": ("power",), "P(k), histograms, bispectrum": STATISTICS}
+SAMPLES = 4000
+
+
+def model_of(grid: int) -> Any:
+    """Returns the forward model, whose own cosmology is the mock's."""
+    import flowpm_dist as fpm
+    from flowpm_dist.observables import ForwardModel
+
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, CELL * grid, STEPS, lpt_order=2)
+    return ForwardModel(sim, "2lpt")
+
+
+def mock_of(model: Any, seed: int) -> np.ndarray:
+    """Returns the observed density of the mock [x, y, z]."""
+    from flowpm_dist.reconstruction.mock import Mock
+
+    everywhere = np.ones(model.simulation.box.block)
+    return Mock.of(model, seed).noisy_density(NOISE * everywhere, everywhere, seed)
+
+
+def chains(folder: Path, options: argparse.Namespace) -> None:
+    """Draws from the posterior of the field until all is drawn or the time is over."""
+    launch.configure_threads()
+    import tensorflow as tf
+
+    from flowpm_dist import reconstruction as rec
+    from flowpm_dist.jobs.progress import Progress
+    from flowpm_dist.jobs.tables import Table
+
+    model, count = model_of(options.grid), options.chains
+    box = model.simulation.box_of(count)
+    data = tf.constant(mock_of(model, options.seed), box.dtype)
+    posterior = rec.Posterior(model, rec.Gaussian(box, data, NOISE), RANGES)
+    checkpoints = rec.PointCheckpoints(folder / "chains", posterior.space)
+    given = {"leaps": options.leaps, "seed": 1}
+    kinds = {
+        "microcanonical": lambda: rec.Microcanonical(energy_error=options.energy_error, **given),
+        "adjusted-microcanonical": lambda: rec.AdjustedMicrocanonical(**given),
+    }
+    walk = rec.Chains(
+        posterior,
+        kinds[options.method](),
+        warm_up=rec.warm_up(posterior, options.warm_up, easy=True),
+        draws=options.draws,
+        checkpoints=checkpoints,
+        every=1,
+    )
+    found = checkpoints.restore()
+    names = [f"{name} {chain}" for name in (*RANGES, "loss") for chain in range(count)]
+    facts = ("move", "drawn", "evaluations", "step", "acceptance", "seconds")
+    done = 0 if found is None else found[0].iteration
+    table = Table(folder / "draws.csv", (*facts, *names), done + 1)
+    progress, begun = Progress(rank=0), time.monotonic()
+
+    def start() -> Any:
+        corners = itertools.islice(itertools.cycle(itertools.product((-1, 1), repeat=2)), count)
+        field = posterior.space.normal(options.seed, 2).field
+        return rec.Unknowns(field, tf.constant(CORNER * np.array(list(corners), float)))
+
+    lap = [begun]
+
+    def told(move: Any) -> None:
+        draw, now = move.draw, time.monotonic()
+        values = [x.numpy() for x in posterior.parameters(draw.point).values()]
+        numbers = (move.number, move.drawn, draw.evaluations, float(draw.step))
+        numbers += (float(draw.acceptance.mean()), now - lap[0])
+        lap[0] = now
+        row = dict(zip(facts, numbers, strict=True))
+        values = np.concatenate([*values, draw.evaluation.loss])
+        table.add(row | {name: float(x) for name, x in zip(names, values, strict=True)})
+        progress("moves", move.number, walk.moves, f"step {draw.step:.3f}")
+        if now > begun + 60 * options.minutes and move.number < walk.moves:
+            walk.save()
+            raise SystemExit(f"{move.number} of {walk.moves} moves; call it again to go on")
+
+    try:
+        walk.run(start, told, resume=found is not None)
+        walk.save()
+    finally:
+        table.close()
+
+
+def simulate(folder: Path, options: argparse.Namespace) -> None:
+    """Keeps statistics of universes of the prior, a file for each batch of them."""
+    launch.configure_threads()
+    import tensorflow as tf
+
+    from flowpm_dist.grid.field import Field
+    from flowpm_dist.statistics.summaries import measured
+
+    model = model_of(options.grid)
+    box = model.simulation.box_of(BATCH)
+    kept, begun = folder / "summaries", time.monotonic()
+    kept.mkdir(exist_ok=True)
+    if not (folder / "observed.npz").exists():
+        single = model.simulation.box
+        data = tf.constant(mock_of(model, options.seed), single.dtype)
+        np.savez(folder / "observed.npz", **measured(STATISTICS, Field(data, single)))
+    total = -(-(options.train + options.train // 8 + TEST) // BATCH)
+    noise_of = model.simulation.box_of(BATCH)
+    for number in range(total):
+        path = kept / f"{number:05d}.npz"
+        if path.exists():
+            continue
+        if time.monotonic() > begun + 60 * options.minutes:
+            raise SystemExit(f"{number} of {total} batches; call it again to go on")
+        rng = np.random.default_rng([options.seed, 3, number])
+        truth = {name: rng.uniform(low, high, BATCH) for name, (low, high) in RANGES.items()}
+        white = tf.constant(rng.standard_normal(noise_of.shape.to_integer_list), box.dtype)
+        seen = model(white, {name: tf.constant(x) for name, x in truth.items()})
+        seen += tf.constant(NOISE * rng.standard_normal(seen.shape), box.dtype)
+        found = measured(STATISTICS, Field(seen, box))
+        values = np.stack([truth[name] for name in RANGES], axis=1)
+        aside = kept / f"aside-{number}.npz"
+        np.savez(aside, truth=values, **found)
+        aside.rename(path)
+        if number % 10 == 0:
+            print(f"{number + 1} of {total} batches", flush=True)
+
+
+def summaries_of(folder: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Returns features and truth of training, validation and test, and the mock's features.
+
+    Features that are the same in all of the training set are left out.
+    """
+    parts = [np.load(path) for path in sorted((folder / "summaries").glob("[0-9]*.npz"))]
+    features = np.concatenate([np.concatenate([p[n] for n in names], axis=1) for p in parts])
+    truth = np.concatenate([p["truth"] for p in parts])
+    mock = np.load(folder / "observed.npz")
+    observed = np.concatenate([mock[n] for n in names], axis=1)
+    train = (len(truth) - TEST) * 8 // 9
+    varied = features[:train].std(axis=0) > 1e-9
+    features, observed = features[:, varied], observed[:, varied]
+    ends = {"train": slice(train), "validation": slice(train, -TEST), "test": slice(-TEST, None)}
+    found = {f"{name}_features": features[part] for name, part in ends.items()}
+    found |= {f"{name}_truth": truth[part] for name, part in ends.items()}
+    ranges = np.array(list(RANGES.values()))
+    return found | {"observed": observed, "low": ranges[:, 0], "high": ranges[:, 1]}
+
+
+def heads(folder: Path, options: argparse.Namespace) -> None:
+    """Fits our flow to each set of statistics, and keeps samples for the mock."""
+    launch.configure_threads()
+    from flowpm_dist.cosmology.uniform_priors import UniformPriors
+    from flowpm_dist.posteriors import Answers, Summaries, calibration_of, fit_posterior
+
+    priors = UniformPriors(RANGES)
+    for number, names in enumerate(SETS.values()):
+        data = summaries_of(folder, names)
+        given = [
+            Summaries(data[f"{part}_features"], data[f"{part}_truth"])
+            for part in ("train", "validation")
+        ]
+        posterior = fit_posterior("flow", priors, *given)
+        test = data["test_features"], data["test_truth"]
+        gain = posterior.gain(test[1], test[0])
+        answers = Answers(priors, test[1], posterior.sample(test[0], 1000), gain)
+        found = calibration_of(answers, np.arange(len(gain)))
+        samples = posterior.sample(data["observed"], SAMPLES)[0]
+        np.savez(folder / f"flow_{number}.npz", samples=samples, gain=gain)
+        np.savez(folder / f"features_{number}.npz", **data)
+        print(json.dumps({"features": names, **found.as_dict()}, indent=1), flush=True)
+
+
+def sbi(folder: Path, options: argparse.Namespace) -> None:
+    """Lets the package sbi answer, from the features that `heads` kept."""
+    python = environment(HERE / "requirements-sbi.txt", "sbi")
+    for number in range(len(SETS)):
+        script = [str(python), str(HERE / "agreement_sbi.py")]
+        files = [folder / f"{name}_{number}.npz" for name in ("features", "sbi")]
+        subprocess.run([*script, *map(str, files), str(SAMPLES)], check=True)
+
+
+def report(folder: Path, options: argparse.Namespace) -> None:
+    """Prints means and widths side by side, and draws the contours."""
+    rows, samples = [], {}
+    path = folder / "draws.csv"
+    if path.exists():
+        drawn, checked = drawn_of(path)
+        samples["field, chains"] = drawn.reshape(-1, len(RANGES))
+        rows.append(row_of("field, chains", samples["field, chains"], checked.ess, checked.rhat))
+    for kind in ("flow", "sbi"):
+        for number, label in enumerate(SETS):
+            kept = folder / f"{kind}_{number}.npz"
+            if kept.exists():
+                found, name = np.load(kept), f"{label}, {kind}"
+                samples[name] = found["samples"]
+                gain = found["gain"]
+                rows.append(
+                    row_of(name, found["samples"])
+                    | {"ln(q / prior) of test": [gain.mean(), gain.std() / np.sqrt(len(gain))]}
+                )
+    print(json.dumps(rows, indent=1, default=float))
+    if options.figure is not None:
+        draw(samples, options.figure)
+
+
+def drawn_of(path: Path) -> tuple[np.ndarray, Any]:
+    """Returns the draws [draw, chain, parameter] and their convergence."""
+    from flowpm_dist.jobs.tables import read_rows
+    from flowpm_dist.reconstruction import convergence
+
+    rows = [row for row in read_rows(path) if int(row["drawn"])]
+    count = sum(name.startswith("loss ") for name in rows[0])
+    columns = [[f"{name} {chain}" for name in RANGES] for chain in range(count)]
+    drawn = np.array([[[float(row[c]) for c in group] for group in columns] for row in rows])
+    return drawn, convergence(drawn)
+
+
+def row_of(name: str, samples: np.ndarray, ess: Any = None, rhat: Any = None) -> dict[str, Any]:
+    """Returns mean, width and correlation; with errors of the first two where draws are few."""
+    found: dict[str, Any] = {"by": name}
+    for i, parameter in enumerate(RANGES):
+        mean, width = samples[:, i].mean(), samples[:, i].std(ddof=1)
+        found[parameter] = {"mean": mean, "width": width}
+        if ess is not None:
+            found[parameter] |= {
+                "error of the mean": width / np.sqrt(ess[i]),
+                "error of the width": width / np.sqrt(2 * ess[i]),
+                "ess": ess[i],
+                "rhat": rhat[i],
+            }
+    found["correlation"] = np.corrcoef(samples.T)[0, 1]
+    return found
+
+
+def draw(samples: dict[str, np.ndarray], path: Path) -> None:
+    """Draws ellipses of 68 and 95 % of a Gaussian of each mean and covariance."""
+    import flowpm_dist as fpm
+    from flowpm_dist.io.figure_style import (
+        COLOURS,
+        MUTED,
+        PLAIN_LEGEND,
+        new_figure,
+        save_figure,
+        style_axes,
+        symbol,
+    )
+
+    figure = new_figure(6.4, 5.2)
+    axes = figure.subplots()
+    style_axes(axes)
+    circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    unit = np.stack([circle.real, circle.imag])
+    names = list(RANGES)
+    for number, (label, values) in enumerate(samples.items()):
+        root, mean = np.linalg.cholesky(np.cov(values.T)), values.mean(axis=0)
+        colour = COLOURS[number % len(COLOURS)]
+        style = {"color": colour, "lw": 2.0 if number == 0 else 1.2}
+        style["ls"] = "--" if label.endswith("sbi") else "-"
+        for size in (1.515, 2.486):
+            x, y = mean[:, np.newaxis] + size * root @ unit
+            axes.plot(x, y, label=label if size < 2 else None, **style)
+        if number == 0:
+            axes.plot(*values.T, ".", ms=2, color=colour, alpha=0.4)
+    own = fpm.Cosmology.planck18()
+    for name, line in zip(names, (axes.axvline, axes.axhline), strict=True):
+        line(getattr(own, name), color=MUTED, lw=1)
+    axes.set(xlabel=symbol(names[0]), ylabel=symbol(names[1]))
+    figure.legend(loc="outside upper center", ncols=2, **{**PLAIN_LEGEND, "fontsize": 8})
+    save_figure(figure, path)
+
+
+def main() -> None:
+    """Does one stage."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    stages = {f.__name__: f for f in (chains, simulate, heads, sbi, report)}
+    parser.add_argument("stage", choices=stages)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--grid", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--method", default="microcanonical")
+    parser.add_argument("--energy-error", type=float, default=1e-4)
+    parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--leaps", type=int, default=16)
+    parser.add_argument("--warm-up", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=60, help="of each chain")
+    parser.add_argument("--train", type=int, default=2048)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.stage in ("chains", "simulate"):
+        keep_settings(options)
+    stages[options.stage](options.folder, options)
+
+
+def keep_settings(options: argparse.Namespace) -> None:
+    """Keeps what the mock is, or ends where the folder is of another one."""
+    path = options.folder / f"{options.stage}.json"
+    text = json.dumps({k: str(v) for k, v in vars(options).items() if k not in ("minutes",)})
+    if path.exists() and path.read_text() != text:
+        sys.exit(f"{options.folder} holds another run: {path.read_text()}")
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
