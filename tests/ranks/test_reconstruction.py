@@ -210,7 +210,7 @@ def test_even_coordinates(mesh, case):
 def test_an_amplitude_multiplies_the_noise(mesh):
     """And gives the universe and the response of its cosmology."""
     given = {name: tf.constant(x, tf.float64) for name, x in (("sigma8", 0.9), ("Omega_m", 0.28))}
-    model = known_model(mesh, "2lpt", **CASES["2lpt"][1])
+    model = model_of(mesh, "2lpt", **CASES["2lpt"][1])
     noise = block_of(whole(1), model.box)
     seen = model(noise, given)
     np.testing.assert_allclose(seen, model.observe(model.run(noise, given), given), rtol=1e-9)
