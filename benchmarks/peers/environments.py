@@ -8,7 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from meshimpl.horovod_wheel import progress
 
