@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environments import environment
 
 from meshimpl import launch
 
@@ -207,9 +206,12 @@ def heads(folder: Path, options: argparse.Namespace) -> None:
 
 def sbi(folder: Path, options: argparse.Namespace) -> None:
     """Lets the package sbi answer, from the features that `heads` kept."""
+    sys.path.append(str(HERE / "peers"))
+    from environments import environment
+
     python = environment(HERE / "requirements-sbi.txt", "sbi")
     for number in range(len(SETS)):
-        script = [str(python), str(HERE / "agreement_sbi.py")]
+        script = [str(python), str(HERE / "peers" / "run_sbi.py")]
         files = [folder / f"{name}_{number}.npz" for name in ("features", "sbi")]
         subprocess.run([*script, *map(str, files), str(SAMPLES)], check=True)
 

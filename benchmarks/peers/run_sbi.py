@@ -1,6 +1,6 @@
 """Neural posterior estimation by the package sbi, for agreement.py, in the environment of sbi.
 
-python benchmarks/agreement_sbi.py FEATURES.npz ANSWER.npz SAMPLES
+python benchmarks/peers/run_sbi.py FEATURES.npz ANSWER.npz SAMPLES
 """
 
 from __future__ import annotations
