@@ -1,7 +1,7 @@
 """Light cones and lensing against theory, and what they cost.
 
     python benchmarks/lensing.py linear   [--grid 128] [--box 400] [--seeds 100] [--painted 4]
-                                          [--cones 4]
+                                          [--cones 4] [--keep FOLDER]
     python benchmarks/lensing.py halofit  [--grid 256] [--box 400] [--seeds 4] [--cones 4]
                                           [--mesh-factor 1] [--steps 10]
     python benchmarks/lensing.py cost     [--grid 128] [--box 512]
@@ -14,6 +14,7 @@ by Limber's integral of linear power, and by that of the power that was measured
 Frozen Zel'dovich universes of small amplitudes are then painted by the light cone, and their
 correlation with the former divided by its power. Of pairs with opposite noise half the difference
 is taken, so that the lattice and second order cancel, and the third is extrapolated to nothing.
+With a folder to keep what each seed gave, a call that was cut short goes on where it was.
 
 halofit: whole runs, against Limber's integral over CAMB's halofit and over the power that is
 measured in the runs. Modes begin with their expected amplitudes, the same on any grid, and every
@@ -28,6 +29,7 @@ import argparse
 import resource
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,8 +150,37 @@ def expected(
     )
 
 
-def linear(grid: int, box: float, seeds: int, painted: int, cones: int) -> None:
-    """Print the frozen linear test."""
+def linear_of_seed(
+    small: Sequence[fpm.Simulation], seed: int, cones: int, edges: np.ndarray, *, painted: bool
+) -> dict[str, np.ndarray]:
+    """Returns what one universe adds to the frozen linear test: powers [source, bin], spectrum."""
+    box, grid = small[0].box.size[0], small[0].box.grid[0]
+    views = [cone_of(box, grid, cones * seed + number) for number in range(cones)]
+    delta = small[0].lpt(seed=seed, a=1.0).linear_delta / AMPLITUDES[0]
+    spectrum = fpm.power_spectrum(delta)
+    whole = delta.numpy()
+    exact = [linear_convergence(whole, small[0].box, view) for view in views]
+    auto = [tapered(each, view.fov, edges) for each, view in zip(exact, views, strict=True)]
+    result = {"power": np.mean(auto, 0), "k": spectrum.k, "spectrum": spectrum.power}
+    if painted:
+        found = []
+        for sim, size in zip(small, AMPLITUDES, strict=True):
+            plus, minus = (observed(sim, views, seed, paired) for paired in (False, True))
+            cross = [
+                # One of the two is painted: its window is that of two maps of pixels.
+                tapered((one - other) / (2 * size), view.fov, edges, linear, window="pixel")
+                for one, other, view, linear in zip(plus, minus, views, exact, strict=True)
+            ]
+            found.append(np.mean(cross, 0) / result["power"])
+        first, second = AMPLITUDES[0] ** 2, AMPLITUDES[1] ** 2
+        result["transfer"] = (second * found[0] - first * found[1]) / (second - first)
+    return result
+
+
+def linear(
+    grid: int, box: float, seeds: int, painted: int, cones: int, keep: Path | None = None
+) -> None:
+    """Print the frozen linear test; what each seed gave is kept in a folder."""
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
     small = [
         fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
@@ -158,33 +189,22 @@ def linear(grid: int, box: float, seeds: int, painted: int, cones: int) -> None:
     edges = bands(100, 400, 2)
     powers, transfers, spectra = [], [], []
     for seed in range(seeds):
-        views = [cone_of(box, grid, cones * seed + number) for number in range(cones)]
-        delta = small[0].lpt(seed=seed, a=1.0).linear_delta / AMPLITUDES[0]
-        spectrum = fpm.power_spectrum(delta)
-        spectra.append(spectrum.power)
-        whole = delta.numpy()
-        exact = [linear_convergence(whole, small[0].box, view) for view in views]
-        auto = [tapered(each, view.fov, edges) for each, view in zip(exact, views, strict=True)]
-        powers.append(np.mean(auto, 0))
+        kept = None if keep is None else keep / f"linear-{grid}-{box:g}-{cones}-{seed}.npz"
+        found = {} if kept is None or not kept.exists() else dict(np.load(kept))
+        if "power" not in found or (seed < painted and "transfer" not in found):
+            found = linear_of_seed(small, seed, cones, edges, painted=seed < painted)
+            if kept is not None:
+                np.savez(kept, **found)
+        powers.append(found["power"])
+        spectra.append(found["spectrum"])
         if seed < painted:
-            found = []
-            for sim, size in zip(small, AMPLITUDES, strict=True):
-                plus, minus = (observed(sim, views, seed, paired) for paired in (False, True))
-                cross = [
-                    # One of the two is painted: its window is that of two maps of pixels.
-                    tapered((one - other) / (2 * size), view.fov, edges, linear, window="pixel")
-                    for one, other, view, linear in zip(plus, minus, views, exact, strict=True)
-                ]
-                found.append(np.mean(cross, 0) / powers[-1])
-            first, second = AMPLITUDES[0] ** 2, AMPLITUDES[1] ** 2
-            transfers.append((second * found[0] - first * found[1]) / (second - first))
+            transfers.append(found["transfer"])
         if seed % 10 == 9:
             print(f"{seed + 1} of {seeds}", flush=True)
-    view = views[0]
-    ell = angular_power(exact[0], view.fov, edges).ell
+    view = cone_of(box, grid, 0)
+    ell = angular_power(np.zeros([view.pixels] * 2), view.fov, edges).ell
     mean, error = mean_and_error(powers)
-    transfer, its_error = mean_and_error(transfers)
-    k, own = spectrum.k, np.mean(spectra, 0)
+    (transfer, its_error), k, own = mean_and_error(transfers), found["k"], np.mean(spectra, 0)
 
     def measured(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
         inside = (wavenumber >= k[0] * 0.75) & (wavenumber <= k[-1])
@@ -358,11 +378,11 @@ def main() -> None:
     parser.add_argument("--mesh-factor", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--cones", type=int, default=4)
+    parser.add_argument("--keep", type=Path, help="a folder that is there")
     asked = parser.parse_args()
     if asked.what == "linear":
-        linear(
-            asked.grid or 128, asked.box or 400.0, asked.seeds or 100, asked.painted, asked.cones
-        )
+        sizes = asked.grid or 128, asked.box or 400.0, asked.seeds or 100
+        linear(*sizes, asked.painted, asked.cones, asked.keep)
     elif asked.what == "halofit":
         halofit(
             asked.grid or 256,

@@ -179,6 +179,20 @@ def test_a_particle_on_the_axis_or_at_the_observer(make):
         assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
 
 
+@pytest.mark.parametrize("make", [Compiled, Portable])
+@pytest.mark.parametrize(("value", "axis"), [(np.nan, 0), (np.inf, 2)])
+def test_a_particle_that_is_not_finite_is_seen_on_its_map(make, value, axis):
+    """It is not left out in silence, and takes no part in the adjoint."""
+    fields, factors, amounts = drawn("float64")
+    moved = fields[1].numpy()
+    moved[1, 3, 2, 4, axis] = value
+    given = ball(), [fields[0], tf.constant(moved), fields[2]], factors, amounts
+    maps = make().paint_ball(*given).numpy()
+    assert np.isfinite(maps[0]).all() and 1 <= np.isnan(maps[1]).sum() <= 8
+    slopes = make().paint_ball_vjp(*given, tf.ones(maps.shape, tf.float64))
+    assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

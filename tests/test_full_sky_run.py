@@ -16,11 +16,11 @@ from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.grid.healpix import Healpix
-from flowpm_dist.io import load_light_cone
+from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.sky_pictures import mollweide
 from flowpm_dist.jobs.full_sky_results import bin_edges
-from flowpm_dist.jobs.output_folder import FILES, OF_LIGHT_CONE
+from flowpm_dist.jobs.output_folder import FILES, OF_RUN
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FullSkyLightCone
 from flowpm_dist.statistics import painting_window, spherical_power, spherical_theory_in_bins
@@ -33,6 +33,7 @@ z_max = 0.3
 observer = [200.0, 100.0, 0.0]
 shells = true
 shell_width = 300.0
+particles = true
 sources = [{ redshift = 0.25 }, { smail = [0.1, 2.0, 1.5], z_max = 0.28, shift = 0.01 }]
 """
 TEXT = (RUN + CONE).replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 400.0")
@@ -98,7 +99,7 @@ def done(tmp_path_factory):
 
 
 def test_maps_and_spectra_are_those_of_python(done):
-    assert {p.name for p in done.iterdir()} == {*FILES, *OF_LIGHT_CONE, SNAPSHOT}
+    assert {p.name for p in done.iterdir()} == {*FILES, *OF_RUN, SNAPSHOT}
     found = load_light_cone(done)
     sim = fpm.Simulation(COSMOLOGY, 8, 400.0, fpm.scale_factor_steps(0.1, 1.0, 4))
     sources = [SourcePlane(0.25), SmailDistribution(0.1, 2.0, 1.5, 0.01, z_max=0.28)]
@@ -107,6 +108,10 @@ def test_maps_and_spectra_are_those_of_python(done):
     shells = SKY.shells(sim, 300.0, 1)
     np.testing.assert_array_equal(found["shells"], shells.delta)
     np.testing.assert_allclose(found["shell_edges"], shells.planes.edges, rtol=1e-9)
+    particles, _ = read_light_cone(done)
+    place = particles["Coordinates"]
+    expected = 8**3 / 400**3 * 4 / 3 * np.pi * found.attributes["distance_of_z_max"] ** 3
+    assert place.dtype == np.float32 and len(place) == pytest.approx(expected, rel=0.02)
     about = found.attributes
     assert (about["nside"], about["ordering"], about["sky"]) == (8, "RING", "full")
     assert about["observer"] == [200.0, 100.0, 0.0] and about["complete"]
@@ -145,6 +150,9 @@ def test_a_run_that_goes_on_has_the_same_maps(here, done, monkeypatch):
     found, expected = load_light_cone("out"), load_light_cone(done)
     for name, values in expected.arrays.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+    ours, theirs = (read_light_cone(folder)[0] for folder in ("out", done))
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
 
 
 def test_spectra_on_the_sphere():

@@ -19,11 +19,11 @@ from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Distances, Halofit, LinearPower
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
-from flowpm_dist.io import load_light_cone
+from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
 from flowpm_dist.jobs.light_cone_results import bin_edges
-from flowpm_dist.jobs.output_folder import FILES, OF_LIGHT_CONE, OutputFolder
+from flowpm_dist.jobs.output_folder import FILES, OF_RUN, OutputFolder
 from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
 from flowpm_dist.observables.lensing import (
     SmailDistribution,
@@ -45,6 +45,7 @@ z_max = 1.0
 tiles = 3
 planes = true
 plane_width = 300.0
+particles = true
 shape_noise = { sigma_e = 0.3, n_eff = 10.0, seed = 5 }
 sources = [
     { redshift = 0.6 },
@@ -163,9 +164,12 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     works = [SimulationWork(plan, *rest, light_cone=cone) for cone in (None, config.light_cone)]
     memory = [demand_of(work, "row:1,col:1").estimate().memory for work in works]
     planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
-    assert memory[1] - memory[0] == (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
+    of_maps = (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
+    assert memory[1] - memory[0] == of_maps + 160 * 2**20
     disk = [output_bytes(plan, config.output, work.light_cone) for work in works]
-    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4
+    # Seven numbers of each particle in a pyramid of this height and field.
+    seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.end**3 / 3
+    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * seen)
     assert config.light_cone.end == pytest.approx(2300, rel=0.01)
 
 
@@ -267,7 +271,8 @@ def test_the_spectra_are_those_of_python(born):
 
 def test_a_run_with_a_light_cone_leaves_its_results(born):
     out, done = born
-    assert {p.name for p in out.iterdir()} == {*FILES, *OF_LIGHT_CONE, SNAPSHOT}
+    assert {p.name for p in out.iterdir()} == {*FILES, *OF_RUN, SNAPSHOT}
+    assert "on the light cone" in done.stdout + done.stderr
     assert "load_light_cone" in done.stdout and "convergence_power.png" in done.stdout
     for name in ("convergence.png", "convergence_power.png"):
         assert (out / name).stat().st_size > 10_000
@@ -304,6 +309,9 @@ def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
     found, expected = load_light_cone("out"), load_light_cone(born[0])
     for name, values in expected.arrays.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+    ours, theirs = (read_light_cone(folder)[0] for folder in ("out", born[0]))
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
 
 
 def test_maps_of_an_older_run_do_not_stay(tmp_path):

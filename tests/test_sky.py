@@ -74,6 +74,20 @@ def test_the_adjoint_is_that_of_the_difference():
     assert (along(1) - along(-1)) / (2 * h) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("make", [Compiled, Portable])
+@pytest.mark.parametrize(("value", "axis"), [(np.nan, 0), (np.inf, 2)])
+def test_a_particle_that_is_not_finite_is_seen_on_its_map(make, value, axis):
+    """It is not left out in silence, and takes no part in the adjoint."""
+    fields, factors, amounts = drawn("float64")
+    moved = fields[1].numpy()
+    moved[1, 3, 2, 4, axis] = value
+    given = slabs(), [fields[0], tf.constant(moved), fields[2]], factors, amounts
+    maps = make().paint_sky(*given).numpy()
+    assert np.isfinite(maps[0]).all() and 1 <= np.isnan(maps[1]).sum() <= 8
+    slopes = make().paint_sky_vjp(*given, tf.ones(maps.shape, tf.float64))
+    assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
+
+
 def test_every_particle_in_the_field_is_there_once():
     """On maps that hold the whole box from afar, each weighs its amount over its distance^2."""
     fields, factors, amounts = drawn("float64", batch=1, fields=1, spread=0.1)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
+import numpy as np
 import typer
 
 from flowpm_dist.cli.common import Ranks, Set, mesh_option
@@ -23,9 +24,10 @@ from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.cosmology.camb_spline import camb_beside
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import LIGHT_CONE, human_size
+from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, human_size
 from flowpm_dist.io.formats import snapshot_name
 from flowpm_dist.jobs.estimate import Demand, Estimate
+from flowpm_dist.jobs.light_cone import particle_bytes
 from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
@@ -85,7 +87,11 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
     def describe(self) -> str:
         """See `ResumableJob.describe`."""
         count, steps = math.prod(self.config.box.grid), self.config.evolution.step_count
-        return f"{count:,} particles, {steps} steps, mesh {self.mesh}"
+        told, cone = f"{count:,} particles, {steps} steps, mesh {self.mesh}", self.config.light_cone
+        if cone is None or not cone.particles:
+            return told
+        size = particle_bytes(cone.particles, np.dtype(self.config.run.precision).itemsize)
+        return f"{told}; about {cone.particles:,.0f} on the light cone, {human_size(size)}"
 
     @property
     def resolved(self) -> str:
@@ -155,6 +161,8 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
             held += f'\n  {LIGHT_CONE:<19} maps; in Python: fpm.io.load_light_cone("{path}")'
             held += "\n  convergence.png     with sticks of shear"
             held += "\n  convergence_power.png, .csv: angular power of all pairs, beside theory"
+            if self.config.lightcone.particles:
+                held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'
         return f"""
 Results in {path}:
   density.png         a slab of the universe

@@ -87,4 +87,5 @@ def full_sky_work(
             f"times, with the same structure; painting takes about {seconds:.2g} s of processor "
             "time, that of all ranks together; a larger box is repeated less"
         )
-    return FullSkyWork(cone, end, cone.place(size, grid), tuple(warnings))
+    particles = boxes * math.prod(grid) if cone.particles else 0.0
+    return FullSkyWork(cone, end, cone.place(size, grid), tuple(warnings), particles)

@@ -117,6 +117,7 @@ def light_cone_work(
     cosmology: CosmologyOptions,
     size: Sequence[float],
     cells: Sequence[float],
+    grid: Sequence[int],
 ) -> LightConeWork:
     """Returns what a run sees on its light cone.
 
@@ -125,6 +126,7 @@ def light_cone_work(
         cosmology: of the run.
         size: of the box [Mpc/h].
         cells: of the force mesh, along each side of the box.
+        grid: of the particles.
     """
     half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
     width = cone.fov / cone.pixels * half
@@ -137,7 +139,10 @@ def light_cone_work(
             f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
             f"{cell:.3g}; {enough} pixels show all that there is"
         )
-    return LightConeWork(cone, comoving(cone.z_max, cosmology), tuple(warnings))
+    end = comoving(cone.z_max, cosmology)
+    seen = cone.fov**2 * end**3 / 3 * math.prod(grid) / math.prod(size)
+    particles = seen if cone.particles else 0.0
+    return LightConeWork(cone, end, tuple(warnings), particles)
 
 
 def comoving(z: float, cosmology: CosmologyOptions) -> float:

@@ -103,7 +103,7 @@ class RunConfig(Options):
         cells = [self.evolution.mesh_factor * n for n in self.box.grid]
         if isinstance(self.lightcone, FullSkyLensingOptions):
             return full_sky_work(self.lightcone, self.cosmology, size, cells, self.box.grid)
-        return light_cone_work(self.lightcone, self.cosmology, size, cells)
+        return light_cone_work(self.lightcone, self.cosmology, size, cells, self.box.grid)
 
     def with_mesh(self, shape: str) -> RunConfig:
         """Returns the same run on a mesh of another shape."""

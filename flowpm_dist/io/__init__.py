@@ -1,6 +1,14 @@
 """Files in and out: snapshots, volumes, white noise, figures. Importing this is light."""
 
+from flowpm_dist.io.light_cone_file import read_light_cone
 from flowpm_dist.io.light_cone_maps import LightConeMaps, load_light_cone
 from flowpm_dist.io.snapshot import Snapshot, SnapshotError, load_snapshot
 
-__all__ = ["LightConeMaps", "Snapshot", "SnapshotError", "load_light_cone", "load_snapshot"]
+__all__ = [
+    "LightConeMaps",
+    "Snapshot",
+    "SnapshotError",
+    "load_light_cone",
+    "load_snapshot",
+    "read_light_cone",
+]

@@ -24,6 +24,8 @@ SNAPSHOTS = (SNAPSHOT, *OF_PARTICLES.values())
 """Names of all snapshots, each a folder."""
 LIGHT_CONE = "lightcone.zarr"
 """The maps of a light cone."""
+CONE_PARTICLES = "light_cone_particles"
+"""The folder of the particles of a light cone."""
 ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowpm_dist.jobs.light_cone import THEORY, PopulationOptions
+from flowpm_dist.jobs.light_cone import RECORDED, THEORY, PopulationOptions, particle_bytes
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
 
 # Values of a pixel that lie in memory together, an upper estimate.
@@ -26,11 +26,13 @@ class FullSkyLensingOptions(PopulationOptions, FullSkyOptions):
 
     Attributes:
         sky: that it is whole.
+        particles: whether the particles that are seen are written, too.
         shells: whether shells of matter are written.
         shell_width: of shells [Mpc/h].
     """
 
     sky: Literal["full"] = Field(description='"flat" or "full"')
+    particles: bool = Field(default=False, description="true or false")
     shells: bool = Field(default=False, description="true or false")
     shell_width: Annotated[float, Field(gt=0)] = Field(
         default=100.0, description="a length above 0 in Mpc/h"
@@ -46,12 +48,14 @@ class FullSkyWork:
         end: comoving distance of z_max [Mpc/h].
         observer: place in the box [Mpc/h].
         warnings: of what a user should know; they are kept with the maps.
+        particles: number of those that are written, about.
     """
 
     options: FullSkyLensingOptions
     end: float
     observer: tuple[float, float, float]
     warnings: tuple[str, ...] = ()
+    particles: float = 0.0
 
     @property
     def shells(self) -> int:
@@ -66,15 +70,16 @@ class FullSkyWork:
             itemsize: size of a value [bytes].
         """
         values = SPECTRA * 8 + MAPS * itemsize * self._maps
-        return values * 12 * self.options.nside**2 + PAINTING + THEORY
+        recorded = RECORDED if self.options.particles else 0
+        return values * 12 * self.options.nside**2 + PAINTING + THEORY + recorded
 
     def results(self, itemsize: int) -> int:
-        """Returns the size of the maps that are written [bytes]; argument as for `memory`."""
-        return self._maps * 12 * self.options.nside**2 * itemsize
+        """Returns the size of all that is written [bytes]; argument as for `memory`."""
+        return self.checkpoint(itemsize) + particle_bytes(self.particles, itemsize)
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
-        return self.results(itemsize)
+        return self._maps * 12 * self.options.nside**2 * itemsize
 
     @property
     def _maps(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.io.light_cone_maps import CONVENTIONS_OF_SPHERE, MapArray, write_light_cone
 from flowpm_dist.jobs.convergence_spectra import (
     ConvergenceSpectra,
@@ -37,13 +38,20 @@ HIGHEST = 2
 BINS_PER_OCTAVE = 2
 
 
-def observers_of(options: FullSkyLensingOptions) -> list[ObserverOf]:
-    """Returns what looks at a run: painters of convergence and, where asked for, of shells."""
+def observers_of(
+    options: FullSkyLensingOptions, files: LightConeFiles | None = None
+) -> list[ObserverOf]:
+    """Returns what looks at a run: painters of convergence and, where asked for, of shells.
+
+    Args:
+        options: of the light cone.
+        files: of this rank, for particles; None for none.
+    """
     sky = FullSkyLightCone(**options.part(FullSkyOptions).model_dump())
     found = [sky.convergence_observer(*options.population())]
     if options.shells:
         found.append(sky.shells_observer(options.shell_width))
-    return found
+    return found if files is None else [*found, sky.particles_observer(files)]
 
 
 def write_full_sky_results(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
+from flowpm_dist.io.light_cone_file import NUMBERS
 from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
     ShapeNoiseOptions,
@@ -33,6 +34,15 @@ THEORY = 110 * 2**20
 """Memory of theory and figures [bytes]."""
 COMPILED = 64 * 2**20
 """Memory of what is compiled for ray tracing [bytes]."""
+
+
+RECORDED = 160 * 2**20
+"""Memory of the particles that are written, while they are found [bytes]."""
+
+
+def particle_bytes(count: float, itemsize: int) -> int:
+    """Returns the size of a number of particles in files [bytes]."""
+    return int(count * NUMBERS * itemsize)
 
 
 def _tables(model: type[Options], *, one: bool = False) -> BeforeValidator:
@@ -83,6 +93,7 @@ class LensingOptions(PopulationOptions, LightConeOptions):
 
     Attributes:
         sky: that it is flat.
+        particles: whether the particles that are seen are written, too.
         ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
         plane_width: of planes [Mpc/h].
         planes: whether planes of matter are written.
@@ -90,6 +101,7 @@ class LensingOptions(PopulationOptions, LightConeOptions):
     """
 
     sky: Literal["flat"] = Field(default="flat", description='"flat" or "full"')
+    particles: bool = Field(default=False, description="true or false")
     ray_tracing: bool = Field(default=False, description="true or false")
     plane_width: Annotated[float, Field(gt=0)] = Field(
         default=100.0, description="a length above 0 in Mpc/h"
@@ -113,11 +125,13 @@ class LightConeWork:
         options: of the run file.
         end: comoving distance of z_max [Mpc/h].
         warnings: of what a user should know; they are kept with the maps.
+        particles: number of those that are written, about.
     """
 
     options: LensingOptions
     end: float
     warnings: tuple[str, ...] = ()
+    particles: float = 0.0
 
     def memory(self, itemsize: int) -> int:
         """Returns the memory of the maps on a rank, an upper estimate [bytes].
@@ -129,13 +143,14 @@ class LightConeWork:
         values = SPECTRA + MAPS * len(cone.sources) + PLANES * self._planes(cone.needs_planes)
         if cone.ray_tracing:
             values += RAYS + 6 * len(cone.sources)
-        return self._bytes(values, itemsize) + THEORY + (COMPILED if cone.ray_tracing else 0)
+        others = THEORY + (COMPILED if cone.ray_tracing else 0)
+        return self._bytes(values, itemsize) + others + (RECORDED if cone.particles else 0)
 
     def results(self, itemsize: int) -> int:
-        """Returns the size of the maps that are written [bytes]; argument as for `memory`."""
+        """Returns the size of all that is written [bytes]; argument as for `memory`."""
         each = 4 if self.options.ray_tracing else 3
         values = each * len(self.options.sources) + self._planes(self.options.planes)
-        return self._bytes(values, itemsize)
+        return self._bytes(values, itemsize) + particle_bytes(self.particles, itemsize)
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.io.light_cone_maps import CONVENTIONS, MapArray, write_light_cone
 from flowpm_dist.jobs.convergence_spectra import (
     ConvergenceSpectra,
@@ -50,15 +51,20 @@ class Lensing:
     rotation: np.ndarray | None = None
 
 
-def observers_of(options: LensingOptions) -> list[ObserverOf]:
-    """Returns what looks at a run: painters of convergence, of planes, or of both."""
+def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -> list[ObserverOf]:
+    """Returns what looks at a run: painters of convergence, of planes, or of both.
+
+    Args:
+        options: of the light cone.
+        files: of this rank, for particles; None for none.
+    """
     cone = _cone(options)
     found = []
     if not options.ray_tracing:
         found.append(cone.convergence_observer(*options.population()))
     if options.needs_planes:
         found.append(cone.planes_observer(options.plane_width))
-    return found
+    return found if files is None else [*found, cone.particles_observer(files)]
 
 
 def write_light_cone_results(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from flowpm_dist.io.files import (
+    CONE_PARTICLES,
     GENERATOR,
     LIGHT_CONE,
     SNAPSHOTS,
@@ -31,6 +32,8 @@ from meshimpl import launch
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
 """What a run with a light cone leaves besides."""
+OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
+"""All that only some runs leave."""
 PARTIAL = ".partial-flowpm-dist"
 STEP = "step"
 """What checkpoints are counted in."""
@@ -45,7 +48,7 @@ class OutputFolder(JobFolder):
     """
 
     kind = "run"
-    contents = (*FILES, *OF_LIGHT_CONE, *SNAPSHOTS)
+    contents = (*FILES, *OF_RUN, *SNAPSHOTS)
     begun = f"{PARTIAL}/checkpoints/{STEP}-*.zarr"
 
     def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
@@ -67,6 +70,11 @@ class OutputFolder(JobFolder):
     def checkpoints(self) -> Path:
         """Path of the folder of checkpoints."""
         return self.partial / "checkpoints"
+
+    @property
+    def cone_particles(self) -> Path:
+        """Path of the folder of the particles of a light cone, while it is written."""
+        return self.partial / CONE_PARTICLES
 
     def last_step(self) -> int | None:
         """Returns the step of the latest checkpoint, or None if there is none."""
@@ -143,8 +151,9 @@ class OutputFolder(JobFolder):
 
     def _drop_results(self) -> None:
         """Remove all from the partial folder that a resumed run does not need."""
+        kept = (self.owner, self.run_file, self.checkpoints, self.cone_particles)
         for path in self.partial.iterdir():
-            if path in (self.owner, self.run_file, self.checkpoints) or path.name in self.outputs:
+            if path in kept or path.name in self.outputs:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
@@ -168,11 +177,11 @@ class OutputFolder(JobFolder):
         try:
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
-                for name in (*OF_LIGHT_CONE, *SNAPSHOTS, *_outputs_in(self.path)):
+                for name in (*OF_RUN, *SNAPSHOTS, *_outputs_in(self.path)):
                     if (self.path / name).exists():
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()
-            for name in (*FILES, *OF_LIGHT_CONE, *_outputs_in(self.partial), *SNAPSHOTS):
+            for name in (*FILES, *OF_RUN, *_outputs_in(self.partial), *SNAPSHOTS):
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
             shutil.rmtree(self.partial)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.light_cone_file import LightConeFiles, number_of_parts, remove_after
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs import full_sky_results, light_cone_results
@@ -67,6 +70,7 @@ class SimulationSession:
         self.checkpoints = FieldCheckpoints(folder.checkpoints, STEP, box, KEEP)
         self._stop = StopRequest(box.mesh, "step", progress.say)
         self._written: list[float] = []
+        self._particles: LightConeFiles | None = None
         self._ours = {
             "seed": work.seed,
             "steps": work.plan.steps.step_count,
@@ -95,12 +99,15 @@ class SimulationSession:
         found = self.checkpoints.latest(**self._ours) if resume else None
         last = 0 if found is None else int(found[1]["step"])
         self._written = [] if found is None else list(found[1]["outputs"])
+        self._particles = self._particle_files(
+            0 if found is None else found[1].get("particle_files", 0)
+        )
         times = [a for a in work.output.times(work.plan.steps) if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
         noise = None if work.white_noise is None else open_white_noise(work.white_noise)
         cone, seen = work.light_cone, list[Any]()
         try:
-            with self._stop.heard():
+            with self._stop.heard(), self._particles or nullcontext():
                 state = self.simulation.run_resumably(
                     seed=work.seed,
                     white_noise=noise,
@@ -108,13 +115,14 @@ class SimulationSession:
                     progress=self.progress.step,
                     outputs=times or None,
                     on_output=self._output,
-                    observers=[] if cone is None else _observers_of(cone),
+                    observers=[] if cone is None else _observers_of(cone, self._particles),
                     on_seen=seen.extend,
                     after_step=self._after_step,
                     resume=None if found is None else lambda _: self._restored(*found),
                 )
                 # A signal that comes now lets the results be written.
                 self.progress.note("writing")
+                self._complete_particles()
                 if cone is not None and mesh.rank == 0:
                     about = {**state.header(), "config": work.run_text, "versions": versions()}
                     _write_seen(self.folder.partial, cone, seen, self.simulation.cosmology, about)
@@ -127,6 +135,36 @@ class SimulationSession:
             self.folder.release()
             return SimulationOutcome(None, stopped.signal, stopped.place)
         return SimulationOutcome(summary)
+
+    def _particle_files(self, sealed: int) -> LightConeFiles | None:
+        """Returns this rank's files of particles on the light cone; None if none are asked for."""
+        cone, folder = self.work.light_cone, self.folder.cone_particles
+        if cone is None or not cone.options.particles:
+            return None
+        mesh = self.simulation.box.mesh
+        if mesh.rank == 0:  # what came after the checkpoint is written again
+            folder.mkdir(exist_ok=True)
+            remove_after(folder, sealed)
+        mesh.barrier()
+        return LightConeFiles(folder, mesh.rank, mesh.size, sealed)
+
+    def _complete_particles(self) -> None:
+        """Completes the files of particles. On every rank."""
+        if self._particles is not None:
+            mesh = self.simulation.box.mesh
+            self._particles.seal(last=True)
+            mesh.barrier()  # those of all ranks are complete
+            if mesh.rank == 0:
+                number_of_parts(self.folder.cone_particles, self._particles.sealed)
+
+    def _seal_particles(self) -> int:
+        """Completes the files of particles so far, if any rank has some, and returns how many."""
+        files, world = self._particles, self.simulation.box.mesh.world
+        if files is None:
+            return 0
+        if int(world.allreduce(tf.constant(int(files.rows > 0)), "max")):
+            files.seal()
+        return files.sealed
 
     def _output(self, state: State) -> None:
         """Writes a state on the way, in a folder of its own. On every rank."""
@@ -159,6 +197,7 @@ class SimulationSession:
             "halo": here.halo,
             "timings": here.timings,
             "outputs": self._written,
+            "particle_files": self._seal_particles(),
         }
         seen = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
         self.checkpoints.save(here.step, fields, {**attributes, "seen": list(seen)}, maps=seen)
@@ -170,11 +209,13 @@ class SimulationSession:
         return MidRun(particles=particles, seen=lambda: maps, **rest)
 
 
-def _observers_of(cone: LightConeWork | FullSkyWork) -> list[ObserverOf]:
+def _observers_of(
+    cone: LightConeWork | FullSkyWork, files: LightConeFiles | None
+) -> list[ObserverOf]:
     """Returns what looks at a run with a light cone."""
     if isinstance(cone, FullSkyWork):
-        return full_sky_results.observers_of(cone.options)
-    return light_cone_results.observers_of(cone.options)
+        return full_sky_results.observers_of(cone.options, files)
+    return light_cone_results.observers_of(cone.options, files)
 
 
 def _write_seen(

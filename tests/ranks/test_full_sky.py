@@ -8,10 +8,14 @@ import healpy
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import SIZE, process_mesh, shared_folder
+from scipy.spatial import cKDTree
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.io import read_light_cone
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     LensPlanes,
@@ -53,9 +57,13 @@ def crossing_particles(integrator, observer):
     chi = np.linalg.norm(q, axis=-1)
     lattice, q, chi = (x[chi < end] for x in (lattice, q, chi))
     distances, which = np.unique(np.round(chi, 9), return_inverse=True)
-    states = sim.run(seed=3, outputs=Distances(sim.cosmology).scale_factor(distances).numpy())
-    moved = np.stack([state.displacement.numpy() for state in states])
-    return chi, q + moved[(which, *(lattice % GRID).T)]
+    a = Distances(sim.cosmology).scale_factor(distances).numpy()
+    states = sim.run(seed=3, outputs=a)
+    moved, velocity = (
+        np.stack([of(state).numpy() for state in states])[(which, *(lattice % GRID).T)]
+        for of in (lambda state: state.displacement, lambda state: state.peculiar_velocity())
+    )
+    return chi, q + moved, velocity, a[which]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     sim = simulation(mesh, integrator)
     sky = FullSkyLightCone(**SKY.model_dump(exclude={"observer"}), observer=observer)
     end = float(Distances(sim.cosmology).comoving(1 / 1.05))
-    chi, places = crossing_particles(integrator, observer)
+    chi, places, *_ = crossing_particles(integrator, observer)
     distance = np.linalg.norm(places, axis=-1)
     theta, phi = np.arccos(places[:, 2] / distance), np.arctan2(places[:, 1], places[:, 0])
     pixels, shares = healpy.get_interp_weights(4, theta, phi)
@@ -90,6 +98,61 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     kappa = sky.convergence(sim, [SourcePlane(distance=source)], seed=3).kappa[0].numpy()
     expected = found / areas / number - mean
     np.testing.assert_allclose(kappa, expected, atol=1e-7 * np.abs(expected).max())
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_particles_in_files(mesh, tmp_path_factory):
+    """Each copy once, at its crossing: painted they give the shells, and states their columns."""
+    observer = (20.0, 0.0, 140.0)
+    sim = simulation(mesh, "cola" if SIZE == 1 else "fastpm")
+    sky = FullSkyLightCone(nside=4, z_max=0.05, observer=observer)
+    folder = sky.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
+    found, about = read_light_cone(folder)
+    assert about["nside"] == 4 and about["seed"] == 3
+    place = found["Coordinates"]
+    end = float(Distances(sim.cosmology).comoving(1 / 1.05))
+    theta, phi = np.arccos(place[:, 2] / np.linalg.norm(place, axis=1)), np.arctan2(*place.T[1::-1])
+    pixels, shares = healpy.get_interp_weights(4, theta, phi)
+    counts = np.zeros(192)
+    np.add.at(counts, pixels, shares)
+    delta = sky.shells(sim, [0.0, end], seed=3).delta[0].numpy()
+    number = sim.box.cells / sim.box.volume * end**3 / 3
+    np.testing.assert_allclose(
+        counts / Healpix(4).painted_areas / number - 1, delta, atol=1e-8 * np.abs(delta).max()
+    )
+    if SIZE == 1:
+        _, *known = crossing_particles("cola", observer)
+        assert len(place) == len(known[0])
+        apart, same = cKDTree(known[0]).query(place)
+        assert apart.max() < 1e-7 * end and len(set(same)) == len(same)
+        columns = found["Velocities"], found["ScaleFactor"]
+        for ours, theirs in zip(columns, known[1:], strict=True):
+            np.testing.assert_allclose(ours, theirs[same], atol=1e-7 * np.abs(theirs).max())
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("kind", ["maps", "particles"])
+def test_a_particle_that_is_not_finite_ends_the_run_on_all_ranks(mesh, kind, tmp_path_factory):
+    """One that only one of them sees."""
+    sim, folder = simulation(mesh), shared_folder(tmp_path_factory)
+
+    def seeing(inputs, halo):
+        of = SKY.convergence_observer(sources_of())
+        observer = (of if kind == "maps" else SKY.particles_observer(files))(inputs, halo)
+        see = observer.see
+
+        def lost(look, moment, given):
+            if mesh.rank == SIZE - 1:
+                moment = dataclasses.replace(moment, after=moment.after + np.nan)
+            return see(look, moment, given)
+
+        observer.see = lost
+        return observer
+
+    told = pytest.raises(FloatingPointError, match="light cone: a particle that crosses it has a")
+    with told, LightConeFiles(folder, mesh.rank, SIZE) as files:
+        sim.observe(seeing, seed=3)
+    assert not list(folder.glob(f"*.{mesh.rank}.hdf5*"))
 
 
 @pytest.mark.ranks(2, 4)
@@ -184,6 +247,31 @@ def test_a_batch_has_its_maps(mesh):
         one = SKY.convergence(sim, source, seed=seed, cosmology=cosmology).kappa.numpy()
         # The cone of a batch reaches as far as the farthest of z_max.
         np.testing.assert_allclose(kappa, one, atol=1e-12)
+
+
+@pytest.mark.ranks(2)
+def test_universes_over_replicas_in_float32(mesh):
+    """Each replica has the map of its universe and its gradient, as one universe has them."""
+    of_two = process_mesh("replica:2")
+    several, alone = (
+        simulation(of, precision="float32") for of in (of_two, of_two.without("replica"))
+    )
+
+    def seen(sim, seed):
+        noise = sim.lpt(seed=seed).white_noise
+        with tf.GradientTape() as tape:
+            tape.watch(noise.block)
+            kappa = SKY.convergence(sim, sources_of(), white_noise=noise).kappa
+            loss = tf.reduce_sum(kappa**2) / alone.box.mesh.size
+        return kappa.numpy(), tape.gradient(loss, noise.block).numpy()
+
+    kappa, slope = seen(several, [1, 2])
+    assert kappa.dtype == np.float32 and kappa.shape == (1, 2, 192)
+    known, its_slope = seen(alone, 1 + of_two.coordinate("replica"))
+    np.testing.assert_allclose(kappa[0], known, atol=1e-5 * np.abs(known).max())
+    np.testing.assert_allclose(slope[0], its_slope, atol=1e-4 * np.abs(its_slope).max())
+    with pytest.raises(ValueError, match="the particles of one universe are written"):
+        several.observe(SKY.particles_observer(None), seed=[1, 2])
 
 
 def test_light_cones_that_cannot_be_are_refused(mesh):

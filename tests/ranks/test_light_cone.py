@@ -182,7 +182,7 @@ def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
         CONE.particles(sim, folder, seed=3)
     if SIZE == 1:
         monkeypatch.setattr(light_cone_file, "SPARE", 2**62)
-        with pytest.raises(WriteError, match=r"light_cone.hdf5: the disk is full"):
+        with pytest.raises(WriteError, match=r"light_cone.0.hdf5: the disk is full"):
             CONE.particles(sim, folder / "full", seed=3)
         assert not any((folder / "full").iterdir())
 

@@ -81,6 +81,24 @@ def reaching(a: Any) -> Iterator[None]:
         raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
 
 
+def check_seen(finite: tf.Tensor | bool, box: Box) -> None:
+    """Checks that what crossed the light cone is finite, on all ranks together.
+
+    Args:
+        finite: whether what this rank has seen is.
+        box: of the particles.
+
+    Raises:
+        FloatingPointError: some is not, on this rank or another.
+    """
+    lost = tf.constant(int(not finite))
+    if int(box.mesh.world.allreduce(lost, "max")):
+        raise FloatingPointError(
+            "light cone: a particle that crosses it has a place, a velocity or a weight that is "
+            "not finite"
+        )
+
+
 def layer_looks(
     box: Box, layers: Layers, kicks: Sequence[tuple[int, ...]]
 ) -> dict[int, list[LayerLook]]:

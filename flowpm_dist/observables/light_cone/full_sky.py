@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import GrowthFunctions
 from flowpm_dist.evolution.observers import Seen
 from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.sources import Sources
@@ -24,7 +26,9 @@ from flowpm_dist.observables.light_cone.convergence import (
 )
 from flowpm_dist.observables.light_cone.maps import DensityShells, SphericalConvergence
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
+from flowpm_dist.observables.light_cone.recorder import write_particles
 from flowpm_dist.observables.light_cone.sphere import SpherePainter
+from flowpm_dist.observables.light_cone.sphere_recorder import SphereRecorder
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
@@ -97,6 +101,37 @@ class FullSkyLightCone(FullSkyOptions):
                 z_max, or a width that is not above 0.
         """
         return simulation.observe(self.shells_observer(edges), seed, **run)
+
+    def particles(
+        self,
+        simulation: Simulation,
+        folder: str | Path,
+        seed: int | Sequence[int] | None = None,
+        **run: Any,
+    ) -> Path:
+        """Simulates, and writes all copies of particles as they cross the light cone.
+
+        Files and errors are those of `LightCone.particles`; `Coordinates` are x, y and z from the
+        observer, along the axes of the box, as are `Velocities`. A copy is there if its undisplaced
+        place is nearer than z_max.
+
+        Args:
+            simulation, seed, **run: as for `convergence`; of one universe.
+            folder: of the files, which is made. On a file system that all ranks see.
+
+        Returns:
+            The folder.
+        """
+        return write_particles(self.particles_observer, simulation, folder, seed, **run)
+
+    def particles_observer(self, files: LightConeFiles) -> ObserverOf:
+        """Returns the observer of `particles`, which writes to files of this rank."""
+
+        def recorder(inputs: Inputs, halo: int) -> SphereRecorder:
+            end, ball = self.reach(inputs), self.ball(inputs, 1.0, per_distance=False)
+            return SphereRecorder(inputs, self, ball, end, files)
+
+        return recorder
 
     def convergence_observer(
         self, sources: Sequence[Sources], alignment: IntrinsicAlignment | None = None

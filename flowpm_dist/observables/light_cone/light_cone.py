@@ -14,7 +14,7 @@ from flowpm_dist.cosmology.growth import GrowthFunctions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.observers import Seen
 from flowpm_dist.grid.box import Box
-from flowpm_dist.io.light_cone_file import STEM, LightConeFile
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.sources import Sources
@@ -28,7 +28,7 @@ from flowpm_dist.observables.light_cone.convergence import (
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.observer import SkyPainter
 from flowpm_dist.observables.light_cone.options import LightConeOptions
-from flowpm_dist.observables.light_cone.recorder import ParticleRecorder
+from flowpm_dist.observables.light_cone.recorder import FieldRecorder, write_particles
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
@@ -129,9 +129,9 @@ class LightCone(LightConeOptions):
     ) -> Path:
         """Simulates, and writes the particles in the field as they cross the light cone.
 
-        Each rank writes an HDF5 file of its own, `light_cone.hdf5` or `light_cone.0.hdf5`, ... with
-        `Coordinates` (x, y and distance from the observer, comoving [Mpc/h]), `Velocities` (along
-        these, peculiar [km/s]) and `ScaleFactor`; `io.light_cone_file.read_light_cone` reads them.
+        Each rank writes an HDF5 file of its own, `light_cone.0.hdf5`, ... with `Coordinates` (x, y
+        and distance from the observer, comoving [Mpc/h]), `Velocities` (along these, peculiar
+        [km/s]) and `ScaleFactor`, in the precision of the run; `io.read_light_cone` reads them.
 
         Args:
             simulation, seed, **run: as for `convergence`; of one universe.
@@ -143,32 +143,16 @@ class LightCone(LightConeOptions):
         Raises:
             FileExistsError: there is a light cone in the folder. Raised on every rank.
             ValueError: as for `convergence`; or a batch.
+            FloatingPointError: a particle is not finite. Raised on every rank.
             WriteError: on a rank that cannot write; the job must end then.
         """
-        path, mesh = Path(folder), simulation.box.mesh
-        there = any(path.glob(f"{STEM}*.hdf5"))
-        if int(mesh.world.allreduce(tf.constant(int(there)), "max")):
-            raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
-        path.mkdir(parents=True, exist_ok=True)
-        with LightConeFile(path, mesh.rank, mesh.size) as file:
+        return write_particles(self.particles_observer, simulation, folder, seed, **run)
 
-            def recorder(inputs: Inputs, halo: int) -> ParticleRecorder:
-                found = ParticleRecorder(inputs, self.layers(inputs), self.fov, file)
-                source = inputs.source
-                about = {
-                    **self.model_dump(),
-                    "grid": list(inputs.box.grid),
-                    "box_size": list(inputs.box.size),
-                    "cosmology": inputs.cosmologies.cosmologies[0].numbers(),
-                    "seed": source.seed,
-                    "paired": source.paired,
-                }
-                file.describe(about)
-                return found
-
-            simulation.observe(recorder, seed, **run)
-        mesh.barrier()
-        return path
+    def particles_observer(self, files: LightConeFiles) -> ObserverOf:
+        """Returns the observer of `particles`, which writes to files of this rank."""
+        return lambda inputs, halo: FieldRecorder(
+            inputs, self, self.layers(inputs), self.fov, files
+        )
 
     def layers(self, inputs: Inputs) -> Layers:
         """Returns the layers of particles that are seen, after checking that the run has them.

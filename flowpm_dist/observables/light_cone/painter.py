@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.evolution.observers import Moment, Seen
-from flowpm_dist.observables.light_cone.crossings import CrossingObserver
+from flowpm_dist.observables.light_cone.crossings import CrossingObserver, check_seen
 from flowpm_dist.simulation.inputs import Inputs
 from meshimpl.collectives import Communicator
 
@@ -79,14 +79,19 @@ class MapPainter(CrossingObserver):
         return self.summed(seen)
 
     def summed(self, seen: Seen) -> tf.Tensor:
-        """Returns the sums of the ranks' maps [..., map, *shape]."""
+        """Returns the sums of the ranks' maps [..., map, *shape].
+
+        Raises:
+            FloatingPointError: a particle was not finite where it was seen. On every rank.
+        """
         nothing = tf.zeros(self._shape, self._box.dtype)
         parts = [
             tf.stack([seen.get((u, m), nothing) for m in range(self._maps)])
             for u in range(self._universes)
         ]
-        maps = tf.stack(parts) if self._box.local_batch else parts[0]
-        return sum_over(self._group, maps)
+        maps = sum_over(self._group, tf.stack(parts) if self._box.local_batch else parts[0])
+        check_seen(tf.reduce_all(tf.math.is_finite(maps)), self._box)
+        return maps
 
     def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
         """See `Observer.pack`; the universes are those of this rank."""

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.evolution.observers import Moment, Seen
-from flowpm_dist.io.light_cone_file import LightConeFile
+from flowpm_dist.io.light_cone_file import LightConeFiles, holds_light_cone, number_of_parts
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.light_cone.crossings import (
     CrossingObserver,
     LayerLook,
+    check_seen,
     layer_looks,
     layer_times,
     reaching,
 )
+from flowpm_dist.observables.light_cone.options import DepthOptions
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.simulation import ObserverOf, Simulation
+
+Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
 
 
-class ParticleRecorder(CrossingObserver):
+class Recorder(CrossingObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
     They are those of the states of the integrator at the times of the crossings.
 
     Args:
         inputs: of the run, of one universe.
-        layers: of the cone.
-        fov: side of the field of view [rad].
-        file: of this rank.
+        cone: that is seen; its options are kept with the particles.
+        looks, kicks: see `CrossingObserver`.
+        files: of this rank.
 
     Raises:
         ValueError: a batch of universes.
@@ -41,10 +50,89 @@ class ParticleRecorder(CrossingObserver):
     needs_before = True
     inputs = ()
 
-    def __init__(self, inputs: Inputs, layers: Layers, fov: float, file: LightConeFile) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        cone: DepthOptions,
+        looks: Mapping[int, Sequence[Any]],
+        kicks: Iterable[int],
+        files: LightConeFiles,
+    ) -> None:
         if inputs.box.batch is not None:
             raise ValueError("the particles of one universe are written, not those of a batch")
-        self._layers, self._fov, self._file = layers, fov, file
+        super().__init__(inputs.box, looks, kicks)
+        self._files, self._finite = files, True
+        files.describe(
+            {
+                **cone.model_dump(),
+                "grid": list(inputs.box.grid),
+                "box_size": list(inputs.box.size),
+                "cosmology": inputs.cosmologies.cosmologies[0].numbers(),
+                "seed": inputs.source.seed,
+                "paired": inputs.source.paired,
+            }
+        )
+
+    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `CrossingObserver.see`."""
+        if not self._files.closed:  # as they are on the way back
+            dtype = self._box.dtype.as_numpy_dtype
+            place, *fields = (t.numpy() for t in moment.tensors)
+            for columns in self.seen_of(look, place, fields):
+                self._finite &= all(bool(np.isfinite(column.sum())) for column in columns)
+                if len(columns[0]):
+                    self._files.append(*(column.astype(dtype) for column in columns))
+        return {}
+
+    @abc.abstractmethod
+    def seen_of(
+        self, look: Any, displacement: np.ndarray, fields: list[np.ndarray]
+    ) -> Iterator[Particles]:
+        """Yields the particles of a look; one that is not finite is among them.
+
+        Args:
+            look: of those that it was made with.
+            displacement: [x, y, z, 3] [Mpc/h].
+            fields: the velocities before and after the kick, and LPT fields, likewise.
+        """
+
+    def results(self, seen: Seen) -> None:
+        """Returns None: all is in the files.
+
+        Raises:
+            FloatingPointError: a particle was not finite. On every rank.
+        """
+        check_seen(self._finite, self._box)
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`, and `results` for errors: all is in the files."""
+        check_seen(self._finite, self._box)
+        return {}
+
+
+class FieldRecorder(Recorder):
+    """Writes the particles in a field of the flat sky.
+
+    Args:
+        inputs: of the run, of one universe.
+        cone: that is seen.
+        layers: of the cone.
+        fov: side of the field of view [rad].
+        files: of this rank.
+
+    Raises:
+        ValueError: a batch of universes.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        cone: DepthOptions,
+        layers: Layers,
+        fov: float,
+        files: LightConeFiles,
+    ) -> None:
+        self._layers, self._fov = layers, fov
         growth = inputs.cosmologies.growths[0]
         a = layer_times(layers, Distances(growth.background.cosmology)).numpy()
         with reaching(a[-1]):
@@ -55,19 +143,15 @@ class ParticleRecorder(CrossingObserver):
         self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
         # a dx/dt is the canonical velocity over a.
         self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
-        super().__init__(inputs.box, layer_looks(inputs.box, layers, [found.kicks]), found.kicks)
+        looks = layer_looks(inputs.box, layers, [found.kicks])
+        super().__init__(inputs, cone, looks, found.kicks, files)
 
-    def see(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `CrossingObserver.see`."""
-        if not self._file.closed:  # as it is on the way back
-            place, *fields = (t.numpy() for t in moment.tensors)
-            for at, directions in zip(look.places, look.directions, strict=True):
-                for particles in self._slab(look.layers, at, directions, place, fields):
-                    self._file.append(*particles)
-        return {}
-
-    def results(self, seen: Seen) -> None:
-        """Returns None: all is in the files."""
+    def seen_of(
+        self, look: LayerLook, displacement: np.ndarray, fields: list[np.ndarray]
+    ) -> Iterator[Particles]:
+        """See `Recorder.seen_of`."""
+        for at, directions in zip(look.places, look.directions, strict=True):
+            yield from self._slab(look.layers, at, directions, displacement, fields)
 
     def _slab(
         self,
@@ -76,8 +160,8 @@ class ParticleRecorder(CrossingObserver):
         directions: np.ndarray,
         displacement: np.ndarray,
         fields: list[np.ndarray],
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yields positions, velocities and scale factors of what is seen of a slab, by layers."""
+    ) -> Iterator[Particles]:
+        """Yields what is seen of a slab, by layers."""
         # Columns of maps are y and rows x: so are the first two of a slab's axes.
         axes = int(place[1]), int(place[0]), int(place[2])
         senses = directions[3], directions[1], directions[4]
@@ -101,7 +185,8 @@ class ParticleRecorder(CrossingObserver):
                 length = self._box.size[axis]
                 x = origin + sense * (lattice + moved[..., axis])
                 across.append((x - length * np.rint(x / length), length))
-            reach = 0.5 * self._fov * distance
+            lost = ~np.isfinite(distance + across[0][0] + across[1][0])
+            reach = np.where(lost, 0.0, 0.5 * self._fov * distance)
             velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
             shifts = [
                 range(-n, n + 1)
@@ -109,7 +194,33 @@ class ParticleRecorder(CrossingObserver):
             ]
             for j, k in itertools.product(*shifts):
                 x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
-                inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0)
+                inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0) | lost
                 positions = np.stack([x, y, distance], axis=-1)[inside]
-                if len(positions):
-                    yield positions, velocity[inside], np.full(len(positions), self._a[layer])
+                yield positions, velocity[inside], np.full(len(positions), self._a[layer])
+
+
+def write_particles(
+    observer_of: Any,
+    simulation: Simulation,
+    folder: str | Path,
+    seed: int | Sequence[int] | None,
+    **run: Any,
+) -> Path:
+    """Simulates, and writes the particles of a light cone: see `LightCone.particles`.
+
+    Args:
+        observer_of: from the files of this rank to the observer that writes them.
+        simulation, folder, seed, **run: as there.
+    """
+    path, mesh = Path(folder), simulation.box.mesh
+    if int(mesh.world.allreduce(tf.constant(int(holds_light_cone(path))), "max")):
+        raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
+    path.mkdir(parents=True, exist_ok=True)
+    with LightConeFiles(path, mesh.rank, mesh.size) as files:
+        observer: ObserverOf = observer_of(files)
+        simulation.observe(observer, seed, **run)
+    mesh.barrier()  # all files are complete
+    if mesh.rank == 0:
+        number_of_parts(path, files.sealed)
+    mesh.barrier()
+    return path

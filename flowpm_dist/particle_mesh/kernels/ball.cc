@@ -5,14 +5,11 @@
 
 #include "common.h"
 #include "healpix.h"
+#include "hits.h"
 #include "kernels.h"
 
 namespace flowpm {
 namespace {
-
-constexpr int64_t kPieces = 32;       // of the particles, for any number of threads
-constexpr int64_t kBands = 16;        // of rings of the maps
-constexpr int64_t kAtOnce = 1 << 20;  // particles whose places are held
 
 // A copy of a particle as it is seen.
 struct Sight {
@@ -78,8 +75,8 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
         }
         sight.distance = std::sqrt(sight.x[0] * sight.x[0] + sight.x[1] * sight.x[1] +
                                    sight.x[2] * sight.x[2]);
-        // One that is not finite, or at the observer, where its weight may be infinite.
-        if (!(sight.distance < 1e30) || (ball.per_distance && sight.distance == 0)) continue;
+        // At the observer, where its weight may be infinite.
+        if (ball.per_distance && sight.distance == 0) continue;
         see(sight);
       }
       stop = std::max(stop, until);
@@ -131,23 +128,27 @@ struct Piece {
   const Rings* rings;
   int64_t b, copy, from, to;
   const int32_t* band_of;
-  std::vector<Hit>* hits;  // [kBands]
+  Hits<Hit>* hits;
 };
 
 template <typename T>
 FLOWPM_INLINE void find(const Piece<T>& piece) {
   const Ball<T>& ball = *piece.ball;
   for_particles(ball, piece.b, piece.copy, piece.from, piece.to, [&](const Sight& sight) {
-    Corners corners(*piece.rings, sight.x);
     Hit hit;
     hit.segment = int32_t(sight.segment);
+    if (!is_length(sight.distance)) {  // to be seen on the maps
+      piece.hits->add(0, {hit.segment, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
+      return;
+    }
+    Corners corners(*piece.rings, sight.x);
     hit.ring = int32_t(corners.ring);
     hit.distance = sight.distance;
     corners.weights(hit.weight);
     for (int i = 0; i < 4; ++i) hit.pixel[i] = int32_t(corners.pixel[i]);
     const int32_t above = piece.band_of[hit.ring], below = piece.band_of[hit.ring + 1];
-    piece.hits[above].push_back(hit);
-    if (below != above) piece.hits[below].push_back(hit);
+    piece.hits->add(above, hit);
+    if (below != above) piece.hits->add(below, hit);
   });
 }
 
@@ -167,6 +168,7 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece, int64_t copy) {
   const Ball<T>& ball = call.ball;
   const int64_t terms = Ball<T>::kTerms;
   for_particles(ball, piece.b, copy, piece.from, piece.to, [&](const Sight& sight) {
+    if (!is_length(sight.distance)) return;
     Corners corners(*piece.rings, sight.x);
     const Node<T> node(ball, sight.distance);
     const T* lower = ball.amounts + (piece.b * ball.nodes + node.lower) * ball.weights;
@@ -230,22 +232,22 @@ void paint_ball(const Ball<T>& call, const Parallel& parallel) {
   }
   const int64_t all = call.particles[0] * call.particles[1];
   const int64_t step = std::max<int64_t>(1, kAtOnce / std::max<int64_t>(1, call.particles[2]));
-  std::vector<std::vector<Hit>> hits(kPieces * bands);
+  std::vector<Hits<Hit>> hits(kPieces, Hits<Hit>(bands));
   for (int64_t b = 0; b < call.batch; ++b) {
     for (int64_t copy = 0; copy < call.copies; ++copy) {
       for (int64_t begin = 0; begin < all; begin += step) {
         const int64_t rows = std::min(step, all - begin);
         parallel(kPieces, [&](int64_t piece) {
-          std::vector<Hit>* mine = hits.data() + piece * bands;
-          for (int64_t band = 0; band < bands; ++band) mine[band].clear();
+          hits[piece].clear();
           find_clone(Piece<T>{&call, &rings, b, copy, begin + piece * rows / kPieces,
-                              begin + (piece + 1) * rows / kPieces, band_of.data(), mine});
+                              begin + (piece + 1) * rows / kPieces, band_of.data(),
+                              &hits[piece]});
         });
         parallel(bands, [&](int64_t band) {
           for (int64_t piece = 0; piece < kPieces; ++piece) {
-            for (const Hit& hit : hits[piece * bands + band]) {
+            hits[piece].for_band(band, [&](const Hit& hit) {
               deposit(call, b, hit, band_of[hit.ring] == band, band_of[hit.ring + 1] == band);
-            }
+            });
           }
         });
       }

@@ -30,6 +30,9 @@ class Kernels(ABC):
     or all cells that the difference there needs. Such a particle adds nothing to a mesh. Values
     read at it are NaN, and so is the cotangent of its displacement from a read. The same holds for
     a particle whose displacement is not finite. An axis without halo is periodic.
+
+    A particle whose place on a map of the sky is not finite makes a value of each of its maps NaN,
+    and takes no part in the adjoint.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels.ball import DEGREE, Ball
-from flowpm_dist.particle_mesh.kernels.portable_parts import vjp_of_parts
+from flowpm_dist.particle_mesh.kernels.portable_parts import finite_fields, vjp_of_parts
 
 
 def paint_ball(
@@ -63,11 +64,14 @@ def _copy(
     lower, upper = ball.edges[segments], ball.edges[segments + 1]
     along = (2 * undisplaced - lower - upper) / (upper - lower)
     powers = tf.constant(along[:, np.newaxis] ** np.arange(DEGREE + 1), dtype)
+    own, finite = finite_fields(
+        [tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1) for field in fields]
+    )
     place = tf.constant(lattice[chosen], dtype) + tf.add_n(
         [
             tf.reduce_sum(tf.gather(factors[:, :, f], segments, axis=1) * powers, -1)[..., None]
-            * tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1)
-            for f, field in enumerate(fields)
+            * field
+            for f, field in enumerate(own)
         ]
     )
     out = tf.zeros([batch * ball.maps * pixels], dtype)
@@ -75,9 +79,10 @@ def _copy(
     distance, shares, corners = _direction(Healpix(ball.nside), place)
     for w, amount in enumerate(_amounts(ball, amounts, distance)):
         for share, corner in zip(shares, corners, strict=True):
-            values = tf.reshape(tf.cast(share * amount, dtype), [-1])
-            index = ((maps + w) * pixels + corner).reshape(-1, 1)
-            out = tf.tensor_scatter_nd_add(out, tf.constant(index), values)
+            values = tf.cast(share * amount, dtype)
+            values = tf.where(finite, values, tf.constant(math.nan, dtype))
+            index = ((maps + w) * pixels + np.where(finite, corner, 0)).reshape(-1, 1)
+            out = tf.tensor_scatter_nd_add(out, tf.constant(index), tf.reshape(values, [-1]))
     return tf.reshape(out, [batch, -1])
 
 

@@ -12,6 +12,12 @@ PaintPart = Callable[[Part, Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tenso
 """What one part adds to the maps, by its fields, factors and amounts; differentiable."""
 
 
+def finite_fields(fields: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns fields [..., 3] with 0 at particles that are not finite, and which are [...]."""
+    finite = tf.reduce_all([tf.math.is_finite(field) for field in fields], axis=[0, -1])
+    return [tf.where(finite[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields], finite
+
+
 def vjp_of_parts(
     paint: PaintPart[Part],
     parts: Iterable[Part],

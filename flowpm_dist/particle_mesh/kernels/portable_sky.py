@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels.portable_parts import vjp_of_parts
+from flowpm_dist.particle_mesh.kernels.portable_parts import finite_fields, vjp_of_parts
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 
@@ -58,11 +58,9 @@ def _slab(
         shape[1 + az] = count
         return tf.reshape(values, shape)
 
+    own, finite = finite_fields([field[tuple(seen)] for field in fields])
     moved = tf.add_n(
-        [
-            by_layer(factors[:, layers, f])[..., tf.newaxis] * field[tuple(seen)]
-            for f, field in enumerate(fields)
-        ]
+        [by_layer(factors[:, layers, f])[..., tf.newaxis] * field for f, field in enumerate(own)]
     )
 
     def across(axis: int, origin: float, sense: float) -> tf.Tensor:
@@ -87,11 +85,15 @@ def _slab(
     first_map = tf.reshape(tf.constant(slabs.first_map[layers]), [1, -1])
     maps = by_layer(first_map) + tf.reshape(tf.range(batch) * slabs.maps, [-1, 1, 1, 1])
     out = tf.zeros([batch * slabs.maps * n * n], dtype)
+    lost = tf.boolean_mask(tf.broadcast_to(maps, finite.shape), ~finite)
+    for w in range(amounts.shape[2]):
+        nans = tf.fill(lost.shape, tf.constant(math.nan, dtype))
+        out = tf.tensor_scatter_nd_add(out, ((lost + w) * n * n)[:, tf.newaxis], nans)
     for i, j in itertools.product(*reach):
         px = (x + i * slabs.lengths[ax]) / size + middle
         py = (y + j * slabs.lengths[ay]) / size + middle
         column, row = tf.floor(px), tf.floor(py)
-        near = in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
+        near = finite & in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
         for dx, dy, w in itertools.product((0, 1), (0, 1), range(amounts.shape[2])):
             share = (px - column if dx else 1 + column - px) * (py - row if dy else 1 + row - py)
             amount = by_layer(amounts[:, layers, w, 0]) + by_layer(amounts[:, layers, w, 1]) * shift

@@ -4,14 +4,11 @@
 #include <vector>
 
 #include "common.h"
+#include "hits.h"
 #include "kernels.h"
 
 namespace flowpm {
 namespace {
-
-constexpr int64_t kPieces = 32;        // of a slab, in which it is handled: for any number of threads
-constexpr int64_t kBands = 16;         // of rows of the maps
-constexpr int64_t kAtOnce = 1 << 20;   // particles whose places are held
 
 // The particles of a slab: its axis of distance runs over the slab's layers alone.
 struct Range {
@@ -38,6 +35,7 @@ struct Sight {
   int32_t layer;
   double x, y;    // [Mpc/h] from the line of sight
   double distance, shift;
+  bool finite = true;
 };
 
 // Calls see(sight) for the particles of rows `from` to `to` of a slab that may lie on a map.
@@ -71,12 +69,18 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
       const double reach = half * sight.distance;
       sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved(ax));
       sight.x -= lx * std::nearbyint(sight.x * per_x);
-      if (!(std::abs(sight.x) <= reach)) continue;  // nor does one behind us
-      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
-      sight.y -= ly * std::nearbyint(sight.y * per_y);
-      if (!(std::abs(sight.y) <= reach)) continue;
       sight.index = index;
       sight.layer = int32_t(layer);
+      if (!(std::abs(sight.x) <= reach)) {  // nor does one behind us
+        if (is_length(sight.x) && is_length(reach)) continue;
+        sight.finite = false;
+        see(sight);
+        continue;
+      }
+      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
+      sight.y -= ly * std::nearbyint(sight.y * per_y);
+      sight.finite = is_length(sight.y);
+      if (sight.finite && !(std::abs(sight.y) <= reach)) continue;
       see(sight);
     }
   }
@@ -133,7 +137,7 @@ struct Piece {
   const Sky<T>* sky;
   int64_t b, slab, from, to;
   const int32_t* band_of;
-  std::vector<Hit>* hits;  // [kBands]
+  Hits<Hit>* hits;
 };
 
 template <typename T>
@@ -141,6 +145,10 @@ FLOWPM_INLINE void find(const Piece<T>& piece) {
   const Sky<T>& sky = *piece.sky;
   const int64_t n = sky.pixels;
   for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+    if (!sight.finite) {  // to be seen on the maps
+      piece.hits->add(0, {sight.layer, 0, 0, 0.0, 0.0, 0.0, kNotANumber});
+      return;
+    }
     for_images(sky, sight, piece.slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
@@ -154,8 +162,8 @@ FLOWPM_INLINE void find(const Piece<T>& piece) {
       hit.inverse = 1 / (sight.distance * sight.distance);
       const int32_t low = piece.band_of[std::max<int64_t>(hit.row, 0)];
       const int32_t high = piece.band_of[std::min<int64_t>(hit.row + 1, n - 1)];
-      piece.hits[low].push_back(hit);
-      if (high != low) piece.hits[high].push_back(hit);
+      piece.hits->add(low, hit);
+      if (high != low) piece.hits->add(high, hit);
     });
   });
 }
@@ -177,6 +185,7 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
   const double* direction = sky.directions + 5 * piece.slab;
   const double middle = 0.5 * double(n) - 0.5;
   for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+    if (!sight.finite) return;
     const T* amounts = sky.amounts + (piece.b * sky.layers + sight.layer) * weights * 2;
     double* sum = piece.sums + (sight.layer - place[5]) * (fields + 2 * weights);
     const double per_pixel = 1 / (sight.distance * sky.pixel);
@@ -241,7 +250,7 @@ void paint_sky(const Sky<T>& call, const Parallel& parallel) {
   for (int64_t band = 0; band < bands; ++band) {
     for (int64_t row = edge(band); row < edge(band + 1); ++row) band_of[row] = int32_t(band);
   }
-  std::vector<std::vector<Hit>> hits(kPieces * bands);
+  std::vector<Hits<Hit>> hits(kPieces, Hits<Hit>(bands));
   for (int64_t b = 0; b < call.batch; ++b) {
     for (int64_t slab = 0; slab < call.slabs; ++slab) {
       const Range range = range_of(call, slab);
@@ -250,16 +259,15 @@ void paint_sky(const Sky<T>& call, const Parallel& parallel) {
       for (int64_t begin = 0; begin < range.rows(); begin += step) {
         const int64_t rows = std::min(step, range.rows() - begin);
         parallel(kPieces, [&](int64_t piece) {
-          std::vector<Hit>* mine = hits.data() + piece * bands;
-          for (int64_t band = 0; band < bands; ++band) mine[band].clear();
+          hits[piece].clear();
           find_clone(Piece<T>{&call, b, slab, begin + piece * rows / kPieces,
-                              begin + (piece + 1) * rows / kPieces, band_of.data(), mine});
+                              begin + (piece + 1) * rows / kPieces, band_of.data(),
+                              &hits[piece]});
         });
         parallel(bands, [&](int64_t band) {
           for (int64_t piece = 0; piece < kPieces; ++piece) {
-            for (const Hit& hit : hits[piece * bands + band]) {
-              deposit(call, b, hit, edge(band), edge(band + 1));
-            }
+            hits[piece].for_band(
+                band, [&](const Hit& hit) { deposit(call, b, hit, edge(band), edge(band + 1)); });
           }
         });
       }

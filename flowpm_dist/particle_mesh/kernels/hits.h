@@ -1,0 +1,55 @@
+// Parts of particles on maps, sorted by the bands of the maps that they touch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "window.h"
+
+namespace flowpm {
+
+constexpr int64_t kPieces = 32;       // of the particles, for any number of threads
+constexpr int64_t kBands = 16;        // of rows or rings of the maps
+constexpr int64_t kAtOnce = 1 << 19;  // particles whose places are held
+
+// What one piece finds. A hit of two bands is held twice. One list for all bands: as the places of
+// a piece are in few of them, a list each would grow to as much memory, each at its own time.
+template <typename Hit>
+class Hits {
+ public:
+  explicit Hits(int64_t bands) : first_(bands, -1), last_(bands, -1) {}
+
+  void clear() {
+    links_.clear();
+    std::fill(first_.begin(), first_.end(), -1);
+    std::fill(last_.begin(), last_.end(), -1);
+  }
+  FLOWPM_INLINE void add(int64_t band, const Hit& hit) {
+    const int32_t number = int32_t(links_.size());
+    links_.push_back({hit, -1});
+    (last_[band] < 0 ? first_[band] : links_[last_[band]].next) = number;
+    last_[band] = number;
+  }
+  // Calls use(hit) for those of a band, in the order in which they were added.
+  template <typename Use>
+  FLOWPM_INLINE void for_band(int64_t band, const Use& use) const {
+    for (int32_t at = first_[band]; at >= 0; at = links_[at].next) use(links_[at].hit);
+  }
+
+ private:
+  struct Link {
+    Hit hit;
+    int32_t next;
+  };
+  std::vector<Link> links_;
+  std::vector<int32_t> first_, last_;
+};
+
+// Whether a length [Mpc/h] is one.
+FLOWPM_INLINE bool is_length(double x) { return std::abs(x) < 1e30; }
+
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace flowpm
