@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from meshimpl import launch
+from meshimpl import launch, quiet
 from meshimpl.mesh_shape import Lines, Ranks
 
 Reduction = Literal["sum", "max", "min"]
@@ -99,13 +99,12 @@ class HorovodEngine(Engine):
     @functools.cached_property
     def _hvd(self) -> Any:
         try:
-            import horovod.tensorflow as hvd
+            return quiet.import_horovod()
         except ImportError as error:
             raise CollectiveError(
                 "more than one rank needs Horovod, which is not installed; `flowpm-dist build "
                 "horovod` builds it, `flowpm-dist doctor` says what is missing"
             ) from error
-        return hvd
 
     def start(self, lines: Sequence[Lines]) -> None:
         """Registers a process set for each of this rank's groups; see `Engine.start`."""

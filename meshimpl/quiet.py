@@ -1,4 +1,4 @@
-"""TensorFlow without the lines that it prints, and the Keras that it loads, when it is imported."""
+"""TensorFlow without the lines that it prints, and it and Horovod without Keras, when imported."""
 
 import importlib
 import os
@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 # TensorFlow 2.21 prints these before it reads TF_CPP_MIN_LOG_LEVEL (tensorflow#100442).
 _NOISE = re.compile(
@@ -36,6 +38,31 @@ def without_keras() -> Iterator[None]:
         yield
     finally:
         del sys.modules[_EAGER]
+
+
+def import_horovod() -> ModuleType:
+    """Returns Horovod for TensorFlow, imported without its one Keras layer, and so without Keras.
+
+    `horovod.tensorflow.SyncBatchNormalization` works afterwards: it loads Keras when it is used.
+    """
+    if "horovod.tensorflow" in sys.modules or "keras" in sys.modules:
+        return importlib.import_module("horovod.tensorflow")
+    name, layer = "horovod.tensorflow.sync_batch_norm", "SyncBatchNormalization"
+    sys.modules[name] = stand_in = ModuleType(name)
+    setattr(stand_in, layer, None)
+    try:
+        horovod = importlib.import_module("horovod.tensorflow")
+    finally:
+        del sys.modules[name]
+
+    def late(wanted: str) -> Any:
+        if wanted != layer:
+            raise AttributeError(f"module {horovod.__name__!r} has no attribute {wanted!r}")
+        return getattr(importlib.import_module(name), layer)
+
+    delattr(horovod, layer)
+    vars(horovod)["__getattr__"] = late
+    return horovod
 
 
 def import_tensorflow() -> None:

@@ -333,7 +333,7 @@ def test_one_rank_killed_ends_all_and_leaves_no_results(here):
     assert "error" in told
     with pytest.raises(SnapshotError):
         load_snapshot("long")
-    done = flowpm("simulate", "run.toml", "--output", "long")
+    done = flowpm_here("simulate", "run.toml", "--output", "long")
     assert done.returncode == 0, done.stderr
     assert {p.name for p in Path("long").iterdir()} == {*FILES, SNAPSHOT}
 

@@ -13,7 +13,10 @@ from rank_jobs import needs_horovod
 from meshimpl.launch import mpirun_command
 
 UNGUARDED = """
-import horovod.tensorflow as hvd, tensorflow as tf
+from meshimpl import quiet
+quiet.import_tensorflow()
+import tensorflow as tf
+hvd = quiet.import_horovod()
 hvd.init()
 
 @tf.function

@@ -281,8 +281,10 @@ if status is not None:
 launch.configure_threads()
 launch.set_horovod_defaults()
 launch.abort_on_error()
+from meshimpl import quiet
+quiet.import_tensorflow()
 import tensorflow as tf
-import horovod.tensorflow as hvd
+hvd = quiet.import_horovod()
 hvd.init()
 rank = hvd.rank()
 """

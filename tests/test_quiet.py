@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,5 +63,20 @@ def test_keras_is_loaded_when_it_is_used() -> None:
         "assert not {'keras', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
         "import tensorflow as tf\n"
         "assert tf.keras.optimizers.Adam.__module__.startswith('keras')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_horovod_loads_keras_for_its_layer_alone() -> None:
+    code = (
+        "import sys\n"
+        "from meshimpl import quiet\n"
+        "quiet.import_tensorflow()\n"
+        "horovod = quiet.import_horovod()\n"
+        "assert horovod.allreduce and 'keras' not in sys.modules\n"
+        "assert not hasattr(horovod, 'no_such_name')\n"
+        "from horovod.tensorflow import SyncBatchNormalization\n"
+        "assert issubclass(SyncBatchNormalization, sys.modules['keras'].layers.Layer)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

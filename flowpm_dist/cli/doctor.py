@@ -43,6 +43,8 @@ BUILD_KERNELS = (
 # The probes run in processes of their own: here neither TensorFlow, MPI nor Horovod is imported.
 _DEVICES = """
 import json
+from meshimpl import quiet
+quiet.import_tensorflow()
 import tensorflow as tf
 print(json.dumps([device.name for device in tf.config.list_physical_devices()]))
 """
@@ -63,7 +65,9 @@ print(json.dumps({"version": version.split(", package")[0], "files": files}))
 """
 _HOROVOD = """
 import json
-import horovod.tensorflow as hvd
+from meshimpl import quiet
+quiet.import_tensorflow()
+hvd = quiet.import_horovod()
 maps = open("/proc/self/maps").read().splitlines()
 files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
 built = {"MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
@@ -75,8 +79,10 @@ from meshimpl import launch
 launch.configure_threads()
 launch.set_horovod_defaults()
 launch.abort_on_error()
+from meshimpl import quiet
+quiet.import_tensorflow()
 import tensorflow as tf
-import horovod.tensorflow as hvd
+hvd = quiet.import_horovod()
 hvd.init()
 x = tf.ones([1024])
 assert float(hvd.allreduce(x, op=hvd.Sum, name="warm")[0]) == hvd.size() == 2

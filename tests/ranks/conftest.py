@@ -185,7 +185,7 @@ def _sum_over_ranks() -> Any:
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
-    return tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="agreement"))
+    return tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="agreement"), autograph=False)
 
 
 def _failing_ranks(failed: bool) -> list[int]:
