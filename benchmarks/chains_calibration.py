@@ -164,7 +164,9 @@ def report(folders: list[Path], figure: Path | None) -> None:
     found, rows = {}, []
     for folder in folders:
         calibration, facts = judged(folder)
-        found[folder.name.replace("_", " ")] = calibration
+        asked, step = facts["settings"], facts["step"]
+        adjusted = "" if asked["method"] == "microcanonical" else f"\n{asked['method']}"
+        found[f"{asked['grid']}³ cells,\nsteps of {step:.2f}{adjusted}"] = calibration
         rows.append({"run": folder.name, **facts})
         print(json.dumps(rows[-1], indent=1))
     if figure is not None:

@@ -106,6 +106,19 @@ def test_draws_of_a_gaussian_posterior(sampler):
     assert (found.ess > 10).all()
 
 
+@pytest.mark.ranks(1)
+def test_each_chain_may_have_data_of_its_own():
+    box = chains_on(chain_mesh(), 2).space.box
+    data, density = np.random.default_rng(5).normal(1, 0.5, [2, *box.shape.to_integer_list])
+    together = Gaussian(box, tf.constant(data), 0.7)
+    alone = [Gaussian(box, tf.constant(one), 0.7) for one in data]
+    parts = [one.parts(tf.constant(density))[i] for i, one in enumerate(alone)]
+    np.testing.assert_allclose(together.parts(tf.constant(density)), parts, rtol=1e-12)
+    assert together.information() == pytest.approx(alone[0].information(), rel=1e-12)
+    with pytest.raises(ValueError, match="same data for all chains"):
+        Gaussian(box, tf.constant(data), 0.7, error=0.1)
+
+
 def linear_universe(mesh):
     """A model so small that chains of it are drawn soon."""
     sim = Simulation(COSMOLOGY, CELLS, 64.0, [0.5, 1.0], mesh=mesh, precision="float64")
