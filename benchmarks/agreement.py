@@ -212,8 +212,8 @@ def sbi(folder: Path, options: argparse.Namespace) -> None:
     python = environment(HERE / "requirements-sbi.txt", "sbi")
     for number in range(len(SETS)):
         script = [str(python), str(HERE / "peers" / "run_sbi.py")]
-        files = [folder / f"{name}_{number}.npz" for name in ("features", "sbi")]
-        subprocess.run([*script, *map(str, files), str(SAMPLES)], check=True)
+        files = [f"{name}_{number}.npz" for name in ("features", "sbi")]
+        subprocess.run([*script, *files, str(SAMPLES)], check=True, cwd=folder)
 
 
 def report(folder: Path, options: argparse.Namespace) -> None:
