@@ -1,17 +1,23 @@
 """Light cones of the whole sky against theory, and what painting costs.
 
-    python benchmarks/full_sky.py [--grid 128] [--box 512] [--seeds 4]
+    python benchmarks/full_sky.py theory [--grid 128] [--box 512] [--seeds 4] [--near 200]
+    python benchmarks/full_sky.py cost   [--grid 128] [--box 512] [--turns 3]
 
-A universe that stays as linear theory has it at z = 0, of small amplitude, on the whole sky, with
-sources at z = 0.4, from shells of matter beyond 200 Mpc/h. Of a universe and its pair with opposite
+theory: a universe that stays as linear theory has it at z = 0, of small amplitude, on the whole sky, with
+sources at z = 0.4, from shells of matter beyond a distance. Of a universe and its pair with opposite
 noise half the difference is taken, so that the lattice and second order cancel. Its power is
 divided by Limber's integral of linear power, and of the power that was measured in the boxes.
+
+cost: processor time of a run of ten steps, of one with a light cone of the whole sky of four
+sources up to z = 0.17, and of value and gradient of a loss on its maps, in turns; peak memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +33,7 @@ from flowpm_dist.observables.light_cone.options import boxes_within
 from flowpm_dist.statistics import spherical_power, spherical_theory_in_bins
 
 
-def measure(grid: int, box: float, seeds: int) -> None:
+def measure(grid: int, box: float, seeds: int, near: float) -> None:
     """Print the frozen linear test on the whole sky."""
     size, z, nside = 0.03, 0.4, 128
     # Between particles: one that lies at the observer is on another side in the pair.
@@ -37,7 +43,7 @@ def measure(grid: int, box: float, seeds: int) -> None:
     sim = fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
     # Far from the observer: the linear response of particles beside him is not what is seen.
     distances, source = Distances(COSMOLOGY), [SourcePlane(z)]
-    shells = np.arange(200.0, float(distances.comoving(1 / (1 + z))), 25.0)
+    shells = np.arange(near, float(distances.comoving(1 / (1 + z))), 25.0)
     chi = shells[0] + (np.arange(256) + 0.5) / 256 * (shells[-1] - shells[0])
     a = distances.scale_factor(chi)
     kernel = lensing_weight(COSMOLOGY, chi, a=a) * lensing_efficiency(source, chi, distances)
@@ -76,16 +82,61 @@ def measure(grid: int, box: float, seeds: int) -> None:
         print(f"| {low} to {high} | {m / t:.3f} +- {e / t:.3f} | {m / b:.3f} +- {e / b:.3f} |")
 
 
+def cost(grid: int, box: float, turns: int) -> None:
+    """Print what a light cone of the whole sky costs."""
+    sim = fpm.Simulation(COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, 10))
+    sky = FullSkyLightCone(nside=128, z_max=0.17)
+    sources = [SourcePlane(z) for z in (0.05, 0.09, 0.13, 0.17)]
+    noise = sim.lpt(seed=1).white_noise.block
+
+    def gradient() -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            kappa = sky.convergence(sim, sources, white_noise=noise).kappa
+            loss = tf.reduce_sum(kappa**2)
+        tape.gradient(loss, noise)
+
+    jobs: dict[str, Callable[[], Any]] = {
+        "run": lambda: sim.run(white_noise=noise),
+        "run with a light cone": lambda: sky.convergence(sim, sources, white_noise=noise),
+        "value and gradient": gradient,
+    }
+    spent: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(turns + 1):
+        for name, job in jobs.items():
+            begin = time.process_time()
+            job()
+            if turn:
+                spent[name].append(time.process_time() - begin)
+            else:
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                print(f"peak memory after the first {name}: {peak:.0f} MiB", flush=True)
+    end = float(Distances(COSMOLOGY).comoving(1 / 1.17))
+    print(f"{boxes_within(end, sim.box.size):.2f} boxes in the sphere")
+    medians = {name: float(np.median(values)) for name, values in spent.items()}
+    run, with_cone, both = medians.values()
+    for name, value in medians.items():
+        print(f"{name}: {value:.2f} s of processor time ({min(spent[name]):.2f} at least)")
+    print(f"with a light cone / without: {with_cone / run:.2f}")
+    print(f"value and gradient / light cone: {both / with_cone:.2f}")
+
+
 def main() -> None:
-    """Run it."""
+    """Run one of the two."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("what", choices=["theory", "cost"])
     parser.add_argument("--grid", type=int, default=128)
     parser.add_argument("--box", type=float, default=512.0)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--near", type=float, default=200.0)
+    parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
-    measure(asked.grid, asked.box, asked.seeds)
+    if asked.what == "theory":
+        measure(asked.grid, asked.box, asked.seeds, asked.near)
+    else:
+        cost(asked.grid, asked.box, asked.turns)
 
 
 if __name__ == "__main__":

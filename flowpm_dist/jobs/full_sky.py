@@ -15,8 +15,8 @@ SPECTRA = 30
 """Of one spectrum, whatever the number of maps."""
 MAPS = 6
 """Of each map: what is seen, added up and measured."""
-PAINTING = 500 * 2**20
-"""Memory of the particles whose places are held, at most [bytes]."""
+PAINTING = 128 * 2**20
+"""Memory of the particles whose places are held [bytes]: 2^19 of 72, in lists that double."""
 NS_PER_COPY = 120.0
 """Processor time of a copy of a particle that is seen, of one source, measured [ns]."""
 
