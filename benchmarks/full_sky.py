@@ -3,10 +3,10 @@
     python benchmarks/full_sky.py theory [--grid 128] [--box 512] [--seeds 4] [--near 200]
     python benchmarks/full_sky.py cost   [--grid 128] [--box 512] [--turns 3]
 
-theory: a universe that stays as linear theory has it at z = 0, of small amplitude, on the whole sky, with
-sources at z = 0.4, from shells of matter beyond a distance. Of a universe and its pair with opposite
-noise half the difference is taken, so that the lattice and second order cancel. Its power is
-divided by Limber's integral of linear power, and of the power that was measured in the boxes.
+theory: a universe that stays as linear theory has it at z = 0, of small amplitude, on the whole
+sky, with sources at z = 0.4, from shells of matter beyond a distance. Of a universe and its pair
+with opposite noise half the difference is taken, so that the lattice and second order cancel. Its
+power is divided by Limber's integral of linear power, and of that measured in the boxes.
 
 cost: processor time of a run of ten steps, of one with a light cone of the whole sky of four
 sources up to z = 0.17, and of value and gradient of a loss on its maps, in turns; peak memory.
