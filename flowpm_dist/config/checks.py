@@ -309,6 +309,10 @@ def fitting_mesh(
     return shape
 
 
+ADDED = {"observation.structure": "pm", "observation.kind": "density"}
+"""Keys that run files of earlier trainings do not have, with the values that they had then."""
+
+
 def check_resumed(
     then: Path,
     now: str,
@@ -333,6 +337,7 @@ def check_resumed(
             read.
     """
     before, after = _keys(read_table(then)), _keys(tomllib.loads(now))
+    before = {**{key: value for key, value in ADDED.items() if key in after}, **before}
     problems, growing = [], set(may_grow)
     for key in sorted({*before, *after} - set(may_differ)):
         was, asked = before.get(key), after.get(key)

@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
+from flowpm_dist.config.dataset_tables import with_box_of_files, with_observation_of_files
 from flowpm_dist.config.dependent_keys import idle_keys
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.settings import Settings
+from flowpm_dist.config.training_observation import (
+    input_of,
+    lpt_order_of,
+    observation_of,
+    record_of,
+)
 from flowpm_dist.config.training_rules import (
     GOES_WITH,
     ON_DISK,
     RULES,
     dataset_of,
     total_steps,
-    with_box_of_files,
 )
 from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.planning.options import (
@@ -39,6 +45,7 @@ from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.evolution.options import HaloOptions, RunOptions
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.options import Options
 
 CALIBRATE = 64
@@ -60,34 +67,43 @@ class TrainingRunFile(Options):
     data: DataOptions
     mesh: BatchedMeshOptions
     run: HaloOptions
+    observation: ObservationOptions
 
     def plan(self) -> TrainingPlan:
         """Returns the training as one object."""
         fixed = self.cosmology.model_dump(exclude_none=True)
+        nuisances = {k: v for k, v in self.priors.nuisances.items() if k not in VARIABLE}
         double = self.network.precision == "float64"
         run = RunOptions(halo=self.run.halo, precision="float64" if double else "float32")
         return TrainingPlan(
             simulation=simulation_plan(self.box, self.initial, self.evolution, run),
-            fixed_parameters={k: v for k, v in fixed.items() if k not in self.priors.ranges},
+            fixed_parameters={k: v for k, v in fixed.items() if k not in self.priors.drawn},
             priors=self.priors,
             network=self.network,
             training=self.training,
             data=self.data,
             mesh=self.mesh.shape,
             settings=self.settings(),
+            observation=record_of(self.observation, nuisances, simulates=self.simulates),
         )
+
+    @property
+    def simulates(self) -> bool:
+        """Whether volumes are simulated."""
+        return self.data.source == "simulate"
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Returns all keys with their defaults and full paths; `load_training` reads them back.
 
         Keys that have no meaning beside the others are left out.
         """
-        idle = idle_keys(self, GOES_WITH)
-        idle["cosmology"] = [name for name in self.priors.ranges if name in VARIABLE]
+        idle, on_disk = idle_keys(self, GOES_WITH), self.data.source in ON_DISK
+        idle["cosmology"] = [name for name in self.priors.drawn if name in VARIABLE]
         if self.training.epochs is not None:
             idle.setdefault("training", []).append("steps")
-        if self.data.source in ON_DISK:
-            for section in ("cosmology", "priors", "initial", "evolution"):
+        untold = ("cosmology", "priors", "initial", "evolution") if on_disk else ()
+        if not self.simulates:
+            for section in (*untold, "observation"):
                 part = getattr(self, section)
                 idle.setdefault(section, []).extend(set(part.model_dump()) - part.model_fields_set)
         return to_table(self, idle)
@@ -111,6 +127,7 @@ def load_training(path: str | Path, settings: Settings | None = None) -> Trainin
     dependent = [(key, each.other, each.values) for each in GOES_WITH for key in each.keys]
     table = with_preset(read_table(source, settings), dependent)
     table = with_box_of_files(table, source.parent)
+    table = with_observation_of_files(table, source.parent)
     sections = check_sections(table, source, MODELS, RULES)
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()
@@ -146,10 +163,12 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
     public = file.value("data", "source") == "files" and dataset is None
     if file.value("data", "augment") is None:
         arrays = file.value("data", "source") == "arrays"
-        data["augment"] = "symmetries" if public or arrays else True
+        masked = observation_of(file).mask is not None
+        data["augment"] = not masked and ("symmetries" if public or arrays else True)
     if file.value("network", "input") is None:
-        network["input"] = "log1p-counts" if public else "log1p"
+        network["input"] = "log1p-counts" if public else input_of(observation_of(file))
     changes = {"training": training, "data": data, "network": network}
+    changes |= {"initial": lpt_order_of(file)} if lpt_order_of(file) else {}
     return {
         name: section.model_copy(update=changes.get(name))
         for name, section in file.sections.items()

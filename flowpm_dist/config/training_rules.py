@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flowpm_dist.config import observation_rules, training_observation
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
@@ -43,6 +44,7 @@ ON_DISK = ("files", "arrays")
 OF_ARRAYS = ("volumes", "table", "dtype", "unit")
 
 GOES_WITH = (
+    *observation_rules.GOES_WITH,
     DependentKeys("training.optimiser", ("sgd",), ("training.momentum",)),
     DependentKeys("training.decay", ("polynomial",), ("training.power",)),
     DependentKeys("training.decay", ("polynomial", "cosine"), ("training.end_rate",)),
@@ -280,26 +282,6 @@ def _of_arrays(file: ParsedRunFile) -> Iterator[Problem]:
             return
 
 
-def with_box_of_files(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Returns the tables of a run file, with the dataset's grid and size where [box] has none.
-
-    Args:
-        table: sections and their keys, not checked yet.
-        folder: of the run file.
-    """
-    data, box = table.get("data"), table.get("box", {})
-    if not (isinstance(data, Mapping) and isinstance(box, Mapping)):
-        return table
-    if data.get("source") != "files" or not isinstance(named := data.get("folder"), str):
-        return table
-    try:
-        header, _ = read_header(folder / Path(named).expanduser())
-    except RecordError:
-        return table
-    size = {} if header.box_size is None else {"size": list(_sides(header))}
-    return {**table, "box": {"grid": list(header.grid), **size, **box}}
-
-
 def _sides(header: DatasetHeader) -> tuple[float, ...]:
     return three(header.box_size)
 
@@ -398,5 +380,6 @@ RULES: list[Rule] = [
     _of_simulations,
     _of_files,
     _of_arrays,
+    *training_observation.RULES,
 ]
 """All that must hold between the keys of a training."""

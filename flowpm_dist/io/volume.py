@@ -30,12 +30,15 @@ class Volume:
         where: path of the array, for messages.
         box_size: sides of the box [Mpc/h]; None if the file does not tell them.
         a: scale factor; None if the file does not tell it.
+        observation: what was observed, as the attribute "observation" tells it: a table, or its
+            JSON; None if there is none.
     """
 
     array: Any
     where: str
     box_size: tuple[float, float, float] | None = None
     a: float | None = None
+    observation: Any = None
 
 
 def open_volume(path: str | Path) -> Volume:
@@ -97,7 +100,10 @@ def _of_hdf5(file: Path, name: str) -> Volume:
     opened.visititems(note)
     chosen = _chosen(file, there, name, "name one after a colon, as in file.h5:density")
     sizes = {**opened.attrs, **there[chosen].attrs}
-    return Volume(there[chosen], f"{file}:{chosen}", _sides(sizes.get("box_size")))
+    told = sizes.get("observation")
+    return Volume(
+        there[chosen], f"{file}:{chosen}", _sides(sizes.get("box_size")), observation=told
+    )
 
 
 def _of_zarr(file: Path) -> Volume:
@@ -113,7 +119,8 @@ def _of_zarr(file: Path) -> Volume:
             raise VolumeError(f"{file} has no density")
         a, sides = snapshot.attributes.get("a"), _sides(snapshot.attributes.get("box_size"))
         scale = None if a is None else float(a)
-        return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale)
+        told = snapshot.attributes.get("observation", {})  # nothing but the density itself
+        return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale, told)
     import zarr
 
     try:
@@ -123,10 +130,11 @@ def _of_zarr(file: Path) -> Volume:
         raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error})") from error
     sides = _sides(found.attrs.get("box_size"))
     if isinstance(found, zarr.Array):
-        return Volume(found, str(file), sides)
+        return Volume(found, str(file), sides, observation=found.attrs.get("observation"))
     there = {name: array for name, array in arrays.items() if array.ndim in SPATIAL}
     chosen = _chosen(file, there, "", "give the folder of one of them")
-    return Volume(there[chosen], f"{file}/{chosen}", sides)
+    told = there[chosen].attrs.get("observation", found.attrs.get("observation"))
+    return Volume(there[chosen], f"{file}/{chosen}", sides, observation=told)
 
 
 def _chosen(file: Path, there: dict[str, Any], name: str, advice: str) -> str:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 from scipy.special import ndtr
 from scipy.stats import poisson
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.observables.observations import Observations
+from flowpm_dist.observables.options import ObservationOptions
+from meshimpl.mesh_function import MeshFunction
 
 LEAST_DENSITY = 0.02
 """A density below about this [mean density] counts as this: rates of counts are positive."""
@@ -55,3 +63,47 @@ def counts_of(
     rate = mean_count * mask * np.asarray(positive_density(density), np.float64)
     drawn = poisson.ppf(ndtr(np.asarray(normal, np.float64)), np.where(rate > 0, rate, 1.0))
     return np.where(rate > 0, drawn, 0.0)
+
+
+class SurveyNoise:
+    """The noise and the mask of an observation, on this rank's block of a box.
+
+    Args:
+        options: what is observed; its files are read here.
+        box: of the densities, on whose mesh they are seen.
+
+    Raises:
+        VolumeError: a file cannot be read.
+    """
+
+    def __init__(self, options: ObservationOptions, box: Box) -> None:
+        block = Observations(options, box.grid).block(box.offset, box.block)
+        self._mask, self._sigma, self._mean_count = block.mask, block.sigma, options.mean_count
+        self._functions: dict[int | None, MeshFunction] = {}
+
+    def seen(
+        self, density: tf.Tensor, box: Box, seeds: Sequence[int], amplitude: np.ndarray | None
+    ) -> np.ndarray:
+        """Returns what is seen of the densities of a batch. On all ranks of the box together.
+
+        Args:
+            density: block [batch, x, y, z].
+            box: of the batch.
+            seeds: of the noise of each universe, [batch].
+            amplitude: that multiplies sigma in each universe, [batch]; None for 1.
+
+        Returns:
+            A block in the box's dtype; where nothing is observed, 1 of a density and 0 of counts.
+        """
+        block = density.numpy()
+        if self._mean_count is None and self._sigma is None:
+            return np.where(self._mask > 0, block, 1.0).astype(block.dtype)
+        if box.batch not in self._functions:
+            self._functions[box.batch] = noise_function(box)
+        normal = self._functions[box.batch](np.asarray(seeds, np.int64)).numpy()
+        if self._mean_count is not None:
+            counts = counts_of(density, self._mean_count, self._mask, normal)
+            return counts.astype(block.dtype)
+        assert self._sigma is not None
+        louder = 1.0 if amplitude is None else amplitude[:, np.newaxis, np.newaxis, np.newaxis]
+        return noisy_density(block, self._sigma * louder, self._mask, normal)

@@ -138,6 +138,12 @@ class ObservationOptions(ForwardModelOptions):
         return self.kind == "counts" or self.sigma is not None
 
     @property
+    def is_positive(self) -> bool:
+        """Whether what is seen is never below 0, up to rounding."""
+        noisy = self.sigma is not None or self.bias is not None
+        return self.kind == "counts" or (self.structure in ("1lpt", "2lpt", "pm") and not noisy)
+
+    @property
     def own_values(self) -> dict[str, float]:
         """The values of all nuisance parameters that have no prior, and of a mock's."""
         return {"amplitude": 1.0, "noise_amplitude": 1.0, **(self.bias or {})}

@@ -135,6 +135,7 @@ class Results:
             "box_size_units": "Mpc/h",
             "grid": list(box.grid),
             "cosmology": {**cosmology, **fitted},
+            "observation": {"structure": self._plan.observation.structure},  # of the density
             "config": self._run_text,
             "versions": versions(),
         }

@@ -57,7 +57,8 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     Args:
         field: a `Field`, or a whole array [x, y, z] on one rank.
         edges: the edges of the bins, increasing, [bin + 1].
-        log: whether the edges are of ln(density); empty cells are then below all of them.
+        log: whether the edges are of ln(density); empty cells are then below all of them,
+            and those below 0 are not counted either.
 
     Returns:
         The histogram, the same on every rank.
@@ -71,7 +72,7 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     counts = []
     for universe in values:
         if log:
-            with np.errstate(divide="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore"):
                 universe = np.log(universe)
         counts.append(np.histogram(universe, edges)[0])
     own = sum_over_universe(box.mesh, np.array(counts, np.int64))

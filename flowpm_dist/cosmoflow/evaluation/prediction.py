@@ -22,6 +22,7 @@ from flowpm_dist.cosmoflow.volumes.volume import (
 )
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.record import BARE, ObservationRecord
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.network.losses import Standardiser
@@ -54,7 +55,7 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
         training, volume_path, box_size: see `predict_volume`.
 
     Raises:
-        VolumeError: see `predict_volume`.
+        VolumeError, ObservationError: see `predict_volume`.
     """
     plan, volume = training.plan, open_volume(volume_path)
     channels: int | None = 1
@@ -67,7 +68,35 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
         except RecordError:  # public files: TensorFlow reads the first of them
             channels = None
     check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
-    check_values(volume)
+    check_observation(plan.observation, volume)
+    check_values(volume, positive=_is_positive(training))
+
+
+def check_observation(trained: ObservationRecord | None, volume: Volume) -> list[str]:
+    """See that a volume is what a network was trained for, as far as both tell.
+
+    Returns:
+        What could not be seen, in words.
+
+    Raises:
+        ObservationError: it is of another observation; the message says in what it differs.
+    """
+    if trained is None:
+        return []
+    if volume.observation is None:
+        if trained == BARE:
+            return []
+        told = "The volume does not tell how it was observed; the network was trained for "
+        return [f"{told}{trained.told()}."]
+    found = ObservationRecord.of_table(volume.observation, volume.where)
+    trained.check(found, volume.where)
+    return []
+
+
+def _is_positive(training: Training) -> bool:
+    """Returns whether volumes like those of the training have no negative values."""
+    seen = training.plan.observation
+    return seen is None or seen.options.is_positive
 
 
 def _scale_factor(training: Training) -> float | None:
@@ -105,6 +134,7 @@ def predict_volume(
         PosteriorError: no posterior of that head was fitted, or to other weights.
         VolumeError: a volume that is not such as it was trained on, with values that are negative
             or not finite, or empty.
+        ObservationError: a volume of another observation.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
     from flowpm_dist.cosmoflow.training.training import in_physical_units
@@ -114,12 +144,17 @@ def predict_volume(
     a = _scale_factor(training)
     channels = 1 if header is None else header.channels
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
+    notes += check_observation(plan.observation, volume)
     progress.note(f"reading {volume.where}")
     block = _read_block(volume, mesh)
-    mean = _checked_mean(volume, block, mesh)
-    if header is None or header.unit == "mean density 1":
+    mean = _checked_mean(volume, block, mesh, positive=_is_positive(training))
+    if training.divides_by_mean(header):
         notes += _normalise(block, mean)
-    elif header.unit != "one particle" and np.any(np.abs(mean - 1) > MEAN_TOLERANCE):
+    elif (
+        header is not None
+        and header.unit != "one particle"
+        and np.any(np.abs(mean - 1) > MEAN_TOLERANCE)
+    ):
         notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
     progress.note("asking the network; compiling")
     asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
@@ -150,12 +185,14 @@ def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
     return block[..., np.newaxis] if block.ndim == 3 else block
 
 
-def _checked_mean(volume: Volume, block: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+def _checked_mean(
+    volume: Volume, block: np.ndarray, mesh: ProcessMesh, *, positive: bool
+) -> np.ndarray:
     """Returns the mean of each channel over all cells; all ranks raise alike for wrong values."""
     import tensorflow as tf
 
     group = mesh.without("replica")
-    bad = [np.sum(~np.isfinite(block)), np.sum(block < 0)]
+    bad = [np.sum(~np.isfinite(block)), np.sum(block < 0) if positive else 0]
     with np.errstate(invalid="ignore"):
         sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)
     totals = group.world.allreduce(tf.constant([*bad, *sums], tf.float64)).numpy()

@@ -34,8 +34,11 @@ INPUTS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "density": tf.identity,
     "log1p": lambda density: tf.math.log1p(density) - np.log(2.0),
     "log1p-counts": tf.math.log1p,
+    "asinh": lambda density: tf.math.asinh(density - 1),
 }
-"""What may be done to the volumes: "log1p" is 0 at the mean density, "log1p-counts" at 0."""
+"""What may be done to the volumes: "log1p" and "asinh" are 0 at the mean density, "log1p-counts" at
+0. "asinh" also takes densities below 0, as noise makes them.
+"""
 SPLIT_CHANNEL = "channel_split"
 
 

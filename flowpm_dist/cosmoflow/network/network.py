@@ -46,7 +46,8 @@ class Network(tf.Module):
         channels: of the volumes.
         loss: "l1", "l2" or "likelihood", which adds an error bar for each parameter.
         input: what is done to the volumes: "density" (nothing), "log1p", the logarithm of
-            (1 + density) / 2, which is 0 at the mean density, or "log1p-counts", that of
+            (1 + density) / 2, which is 0 at the mean density, "asinh", the inverse hyperbolic
+            sine of density - 1, or "log1p-counts", the logarithm of
             1 + counts.
         precision: of the layers' work; weights and their gradients are float32, or float64 with it.
         gather_below: blocks of fewer cells along a split side are gathered.
@@ -73,7 +74,7 @@ class Network(tf.Module):
         parameters: int = 3,
         channels: int = 1,
         loss: str = "likelihood",
-        input: Literal["density", "log1p", "log1p-counts"] = "log1p",
+        input: Literal["density", "log1p", "log1p-counts", "asinh"] = "log1p",
         precision: Precision = "float32",
         gather_below: int = 4,
         dropout: float = 0.0,

@@ -20,6 +20,7 @@ from pydantic import (
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmology.options import ParameterRanges
 from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.observables.options import NuisanceRanges
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
@@ -57,11 +58,20 @@ Milestones = Annotated[
 ]
 
 
-class PriorOptions(ParameterRanges):
-    """The parameters that vary from universe to universe, which the network is to find."""
+class PriorOptions(ParameterRanges, NuisanceRanges):
+    """The parameters that vary from universe to universe.
+
+    Attributes:
+        sampling: how they are drawn.
+        targets: those that the network is to find; by default all of the cosmology. The others are
+            nuisances: universes differ in them, and the network does not learn their values.
+    """
 
     sampling: Literal["sobol", "uniform"] = Field(
         default="sobol", description='"sobol" (even) or "uniform" (independent)'
+    )
+    targets: Names | None = Field(
+        default=None, description='a list of different names in [priors], such as ["sigma8"]'
     )
     _order: tuple[str, ...] = PrivateAttr(default=())
 
@@ -70,7 +80,7 @@ class PriorOptions(ParameterRanges):
     def _keep_order(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         options = handler(keys)
         if isinstance(keys, Mapping):
-            options._order = tuple(key for key in keys if key in VARIABLE)
+            options._order = tuple(key for key in keys if key not in ("sampling", "targets"))
         return options
 
     @model_serializer(mode="wrap")
@@ -79,9 +89,20 @@ class PriorOptions(ParameterRanges):
         return {name: table[name] for name in self._order} | table
 
     @property
-    def ranges(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest value of each parameter, in the order of the file."""
+    def drawn(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value of all parameters that vary, in the order of the file."""
         return {name: getattr(self, name) for name in self._order}
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value of each parameter that the network is to find."""
+        targets = VARIABLE if self.targets is None else self.targets
+        return {name: ends for name, ends in self.drawn.items() if name in targets}
+
+    @property
+    def nuisances(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value of the other parameters that vary."""
+        return {name: ends for name, ends in self.drawn.items() if name not in self.ranges}
 
 
 _known_network = known(DECLARATIONS, "network")
@@ -101,9 +122,10 @@ class NetworkOptions(Options):
     loss: Literal["likelihood", "l1", "l2"] = Field(
         default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'
     )
-    input: Literal["log1p", "log1p-counts", "density"] | None = Field(
+    input: Literal["log1p", "log1p-counts", "asinh", "density"] | None = Field(
         default=None,
-        description='"log1p", ln((1 + density) / 2), "log1p-counts", ln(1 + counts), or "density"',
+        description='"log1p", ln((1 + density) / 2), "log1p-counts", ln(1 + counts), "asinh", '
+        'arsinh(density - 1), or "density"',
     )
     precision: Literal["float32", "bfloat16", "float64"] = Field(
         default="float32", description='"float32", "bfloat16" or "float64"'

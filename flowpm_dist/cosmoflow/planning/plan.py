@@ -15,12 +15,13 @@ from flowpm_dist.cosmoflow.planning.options import (
     PriorOptions,
     TrainingOptions,
 )
+from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.simulation.plan import SimulationPlan
 
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""
 
-OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution")
+OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution", "observation")
 """Settings that say what is simulated."""
 
 
@@ -37,6 +38,7 @@ class TrainingPlan:
         training: the options of the optimiser, the schedule and the checkpoints.
         data: where volumes come from.
         mesh: the shape of the ranks, such as "replica:2,row:2"; None where it is chosen later.
+        observation: what is seen of the universes; None for files that do not tell it.
         settings: section -> key -> value of everything that the run depends on, with defaults;
             written beside the results, and compared between trainings.
     """
@@ -49,6 +51,7 @@ class TrainingPlan:
     data: DataOptions
     mesh: str | None
     settings: Mapping[str, Mapping[str, Any]]
+    observation: ObservationRecord | None = None
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.record import BARE
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -159,7 +160,7 @@ def write_dataset(
             folder,
             header,
             mesh,
-            Statistics(statistics_path(folder, split), mesh, maker.priors.names),
+            Statistics(statistics_path(folder, split), mesh, maker.targets),
             progress=functools.partial(progress, f"simulating {split}"),
         )
     if mesh.rank == 0:
@@ -193,6 +194,7 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
 def _universes(header: DatasetHeader) -> dict[str, Any]:
     """Returns the settings of the simulations, from the run file that a dataset keeps."""
     table = tomllib.loads(header.attributes.get("run", ""))
+    table = {"observation": BARE.table(), **table}  # of versions that knew nothing else
     found = {section: table.get(section) for section in OF_UNIVERSES}
     return {**found, "data.seed": table.get("data", {}).get("seed")}
 

@@ -67,7 +67,7 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
 
     asked = trained_network(training, ProcessMesh("replica:1"), 1, which)
     network, standardiser, header = asked.network, asked.standardiser, training.header()
-    over_mean = header is None or header.unit == "mean density 1"
+    over_mean = training.divides_by_mean(header)
     double = training.plan.network.precision == "float64"
     shape = [None, *training.plan.grid, *([network.channels] if network.channels > 1 else [])]
     volumes = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")

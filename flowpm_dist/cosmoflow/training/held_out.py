@@ -188,7 +188,7 @@ def hold_out(
             path,
             header,
             mesh,
-            Statistics(folder.statistics(split), mesh, maker.priors.names),
+            Statistics(folder.statistics(split), mesh, maker.targets),
             overwrite=True,
             progress=functools.partial(progress, f"simulating for {split}"),
         )

@@ -25,6 +25,10 @@ from flowpm_dist.cosmoflow.volumes.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.cosmoflow.volumes.records import DatasetHeader
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.observables.forward_model import forward_model_of
+from flowpm_dist.observables.noise import SurveyNoise
+from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from meshimpl.process_mesh import ProcessMesh
 
 
@@ -136,16 +140,26 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     """Returns what simulates the universes of a training.
 
     Its simulation has the cosmology in the middle of the priors.
+
+    Raises:
+        ObservationError: an object of the user's own that cannot serve.
+        VolumeError: a mask or noise in a file that cannot be read.
     """
-    middle = {name: sum(ends) / 2 for name, ends in plan.priors.ranges.items()}
+    drawn = plan.priors.drawn.items()
+    middle = {name: sum(ends) / 2 for name, ends in drawn if name in VARIABLE}
     cosmology = Cosmology(**{**plan.fixed_parameters, **middle})
     simulation = plan.simulation.simulation(cosmology, mesh=mesh.without("replica"))
-    return UniverseMaker(simulation, priors_of(plan), lanes)
+    asked = (plan.observation or BARE).options
+    noise = None
+    if asked.is_noisy or asked.mask is not None:
+        noise = SurveyNoise(asked, simulation.box)
+    model = forward_model_of(asked, simulation)
+    return UniverseMaker(model, priors_of(plan), lanes, tuple(plan.priors.ranges), noise)
 
 
 def priors_of(plan: TrainingPlan) -> Priors:
     """Returns the priors of simulated universes, and how they are drawn from them."""
-    return Priors(plan.priors.ranges, plan.priors.sampling, plan.data.seed)
+    return Priors(plan.priors.drawn, plan.priors.sampling, plan.data.seed)
 
 
 def draws_of(plan: TrainingPlan) -> Draws:
@@ -170,7 +184,7 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
         box_size=plan.box_size,
         priors=plan.priors.ranges,
-        attributes={"run": plan.resolved()},
+        attributes={"run": plan.resolved(), ATTRIBUTE: (plan.observation or BARE).table()},
         **options,
     )
 

@@ -38,8 +38,12 @@ from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.stop import StopRequest
+from flowpm_dist.observables.record import BARE
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
+
+OF_NOISE = "of each universe its own, the same whenever the universe is drawn"
+"""How the noise of what is seen goes with the draws, for the results."""
 
 
 class TrainingRun:
@@ -134,6 +138,7 @@ class TrainingRun:
             draws, priors = draws_of(plan), priors_of(plan)
             parameters = priors.draw("train", 0, draws.simulations)
             found = summary_of_draws(draws, parameters, steps, priors.names)
+            found |= {"observation": (plan.observation or BARE).table(), "noise": OF_NOISE}
         elif dataset is not None:
             found = summary_of_passes(len(dataset), plan.training.batch, steps)
         else:

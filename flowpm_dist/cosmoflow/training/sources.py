@@ -69,22 +69,24 @@ def volumes_of(
         RecordError: files that cannot serve.
     """
     data, seed = plan.data, plan.training.seed
-    augment = data.augment or False
+    augment, seen = data.augment or False, plan.observation
+    axis = None if seen is None else seen.options.redshift_space
     if plan.simulates:
         maker = maker_of(plan, mesh, lanes)
-        statistics = Statistics(folder.statistics("train"), mesh, maker.priors.names)
+        statistics = Statistics(folder.statistics("train"), mesh, maker.targets)
         source = InSituSource(
             maker,
             mesh,
             draws_of(plan),
             augment=augment,
+            axis=axis,
             clock=clock,
             made=statistics.add,
         )
         return Volumes(source, maker=maker, statistics=statistics)
     files = files_of(plan, mesh, folder, "train")
     return Volumes(
-        FileSource(files, mesh, lanes, seed=seed, augment=augment, clock=clock),
+        FileSource(files, mesh, lanes, seed=seed, augment=augment, axis=axis, clock=clock),
         None if isinstance(files, DummyDataset) else files,
         files.block_shape[-1],
     )

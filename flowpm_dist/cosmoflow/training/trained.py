@@ -19,6 +19,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     read_header,
     splits_of,
 )
+from flowpm_dist.observables.record import ATTRIBUTE, ObservationRecord
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -93,6 +94,17 @@ class Training:
             return read_header(data.folder)[0]
         return public_header_of(data.folder, "train", data.parameters)
 
+    def divides_by_mean(self, header: DatasetHeader | None) -> bool:
+        """Returns whether a volume is divided by its mean before the network is asked about it.
+
+        Args:
+            header: see `header`.
+        """
+        seen = self.plan.observation
+        if seen is not None and not seen.has_mean_one:
+            return False
+        return header is None or header.unit == "mean density 1"
+
     def samples(self, split: str) -> int:
         """Returns the number of volumes of a split; files are not indexed if names tell it.
 
@@ -122,6 +134,7 @@ class Training:
         Raises:
             TrainedError: it was trained on one random batch.
             RecordError: files that cannot serve.
+            ObservationError: files of another observation than that of the training.
         """
         from flowpm_dist.cosmoflow.volumes.records import RecordDataset
 
@@ -137,7 +150,12 @@ class Training:
         assert folder is not None
         names = None if self.simulated else data.parameters
         grid = self.plan.grid
-        return RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
+        found = RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
+        told = found.header.attributes.get(ATTRIBUTE)
+        if told is not None and self.plan.observation is not None:
+            record = ObservationRecord.of_table(told, str(folder))
+            self.plan.observation.check(record, f"the dataset in {folder}")
+        return found
 
 
 @dataclass(frozen=True)

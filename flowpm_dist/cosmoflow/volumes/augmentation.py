@@ -1,6 +1,7 @@
 """The same universe seen otherwise: periodic shifts and the 48 symmetries of the cube.
 
-A periodic box has no origin and no preferred axes, so the parameters stay the same.
+A periodic box has no origin and no preferred axes, so the parameters stay the same. In redshift
+space one axis is the line of sight, which stays where it is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from meshimpl.process_mesh import ProcessMesh
 Augment = bool | Literal["symmetries"]
 
 _PERMUTATIONS = list(itertools.permutations(range(3)))
+_KEEPING = [[axes for axes in _PERMUTATIONS if axes[kept] == kept] for kept in range(3)]
 _FLIPS = list(itertools.product((1, -1), repeat=3))
 
 
@@ -35,7 +37,13 @@ class View:
     shift: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, width: int, augment: Augment = True) -> View:
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        width: int,
+        augment: Augment = True,
+        axis: str | None = None,
+    ) -> View:
         """Returns one of all possible views, each equally likely.
 
         Args:
@@ -43,11 +51,13 @@ class View:
             width: cells along a side of the volume.
             augment: True: shifts and symmetries; "symmetries" alone, of volumes that are not
                 periodic; False: as it is.
+            axis: "x", "y" or "z", a line of sight, which may be turned round but not exchanged.
         """
         if not augment:
             return cls()
         x, y, z = (0, 0, 0) if augment == "symmetries" else rng.integers(width, size=3).tolist()
-        axes = _PERMUTATIONS[rng.integers(len(_PERMUTATIONS))]
+        allowed = _PERMUTATIONS if axis is None else _KEEPING["xyz".index(axis)]
+        axes = allowed[rng.integers(len(allowed))]
         return cls(axes, _FLIPS[rng.integers(len(_FLIPS))], (x, y, z))  # type: ignore[arg-type]
 
     def of(self, volume: np.ndarray) -> np.ndarray:

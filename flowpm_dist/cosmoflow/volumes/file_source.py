@@ -27,6 +27,7 @@ class FileSource:
         lanes: this replica's places of each batch.
         seed: of the shuffling.
         augment: whether a volume is seen otherwise each time: see `View.draw`.
+        axis: the line of sight, see `View.draw`.
         clock: counts "read", the time that the training waits for a batch, and "augment".
     """
 
@@ -38,10 +39,11 @@ class FileSource:
         *,
         seed: int,
         augment: Augment,
+        axis: str | None = None,
         clock: PhaseClock,
     ) -> None:
         self.dataset, self.mesh, self.lanes = dataset, mesh, lanes
-        self.seed, self.augment, self.clock = seed, augment, clock
+        self.seed, self.augment, self.axis, self.clock = seed, augment, axis, clock
         self._batches: Iterator[tuple[Any, Any, Any]] = iter(())
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -58,7 +60,8 @@ class FileSource:
         if self.augment:
             with self.clock("augment"):
                 lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
-                views = [View.draw(rng, volumes.shape[3], self.augment) for rng in lanes]
+                width = volumes.shape[3]
+                views = [View.draw(rng, width, self.augment, self.axis) for rng in lanes]
                 volumes = seen(volumes, views, self.mesh)
         samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
         return Batch(volumes, found.parameters, samples)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import tensorflow as tf
 
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.volumes.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.volumes.draws import Draws
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.grid.field import Field
-from flowpm_dist.simulation.simulation import Simulation
+from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.statistics import density_histogram, power_spectrum
 from meshimpl.process_mesh import ProcessMesh
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
 """Bin edges of ln(density), for the one-point distribution that baselines are fitted to."""
+
+OF_SURVEY = 1
+"""Key of the seeds of the noise of what is seen, beside those of the universes."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,26 @@ class UniverseMaker:
     """A maker of universes, which simulates a generation at a time: one universe for each lane.
 
     Args:
-        simulation: a simulation on `mesh.without("replica")`: each replica simulates its own
-            universes. Its cosmology gives the parameters that have no prior.
-        priors: the priors of the other parameters, and the seeds.
+        model: from white noise to the density that is seen, of a simulation on
+            `mesh.without("replica")`: each replica simulates its own universes. The simulation's
+            cosmology gives the parameters that have no prior.
+        priors: the priors of all parameters that vary, and the seeds.
         lanes: this replica's lanes.
+        targets: names of the parameters that generations tell; by default all that vary.
+        noise: of what is seen, if there is any, or a mask.
     """
 
-    def __init__(self, simulation: Simulation, priors: Priors, lanes: Lanes) -> None:
-        self.simulation, self.priors, self.lanes = simulation, priors, lanes
+    def __init__(
+        self,
+        model: ForwardModel,
+        priors: Priors,
+        lanes: Lanes,
+        targets: Sequence[str] | None = None,
+        noise: SurveyNoise | None = None,
+    ) -> None:
+        self.model, self.priors, self.lanes, self.noise = model, priors, lanes, noise
+        self.targets = priors.names if targets is None else tuple(targets)
+        self._told = [priors.names.index(name) for name in self.targets]
 
     def make(self, stream: str, generation: int, numbers: np.ndarray | None = None) -> Generation:
         """Simulates a generation. Must be called on all ranks of the replica together.
@@ -130,16 +147,31 @@ class UniverseMaker:
         batch, begin = self.lanes.batch, generation * self.lanes.batch
         index = begin + np.arange(batch) if numbers is None else numbers
         index = index[self.lanes.first : self.lanes.first + self.lanes.count]
-        parameters = self.priors.draw(stream, begin, batch)[index - begin]
+        drawn = self.priors.draw(stream, begin, batch)[index - begin]
         seeds = self.priors.noise_seeds(stream, begin, batch)[index - begin]
-        base = self.simulation.cosmology
-        cosmologies = [
-            base.replace(**dict(zip(self.priors.names, map(float, row), strict=True)))
-            for row in parameters
-        ]
-        state = self.simulation.run(seed=seeds.tolist(), cosmology=cosmologies)
-        density = state.density()
+        of_noise = self.priors.noise_seeds(stream, begin, batch, OF_SURVEY)[index - begin]
+        values = dict(zip(self.priors.names, drawn.T, strict=True))
+        density = self._seen(seeds, of_noise, values)
+        parameters = drawn[:, self._told]
         return Generation(density.block.numpy(), parameters, index, seeds, *measured(density))
+
+    def _seen(
+        self, seeds: np.ndarray, of_noise: np.ndarray, values: Mapping[str, np.ndarray]
+    ) -> Field:
+        """Returns what is seen of universes [lane], given the parameters that vary."""
+        base = self.model.simulation.cosmology
+        own = {name: column for name, column in values.items() if name in base.names}
+        cosmologies = [
+            base.replace(**dict(zip(own, map(float, row), strict=True)))
+            for row in np.stack(list(own.values()), axis=1)
+        ]
+        state = self.model.run_seeds(seeds.tolist(), cosmologies)
+        nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
+        density = self.model.observe(state, nuisances)
+        if self.noise is not None:
+            louder = values.get("noise_amplitude")
+            density = tf.constant(self.noise.seen(density, state.box, of_noise.tolist(), louder))
+        return Field(density, state.box)
 
 
 class ReplayBuffer:
@@ -189,6 +221,7 @@ class InSituSource:
         mesh: the mesh of all ranks.
         draws: the order in which universes are made and used.
         augment: how a universe is transformed each time it is used: see `View.draw`.
+        axis: the line of sight, see `View.draw`.
         clock: the clock of the phases "simulate", "read" and "augment".
         made: called with every new generation.
         ahead: whether to simulate in the background while the network trains. This applies to
@@ -202,12 +235,13 @@ class InSituSource:
         draws: Draws,
         *,
         augment: Augment,
+        axis: str | None = None,
         clock: PhaseClock,
         made: Callable[[Generation], None] | None = None,
         ahead: bool = True,
     ) -> None:
         self.maker, self.mesh, self.draws = maker, mesh, draws
-        self.augment, self.clock = augment, clock
+        self.augment, self.axis, self.clock = augment, axis, clock
         self.lanes = maker.lanes
         self.buffer = ReplayBuffer(draws.buffer // self.lanes.batch)
         self._made = made
@@ -275,7 +309,7 @@ class InSituSource:
             for lane in self.lanes:
                 rng = np.random.default_rng([self.draws.seed, step, lane])
                 volume, row = self.buffer.get(int(generations[lane]), lane - self.lanes.first)
-                views.append(View.draw(rng, volume.shape[-1], self.augment))
+                views.append(View.draw(rng, volume.shape[-1], self.augment, self.axis))
                 volumes.append(volume)
                 parameters.append(row)
             blocks = np.stack(volumes)

@@ -55,10 +55,17 @@ class Priors(UniformPriors):
             points = np.array([draw.random(len(self.ranges)) for draw in draws])
         return self.low + (self.high - self.low) * points
 
-    def noise_seeds(self, stream: str, first: int, count: int) -> np.ndarray:
-        """Returns seeds of the white noise of the same simulations, int64 [count]."""
+    def noise_seeds(self, stream: str, first: int, count: int, *key: int) -> np.ndarray:
+        """Returns seeds of the white noise of the same simulations, int64 [count].
+
+        Args:
+            stream: of the simulations.
+            first: number of the first of them.
+            count: their number.
+            key: of other noise than that which universes grow from.
+        """
         numbers = range(first, first + count)
-        return np.array([hashed([self.seed, _number(stream), i]) for i in numbers])
+        return np.array([hashed([self.seed, _number(stream), i, *key]) for i in numbers])
 
 
 def _quietly(sequence: qmc.Sobol, count: int) -> np.ndarray:

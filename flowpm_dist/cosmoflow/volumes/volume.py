@@ -66,8 +66,12 @@ def check_volume(
     return []
 
 
-def check_values(volume: Volume) -> None:
+def check_values(volume: Volume, *, positive: bool = True) -> None:
     """See that every value of a volume is that of a density, reading one part after the other.
+
+    Args:
+        volume: opened.
+        positive: whether none may be below 0, as noise makes them.
 
     Raises:
         VolumeError: see `refuse_values`; or the file cannot be read.
@@ -75,7 +79,7 @@ def check_values(volume: Volume) -> None:
     not_finite = negative = 0
     for part in _parts(volume):
         not_finite += int(np.sum(~np.isfinite(part)))
-        negative += int(np.sum(part < 0))
+        negative += int(np.sum(part < 0)) if positive else 0
     refuse_values(volume, not_finite, negative)
 
 

@@ -1,0 +1,127 @@
+"""The section [observation] of a training's run file, and what data sets tell of theirs.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from flowpm_dist.config.checks import ParsedRunFile, Problem
+from flowpm_dist.config.dataset_tables import stated
+from flowpm_dist.config.observation_rules import (
+    files_fit,
+    model_fits,
+    needed_noise,
+    nuisances_fit,
+)
+from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
+from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.observables.record import BARE, ObservationRecord
+from flowpm_dist.options import Options
+
+OF_DENSITIES = ("log1p", "log1p-counts")
+"""Inputs of a network that take no values below 0."""
+
+
+def observation_of(file: ParsedRunFile) -> ObservationOptions:
+    """Returns the section [observation], or what is seen without one."""
+    found = file.sections.get("observation")
+    return found if isinstance(found, ObservationOptions) else BARE.options
+
+
+def input_of(options: ObservationOptions) -> str:
+    """Returns what is done to volumes of an observation before a network sees them."""
+    if options.kind == "counts":
+        return "log1p-counts"
+    return "log1p" if options.is_positive else "asinh"
+
+
+def lpt_order_of(file: ParsedRunFile) -> dict[str, int]:
+    """Returns the order of LPT that the structure must have, where [initial] does not give it."""
+    given = file.sections["initial"].model_fields_set
+    asked = observation_of(file)
+    needed = asked.structure in ("1lpt", "2lpt") and "lpt_order" not in given
+    return {"lpt_order": asked.lpt_order} if needed else {}
+
+
+def _simulates(file: ParsedRunFile) -> bool:
+    return bool(file.value("data", "source") == "simulate")
+
+
+def _of_model(file: ParsedRunFile) -> Iterator[Problem]:
+    yield from model_fits(file)
+    yield from nuisances_fit(file)
+    yield from needed_noise(file, ("mean_count", "counts"))
+    if not _simulates(file):
+        return
+    yield from files_fit(file)
+    structure, order = file.value("observation", "structure"), file.value("initial", "lpt_order")
+    given = file.given.get("initial", {})
+    if structure in ("1lpt", "2lpt") and "lpt_order" in given and order != int(structure[0]):
+        what = f'= {order}: observation.structure = "{structure}" needs {structure[0]}'
+        yield Problem("initial.lpt_order", what)
+
+
+def _targets(file: ParsedRunFile) -> Iterator[Problem]:
+    """Those that the network is to find are some of those that vary."""
+    given = file.given.get("priors", {})
+    for name in file.value("priors", "targets") or ():
+        if name not in given or name in ("sampling", "targets"):
+            what = f"= {given['targets']}: [priors] has no {name}: give its range there"
+            yield Problem("priors.targets", what)
+
+
+def _input(file: ParsedRunFile) -> Iterator[Problem]:
+    """The network's input takes what is seen."""
+    options, chosen = observation_of(file), file.value("network", "input")
+    if chosen in OF_DENSITIES and not options.is_positive:
+        what = f'= "{chosen}": what [observation] sees may be below 0; give "asinh" or "density"'
+        yield Problem("network.input", what)
+
+
+def _augment(file: ParsedRunFile) -> Iterator[Problem]:
+    """A mask stays where it is."""
+    if file.value("observation", "mask") is not None and file.value("data", "augment"):
+        what = "would turn the mask of [observation] with the volume: give false, or leave it out"
+        yield Problem("data.augment", what)
+
+
+def _of_dataset(file: ParsedRunFile) -> Iterator[Problem]:
+    """What [observation] says of a dataset is what the dataset tells."""
+    named, section = file.value("data", "folder"), file.sections.get("observation")
+    if file.value("data", "source") != "files" or named is None:
+        return
+    if "observation" not in file.given or not isinstance(section, ObservationOptions):
+        return
+    try:
+        record = stated(read_header(file.folder / named)[0])
+    except RecordError:
+        return
+    if record is None:
+        return
+    given = {name: file.value("priors", name) for name in record.nuisances}
+    asked = ObservationRecord(section, {n: x for n, x in given.items() if isinstance(x, tuple)})
+    for difference in asked.differences(record):
+        what = f"is not that of the dataset in {named}: {difference}; give that, or leave it out"
+        yield Problem("observation", what)
+
+
+RULES = [_of_model, _targets, _input, _augment, _of_dataset]
+"""All that must hold between [observation] and the rest of a training's run file."""
+
+
+def record_of(
+    section: Options, nuisances: Mapping[str, tuple[float, float]], *, simulates: bool
+) -> ObservationRecord | None:
+    """Returns what is seen of a training's universes; None of files that do not tell it.
+
+    Args:
+        section: [observation].
+        nuisances: the ranges of its parameters that vary.
+        simulates: whether the universes are simulated.
+    """
+    assert isinstance(section, ObservationOptions)
+    if simulates or section.model_fields_set:
+        return ObservationRecord(section, nuisances)
+    return None

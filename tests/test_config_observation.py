@@ -1,0 +1,177 @@
+"""[observation] in a training's run file, and what data sets and volumes tell of theirs."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from test_config_training import FILES, GOOD, changed, dataset, problems, write
+
+from flowpm_dist.config.checks import check_resumed
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
+from flowpm_dist.cosmoflow.planning.plan import differences
+from flowpm_dist.io.volume import Volume, open_volume
+from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.observables.record import BARE, ObservationRecord
+
+NOISY = """[observation]
+structure = "1lpt"
+redshift_space = "z"
+bias = {b = 1.5}
+sigma = 0.5
+"""
+PRIORS = "[priors]\nb = [1.0, 2.0]\nnoise_amplitude = [0.5, 1.5]"
+SURVEY = GOOD.replace("[priors]", PRIORS) + NOISY
+COUNTED = GOOD + '[observation]\nkind = "counts"\nmean_count = 3.0\n'
+RECORD = ObservationRecord(
+    ObservationOptions(structure="1lpt", redshift_space="z", bias={"b": 1.5}, sigma=0.5),
+    {"b": (1.0, 2.0), "noise_amplitude": (0.5, 1.5)},
+)
+
+
+def test_without_one_the_density_itself_is_seen(tmp_path):
+    plan = load_training(write(tmp_path, GOOD))
+    assert plan.observation == BARE and plan.network.input == "log1p" and plan.data.augment is True
+    assert plan.settings["observation"] == {"structure": "pm", "kind": "density"}
+
+
+def test_nuisances_are_drawn_and_no_targets(tmp_path):
+    plan = load_training(write(tmp_path, SURVEY))
+    assert plan.parameters == ("Omega_m", "sigma8", "n_s") == tuple(plan.priors.ranges)
+    assert tuple(plan.priors.drawn) == ("b", "noise_amplitude", "Omega_m", "sigma8", "n_s")
+    assert plan.observation == RECORD
+    assert (plan.network.input, plan.simulation.initial.lpt_order) == ("asinh", 1)
+    chosen = load_training(write(tmp_path, SURVEY.replace(PRIORS, PRIORS + '\ntargets = ["b"]')))
+    assert chosen.parameters == ("b",) and chosen.outputs == 2
+    assert not set(chosen.fixed_parameters) & {"Omega_m", "sigma8", "n_s"}
+    assert load_training(write(tmp_path, COUNTED)).network.input == "log1p-counts"
+
+
+@pytest.mark.parametrize("text", [SURVEY, COUNTED])
+def test_resolved_reads_back_the_same(tmp_path, text):
+    plan = load_training(write(tmp_path, text))
+    again = load_training(write(tmp_path, plan.resolved()))
+    assert again == plan and list(again.priors.drawn) == list(plan.priors.drawn)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "told"),
+    [
+        ("sigma = 0.5", "mean_count = 2.0", "observation.mean_count", 'kind = "counts"'),
+        ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: with kind"),
+        ("sigma = 0.5", "", "priors.noise_amplitude", "observation.sigma is not"),
+        ("bias = {b = 1.5}\n", "", "priors.b", "observation.bias has no b"),
+        ('"1lpt"', '"linear"', "observation.redshift_space", "moves no particles"),
+        ("b = [1.0", "c = [1.0", "priors.c", "is not a key"),
+        ("[evolution]", "[initial]\nlpt_order = 2\n[evolution]", "initial.lpt_order", "needs 1"),
+        ("[network]", '[network]\ninput = "log1p"', "network.input", 'below 0; give "asinh"'),
+        (PRIORS, PRIORS + '\ntargets = ["h"]', "priors.targets", "has no h: give its range"),
+        (NOISY, NOISY + 'mask = "mask.npy"\n', "observation.mask", "no such file"),
+        ("[training]", "[training]\n[model]\nbias = {b = 1}", "model.bias", "observation.bias"),
+    ],
+)
+def test_one_mistake(tmp_path, old, new, where, told):
+    assert old in SURVEY
+    found = problems(tmp_path, SURVEY.replace(old, new, 1))
+    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert len(found) == 1 or {p.split(" ")[0] for p in found} == {where, "priors.noise_amplitude"}
+
+
+def test_a_mask_is_not_turned(tmp_path):
+    np.save(tmp_path / "mask.npy", np.ones((32, 32, 32)))
+    masked = SURVEY + 'mask = "mask.npy"\n'
+    assert load_training(write(tmp_path, masked)).data.augment is False
+    turned = masked.replace("simulations = 400", "simulations = 400\naugment = true")
+    assert problems(tmp_path, turned)[0].startswith("data.augment would turn the mask")
+
+
+def test_a_training_begun_before_goes_on(tmp_path):
+    """Its run file has no [observation]; one that asks for noise is another training."""
+    now = load_training(write(tmp_path, GOOD)).resolved()
+    table = tomllib.loads(now)
+    before = now.replace('[observation]\nstructure = "pm"\nkind = "density"\n', "")
+    assert "observation" in table and "observation" not in tomllib.loads(before)
+    then = write(tmp_path, before)
+    check_resumed(then, now, then, "the training", may_differ=())
+    other = now.replace('kind = "density"', 'kind = "density"\nsigma = 1.0')
+    with pytest.raises(Exception, match="observation.sigma = 1.0: the training has none"):
+        check_resumed(then, other, then, "the training", may_differ=())
+
+
+def test_test_sets_of_other_observations_differ(tmp_path):
+    one, other = (load_training(write(tmp_path, text)) for text in (GOOD, COUNTED))
+    found = differences(one.universes(), other.universes())
+    assert found == ["observation.kind", "observation.mean_count"]
+
+
+def on_files(folder, more=""):
+    (folder / "set").exists() or dataset(folder, attributes={"observation": RECORD.table()})
+    text = changed(("[training]", "[training]\nsteps = 10"), ("[data]\nsimulations = 400", FILES))
+    text = text.replace("Omega_m = [0.25, 0.35]\nsigma8 = [0.78, 0.95]\nn_s = [0.9, 1.0]", "")
+    return write(folder, text.replace("size = 256.0", "size = 64.0") + more)
+
+
+def test_a_dataset_tells_its_observation(tmp_path):
+    plan = load_training(on_files(tmp_path))
+    assert plan.observation == RECORD and plan.network.input == "asinh"
+    assert load_training(write(tmp_path, plan.resolved())).observation == RECORD
+    with pytest.raises(Exception, match="observation is not that of the dataset.*structure is pm"):
+        load_training(on_files(tmp_path, "[observation]\nsigma = 0.5\n"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "nuisances", "told"),
+    [
+        ({}, {}, None),
+        ({"bias": {"b": 1.2}, "sigma": 0.6}, {}, None),  # in the range of the training
+        ({"redshift_space": None}, {}, "redshift_space is z in the training, none in the data"),
+        ({"bias": {"b": 2.2}}, {}, "bias b is from 1 to 2 in the training, 2.2 in the data"),
+        ({"bias": None}, {}, "bias b is from 1 to 2 in the training, none in the data"),
+        ({"sigma": 0.1}, {}, "sigma is from 0.25 to 0.75 in the training, 0.1 in the data"),
+        ({"sigma": None}, {}, "sigma is 0.5 in the training, none in the data"),
+        ({}, {"amplitude": (0.9, 1.1)}, "amplitude is 1 in the training, from 0.9 to 1.1 in"),
+        ({"kind": "counts", "sigma": None, "mean_count": 2.0}, {}, "mean_count is none in"),
+        ({"mask": Path("/m.npy")}, {}, "mask is none in the training, /m.npy in the data"),
+    ],
+)
+def test_data_of_another_observation_are_refused(changes, nuisances, told):
+    data = ObservationRecord(RECORD.options.model_copy(update=changes), nuisances)
+    volume = Volume(None, "v.zarr", observation=data.table())
+    if told is None:
+        assert check_observation(RECORD, volume) == []
+        return
+    with pytest.raises(ObservationError, match="v.zarr is of another obs.*" + re.escape(told)):
+        check_observation(RECORD, volume)
+
+
+def test_masks_are_compared_by_their_values(tmp_path):
+    for name, value in (("one", 1.0), ("same", 1.0), ("other", 0.5)):
+        np.save(tmp_path / f"{name}.npy", np.full((4, 4, 4), value))
+    one, same, other = (
+        ObservationRecord(ObservationOptions(mask=tmp_path / f"{name}.npy"))
+        for name in ("one", "same", "other")
+    )
+    assert one.differences(same) == [] and len(one.differences(other)) == 1
+
+
+def test_files_tell_what_was_observed(tmp_path):
+    record = RECORD.table()
+    group = zarr.open_group(tmp_path / "v.zarr", mode="w", attributes={"observation": record})
+    group.create_array("density", data=np.ones((4, 4, 4)))
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        file["density"] = np.ones((4, 4, 4))
+        file["density"].attrs["observation"] = '{"redshift_space": "x"}'
+    np.save(tmp_path / "v.npy", np.ones((4, 4, 4)))
+    assert check_observation(RECORD, open_volume(tmp_path / "v.zarr")) == []
+    with pytest.raises(ObservationError, match="redshift_space is z in the training, x in"):
+        check_observation(RECORD, open_volume(tmp_path / "v.h5"))
+    (note,) = check_observation(RECORD, open_volume(tmp_path / "v.npy"))
+    assert note.startswith("The volume does not tell how it was observed") and "sigma = 0.5" in note
+    assert check_observation(BARE, open_volume(tmp_path / "v.npy")) == []
+    damaged = Volume(None, "v.zarr", observation={"kind": "stars"})
+    with pytest.raises(ObservationError, match="v.zarr: observation is not readable"):
+        check_observation(RECORD, damaged)
