@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -13,7 +14,10 @@ from test_config_training import FILES, GOOD, changed, dataset, problems, write
 from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import differences
+from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.volumes import records
 from flowpm_dist.io.volume import Volume, open_volume
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
@@ -121,6 +125,20 @@ def test_a_dataset_tells_its_observation(tmp_path):
     assert load_training(write(tmp_path, plan.resolved())).observation == RECORD
     with pytest.raises(Exception, match="observation is not that of the dataset.*structure is pm"):
         load_training(on_files(tmp_path, "[observation]\nsigma = 0.5\n"))
+
+
+def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
+    """Between the training and its evaluation."""
+    training = Training(TrainingFolder(tmp_path), load_training(on_files(tmp_path)), True)
+    told = {"observation": RECORD.table()}
+    found = SimpleNamespace(header=SimpleNamespace(attributes=told))
+    monkeypatch.setattr(records, "RecordDataset", lambda *_, **__: found)
+    assert training.files("test") is found
+    told["observation"] = BARE.table()
+    with pytest.raises(
+        ObservationError, match="the dataset in .*set is of another obs.*is 1lpt in"
+    ):
+        training.files("test")
 
 
 @pytest.mark.parametrize(

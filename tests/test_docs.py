@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import tomli_w
 from typer.main import get_command
@@ -33,7 +34,13 @@ from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.config.simulation import load
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
+from flowpm_dist.cosmoflow.training.parts import maker_of
+from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
+from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.reconstruction import Posterior
+from flowpm_dist.reconstruction.parts import model_of, observed_of
 from flowpm_dist.statistics.summaries import STATISTICS
+from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -159,6 +166,43 @@ def test_run_files(path, tmp_path, monkeypatch):
             exec(block.before, {})
         (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
         LOADERS[kind](tmp_path / "run.toml")
+
+
+def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
+    """Its structure, bias and likelihood serve `reconstruct`, and the first two `train`."""
+    blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
+    files = [b.code for b in blocks if "class StudentT" in b.code or "class Lognormal" in b.code]
+    (tmp_path / "survey.py").write_text("\n".join(files))
+    (asked,) = (tomllib.loads(b.code) for b in blocks if "survey:LOGNORMAL" in b.code)
+    run_file = tomllib.loads((ROOT / "examples" / "reconstruct.toml").read_text()) | asked
+    run_file["box"] = {"grid": 8, "size": 64.0}
+    run_file["run"] = {"precision": "float64"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
+    plan, mesh = load_reconstruction(tmp_path / "run.toml").plan, ProcessMesh("row:1")
+    model = model_of(plan, mesh)
+    observed = observed_of(plan, model)
+    assert type(observed.likelihood).__name__ == "StudentT"
+    linear = observed.mock.state.linear_delta.block
+    contrast = np.exp(linear - 0.25) - 1
+    np.testing.assert_allclose(observed.data, 1 + 1.2 * contrast + 0.1 * contrast**2, rtol=1e-12)
+    posterior = Posterior(model, observed.likelihood, plan.priors.ranges)
+    slope = posterior.evaluate(posterior.space.normal(1)).gradient
+    assert slope.parameters.shape == (1,) and np.all(slope.parameters != 0)
+    table = tomllib.loads((ROOT / "examples" / "survey_training.toml").read_text())
+    table["observation"] = asked["observation"]
+    table["priors"] = {"sigma8": [0.7, 0.9], **asked["priors"]}
+    table["cosmology"]["Omega_m"] = 0.3
+    (tmp_path / "train.toml").write_text(tomli_w.dumps(table))
+    training = load_training(tmp_path / "train.toml")
+    assert (training.parameters, training.network.input) == (("sigma8",), "asinh")
+    maker = maker_of(training, mesh, Lanes.of(mesh, 4))
+    assert isinstance(maker.model.formation, type(model.formation))
+    del run_file["priors"]
+    run_file["observation"]["bias"] = {"b1": 1.0}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
+    with pytest.raises(ObservationError, match="has the parameters b1, q; bias must have a value"):
+        model_of(load_reconstruction(tmp_path / "run.toml").plan, mesh)
 
 
 def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from flowpm_dist.options import python_object
 from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
+from flowpm_dist.reconstruction.likelihoods.base import in_dtype_of
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
 from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.mock import Mock
@@ -114,7 +115,8 @@ def likelihood_of(
     noise = block.sigma if mean_count is None else mean_count
     if (name := plan.likelihood.name) is not None:
         try:
-            return cast(Likelihood, python_object(name)(box, values, noise, observed))
+            own = python_object(name)(box, values, in_dtype_of(box, noise), observed)
+            return cast(Likelihood, own)
         except ValueError as error_of_object:
             raise ObservationError(f"likelihood {name!r}: {error_of_object}") from error_of_object
     if mean_count is not None:
