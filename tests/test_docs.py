@@ -183,8 +183,8 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     model = model_of(plan, mesh)
     observed = observed_of(plan, model)
     assert type(observed.likelihood).__name__ == "StudentT"
-    linear = observed.mock.state.linear_delta.block
-    contrast = np.exp(linear - 0.25) - 1
+    state = observed.mock.state
+    contrast = np.exp(state.linear_delta.block * float(state.linear_growth) - 0.25) - 1
     np.testing.assert_allclose(observed.data, 1 + 1.2 * contrast + 0.1 * contrast**2, rtol=1e-12)
     posterior = Posterior(model, observed.likelihood, plan.priors.ranges)
     slope = posterior.evaluate(posterior.space.normal(1)).gradient

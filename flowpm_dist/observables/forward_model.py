@@ -132,13 +132,13 @@ class ForwardModel:
             density = self.formation.density(state, self.axis)
         else:
             values = {
-                name: replicated(box.mesh, tf.cast(parameters.get(name, value), tf.float64))
+                name: replicated(box.mesh, _exactly(parameters.get(name, value)))
                 for name, value in self.bias.items()
             }
             seen = self.formation.density(state, self.axis, scheme.weights(state, values))
             density = 1 + scheme.contrast(seen - 1, values, box)
         if AMPLITUDE in parameters:
-            shared = replicated(box.mesh, tf.cast(parameters[AMPLITUDE], tf.float64))
+            shared = replicated(box.mesh, _exactly(parameters[AMPLITUDE]))
             density = density * local_values(shared, box)
         return density
 
@@ -186,7 +186,7 @@ class ForwardModel:
         scheme = self._scheme
 
         def factor(values: Any) -> tf.Tensor:
-            shared = replicated(box.mesh, tf.cast(values, tf.float64))
+            shared = replicated(box.mesh, _exactly(values))
             return local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
 
         others, ratio = self._without_normalisation(parameters)
@@ -240,6 +240,11 @@ class ForwardModel:
             batch = self.simulation.box_of_replicas.batch
             seeds = seed if batch is None else [seed] * batch
             self.simulation.halo = self.simulation.lpt(seed=seeds).halo
+
+
+def _exactly(value: Any) -> tf.Tensor:
+    """Returns a value in float64; `tf.cast` would take a Python number by way of float32."""
+    return tf.cast(value, tf.float64) if tf.is_tensor(value) else tf.constant(value, tf.float64)
 
 
 def forward_model_of(options: ForwardModelOptions, simulation: Simulation) -> ForwardModel:
