@@ -166,7 +166,8 @@ def report(folders: list[Path], figure: Path | None) -> None:
         calibration, facts = judged(folder)
         asked, step = facts["settings"], facts["step"]
         adjusted = "" if asked["method"] == "microcanonical" else f"\n{asked['method']}"
-        found[f"{asked['grid']}³ cells,\nsteps of {step:.2f}{adjusted}"] = calibration
+        label = f"{asked['grid']}³, {asked['structure']},\nsteps of {step:.2f}{adjusted}"
+        found[label] = calibration
         rows.append({"run": folder.name, **facts})
         print(json.dumps(rows[-1], indent=1))
     if figure is not None:
