@@ -20,9 +20,11 @@ each rank, unless it is divided by their number.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import check_eager, last_collective, timed
 from meshimpl.heartbeat import at
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.mesh_variables import Master, MeshVariables
 from meshimpl.process_mesh import ProcessMesh
 from meshimpl.rendezvous import build_together
 from meshimpl.stopwatch import Stopwatch
@@ -121,6 +124,16 @@ class MeshFunction:
             self._variables[name] = next_creator(**{**kwargs, "trainable": False})
         return self._variables[name]
 
+    @contextlib.contextmanager
+    def _lowering(self) -> Iterator[None]:
+        """Where the graphs of this function are built."""
+        without_masters = tf.compat.v1.variable_scope(
+            "", custom_getter=Master.get, auxiliary_name_scope=False
+        )
+        with tf.variable_creator_scope(self._create_variable), without_masters:
+            with timed(self._stopwatch):
+                yield
+
     def _built(self, slices: Sequence[tf.Tensor]) -> tuple[Any, list[Any], list[Any], bool]:
         graph = mtf.Graph()
         graph_mesh = LaidOutMesh(graph, self.impl)
@@ -153,16 +166,13 @@ class MeshFunction:
 
     @functools.cached_property
     def _forward(self) -> Callable[..., list[tf.Tensor]]:
-        lowerings: list[Any] = []
-
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
-            with tf.variable_creator_scope(self._create_variable), timed(self._stopwatch):
+            with self._lowering():
                 graph_mesh, _, outputs, self._single = self._built(slices)
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
             self.output_shapes = [t.shape for t in outputs]
             self.output_dtypes = [t.dtype for t in outputs]
-            self.masters = {v.name: v.get_master() for v in lowering.variables}
-            lowerings.append(lowering)
+            self.variables = MeshVariables(self.__name__, self.impl, lowering.variables)
             graph = tf.compat.v1.get_default_graph()
             readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
             self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
@@ -171,21 +181,8 @@ class MeshFunction:
 
         self.impl.begin_build()
         function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
-        if self.masters:
-            (lowering,) = lowerings
-            self._copy_masters_to_slices = self._copier(lowering.copy_masters_to_slices)
-            self._copy_slices_to_masters = self._copier(lowering.copy_slices_to_masters)
-            self._copy_masters_to_slices()
+        self.variables.initialise()
         return function
-
-    def _copier(self, copy: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a function that copies all variables, in a graph of its own."""
-
-        def trace() -> tf.Tensor:
-            with tf.control_dependencies([copy()]):
-                return tf.constant(0)
-
-        return self._wrap(trace, [], f"{copy.__name__} of {self.__name__}")
 
     @functools.cached_property
     def _vjp(self) -> Callable[..., list[Any]]:
@@ -196,7 +193,7 @@ class MeshFunction:
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
             rest = iter(slices[len(specs) + len(of) :])
             self.impl.begin_build(dict(zip(self._readings, rest, strict=True)))
-            with tf.variable_creator_scope(self._create_variable), timed(self._stopwatch):
+            with self._lowering():
                 graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
                 cotangents = [
                     self._import_cotangent(graph_mesh, dy, self.output_shapes[i])
@@ -217,7 +214,7 @@ class MeshFunction:
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
         wrapped = self._wrap(trace, signature, name)
-        if self.masters:  # what assigns to them was lowered again, and is left out
+        if self.variables.slices:  # what assigns to them was lowered again, and is left out
             wrapped = wrapped.prune(wrapped.inputs[: len(signature)], wrapped.outputs)
         function = once_differentiable(wrapped, f"the mesh function {self.__name__}")
 
@@ -302,17 +299,41 @@ class MeshFunction:
         return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
 
     def copy_slices_to_masters(self) -> dict[str, tf.Variable]:
-        """Gathers every `mtf` variable into its master, which checkpoints save, on every rank."""
-        self._forward  # noqa: B018
-        if self.masters:
-            self._copy_slices_to_masters()
-        return self.masters
+        """Returns the whole array of every `mtf` variable, gathered on every rank, by name.
 
-    def copy_masters_to_slices(self) -> None:
-        """Takes rank 0's masters, as after a checkpoint was restored."""
+        They are the caller's, such as for `tf.train.Checkpoint`; this function keeps slices only.
+        """
         self._forward  # noqa: B018
-        if self.masters:
-            self._copy_masters_to_slices()
+        return self.variables.masters()
+
+    def copy_masters_to_slices(self, masters: Mapping[str, Any]) -> None:
+        """Takes whole arrays, by name, such as a checkpoint was restored to; rank 0's count.
+
+        Raises:
+            ValueError: there are other names than those of the `mtf` variables, or other shapes.
+        """
+        self._forward  # noqa: B018
+        self.variables.take(masters)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the `mtf` variables as `tf.train.Checkpoint(**whole arrays).write(path)` would.
+
+        Each rank writes its slices, and none has a whole array.
+
+        Args:
+            path: prefix of the files, in a folder that all ranks see.
+        """
+        self._forward  # noqa: B018
+        self.variables.save(path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Reads what `save` wrote on any mesh, or TensorFlow: each rank its slices.
+
+        Raises:
+            ValueError: it is no such checkpoint, or has other variables or shapes.
+        """
+        self._forward  # noqa: B018
+        self.variables.restore(path)
 
 
 def _shape(shape: Any) -> Any:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conformance import shape
+from conftest import shared_folder
 
 from meshimpl import ProcessMesh, philox
 from meshimpl.compat import mtf
+from meshimpl.engine import CollectiveError
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_function import mesh_function
 
@@ -237,40 +239,101 @@ def mtf_assign_all(variables: list[Any], values: list[Any]) -> Any:
 def scaled(mesh: ProcessMesh, layout: str) -> Any:
     @mesh_function(mesh, layout, a=(FIELD, tf.float64))
     def function(graph_mesh: Any, a: Any) -> Any:
-        value = counting_variable(graph_mesh)
+        with tf.compat.v1.variable_scope("net"):
+            value = counting_variable(graph_mesh)
         mtf.assign_add(value, a)
         return mtf.identity(value)
 
     return function
 
 
+def test_no_rank_has_more_of_a_variable_than_its_slice(mesh: ProcessMesh) -> None:
+    """Whatever makes its first value, which rank 0 alone calls if elements differ."""
+    for layout in layouts(mesh):
+        asked = []
+
+        def initializer(shape: list[int], dtype: Any, asked: list[Any] = asked) -> tf.Tensor:
+            asked.append(shape)
+            return tf.constant(WHOLE, dtype)
+
+        @mesh_function(mesh, layout)
+        def function(graph_mesh: Any, initializer: Any = initializer) -> Any:
+            ones = tf.compat.v1.ones_initializer
+            kinds = [initializer, ones(), ones, tf.compat.v1.constant_initializer(WHOLE.tolist())]
+            return [
+                mtf.get_variable(graph_mesh, name, FIELD, dtype=tf.float64, initializer=kind)
+                for name, kind in zip("abcd", kinds, strict=True)
+            ]
+
+        found = [function.gather(block, i) for i, block in enumerate(function())]
+        for value, expected in zip(found, [WHOLE, 1.0, 1.0, WHOLE], strict=True):
+            np.testing.assert_array_equal(value, expected + 0 * WHOLE)
+        assert asked == [[8, 4]] * (mesh.rank == 0)
+        kept = [v.shape.as_list() for v in function._forward.graph.variables]
+        assert kept == [function.impl.slice_shape(FIELD)] * 4
+
+
+def test_an_initialiser_that_fails_fails_on_every_rank(mesh: ProcessMesh) -> None:
+    @mesh_function(mesh, layouts(mesh)[-1])
+    def function(graph_mesh: Any) -> Any:
+        wrong = lambda shape, dtype: tf.zeros([2, 2], dtype)  # noqa: E731
+        return mtf.get_variable(graph_mesh, "w", FIELD, dtype=tf.float64, initializer=wrong)
+
+    kind = ValueError if mesh.rank == 0 else CollectiveError
+    with pytest.raises(kind, match=r"initialiser of w makes shape \[2, 2\], not \[8, 4\]"):
+        function()
+
+
 def test_a_checkpoint_moves_between_meshes(
-    mesh: ProcessMesh, line: ProcessMesh, tmp_path: Path
+    mesh: ProcessMesh, line: ProcessMesh, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Written from one mesh and layout, read on others, and by plain TensorFlow on one rank."""
     zeros = np.zeros([8, 4])
-    source = scaled(mesh, layouts(mesh)[-1])
-    source(WHOLE)
-    path = tf.train.Checkpoint(**source.copy_slices_to_masters()).write(str(tmp_path / "saved"))
-    expected = source.gather(source(zeros))
-
-    plain = tf.Variable(zeros)
-    tf.train.Checkpoint(w=plain).read(path).assert_consumed()
-    np.testing.assert_array_equal(plain, expected)
+    for layout in layouts(mesh):
+        source = scaled(mesh, layout)
+        source(WHOLE)
+        path = str(shared_folder(tmp_path_factory) / "saved")
+        source.save(path)
+        expected = source.gather(source(zeros))
+        plain = tf.Variable(zeros)
+        tf.train.Checkpoint(**{"net/w": plain}).read(path).assert_consumed()
+        np.testing.assert_array_equal(plain, expected)
     for layout in layouts(line):
         target = scaled(line, layout)
         target(zeros)
-        tf.train.Checkpoint(**target.copy_slices_to_masters()).read(path).assert_consumed()
-        target.copy_masters_to_slices()
+        target.restore(path)
         np.testing.assert_array_equal(target.gather(target(zeros)), expected)
+        masters = target.copy_slices_to_masters()
+        np.testing.assert_array_equal(masters["net/w"], expected)
 
 
 def test_a_checkpoint_of_plain_tensorflow_is_read(mesh: ProcessMesh, tmp_path: Path) -> None:
-    """As one that a job with another number of ranks has written: masters are whole arrays."""
-    path = tf.train.Checkpoint(w=tf.Variable(WHOLE)).write(str(tmp_path / "plain"))
+    """Slice by slice, and by way of whole arrays, in which it may be among other objects."""
+    saved = tf.train.Checkpoint(**{"net/w": tf.Variable(WHOLE), "step": tf.Variable(3)})
+    path = saved.write(str(tmp_path / "plain"))
     for layout in layouts(mesh):
-        target = scaled(mesh, layout)
-        target(WHOLE)
-        tf.train.Checkpoint(**target.copy_slices_to_masters()).read(path).assert_consumed()
-        target.copy_masters_to_slices()
-        np.testing.assert_array_equal(target.gather(target(np.zeros([8, 4]))), WHOLE)
+        for whole in (True, False):
+            target = scaled(mesh, layout)
+            target(WHOLE)
+            if whole:
+                masters = target.copy_slices_to_masters()
+                tf.train.Checkpoint(**masters).read(path).expect_partial()
+                target.copy_masters_to_slices(masters)
+            else:
+                target.restore(path)
+            np.testing.assert_array_equal(target.gather(target(np.zeros([8, 4]))), WHOLE)
+
+
+def test_a_checkpoint_of_other_variables_is_refused(mesh: ProcessMesh, tmp_path: Path) -> None:
+    target = scaled(mesh, layouts(mesh)[-1])
+    for name, value, message in (
+        ("v", WHOLE, "the variables of function are net/w; in .* are none"),
+        ("net/w", WHOLE[:4], r"net/w of function has shape \[8, 4\]; in .* is \[4, 4\]"),
+    ):
+        path = tf.train.Checkpoint(**{name: tf.Variable(value)}).write(str(tmp_path / name[0]))
+        with pytest.raises(ValueError, match=message):
+            target.restore(path)
+    with pytest.raises(ValueError, match="none is no checkpoint"):
+        target.restore(tmp_path / "none")
+    with pytest.raises(ValueError, match="are net/w; given are v"):
+        target.copy_masters_to_slices({"v": WHOLE})
