@@ -146,8 +146,7 @@ class Communicator:
         """
         what = f"{kind} of {x.dtype.name} {detail}".rstrip()
         if not tf.executing_eagerly():
-            traffic.record(sent)
-            return guarded(collective, x, kind, self.ranks, what)
+            return guarded(collective, x, kind, self.ranks, what, sent)
 
         def run(y: tf.Tensor) -> tf.Tensor:
             traffic.count(sent)

@@ -15,6 +15,7 @@ TensorFlow is refused a gradient through any collective. Adjoints live in the me
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import sys
@@ -23,10 +24,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from meshimpl import traffic
+from meshimpl.heartbeat import graphs
 from meshimpl.stopwatch import Stopwatch
-from meshimpl.traffic import recorded
 
 _PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
 
@@ -109,6 +112,7 @@ class Plan:
 
 _plan: Plan | None = None
 _stopwatch: Stopwatch | None = None
+_separate = False
 _CHAIN = "_meshimpl_chain"
 NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (mtf)"
 """What TensorFlow says when it is asked for one."""
@@ -150,14 +154,17 @@ def separate_chain() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
+    global _separate
     graph = tf.compat.v1.get_default_graph()
-    outer = _chain(graph)
+    outer, outer_separate = _chain(graph), _separate
     setattr(graph, _CHAIN, {})
+    _separate = True
     try:
-        with recorded(None):  # it does not run whenever the graph does
+        with traffic.recorded(None):  # it does not run whenever the graph does
             yield
     finally:
         setattr(graph, _CHAIN, outer)
+        _separate = outer_separate
 
 
 @contextlib.contextmanager
@@ -188,6 +195,7 @@ def guarded(
     kind: str,
     ranks: tuple[int, ...],
     what: str,
+    sent: traffic.Tally,
 ) -> tf.Tensor:
     """Returns `collective(x, name)` in a graph, fenced and after the collective before it.
 
@@ -197,10 +205,21 @@ def guarded(
         kind: such as "allreduce"; part of the name, and the stopwatch's entry.
         ranks: the group.
         what: all that the ranks must agree on, such as "allreduce sum of float32 [3]".
+        sent: what this rank sends each time.
     """
-    name = names.next(kind, what, ranks) if _plan is None else _plan.add(kind, what, ranks)
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
+    looping = context is not None or _is_inner(graph)
+    if _plan is None:
+        name = names.next(kind, what, ranks)
+        if not looping and not _separate:
+            collective = _told(collective, f"{what}, among {len(ranks)} ranks", ranks)
+    else:
+        name = _plan.add(kind, what, ranks)
+        if looping:
+            collective = _with_calls(collective, end=functools.partial(traffic.count, sent))
+    if not looping:
+        traffic.record(sent)
     previous = _chain(graph).get(context)
     with tf.control_dependencies([] if previous is None else [previous]):
         fenced = fence(x)
@@ -213,6 +232,61 @@ def guarded(
     else:
         _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(result)]))
     return result
+
+
+def _told(
+    collective: Callable[[tf.Tensor, str], tf.Tensor], text: str, ranks: tuple[int, ...]
+) -> Callable[[tf.Tensor, str], tf.Tensor]:
+    """Returns the same collective, which tells this rank's pulse when it begins and ends.
+
+    So ranks that wait in different ones end (`meshimpl.heartbeat`). That proves nothing of
+    collectives that have no fixed place in the one chain of a graph: in loops, in functions that a
+    graph calls, and in a `separate_chain`. They do not tell.
+    """
+    text = f"{text}, at {caller()}"
+
+    def telling(x: tf.Tensor, name: str) -> tf.Tensor:
+        begin = functools.partial(graphs.begin, name, text, ranks)
+        return _with_calls(collective, begin, functools.partial(graphs.end, name))(x, name)
+
+    return telling
+
+
+def _is_inner(graph: Any) -> bool:
+    """Returns whether a graph is a function of another, such as the body of a loop."""
+    return isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
+
+
+def _with_calls(
+    collective: Callable[[tf.Tensor, str], tf.Tensor],
+    begin: Callable[[], None] | None = None,
+    end: Callable[[], None] | None = None,
+) -> Callable[[tf.Tensor, str], tf.Tensor]:
+    """Returns the same collective with calls in Python before and after, whenever it runs."""
+
+    def calling(x: tf.Tensor, name: str) -> tf.Tensor:
+        begun = [] if begin is None else [_call_after(x, begin)]
+        with tf.control_dependencies(begun):
+            result = fence(collective(x, name))
+        ended = [] if end is None else [_call_after(result, end)]
+        with tf.control_dependencies(ended):
+            return fence(result)
+
+    return calling
+
+
+def _call_after(x: tf.Tensor, call: Callable[[], None]) -> Any:
+    """Returns the operation of a graph that makes a call once a tensor is there.
+
+    It reads a value: with a control dependency alone, TensorFlow's optimiser left it waiting for
+    ever on a rank where the input of the collective is a constant.
+    """
+
+    def run(_: np.ndarray) -> list[Any]:
+        call()
+        return []
+
+    return tf.numpy_function(run, [tf.reshape(x, [-1])[:1]], [])
 
 
 def _not_differentiable(x: tf.Tensor) -> tf.Tensor:

@@ -53,7 +53,7 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
     group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     mine = digest + data
-    with at(f"{what}, {group}", waiting=True):
+    with at(f"{what}, {group}", meeting=ranks):
         gathered = _gather(mine, ranks)
     if gathered.size == len(ranks) * max(_LENGTH + len(mine), _ROW):
         rows = gathered.reshape(len(ranks), -1)[:, : _LENGTH + len(mine)]

@@ -1,7 +1,8 @@
 """What a rank sends: counted while graphs are built, and added up whenever they are evaluated.
 
 `so_far` is what this rank has sent since it began; the difference of two is what was sent between
-them. Graphs that are lowered without `MeshFunction` are not counted. Imports no TensorFlow.
+them. A collective in a loop counts each time it runs. Graphs that are lowered without
+`MeshFunction` are not counted. Imports no TensorFlow.
 
 The engine decides how a reduction or a gather travels. Counted is what the usual algorithms send:
 recursive doubling for short tensors, a ring for long ones (Thakur, Rabenseifner and Gropp 2005).

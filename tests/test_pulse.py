@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from meshimpl.launch.watch import children_of
-from meshimpl.pulse.judgement import Peer, is_stuck, trouble
-from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place
+from meshimpl.pulse.judgement import PROOF, Peer, is_deadlock, is_stuck, trouble
+from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
 from meshimpl.pulse.process import end_launcher
 from meshimpl.pulse.wire import Srun
 
@@ -24,28 +25,26 @@ ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
 LIMIT = 3.0  # [s]
 
-WAITING, COMPUTING, ALONE, LEAVING = (True, True), (True, False), (False, False), (True, True, 1)
+COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, 1)
+WORLD, ROW = (0, 1, 2, 3), (0, 1)
 
 
-def beats(number: int, *ranks: tuple[str, int, tuple[bool, ...]]) -> list[list[Place]]:
+def beats(number: int, *ranks: tuple[str, int, tuple[object, ...]]) -> list[list[Place]]:
     """As many equal tables; a rank's place, number of moves, and what it does."""
-    return [[Place(place, moves, *what) for place, moves, what in ranks]] * number
+    return [[Place(place, moves, *what) for place, moves, what in ranks]] * number  # type: ignore
 
 
 @pytest.mark.parametrize(
     ("first", "second", "after"),
     [
-        (("a", 5, WAITING), ("b", 5, WAITING), 7),
-        (("a", 5, WAITING), ("b", 5, COMPUTING), 61),
         (("a", 5, COMPUTING), ("b", 5, COMPUTING), 61),
-        (("a", 5, WAITING), ("b", 5, ALONE), None),
-        (("a", 5, WAITING), ("a", 5, WAITING), None),
+        (("a", 5, COMPUTING), ("b", 5, ALONE), None),
         (("a", 5, COMPUTING), ("a", 5, COMPUTING), None),
-        (("a", 5, WAITING), ("b", 5, LEAVING), None),
+        (("a", 5, COMPUTING), ("b", 5, LEAVING), None),
     ],
 )
 def test_is_stuck(first, second, after):
-    """After a while at different places, sooner if neither can be computing; never otherwise."""
+    """After a while at different places where all must be; never otherwise."""
     if after is None:
         assert not is_stuck(beats(1000, first, second), 60)
         return
@@ -55,13 +54,54 @@ def test_is_stuck(first, second, after):
     assert not is_stuck(moved + beats(after - 1, first, second), 60)
 
 
+def wait(key: int, *ranks: int) -> tuple[object, ...]:
+    """What a rank does that waits in a collective of these ranks."""
+    return True, Wait.of(key, ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dead"),
+    [
+        # Two collectives of the same ranks.
+        ([wait(1, *WORLD), wait(2, *WORLD), wait(2, *WORLD), wait(2, *WORLD)], True),
+        # What the others do does not matter.
+        ([wait(1, *WORLD), wait(2, *ROW), ALONE, COMPUTING], True),
+        # A ring of four groups.
+        ([wait(1, 0, 1), wait(2, 1, 2), wait(3, 2, 3), wait(4, 0, 3)], True),
+        # All have come: data may be moving. The others wait for these.
+        ([wait(1, *ROW), wait(1, *ROW), wait(2, *WORLD), wait(2, *WORLD)], False),
+        ([wait(1, *WORLD)] * 4, False),
+        # One that is still to come may be computing.
+        ([wait(1, *WORLD)] * 3 + [ALONE], False),
+        # The same, of a chain: 0 waits for 1, which waits for 2, which computes.
+        ([wait(1, 0, 1), wait(2, 1, 2), COMPUTING, COMPUTING], False),
+        # Groups that have nothing in common.
+        ([wait(1, 0, 2), wait(2, 1, 3), ALONE, ALONE], False),
+        # It ends in good order.
+        ([wait(1, *WORLD), (True, Wait.of(2, WORLD), LEAVES), ALONE, ALONE], False),
+    ],
+)
+def test_a_deadlock_is_proven_by_who_waits_for_whom(ranks, dead):
+    tables = beats(PROOF, *((f"{number}", 5, what) for number, what in enumerate(ranks)))
+    assert is_deadlock(tables) is dead and is_stuck(tables, 60) is dead
+    assert not is_deadlock(tables[1:])
+    moved = [[place._replace(moves=4) for place in tables[0]], *tables[1:]]
+    assert not is_deadlock(moved)
+
+
 def test_a_page_is_read_as_it_was_written():
     page = Page.create()
     assert page.read() == Place()
-    page.write("the höhe of it" * 100, 7, True, False)
+    page.write("the höhe of it" * 100, 7, True)
     page.end(LEAVES)
-    page.write("shorter", 8, False, True)
-    assert Page(page.file).read(stopped=True) == Place("shorter", 8, False, True, LEAVES, True)
+    wait = Wait.of(2**32, (1, 3, 5))
+    page.write("shorter", 8, False, wait)
+    assert wait is not None and list(wait.ranks) == [1, 3, 5] and Wait.of(1, (0, 1, 3)) is None
+    place = Place("shorter", 8, False, wait, LEAVES, True)
+    assert Page(page.file).read(stopped=True) == place
+    assert Place.told(json.loads(json.dumps(place))) == place
+    page.write("shorter", 8, False, wait, time.monotonic() - 0.1)
+    assert page.read(stopped=True) == place._replace(wait=None)
 
 
 def test_a_page_where_there_is_no_memfd(monkeypatch):
@@ -71,8 +111,8 @@ def test_a_page_where_there_is_no_memfd(monkeypatch):
             os, "memfd_create", lambda *_, error=missing: (_ for _ in ()).throw(error)
         )
         page = Page.create()
-        page.write("here", 1, True, False)
-        assert Page(page.file).read() == Place("here", 1, True, False)
+        page.write("here", 1, True)
+        assert Page(page.file).read() == Place("here", 1, True)
 
 
 def peer(rank: int, host: str = "node1", **more: object) -> Peer:
@@ -121,7 +161,7 @@ def test_a_stopped_rank_and_a_stopped_job():
 RANK = f"""
 import ctypes, os, sys, time
 from pathlib import Path
-from meshimpl.pulse import Heart
+from meshimpl.pulse import Heart, Wait
 
 folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
 
@@ -144,7 +184,7 @@ if sys.argv[2] == "busy":
     heart.stop()
     sys.exit(0)
 if sys.argv[2] == "apart":
-    heart.is_at(f"place {{rank}}", 1, True, True)
+    heart.is_at(f"place {{rank}}", 1, True, Wait.of(rank, (0, 1)))
 time.sleep(100)
 """
 

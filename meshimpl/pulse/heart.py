@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 from meshimpl.launch.ending import abort, before_abort
 from meshimpl.launch.environment import detect
 from meshimpl.launch.job_folder import JobFolder
-from meshimpl.pulse.page import ABORTS, LEAVES, Page
+from meshimpl.pulse.page import ABORTS, LEAVES, Page, Wait
 
 ROOM = 1024
 """Bytes that rank 0 tells the others."""
@@ -65,9 +66,16 @@ class Heart:
         before_abort(lambda: self._page.end(ABORTS))
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def is_at(self, text: str, moves: int, inside: bool, waiting: bool) -> None:
-        """Tells where this rank is; see `Place`."""
-        self._page.write(text, moves, inside, waiting)
+    def is_at(
+        self,
+        text: str,
+        moves: int,
+        inside: bool,
+        wait: Wait | None = None,
+        until: float = math.inf,
+    ) -> None:
+        """Tells where this rank is; see `Page.write`."""
+        self._page.write(text, moves, inside, wait, until)
 
     def stop(self) -> None:
         """Tells the other ranks that this one ends in good order."""

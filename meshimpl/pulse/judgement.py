@@ -11,6 +11,9 @@ from meshimpl.pulse.wire import Line
 GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
 """Time in which a launcher ends the others after a rank has ended [s], by what the rank said."""
 
+PROOF = 3
+"""Beats in which ranks that wait for each other have not moved before the job ends."""
+
 
 @dataclass
 class Peer:
@@ -98,17 +101,48 @@ def is_stuck(tables: Sequence[Sequence[Place]], beats: int) -> bool:
 
     Args:
         tables: places of all ranks in the beats so far, the last one last.
-        beats: after which ranks that do not move are stuck; a tenth is enough for ranks of which
-            none can be computing.
+        beats: after which ranks that are where all must be, at different places, and do not move,
+            are taken for stuck although they may be computing.
     """
+    if is_deadlock(tables[-PROOF:]):
+        return True
     last = tables[-1]
     if not all(place.inside for place in last) or any(place.ending for place in last):
         return False
     if len({place.text for place in last}) == 1:
         return False
-    needed = max(1, beats // 10) if all(place.waiting for place in last) else beats
-    recent = tables[-needed - 1 :]
-    return len(recent) > needed and all(table == recent[0] for table in recent)
+    recent = tables[-beats - 1 :]
+    return len(recent) > beats and all(table == recent[0] for table in recent)
+
+
+def is_deadlock(tables: Sequence[Sequence[Place]]) -> bool:
+    """Returns whether some ranks wait for each other in different collectives, and for ever.
+
+    A rank is blocked by another of its collective's group that waits in a different one and is
+    itself blocked. What the other ranks do does not matter. A collective to which all of its group
+    have come is none of this: it may be moving data.
+
+    Args:
+        tables: places of all ranks in `PROOF` beats. Ranks are heard at different times of a beat,
+            so that only those that do not move in two beats wait at the same time.
+    """
+    if len(tables) < PROOF:
+        return False
+    last = tables[-1]
+    waits = {
+        rank: place.wait
+        for rank, place in enumerate(last)
+        if place.wait and not place.ending and all(table[rank] == place for table in tables)
+    }
+    while len(set(waits.values())) > 1:
+        blocked = {
+            wait: any(waits.get(rank, wait) != wait for rank in wait.ranks)
+            for wait in set(waits.values())
+        }
+        if all(blocked.values()):
+            return True
+        waits = {rank: wait for rank, wait in waits.items() if blocked[wait]}
+    return False
 
 
 def by_rank(ranks: Sequence[int], texts: Sequence[str]) -> str:

@@ -260,7 +260,7 @@ class RootPulse(Pulse):
         assert peer.line is not None
         values, more = peer.line.receive()
         if values:
-            peer.hear(Place(*values[-1]))
+            peer.hear(Place.told(values[-1]))
         if not more:
             peer.gone = 0.0
             self.close(peer.line.connection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -11,6 +13,8 @@ from flowpm_dist.grid.step_traffic import StepTraffic
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from meshimpl import ProcessMesh
+from meshimpl.compat import mtf
+from meshimpl.mesh_function import mesh_function
 from meshimpl.traffic import Traffic, added, so_far
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -67,6 +71,23 @@ def test_single_collectives(line: ProcessMesh) -> None:
     before = so_far()
     group.allreduce(x)
     assert sent("allreduce") == Traffic(1, 6, 6 * 40_000)
+
+
+@pytest.mark.ranks(2)
+def test_a_collective_in_a_loop_counts_each_time_it_runs(mesh: ProcessMesh) -> None:
+    """Until a sum is reached, as the values given decide; beside one outside the loop."""
+
+    @mesh_function(mesh, "x:row", a=([("x", 4)], tf.float32))
+    def function(_: Any, a: Any) -> Any:
+        below = lambda v: mtf.less(mtf.reduce_sum(v), 100.0)  # noqa: E731
+        (grown,) = mtf.while_loop(below, lambda v: [v * 2.0], [a])
+        return mtf.reduce_sum(grown)
+
+    function([100.0] * 4)
+    for start, sums in ((20.0, 3), (5.0, 5)):  # 80, 160; 20, 40, 80, 160; and at the end
+        before = so_far()
+        assert float(function([start] * 4)) == 160.0
+        assert added(so_far(), before, -1) == {"allreduce": Traffic(sums, sums, 4 * sums)}
 
 
 @pytest.mark.ranks(1)
