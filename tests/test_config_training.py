@@ -13,10 +13,11 @@ import pytest
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import MODELS, load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
+from flowpm_dist.cosmoflow.planning.memory import LEAST, buffer_bytes, statistics_memory
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.jobs.estimate import process_bytes
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
 GOOD = """
@@ -488,3 +489,12 @@ def test_nothing_heavy_is_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_statistics_of_simulated_volumes_take_the_memory_of_a_batch(tmp_path):
+    """Four universes of 128^3 in float32, 4 * 8 MiB, at 5 + 45 values a cell, over the ranks."""
+    plan = read(tmp_path, ("grid = 32", "grid = 128"), ("size = 256.0", "size = 1024.0"))
+    for mesh, share in (("row:1", 1), ("row:2", 2), ("replica:2,row:1", 2), ("replica:2,row:2", 4)):
+        axes = parse_mesh(mesh, batched=True)
+        told = statistics_memory(plan, (128, 128, 128), axes, ("power", "bispectrum"))
+        assert told - process_bytes(axes) - LEAST == 50 * 4 * 8 * 2**20 // share

@@ -87,7 +87,10 @@ def evaluate(
             held = plan.data.test if split is Split.test else plan.data.validation
             samples = held if plan.simulates else plan.training.batch
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
-        demand = asking_demand(read[0], shape, "the evaluation", simulating=fits)
+        measured = wanted.statistics if wanted else ()
+        demand = asking_demand(
+            read[0], shape, "the evaluation", simulating=fits, statistics=measured
+        )
         estimate = demand.estimate()
         if not ignore_memory:
             demand.check(estimate, launch.host_memory())

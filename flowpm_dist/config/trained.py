@@ -6,15 +6,20 @@ begins.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import batched_mesh
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.planning.memory import dataset_memory, prediction_memory
+from flowpm_dist.cosmoflow.planning.memory import (
+    dataset_memory,
+    prediction_memory,
+    statistics_memory,
+)
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Grid
@@ -94,7 +99,14 @@ def common_mesh(
     return chosen
 
 
-def asking_demand(training: Training, mesh: str, what: str, *, simulating: bool = False) -> Demand:
+def asking_demand(
+    training: Training,
+    mesh: str,
+    what: str,
+    *,
+    simulating: bool = False,
+    statistics: Sequence[str] = (),
+) -> Demand:
     """Returns the memory that asking a network takes.
 
     Args:
@@ -102,8 +114,11 @@ def asking_demand(training: Training, mesh: str, what: str, *, simulating: bool 
         mesh: shape of the mesh of ranks.
         what: names the work in messages.
         simulating: whether its universes are simulated again, where they were simulated.
+        statistics: names of those that are measured of its volumes.
     """
-    kinds = [prediction_memory]
+    kinds: list[Callable[..., int]] = [prediction_memory]
+    if statistics:
+        kinds.append(functools.partial(statistics_memory, names=statistics))
     if simulating and training.simulated:
         kinds.append(dataset_memory)
 

@@ -16,6 +16,9 @@ from flowpm_dist.reconstruction.plan import ReconstructionPlan
 
 GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
 """Values of a cell while the gradient is taken, by the structure of the model."""
+EXCHANGED = 24
+"""More of them, of a rank's own cells, where ranks share the box: blocks with their halos, and what
+the transforms send and receive, on the way forward and back."""
 SEARCH = 90 * 2**20
 """Memory of the programs of a reconstruction [bytes]."""
 OF_HISTORY = 2
@@ -37,9 +40,10 @@ def memory_at(plan: ReconstructionPlan, grid: Grid, axes: Mapping[str, int]) -> 
     itemsize = np.dtype(plan.simulation.run.precision).itemsize
     kept = OF_HISTORY * search.history if search.optimiser == "lbfgs" else OF_ADAM
     gradient = GRADIENT.get(plan.observation.structure, GRADIENT["pm"])
-    searching = (gradient + kept) / ranks
+    searching = (gradient + kept + (EXCHANGED if ranks > 1 else 0)) / ranks
     # A replica's chains go through the model together.
     together = math.ceil(sampler.chains / axes.get("replica", 1)) if sampler.draws else 0
-    drawing = gradient * together * axes.get("replica", 1) / ranks
+    split = ranks // axes.get("replica", 1)
+    drawing = (gradient + (EXCHANGED if split > 1 else 0)) * together / split
     values = max(searching, drawing) * math.prod(grid)
     return process_bytes(axes) + SEARCH + math.ceil(values * itemsize)

@@ -6,7 +6,7 @@ The numbers were measured; docs/performance.md compares the estimates with what 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,11 @@ OF_A_STEP = 2.0
 """Values in memory for each output of a convolution, forward and backward."""
 OF_A_PREDICTION = 1.0
 """Values in memory for each output of a convolution, forward alone."""
+
+OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
+"""Values of a cell while a statistic is measured."""
+OF_ANOTHER_STATISTIC = 10
+"""The same of a user's own, of which nothing is known."""
 
 
 def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
@@ -78,6 +83,26 @@ def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -
     split = ranks // axes.get("replica", 1)
     outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
     return process_bytes(axes) + LEAST + math.ceil(outputs + 2 * _weights_bytes(plan, grid))
+
+
+def statistics_memory(
+    plan: TrainingPlan, grid: Grid, axes: Mapping[str, int], names: Sequence[str]
+) -> int:
+    """Returns the greatest memory of a rank that measures statistics of volumes [bytes].
+
+    Those of a batch that was simulated are measured together, volumes in files one at a time.
+
+    Args:
+        plan: of the training.
+        grid: cells along each side, instead of the plan's.
+        axes: of the mesh of ranks.
+        names: of statistics.
+    """
+    replicas = axes.get("replica", 1)
+    lanes = math.ceil(plan.training.batch / replicas) if plan.simulates else 1
+    values = sum(OF_STATISTICS.get(name, OF_ANOTHER_STATISTIC) for name in names)
+    measuring = values * lanes * volume_bytes(plan, grid) * replicas // math.prod(axes.values())
+    return process_bytes(axes) + LEAST + measuring
 
 
 def _outputs(plan: TrainingPlan, grid: Grid) -> int:
