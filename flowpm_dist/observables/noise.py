@@ -18,6 +18,9 @@ from meshimpl.mesh_function import MeshFunction
 LEAST_DENSITY = 0.02
 """A density below about this [mean density] counts as this: rates of counts are positive."""
 
+FEW, MOST = 50.0, 200
+"""A rate whose counts are found one after another, and a count that it never has: 1e-50."""
+
 
 def positive_density(density: tf.Tensor) -> tf.Tensor:
     """Returns the density bent smoothly to stay above 0: softplus of scale `LEAST_DENSITY`."""
@@ -61,8 +64,35 @@ def counts_of(
         A block of whole numbers, float64.
     """
     rate = mean_count * mask * np.asarray(positive_density(density), np.float64)
-    drawn = poisson.ppf(ndtr(np.asarray(normal, np.float64)), np.where(rate > 0, rate, 1.0))
-    return np.where(rate > 0, drawn, 0.0)
+    share = ndtr(np.asarray(normal, np.float64))
+    few = rate <= FEW
+    drawn = np.zeros(rate.shape)
+    drawn[few] = _few_counts(share[few], rate[few])
+    drawn[~few] = poisson.ppf(share[~few], rate[~few])
+    return drawn
+
+
+def _few_counts(share: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """Returns the least counts whose distribution functions reach the shares, one after another.
+
+    So the counts of 64^3 cells of mean count 3 take 0.1 s, not the 0.5 s of scipy's inverse.
+
+    Args:
+        share: from 0 to 1, [n].
+        rate: from 0 on, [n].
+    """
+    counts, left = np.zeros(rate.shape), np.arange(rate.size)
+    each = np.exp(-rate)
+    reached = each.copy()
+    for count in range(1, MOST):
+        below = reached < share
+        left, share, rate, each, reached = (x[below] for x in (left, share, rate, each, reached))
+        if not left.size:
+            break
+        each = each * rate / count
+        reached = reached + each
+        counts[left] = count
+    return counts
 
 
 class SurveyNoise:

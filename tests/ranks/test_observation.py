@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
+from scipy import stats
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.volumes.augmentation import View
@@ -15,7 +16,7 @@ from flowpm_dist.cosmoflow.volumes.in_situ import OF_SURVEY, Lanes, UniverseMake
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.observables.forward_model import forward_model_of
-from flowpm_dist.observables.noise import SurveyNoise
+from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
 from flowpm_dist.observables.options import ObservationOptions
 
 GRID, BATCH, SIGMA, MEAN_COUNT = 8, 2, 0.4, 2.5
@@ -101,6 +102,21 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     deviations = (densities - alone["density"][0])[:, mask > 0] / (0.5 * spread[mask > 0])
     assert abs(deviations.var() - 1) < 5 * np.sqrt(2 / deviations.size)
     assert abs(deviations.mean()) < 5 / np.sqrt(deviations.size)
+
+
+@pytest.mark.ranks(1)
+def test_counts_are_the_inverse_distribution():
+    """Of rates on both sides of where the way to find them changes, and of 0."""
+    rng = np.random.default_rng(4)
+    density, normal = rng.uniform(0.2, 8, [2, 20, 20, 20]), rng.normal(size=[2, 20, 20, 20])
+    mask = np.ones([20, 20, 20])
+    mask[0] = 0
+    counts = counts_of(tf.constant(density), 20.0, mask, normal)
+    rate = 20 * mask * density
+    expected = np.where(rate > 0, stats.poisson.ppf(stats.norm.cdf(normal), rate), 0)
+    # Densities of 0.2 and more are bent by 1e-6 at most, which moves a count now and then.
+    assert np.mean(counts != expected) < 1e-4 and np.abs(counts - expected).max() <= 1
+    assert rate.max() > FEW > np.quantile(rate, 0.2)
 
 
 @pytest.mark.ranks(1)
