@@ -164,7 +164,7 @@ class Growth(GrowthFunctions):
         super().__init__(Background(cosmology))
         for nodes in NODES:
             self._grid = _collocation(nodes)
-            solved = _compiled_coefficients if cosmology.has_tensors else _coefficients
+            solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
             self._coefficients = solved(cosmology.parameters(), nodes)
             tail = _tail(self._coefficients)
             if tail is not None and tail <= CONVERGED:

@@ -52,7 +52,7 @@ class LinearPower:
         self.growth = Growth(cosmology) if growth is None else growth
         self._d1_today = self.growth.d1(1.0)
         self._shape: Callable[[tf.Tensor], tf.Tensor]
-        if cosmology.transfer != "camb" and transfer_nodes is None and cosmology.has_tensors:
+        if cosmology.transfer != "camb" and transfer_nodes is None and cosmology.is_compiled:
             self._shape = functools.partial(_compiled_shape, cosmology.parameters())
         elif cosmology.transfer != "camb":
             self._shape = _EisensteinHuShape(cosmology, transfer_nodes)

@@ -8,7 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import (
+    AMPLITUDES,
+    Cosmology,
+    as_float64,
+    compiled_cosmologies,
+)
 from flowpm_dist.evolution.halo import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -153,7 +158,8 @@ class ForwardModel:
         if ratio is not None:
             box, shared = self._box_of(noise), replicated(self.box.mesh, ratio)
             noise *= local_values(shared, box) if ratio.shape.rank else as_factor(shared, box)
-        return self.observe(self.run(noise, parameters), parameters)
+        with compiled_cosmologies():
+            return self.observe(self.run(noise, parameters), parameters)
 
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
         """Returns the other parameters, and how many times larger linear fields are, float64 [...].
@@ -193,7 +199,8 @@ class ForwardModel:
         cosmology = self._cosmology(others)
         response = self._own_response
         if cosmology is not None:
-            response = self.simulation.linear_amplitude(cosmology)
+            with compiled_cosmologies():
+                response = self.simulation.linear_amplitude(cosmology)
         if ratio is not None:
             response = response * factor(ratio)
         if scheme is not None and (name := scheme.parameters[0]) in self.bias:
