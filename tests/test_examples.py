@@ -132,7 +132,7 @@ def test_reconstruct_run_files(name, folder):
         "search": {"evaluations": 5},
     }
     if name != "reconstruct":
-        changes["sampler"] = {"draws": 4, "warm_up": 4, "leaps": 2}
+        changes["sampler"] = {"draws": 2, "warm_up": 2, "leaps": 2}
     flowpm("reconstruct", small(name, changes), "--output", "found")
     assert (folder / "found" / "slabs.png").stat().st_size > 500
     assert (folder / "found" / "chains.png").exists() == (name != "reconstruct")

@@ -232,7 +232,6 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     np.testing.assert_allclose(again, known[6:], rtol=1e-9)
 
 
-@pytest.mark.ranks(4)
 @pytest.mark.parametrize("kind", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_chains_are_drawn_alike_on_any_mesh(kind):
     """And each for itself: a chain of a batch is not moved by the other."""

@@ -28,9 +28,9 @@ def block_of(sim, whole):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("pmwd_lcdm_32", marks=pytest.mark.ranks(1)),
+        pytest.param("pmwd_lcdm_32", marks=pytest.mark.ranks(1, 4)),
         pytest.param("pmwd_w0wa_32", marks=pytest.mark.ranks(1)),
-        pytest.param("pmwd_lcdm_32_mesh2", marks=pytest.mark.ranks(1, 4)),
+        pytest.param("pmwd_lcdm_32_mesh2", marks=pytest.mark.ranks(1)),
     ],
 )
 def test_pmwd(box_mesh, name):

@@ -249,7 +249,7 @@ def own_block(mesh, whole):
     return tf.constant(whole)
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 def test_a_network_is_differentiable_in_its_input(network_mesh):
     """J v . u = v . J^T u; J v by differences, J^T u by the mesh and by plain TensorFlow."""
     network = with_biases(network_on(network_mesh, within=0.2))

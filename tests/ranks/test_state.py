@@ -254,7 +254,7 @@ def copy(request, saved):
     return pickle.loads(pickle.dumps(read)) if request.param == "a pickled snapshot" else read
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 def test_a_copy_measures_as_the_state_that_a_run_left(copy):
     fresh = state()
     assert copy.a == fresh.a and copy.box.size == fresh.box.size

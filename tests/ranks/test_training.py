@@ -146,10 +146,10 @@ def assert_phases(outcome, shape):
     assert (outcome.phases["halo"] > 0) == (process_mesh(shape).without("replica").size > 1)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("shape", MESHES[1:2])
 def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
-    """On other meshes of two ranks in the next test; on columns of four in test_network.py."""
+    """On meshes of two ranks in the next test; on columns of four in test_network.py."""
     found = train(config_of(shared), process_mesh(shape), shared / "run")
     outcome = found[0]
     assert (outcome.step, outcome.steps, outcome.stopped_by) == (STEPS, STEPS, None)
