@@ -18,22 +18,24 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import differences
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.cosmoflow.volumes import records
-from flowpm_dist.io.volume import Volume, open_volume
+from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
+from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 NOISY = """[observation]
 structure = "1lpt"
 redshift_space = "z"
-bias = {b = 1.5}
+bias = {b1 = 0.5}
 sigma = 0.5
 """
-PRIORS = "[priors]\nb = [1.0, 2.0]\nnoise_amplitude = [0.5, 1.5]"
+PRIORS = "[priors]\nb1 = [0.0, 1.0]\nnoise_amplitude = [0.5, 1.5]"
 SURVEY = GOOD.replace("[priors]", PRIORS) + NOISY
 COUNTED = GOOD + '[observation]\nkind = "counts"\nmean_count = 3.0\n'
+RANGES = ((0.5, 1.5), (2.0, 3.0))
 RECORD = ObservationRecord(
-    ObservationOptions(structure="1lpt", redshift_space="z", bias={"b": 1.5}, sigma=0.5),
-    {"b": (1.0, 2.0), "noise_amplitude": (0.5, 1.5)},
+    ObservationOptions(structure="1lpt", redshift_space="z", bias={"b1": 0.5}, sigma=0.5),
+    {"b1": (0.0, 1.0), "noise_amplitude": (0.5, 1.5)},
 )
 
 
@@ -46,11 +48,12 @@ def test_without_one_the_density_itself_is_seen(tmp_path):
 def test_nuisances_are_drawn_and_no_targets(tmp_path):
     plan = load_training(write(tmp_path, SURVEY))
     assert plan.parameters == ("Omega_m", "sigma8", "n_s") == tuple(plan.priors.ranges)
-    assert tuple(plan.priors.drawn) == ("b", "noise_amplitude", "Omega_m", "sigma8", "n_s")
+    assert tuple(plan.priors.drawn) == ("b1", "noise_amplitude", "Omega_m", "sigma8", "n_s")
     assert plan.observation == RECORD
     assert (plan.network.input, plan.simulation.initial.lpt_order) == ("asinh", 1)
-    chosen = load_training(write(tmp_path, SURVEY.replace(PRIORS, PRIORS + '\ntargets = ["b"]')))
-    assert chosen.parameters == ("b",) and chosen.outputs == 2
+    chosen = load_training(write(tmp_path, SURVEY.replace(PRIORS, PRIORS + '\ntargets = ["b1"]')))
+    assert chosen.parameters == ("b1",) and chosen.outputs == 2
+    assert chosen.observation == RECORD  # which tells what was drawn, learned or not
     assert not set(chosen.fixed_parameters) & {"Omega_m", "sigma8", "n_s"}
     assert load_training(write(tmp_path, COUNTED)).network.input == "log1p-counts"
 
@@ -68,12 +71,13 @@ def test_resolved_reads_back_the_same(tmp_path, text):
         ("sigma = 0.5", "mean_count = 2.0", "observation.mean_count", 'kind = "counts"'),
         ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: with kind"),
         ("sigma = 0.5", "", "priors.noise_amplitude", "observation.sigma is not"),
-        ("bias = {b = 1.5}\n", "", "priors.b", "observation.bias has no b"),
+        ("bias = {b1 = 0.5}\n", "", "priors.b1", "observation.bias has no b1"),
         ('"1lpt"', '"linear"', "observation.redshift_space", "moves no particles"),
-        ("b = [1.0", "c = [1.0", "priors.c", "is not a key"),
+        ("b1 = [0.0", "c = [0.0", "priors.c", "is not a key"),
         ("[evolution]", "[initial]\nlpt_order = 2\n[evolution]", "initial.lpt_order", "needs 1"),
         ("[network]", '[network]\ninput = "log1p"', "network.input", 'below 0; give "asinh"'),
         (PRIORS, PRIORS + '\ntargets = ["h"]', "priors.targets", "has no h: give its range"),
+        ("{b1 = 0.5}", "{b = 1.5}", "observation.bias", "velocities.*b1 = b - 1 = 0.5"),
         (NOISY, NOISY + 'mask = "mask.npy"\n', "observation.mask", "no such file"),
         ("[training]", "[training]\n[model]\nbias = {b = 1}", "model.bias", "observation.bias"),
     ],
@@ -82,7 +86,18 @@ def test_one_mistake(tmp_path, old, new, where, told):
     assert old in SURVEY
     found = problems(tmp_path, SURVEY.replace(old, new, 1))
     assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
-    assert len(found) == 1 or {p.split(" ")[0] for p in found} == {where, "priors.noise_amplitude"}
+    others = {p.split(" ")[0] for p in found} - {where}
+    assert others <= {"priors.noise_amplitude", "priors.b1", "observation.bias"}
+
+
+def test_a_volume_keeps_its_mean_where_an_amplitude_is_learned(tmp_path):
+    """`predict` and `export` divide by the mean only where it tells nothing."""
+    learned = '[priors]\namplitude = [0.5, 1.5]\ntargets = ["sigma8", "amplitude"]'
+    plan = load_training(write(tmp_path, GOOD.replace("[priors]", learned)))
+    assert plan.observation == ObservationRecord(BARE.options, {"amplitude": (0.5, 1.5)})
+    assert not Training(TrainingFolder(tmp_path), plan, True).divides_by_mean(None)
+    bare = load_training(write(tmp_path, GOOD))
+    assert Training(TrainingFolder(tmp_path), bare, True).divides_by_mean(None)
 
 
 def test_a_mask_is_not_turned(tmp_path):
@@ -90,7 +105,11 @@ def test_a_mask_is_not_turned(tmp_path):
     masked = SURVEY + 'mask = "mask.npy"\n'
     assert load_training(write(tmp_path, masked)).data.augment is False
     turned = masked.replace("simulations = 400", "simulations = 400\naugment = true")
-    assert problems(tmp_path, turned)[0].startswith("data.augment would turn the mask")
+    assert problems(tmp_path, turned)[0].startswith("data.augment would turn the mask of")
+    louder = turned.replace("sigma = 0.5", 'sigma = "mask.npy"')
+    assert problems(tmp_path, louder)[0].startswith("data.augment would turn the mask and sigma")
+    alone = SURVEY.replace("sigma = 0.5", 'sigma = "mask.npy"')
+    assert load_training(write(tmp_path, alone)).data.augment is False
 
 
 def test_a_training_begun_before_goes_on(tmp_path):
@@ -127,6 +146,25 @@ def test_a_dataset_tells_its_observation(tmp_path):
         load_training(on_files(tmp_path, "[observation]\nsigma = 0.5\n"))
 
 
+def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
+    """Its range comes from the dataset, and no other is taken."""
+    ranges = {"sigma8": (0.7, 0.9), "b1": (0.0, 1.0)}
+    told = {"parameters": tuple(ranges), "priors": ranges}
+    dataset(tmp_path, attributes={"observation": RECORD.table()}, **told)
+    plan = load_training(on_files(tmp_path))
+    assert plan.parameters == ("sigma8", "b1") and plan.observation == RECORD
+    for given, said in (
+        ("b1 = [0.2, 0.8]", "bias b1 is from 0.2 to 0.8 in the training, from 0 to 1 in the data"),
+        ("b1 = [-1.0, 2.0]", "priors.b1 = .*set were drawn from .0.0, 1.0.: give that, or leave"),
+        ("amplitude = [0.9, 1.1]", "priors.amplitude = .*: the volumes in .*set all have the same"),
+        ("Omega_m = [0.2, 0.4]", "priors are of Omega_m, the parameters in .* are sigma8"),
+    ):
+        path = on_files(tmp_path)
+        path.write_text(path.read_text().replace("[priors]", f"[priors]\n{given}"))
+        with pytest.raises(Exception, match=said):
+            load_training(path)
+
+
 def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     """Between the training and its evaluation."""
     training = Training(TrainingFolder(tmp_path), load_training(on_files(tmp_path)), True)
@@ -145,10 +183,10 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     ("changes", "nuisances", "told"),
     [
         ({}, {}, None),
-        ({"bias": {"b": 1.2}, "sigma": 0.6}, {}, None),  # in the range of the training
+        ({"bias": {"b1": 0.2}, "sigma": 0.6}, {}, None),  # in the range of the training
         ({"redshift_space": None}, {}, "redshift_space is z in the training, none in the data"),
-        ({"bias": {"b": 2.2}}, {}, "bias b is from 1 to 2 in the training, 2.2 in the data"),
-        ({"bias": None}, {}, "bias b is from 1 to 2 in the training, none in the data"),
+        ({"bias": {"b1": 2.2}}, {}, "bias b1 is from 0 to 1 in the training, 2.2 in the data"),
+        ({"bias": None}, {}, "bias b1 is from 0 to 1 in the training, none in the data"),
         ({"sigma": 0.1}, {}, "sigma is from 0.25 to 0.75 in the training, 0.1 in the data"),
         ({"sigma": None}, {}, "sigma is 0.5 in the training, none in the data"),
         ({}, {"amplitude": (0.9, 1.1)}, "amplitude is 1 in the training, from 0.9 to 1.1 in"),
@@ -176,13 +214,42 @@ def test_masks_are_compared_by_their_values(tmp_path):
     assert one.differences(same) == [] and len(one.differences(other)) == 1
 
 
+def test_noise_in_a_file_has_an_amplitude_too(tmp_path):
+    np.save(tmp_path / "s.npy", np.ones((4, 4, 4)))
+    of_file = ObservationOptions(sigma=tmp_path / "s.npy")
+    here, louder = (ObservationRecord(of_file, {"noise_amplitude": ends}) for ends in RANGES)
+    assert here.differences(ObservationRecord(of_file, {"noise_amplitude": (0.6, 1.4)})) == []
+    told = "noise_amplitude is from 0.5 to 1.5 in the training, from 2 to 3 in the data"
+    assert here.differences(louder) == [told]
+
+
+def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
+    """In volumes that a network is asked about, as in those of its training."""
+    mask = np.random.default_rng(2).uniform(-1, 1, (4, 6, 8)).clip(0)
+    np.save(tmp_path / "mask.npy", mask[..., np.newaxis])
+    values = np.where(mask > 0, 2.0, np.nan)
+    volume = Volume(values, "v.npy")
+    with pytest.raises(VolumeError, match="not finite"):
+        check_values(volume, ObservationOptions())
+    seen = ObservationOptions(mask=tmp_path / "mask.npy")
+    check_values(volume, seen)
+    check_values(Volume(np.where(mask > 0, 2.0, -1), "v.npy"), seen)
+    with pytest.raises(VolumeError, match="negative"):
+        check_values(Volume(np.where(mask > 0, -1, 2.0), "v.npy"), seen)
+    part, expected = values[2:, 3:], np.where(mask > 0, 2.0, 1.0)[2:, 3:]
+    np.testing.assert_array_equal(as_observed(part, (2, 3), volume, seen), expected)
+    counted = seen.model_copy(update={"kind": "counts", "mean_count": 1.0})
+    found = as_observed(part[..., np.newaxis], (2, 3), volume, counted)
+    np.testing.assert_array_equal(found[..., 0], np.where(expected == 2, 2, 0))
+
+
 def test_files_tell_what_was_observed(tmp_path):
     record = RECORD.table()
     group = zarr.open_group(tmp_path / "v.zarr", mode="w", attributes={"observation": record})
     group.create_array("density", data=np.ones((4, 4, 4)))
     with h5py.File(tmp_path / "v.h5", "w") as file:
         file["density"] = np.ones((4, 4, 4))
-        file["density"].attrs["observation"] = '{"redshift_space": "x"}'
+        file["density"].attrs["observation"] = np.bytes_('{"redshift_space": "x"}')
     np.save(tmp_path / "v.npy", np.ones((4, 4, 4)))
     assert check_observation(RECORD, open_volume(tmp_path / "v.zarr")) == []
     with pytest.raises(ObservationError, match="redshift_space is z in the training, x in"):

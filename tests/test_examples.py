@@ -151,7 +151,7 @@ def test_survey_training():
     """Its universes are tested in tests/ranks/test_observation.py."""
     plan = LOADERS["network"]((EXAMPLES / "survey_training").with_suffix(".toml"))
     assert plan.parameters == ("Omega_m", "sigma8") and plan.network.input == "asinh"
-    assert set(plan.observation.nuisances) == {"b", "noise_amplitude"}
+    assert set(plan.observation.nuisances) == {"b1", "noise_amplitude"}
 
 
 def test_cosmoflow(monkeypatch, folder):

@@ -29,8 +29,8 @@ def observed(folder: Path, **keys) -> Observations:
         if isinstance(value, np.ndarray):
             np.save(folder / f"{key}.npy", value)
             given[key] = folder / f"{key}.npy"
-    file = given.pop("file", None)
-    return Observations(ObservationOptions(**given), GRID, file)
+    file, priors = given.pop("file", None), given.pop("priors", None)
+    return Observations(ObservationOptions(**given), GRID, file, priors)
 
 
 def problems(folder: Path, **keys) -> dict[str, str]:
@@ -136,6 +136,40 @@ def test_all_files_are_told_of_at_once(tmp_path):
 )
 def test_what_is_right_is_not_told_of(tmp_path, keys):
     assert problems(tmp_path, **keys) == {}
+
+
+def mock(density: np.ndarray, sigma: float, mask: np.ndarray | float = 1.0) -> np.ndarray:
+    """What the forward model makes of a density, see `flowpm_dist.observables.noise`."""
+    return density + sigma / np.sqrt(mask) * np.random.default_rng(3).normal(size=GRID)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"file": mock(a_density(), 1.0, 0.01), "sigma": 1.0, "mask": np.full(GRID, 0.01)},
+        {"file": mock(2 * a_density() - 1, 0.05), "sigma": 0.05, "bias": {"b": 2.0}},
+        {"file": mock(1.5 * a_density() - 0.5, 0.01), "sigma": 0.01, "structure": "linear"},
+        {"file": mock(8 * a_density(), 0.5), "priors": {"amplitude": (0.01, 100.0)}},
+        {
+            "kind": "counts",
+            "mean_count": 3.0,
+            "file": np.round(12 * a_density()),
+            "priors": {"amplitude": (0.5, 5.0)},
+        },
+        {
+            "file": mock(0.1 * a_density() + 0.9, 1.0),
+            "sigma": 0.05,
+            "priors": {"noise_amplitude": (1.0, 20.0)},
+        },
+    ],
+)
+def test_what_the_forward_model_makes_is_taken(tmp_path, keys):
+    """Noise of cells that are seen in part, bias, amplitudes that are fitted along."""
+    assert problems(tmp_path, **keys) == {}
+    if "priors" in keys:
+        assert problems(tmp_path, **{**keys, "priors": {}}) != {}
+    if "mask" in keys:
+        assert "is -" in problems(tmp_path, **{**keys, "mask": np.ones(GRID)})["data.file"]
 
 
 def test_without_files_nothing_of_the_size_of_the_grid_is_made():

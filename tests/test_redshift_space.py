@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
+from flowpm_dist.observables import ForwardModel
 from flowpm_dist.particle_mesh.redshift_space import redshift_space
 
 
@@ -40,6 +41,27 @@ def test_redshift_space_of_a_batch_and_its_gradient():
 def test_unknown_axis():
     with pytest.raises(ValueError, match="axis 'w'"):
         redshift_space(tf.zeros([4, 4, 4, 3]), tf.zeros([4, 4, 4, 3]), 1.0, 1.0, "w")
+
+
+def test_tracers_share_the_velocities_of_matter():
+    """Modes of tracers of bias b are b + f mu^2 times those of matter: beta = f / b."""
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(), 32, 640.0, [0.1, 1.0], lpt_order=1, precision="float64"
+    )
+    model = ForwardModel(sim, "1lpt", redshift_space="z", bias={"b1": 1.0})
+    state = sim.lpt(seed=5)
+    real, seen = (np.fft.fftn(x) for x in (model.matter(state), model.observe(state, {})))
+    n = np.stack(np.meshgrid(*[np.fft.fftfreq(32, 1 / 32)] * 3, indexing="ij"))
+    n2 = (n**2).sum(axis=0)
+    large = (n2 > 0) & (n2 <= 9)
+    weight = np.abs(real[large])
+    powers = np.stack([np.ones(large.sum()), n[2, large] ** 2 / n2[large]], axis=1)
+    ratio = (seen[large] * real[large].conj()).real / weight
+    (b, f), *_ = np.linalg.lstsq(powers * weight[:, None], ratio)
+    assert b == pytest.approx(2, rel=0.05)
+    assert f == pytest.approx(float(sim.growth.f1(1.0)), rel=0.1)
+    with pytest.raises(ValueError, match="distortions by velocities.*b1 = b - 1 = 1 "):
+        ForwardModel(sim, "1lpt", redshift_space="z", bias={"b": 2.0})
 
 
 def test_kaiser_limit_of_a_simulated_density():

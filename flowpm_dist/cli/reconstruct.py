@@ -204,7 +204,9 @@ def check_data(config: ReconstructionConfig, source: Path) -> None:
         ConfigError: they cannot; the error has a problem for each file that is wrong.
         VolumeError: a file cannot be read.
     """
-    observations = Observations(config.observation, config.box.grid, config.data.file)
+    observations = Observations(
+        config.observation, config.box.grid, config.data.file, config.priors.ranges
+    )
     if wrong := observations.problems():
         raise ConfigError(source, [Problem(key, what) for key, what in wrong.items()])
 

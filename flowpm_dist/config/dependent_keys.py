@@ -21,7 +21,8 @@ class DependentKeys:
 
     Attributes:
         other: that key, as "section.key".
-        values: those values; none: any, as long as the other key is given.
+        values: those values, of which None is that of a key that is not given; no values: any, as
+            long as the other key is given.
         keys: the keys, as "section.key".
         goes_with: what messages call the other key and its values, where that says more.
         default_may_stand: whether a key may be given all the same if its value is the default.

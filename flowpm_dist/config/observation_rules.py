@@ -11,7 +11,7 @@ from pathlib import Path
 from flowpm_dist.config.checks import ParsedRunFile, Problem, unknown_key
 from flowpm_dist.config.dependent_keys import DependentKeys
 from flowpm_dist.observables.observations import file_misfits
-from flowpm_dist.observables.options import BIASES, ObservationOptions
+from flowpm_dist.observables.options import BIASES, NUISANCE_AMPLITUDES, ObservationOptions
 from flowpm_dist.options import three
 
 GOES_WITH = (
@@ -58,7 +58,7 @@ def given_priors(file: ParsedRunFile) -> list[str]:
     """Returns the names of nuisance parameters that [priors] gives, known or not."""
     priors = file.sections.get("priors")
     known = () if priors is None else type(priors).model_fields
-    nuisances = {*BIASES, "amplitude", "noise_amplitude"}
+    nuisances = {*BIASES, *NUISANCE_AMPLITUDES}
     return [key for key in file.given.get("priors", {}) if key in nuisances or key not in known]
 
 

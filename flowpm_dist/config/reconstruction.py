@@ -62,6 +62,12 @@ GOES_WITH = (
     *observation_rules.GOES_WITH,
     DependentKeys("observation.kind", ("density",), ("data.add_noise", "likelihood.error")),
     DependentKeys(
+        "likelihood.name",
+        (None,),
+        ("likelihood.error",),
+        goes_with="the likelihood of observation.kind, not with a likelihood.name",
+    ),
+    DependentKeys(
         "data.mock_seed", (), ("data.noise_seed", "data.add_noise"), goes_with="mock_seed"
     ),
     DependentKeys("data.add_noise", (True,), ("data.noise_seed",)),

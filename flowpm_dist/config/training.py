@@ -72,7 +72,7 @@ class TrainingRunFile(Options):
     def plan(self) -> TrainingPlan:
         """Returns the training as one object."""
         fixed = self.cosmology.model_dump(exclude_none=True)
-        nuisances = {k: v for k, v in self.priors.nuisances.items() if k not in VARIABLE}
+        drawn = {k: v for k, v in self.priors.drawn.items() if k not in VARIABLE}
         double = self.network.precision == "float64"
         run = RunOptions(halo=self.run.halo, precision="float64" if double else "float32")
         return TrainingPlan(
@@ -84,7 +84,7 @@ class TrainingRunFile(Options):
             data=self.data,
             mesh=self.mesh.shape,
             settings=self.settings(),
-            observation=record_of(self.observation, nuisances, simulates=self.simulates),
+            observation=record_of(self.observation, drawn, simulates=self.simulates),
         )
 
     @property
@@ -163,8 +163,8 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
     public = file.value("data", "source") == "files" and dataset is None
     if file.value("data", "augment") is None:
         arrays = file.value("data", "source") == "arrays"
-        masked = observation_of(file).mask is not None
-        data["augment"] = not masked and ("symmetries" if public or arrays else True)
+        stays = bool(observation_of(file).files)
+        data["augment"] = not stays and ("symmetries" if public or arrays else True)
     if file.value("network", "input") is None:
         network["input"] = "log1p-counts" if public else input_of(observation_of(file))
     changes = {"training": training, "data": data, "network": network}

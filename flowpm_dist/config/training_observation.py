@@ -11,6 +11,7 @@ from flowpm_dist.config.checks import ParsedRunFile, Problem
 from flowpm_dist.config.dataset_tables import stated
 from flowpm_dist.config.observation_rules import (
     files_fit,
+    given_priors,
     model_fits,
     needed_noise,
     nuisances_fit,
@@ -81,10 +82,11 @@ def _input(file: ParsedRunFile) -> Iterator[Problem]:
 
 
 def _augment(file: ParsedRunFile) -> Iterator[Problem]:
-    """A mask stays where it is."""
-    if file.value("observation", "mask") is not None and file.value("data", "augment"):
-        what = "would turn the mask of [observation] with the volume: give false, or leave it out"
-        yield Problem("data.augment", what)
+    """A mask, and noise that differs from cell to cell, stay where they are."""
+    files = " and ".join(reversed(observation_of(file).files))
+    if files and file.value("data", "augment"):
+        what = f"would turn the {files} of [observation] with the volume: give false, or leave it"
+        yield Problem("data.augment", f"{what} out")
 
 
 def _of_dataset(file: ParsedRunFile) -> Iterator[Problem]:
@@ -100,11 +102,18 @@ def _of_dataset(file: ParsedRunFile) -> Iterator[Problem]:
         return
     if record is None:
         return
-    given = {name: file.value("priors", name) for name in record.nuisances}
-    asked = ObservationRecord(section, {n: x for n, x in given.items() if isinstance(x, tuple)})
-    for difference in asked.differences(record):
+    given = {name: file.value("priors", name) for name in given_priors(file)}
+    drawn = {name: ends for name, ends in given.items() if isinstance(ends, tuple)}
+    differences = ObservationRecord(section, drawn).differences(record)
+    for difference in differences:
         what = f"is not that of the dataset in {named}: {difference}; give that, or leave it out"
         yield Problem("observation", what)
+    for name, ends in drawn.items():
+        there = record.nuisances.get(name)
+        if not differences and there != ends:
+            how = "all have the same" if there is None else f"were drawn from {list(there)}"
+            what = f"= {list(ends)}: the volumes in {named} {how}: give that, or leave it out"
+            yield Problem(f"priors.{name}", what)
 
 
 RULES = [_of_model, _targets, _input, _augment, _of_dataset]
@@ -118,7 +127,7 @@ def record_of(
 
     Args:
         section: [observation].
-        nuisances: the ranges of its parameters that vary.
+        nuisances: the ranges of its parameters that vary, targets or not.
         simulates: whether the universes are simulated.
     """
     assert isinstance(section, ObservationOptions)

@@ -346,8 +346,9 @@ def _of_dataset(file: ParsedRunFile, folder: Path) -> Iterator[Problem]:
     if names is not None and list(names) != found:
         yield Problem("data.parameters", f"= {list(names)}: those in {folder} are {found}")
     priors = [key for key in file.given.get("priors", {}) if key in VARIABLE]
-    if priors and set(priors) != set(found):
-        what = f"are of {', '.join(priors)}, the parameters in {folder} are {', '.join(found)}"
+    learned = [name for name in found if name in VARIABLE]  # others are those of [observation]
+    if priors and set(priors) != set(learned):
+        what = f"are of {', '.join(priors)}, the parameters in {folder} are {', '.join(learned)}"
         yield Problem("priors", f"{what}: give those, or leave [priors] out")
     for name in priors:
         limits, drawn = file.value("priors", name), (header.priors or {}).get(name)

@@ -42,9 +42,9 @@ class ForwardModel:
             give the universe at the last of the steps.
         structure: see `ForwardModelOptions`.
         redshift_space: the line of sight "x", "y" or "z", or None.
-        bias: the values of the bias parameters by name: "b" (`EulerianBias`), or some of "b1", "b2"
-            and "bs2" (`LagrangianBias`); empty for matter. A value stands unless `parameters` have
-            another.
+        bias: the values of the bias parameters by name: "b" (`EulerianBias`, not in redshift
+            space), or some of "b1", "b2" and "bs2" (`LagrangianBias`); empty for matter. A value
+            stands unless `parameters` have another.
         bias_scheme: "package.module:object" of a `Bias` of your own, with its parameters in `bias`.
 
     Raises:

@@ -19,7 +19,7 @@ LEAST_DENSITY = 0.02
 """A density below about this [mean density] counts as this: rates of counts are positive."""
 
 FEW, MOST = 50.0, 200
-"""A rate whose counts are found one after another, and a count that it never has: 1e-50."""
+"""Rates up to FEW are inverted by summation; no count reaches MOST (probability 1e-50)."""
 
 
 def positive_density(density: tf.Tensor) -> tf.Tensor:

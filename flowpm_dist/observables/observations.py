@@ -5,7 +5,7 @@ Nothing here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from flowpm_dist.observables.options import ObservationOptions
 REASON = (0.5, 2.0)
 """Limits of the mean density of observed cells, and of the mean count over the expected one."""
 
+FAR = 5
+"""How far noise may carry the mean beyond these limits [its standard deviation]."""
+
 BELOW = 10
-"""How far the noise may carry a density below 0 [observation.sigma]."""
+"""How far noise may carry a density below 0 [its standard deviation]."""
 
 CHUNK_BYTES = 2**26  # of a file read at a time
 
@@ -87,15 +90,23 @@ class Observations:
         options: what is observed; its files must fit `grid`, see `file_misfits`.
         grid: the cells along each side.
         data: the file of the data, if there is one.
+        priors: the ranges of parameters that are fitted along, which widen what data may be.
 
     Raises:
         VolumeError: if a file cannot be opened any more.
     """
 
     def __init__(
-        self, options: ObservationOptions, grid: tuple[int, int, int], data: Path | None = None
+        self,
+        options: ObservationOptions,
+        grid: tuple[int, int, int],
+        data: Path | None = None,
+        priors: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self._options, self._grid = options, grid
+        one = (1.0, 1.0)
+        self._amplitude = (priors or {}).get("amplitude", one)
+        self._loudest = (priors or {}).get("noise_amplitude", one)[1]
         files = options.files if data is None else {**options.files, "file": data}
         self._volumes = {key: open_volume(path) for key, path in files.items()}
 
@@ -118,7 +129,7 @@ class Observations:
             sigma = np.full(shape, given) if isinstance(given, float) else sigma
             sigma = None if sigma is None else np.where(seen, sigma, 1.0)
         if data is not None:
-            data = np.where(seen, data, 1.0 if self._options.kind == "density" else 0.0)
+            data = np.where(seen, data, self._options.unobserved)
         return ObservedBlock(mask, sigma, data)
 
     def _read(self, key: str, place: tuple[slice, ...]) -> np.ndarray | None:
@@ -137,7 +148,7 @@ class Observations:
         if not self._volumes:
             return {}
         wrong: dict[str, str] = {}
-        seen_cells, total, expected = 0, 0.0, 0.0
+        seen_cells, total, expected, variance = 0, 0.0, 0.0, 0.0
         for start, stop in self._planes():
             place = (slice(start, stop), slice(None), slice(None))
             values = {key: self._read(key, place) for key in self._volumes}
@@ -151,10 +162,12 @@ class Observations:
             expected += float(seen.sum() if mask is None else np.nansum(np.where(seen, mask, 0)))
             if data is not None:
                 total += float(np.sum(np.where(seen, data, 0)))
+                noise = self._noise(values)
+                variance += 0.0 if noise is None else float(np.sum(noise**2, where=seen))
         if not seen_cells and "mask" not in wrong:
             wrong["mask"] = f"= {self._volumes['mask'].where} is 0 everywhere: nothing is observed"
         if "file" in self._volumes and not wrong:
-            wrong |= self._unreasonable(total, seen_cells, expected)
+            wrong |= self._unreasonable(total, seen_cells, expected, variance)
         return {KEYS[name]: what for name, what in wrong.items()}
 
     def _bad(
@@ -172,23 +185,45 @@ class Observations:
             if self._options.kind == "counts":
                 yield "file", seen & (data < 0), "counts must be at least 0"
                 yield "file", seen & (data != np.round(data)), "counts must be whole numbers"
-            else:
-                noise = self._options.sigma if sigma is None else sigma
-                least = f"-{BELOW} observation.sigma"
-                must = f"a density is at least 0, up to noise: must be above {least}"
-                yield "file", seen & (data < -BELOW * np.asarray(noise, float)), must
+            elif self._options.is_positive_without_noise:
+                noise = self._noise(values)
+                must = f"a density is at least 0, up to noise: must be above -{BELOW} times its"
+                least = 0.0 if noise is None else -BELOW * noise
+                yield "file", seen & (data < least), f"{must} standard deviation there"
 
-    def _unreasonable(self, total: float, cells: int, expected: float) -> dict[str, str]:
-        where, (low, high) = self._volumes["file"].where, REASON
+    def _noise(self, values: dict[str, Any]) -> np.ndarray | None:
+        """Returns the standard deviation of the noise of a density; None where there is none."""
+        given, mask = values.get("sigma", self._options.sigma), values.get("mask")
+        if given is None or self._options.kind == "counts":
+            return None
+        share = np.ones(1) if mask is None else np.where(mask > 0, mask, 1.0)
+        loud = np.asarray(self._loudest * given / np.sqrt(share))
+        return np.broadcast_to(loud, values["file"].shape)
+
+    def _unreasonable(
+        self, total: float, cells: int, expected: float, variance: float
+    ) -> dict[str, str]:
+        """Returns what is wrong with the mean of the data.
+
+        Args:
+            total: the sum of the data.
+            cells: the number of observed cells.
+            expected: the sum of the mask over them.
+            variance: the sum of the variances of the noise of a density.
+        """
+        where = self._volumes["file"].where
+        low, high = (limit * end for limit, end in zip(REASON, self._amplitude, strict=True))
         if self._options.kind == "density":
-            mean = total / cells
-            if low <= mean <= high:
+            mean, room = total / cells, FAR * variance**0.5 / cells
+            if low - room <= mean <= high + room:
                 return {}
             hint = "; of an overdensity: add 1" if abs(mean) < low else ""
             what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
-            return {"file": f"= {where} {what}, from {low:g} to {high:g}{hint}"}
+            limits = f"from {low - room:.3g} to {high + room:.3g}"
+            return {"file": f"= {where} {what}, {limits}{hint}"}
         mean, given = total / expected, self._options.mean_count or 1.0
-        if low <= mean / given <= high:
+        room = FAR / (expected * given) ** 0.5
+        if low - room <= mean / given <= high + room:
             return {}
         what = f"{where} has {mean:.4g} in a cell that is observed, on average"
         return {"mean_count": f"= {given:g}: {what}; must be about that"}

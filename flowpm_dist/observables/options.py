@@ -27,6 +27,9 @@ LAGRANGIAN = ("b1", "b2", "bs2")
 
 BIASES = (*EULERIAN, *LAGRANGIAN)
 
+NUISANCE_AMPLITUDES = ("amplitude", "noise_amplitude")
+"""Nuisance parameters that are 1 unless a prior lets them vary."""
+
 A_BIAS = "a number from -20 to 20"
 
 AN_AMPLITUDE = "a number above 0, at most 100"
@@ -90,6 +93,12 @@ class ForwardModelOptions(Options):
                 raise ValueError(f"there is no bias {name!r}{nearest(name, BIASES)}")
         if not bias or ("b" in bias and len(bias) > 1):
             raise ValueError("either b alone, or some of b1, b2, bs2")
+        if "b" in bias and info.data.get("redshift_space") is not None:
+            raise ValueError(
+                "b multiplies the density that is seen, so in redshift space also the distortions "
+                "by velocities, which tracers share with matter; give b1, which weighs particles, "
+                f"with b1 = b - 1 = {bias['b'] - 1:g} for the same bias of large scales"
+            )
         return bias
 
     @property
@@ -133,6 +142,11 @@ class ObservationOptions(ForwardModelOptions):
         return {key: path for key, path in named.items() if isinstance(path, Path)}
 
     @property
+    def unobserved(self) -> float:
+        """The value of a cell in which nothing is observed: a density of 1, or no count."""
+        return 0.0 if self.kind == "counts" else 1.0
+
+    @property
     def is_noisy(self) -> bool:
         """Whether what is seen differs from the density by chance."""
         return self.kind == "counts" or self.sigma is not None
@@ -140,13 +154,17 @@ class ObservationOptions(ForwardModelOptions):
     @property
     def is_positive(self) -> bool:
         """Whether what is seen is never below 0, up to rounding."""
-        noisy = self.sigma is not None or self.bias is not None
-        return self.kind == "counts" or (self.structure in ("1lpt", "2lpt", "pm") and not noisy)
+        return self.kind == "counts" or (self.is_positive_without_noise and self.sigma is None)
+
+    @property
+    def is_positive_without_noise(self) -> bool:
+        """Whether the density that is seen is never below 0 before noise is added."""
+        return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
 
     @property
     def own_values(self) -> dict[str, float]:
         """The values of all nuisance parameters that have no prior, and of a mock's."""
-        return {"amplitude": 1.0, "noise_amplitude": 1.0, **(self.bias or {})}
+        return {**dict.fromkeys(NUISANCE_AMPLITUDES, 1.0), **(self.bias or {})}
 
 
 class NuisanceRanges(Options):
@@ -169,7 +187,3 @@ class NuisanceRanges(Options):
     bs2: Pair[BiasValue] | None = limits(A_BIAS)
     amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
     noise_amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
-
-
-AMPLITUDES = ("amplitude", "noise_amplitude")
-"""Nuisance parameters that are 1 unless a prior lets them vary."""

@@ -46,18 +46,19 @@ class ObservationRecord:
         return {**found, "nuisances": drawn} if drawn else found
 
     @classmethod
-    def of_table(cls, table: Mapping[str, Any] | str, where: str) -> ObservationRecord:
+    def of_table(cls, table: Mapping[str, Any] | str | bytes, where: str) -> ObservationRecord:
         """Returns the record that `table` has written.
 
         Args:
-            table: with the keys of a section [observation], and "nuisances"; or its JSON.
+            table: with the keys of a section [observation], and "nuisances"; or its JSON, also in
+                bytes, as HDF5 has it.
             where: it stands, for messages.
 
         Raises:
             ObservationError: it is no such record.
         """
         try:
-            keys = dict(json.loads(table) if isinstance(table, str) else table)
+            keys = dict(json.loads(table) if isinstance(table, str | bytes) else table)
             drawn = {name: (low, high) for name, (low, high) in keys.pop("nuisances", {}).items()}
             return cls(ObservationOptions.model_validate(keys), drawn)
         except (ValidationError, ValueError, TypeError, AttributeError) as error:
@@ -101,14 +102,19 @@ class ObservationRecord:
                 if _holds(here, there):
                     continue
             elif _same_values(here, there):
+                if key == "sigma" and here is not None:
+                    yield from self._of_amplitude(data, name)
                 continue
             yield _told(key, here, there)
         if own.kind == other.kind == "density":
-            here, there = self._range(1.0, "amplitude"), data._range(1.0, "amplitude")
-            if not _holds(here, there):
-                yield _told("amplitude", here, there)
+            yield from self._of_amplitude(data, "amplitude")
         if not _same_values(own.mask, other.mask):
             yield _told("mask", own.mask, other.mask)
+
+    def _of_amplitude(self, data: ObservationRecord, name: str) -> Iterator[str]:
+        here, there = self._range(1.0, name), data._range(1.0, name)
+        if not _holds(here, there):
+            yield _told(name, here, there)
 
     def _range(self, value: float, name: str) -> float | tuple[float, float]:
         """Returns a number times the factor of this name: all that it may be."""
@@ -122,7 +128,7 @@ class ObservationRecord:
         return ", ".join(parts)
 
     def check(self, data: ObservationRecord, what: str) -> None:
-        """See that data are what this is made for.
+        """Checks that data are what this is made for.
 
         Args:
             data: what was observed.

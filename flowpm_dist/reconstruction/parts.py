@@ -115,10 +115,16 @@ def likelihood_of(
     noise = block.sigma if mean_count is None else mean_count
     if (name := plan.likelihood.name) is not None:
         try:
-            own = python_object(name)(box, values, in_dtype_of(box, noise), observed)
-            return cast(Likelihood, own)
+            found = python_object(name)(box, values, in_dtype_of(box, noise), observed)
         except ValueError as error_of_object:
             raise ObservationError(f"likelihood {name!r}: {error_of_object}") from error_of_object
+        own = cast(Likelihood, found)
+        if "noise_amplitude" in plan.priors.ranges and "noise_amplitude" not in own.parameters:
+            raise ObservationError(
+                f"likelihood {name!r} has no parameter noise_amplitude: leave "
+                "priors.noise_amplitude out, or name it in `parameters` of the likelihood"
+            )
+        return own
     if mean_count is not None:
         return Poisson(box, values, noise, observed)
     return Gaussian(box, values, noise, observed, error)

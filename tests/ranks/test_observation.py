@@ -21,10 +21,10 @@ from flowpm_dist.observables.options import ObservationOptions
 
 GRID, BATCH, SIGMA, MEAN_COUNT = 8, 2, 0.4, 2.5
 MESHES = {1: "row:1", 2: "row:2", 4: "replica:2,row:2"}
-RANGES = {"b": (1.0, 2.0), "sigma8": (0.6, 1.0), "amplitude": (0.8, 1.2)}
+RANGES = {"b1": (0.0, 1.0), "sigma8": (0.6, 1.0), "amplitude": (0.8, 1.2)}
 RANGES["noise_amplitude"] = (0.5, 1.5)
 PRIORS = Priors(RANGES, "sobol", seed=3)
-SEEN = {"structure": "1lpt", "redshift_space": "z", "bias": {"b": 1.5}}
+SEEN = {"structure": "1lpt", "redshift_space": "z", "bias": {"b1": 0.5}}
 COUNTED = {"kind": "counts", "mean_count": MEAN_COUNT}
 
 
@@ -85,7 +85,9 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     place = own.box.place[-3:]
     expected = [volume[place] for volume in seen[list(lanes)]]
     np.testing.assert_allclose(made.volumes, expected, rtol=0, atol=1e-11)
-    assert np.std(seen[0] - seen[1]) > SIGMA  # neither noise nor universe is shared
+    for name in ("density", "normal"):
+        universe, other = (x.ravel() for x in alone[name])
+        assert abs(np.corrcoef(universe, other)[0, 1]) < 0.5, f"universes share their {name}"
     if SIZE > 1:
         return
     of_counts = ObservationOptions(**SEEN, **COUNTED, mask=path)
@@ -102,6 +104,13 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     deviations = (densities - alone["density"][0])[:, mask > 0] / (0.5 * spread[mask > 0])
     assert abs(deviations.var() - 1) < 5 * np.sqrt(2 / deviations.size)
     assert abs(deviations.mean()) < 5 / np.sqrt(deviations.size)
+
+
+@pytest.mark.ranks(1)
+def test_seeds_are_of_one_universe_and_one_purpose():
+    streams = itertools.product(("train", "validation", "test"), ((), (OF_SURVEY,)))
+    seeds = np.concatenate([PRIORS.noise_seeds(stream, 0, 50, *key) for stream, key in streams])
+    assert len(np.unique(seeds)) == seeds.size
 
 
 @pytest.mark.ranks(1)

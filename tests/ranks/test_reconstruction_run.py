@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
 
 from flowpm_dist.config.reconstruction import load_reconstruction
+from flowpm_dist.grid.box import Box
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.observations import ObservedBlock
+from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.reconstruction import Poisson
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.parts import observed_of
+from flowpm_dist.reconstruction.parts import likelihood_of, observed_of
 from flowpm_dist.reconstruction.search_session import ReconstructionOutcome, SearchSession
 
 RUN = """
@@ -82,6 +87,19 @@ class Searched:
         columns = ("loss", "data", "prior", "gradient_norm")
         losses = {name: [float(row[name]) for row in self.rows] for name in columns}
         return losses | {"table": table, "final": self.facts["loss"]}
+
+
+@pytest.mark.ranks(1)
+def test_a_likelihood_of_ones_own_has_the_amplitude_that_is_fitted(tmp_path):
+    own = '[likelihood]\nname = "flowpm_dist.reconstruction:Poisson"\n'
+    fitted = f"{own}[priors]\nnoise_amplitude = [0.5, 2.0]\n"
+    unit = np.ones([16] * 3)
+    box, block = Box(unit.shape, (64.0,) * 3, solo(), tf.float64), ObservedBlock(unit, unit, unit)
+    plan = config_of(tmp_path, DENSITY, ("[search]", f"{own}[search]")).plan
+    assert isinstance(likelihood_of(plan, box, block, unit), Poisson)
+    plan = config_of(tmp_path, DENSITY, ("[search]", f"{fitted}[search]")).plan
+    with pytest.raises(ObservationError, match="Poisson' has no parameter noise_amplitude"):
+        likelihood_of(plan, box, block, unit)
 
 
 @pytest.fixture(scope="module")

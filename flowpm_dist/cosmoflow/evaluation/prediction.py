@@ -13,8 +13,9 @@ from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     posterior_of_volume,
 )
 from flowpm_dist.cosmoflow.training.trained import Training, trained_network
-from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
+from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, RecordError, read_header
 from flowpm_dist.cosmoflow.volumes.volume import (
+    as_observed,
     check_values,
     check_volume,
     read_part,
@@ -22,11 +23,15 @@ from flowpm_dist.cosmoflow.volumes.volume import (
 )
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.network.losses import Standardiser
     from meshimpl.process_mesh import ProcessMesh
+
+COUNTED = ("one particle", ONE_COUNT)
+"""Units of volumes of counts, whose mean may be any."""
 
 MEAN_TOLERANCE = 1e-3
 """How far the mean of a density may be from 1 without a note."""
@@ -49,7 +54,7 @@ class Found:
 
 
 def check_question(training: Training, volume_path: str | Path, box_size: float | None) -> None:
-    """See whether a network can be asked about a volume, before TensorFlow is loaded.
+    """Checks that a network can be asked about a volume, before TensorFlow is loaded.
 
     Args:
         training, volume_path, box_size: see `predict_volume`.
@@ -69,11 +74,11 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
             channels = None
     check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
     check_observation(plan.observation, volume)
-    check_values(volume, positive=_is_positive(training))
+    check_values(volume, _seen_by(training))
 
 
 def check_observation(trained: ObservationRecord | None, volume: Volume) -> list[str]:
-    """See that a volume is what a network was trained for, as far as both tell.
+    """Checks that a volume is what a network was trained for, as far as both tell.
 
     Returns:
         What could not be seen, in words.
@@ -93,10 +98,10 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
     return []
 
 
-def _is_positive(training: Training) -> bool:
-    """Returns whether volumes like those of the training have no negative values."""
+def _seen_by(training: Training) -> ObservationOptions | None:
+    """Returns what the training saw of its universes, as far as it is known."""
     seen = training.plan.observation
-    return seen is None or seen.options.is_positive
+    return None if seen is None else seen.options
 
 
 def _scale_factor(training: Training) -> float | None:
@@ -146,13 +151,13 @@ def predict_volume(
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     notes += check_observation(plan.observation, volume)
     progress.note(f"reading {volume.where}")
-    block = _read_block(volume, mesh)
-    mean = _checked_mean(volume, block, mesh, positive=_is_positive(training))
+    block = _read_block(volume, mesh, _seen_by(training))
+    mean = _checked_mean(volume, block, mesh, _seen_by(training))
     if training.divides_by_mean(header):
         notes += _normalise(block, mean)
     elif (
         header is not None
-        and header.unit != "one particle"
+        and header.unit not in COUNTED
         and np.any(np.abs(mean - 1) > MEAN_TOLERANCE)
     ):
         notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
@@ -175,23 +180,24 @@ def predict_volume(
     return Found(parameters, tuple(notes), posterior)
 
 
-def _read_block(volume: Volume, mesh: ProcessMesh) -> np.ndarray:
-    """Returns this rank's block [x, y, z, channel], float64."""
+def _read_block(volume: Volume, mesh: ProcessMesh, seen: ObservationOptions | None) -> np.ndarray:
+    """Returns this rank's block [x, y, z, channel], float64, masked as the training's volumes."""
     from flowpm_dist.cosmoflow.training.parts import block_of_volumes
     from flowpm_dist.cosmoflow.volumes.records import Block
 
     cut = Block(*block_of_volumes(mesh)).cut(volume.array.shape)
-    block = read_part(volume, cut)
+    block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, seen)
     return block[..., np.newaxis] if block.ndim == 3 else block
 
 
 def _checked_mean(
-    volume: Volume, block: np.ndarray, mesh: ProcessMesh, *, positive: bool
+    volume: Volume, block: np.ndarray, mesh: ProcessMesh, seen: ObservationOptions | None
 ) -> np.ndarray:
     """Returns the mean of each channel over all cells; all ranks raise alike for wrong values."""
     import tensorflow as tf
 
     group = mesh.without("replica")
+    positive = seen is None or seen.is_positive
     bad = [np.sum(~np.isfinite(block)), np.sum(block < 0) if positive else 0]
     with np.errstate(invalid="ignore"):
         sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)

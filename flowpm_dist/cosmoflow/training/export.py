@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowpm_dist.cosmoflow.training.trained import Training, trained_network
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.work_folder import WorkFolder
+from flowpm_dist.observables.record import ObservationRecord
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -45,7 +46,8 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
 
     The saved model has a function `ask`, which is its signature "serving_default" too. It is given
     `volumes` [n, x, y, z], or with channels as a last dimension, such as `flowpm-dist predict`
-    takes: where those of the training were, they are divided by their mean. It returns "mean" and,
+    takes: where those of the training were, they are divided by their mean. Cells that the training
+    did not observe must hold "unobserved_cells" of network.json. It returns "mean" and,
     of networks that give error bars, "sigma", float64 [n, parameter] [physical units].
 
     Args:
@@ -89,12 +91,22 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
         "volumes": [*training.plan.grid, network.channels],
         "box_size": list(training.plan.box_size),
         "divided_by_mean": over_mean,
+        **_observed(training.plan.observation),
         "network": training.plan.network.name,
         "weights_of_step": asked.step,
     }
     _save(saved, folder.path)
     folder.write_mark(complete=True, **about)
     return about
+
+
+def _observed(record: ObservationRecord | None) -> dict[str, Any]:
+    """Returns what was observed, and what cells hold that a mask leaves out."""
+    if record is None:
+        return {}
+    told = {"observation": record.table()}
+    masked = record.options.mask is not None
+    return told | ({"unobserved_cells": record.options.unobserved} if masked else {})
 
 
 def _save(saved: tf.Module, path: Path) -> None:

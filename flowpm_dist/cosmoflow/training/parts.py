@@ -23,6 +23,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.draws import Draws
 from flowpm_dist.cosmoflow.volumes.in_situ import Lanes, UniverseMaker
 from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.record_files import MEAN_DENSITY, MEAN_ONE, ONE_COUNT
 from flowpm_dist.cosmoflow.volumes.records import DatasetHeader
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.ranges import VARIABLE
@@ -178,13 +179,16 @@ def draws_of(plan: TrainingPlan) -> Draws:
 
 def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
     """Returns the header of a dataset of the simulations of a training."""
+    seen = plan.observation or BARE
+    unit = MEAN_ONE if seen.has_mean_one else MEAN_DENSITY
     return DatasetHeader(
         grid=plan.grid,
         parameters=tuple(plan.priors.ranges),
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
         box_size=plan.box_size,
         priors=plan.priors.ranges,
-        attributes={"run": plan.resolved(), ATTRIBUTE: (plan.observation or BARE).table()},
+        attributes={"run": plan.resolved(), ATTRIBUTE: seen.table()},
+        unit=ONE_COUNT if seen.options.kind == "counts" else unit,
         **options,
     )
 

@@ -42,7 +42,7 @@ from flowpm_dist.observables.record import BARE
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
-OF_NOISE = "of each universe its own, the same whenever the universe is drawn"
+OF_NOISE = "drawn once per universe and reused each time the universe is used"
 """How the noise of what is seen goes with the draws, for the results."""
 
 

@@ -15,6 +15,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
+    MEAN_ONE,
     DatasetHeader,
     read_header,
     splits_of,
@@ -103,7 +104,7 @@ class Training:
         seen = self.plan.observation
         if seen is not None and not seen.has_mean_one:
             return False
-        return header is None or header.unit == "mean density 1"
+        return header is None or header.unit == MEAN_ONE
 
     def samples(self, split: str) -> int:
         """Returns the number of volumes of a split; files are not indexed if names tell it.

@@ -25,7 +25,13 @@ from flowpm_dist.cosmoflow.volumes.record_batches import (
     batch_positions,
     check_lane,
 )
-from flowpm_dist.cosmoflow.volumes.record_files import WHOLE, Block, DatasetHeader, RecordError
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    MEAN_ONE,
+    WHOLE,
+    Block,
+    DatasetHeader,
+    RecordError,
+)
 from flowpm_dist.io.volume import HDF5
 
 if TYPE_CHECKING:
@@ -92,7 +98,7 @@ class ArraySet:
         self.shape = tuple(shape)
         self._check_number(first)
         channels = shape[3] if len(shape) == 4 else 1
-        unit = "mean density 1" if data.unit == "mass" else str(data.unit)
+        unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
         told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
         self.header = ArrayHeader(tuple(grid), names, channels, **told)  # type: ignore[arg-type]
 

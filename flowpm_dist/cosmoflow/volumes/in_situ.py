@@ -64,7 +64,8 @@ class Batch:
     """The batch of a step: this replica's lanes of it.
 
     Attributes:
-        volumes: the density, mean 1, blocks [lane, x/row, y/col, z] or with channels.
+        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col, z]
+            or with channels.
         parameters: [lane, parameter] [physical units].
         samples: the number of each sample, int64 [lane].
     """
@@ -79,13 +80,15 @@ class Generation:
     """One universe for each of this replica's lanes.
 
     Attributes:
-        volumes: the density, mean 1, blocks [lane, x/row, y/col, z], in the simulation's dtype.
+        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col,
+            z], in the simulation's dtype.
         parameters: [lane, parameter] [physical units].
         index: the number of each simulation in its stream, int64 [lane].
         seeds: the seeds of the white noise, int64 [lane].
         k: the wavenumbers of the power [bin] [h/Mpc].
         power: P(k) [lane, bin] [(Mpc/h)^3].
-        histogram: the share of the cells in each bin of ln(density) [lane, bin].
+        histogram: the share of the cells in each bin of ln(density) [lane, bin]. Cells at or below
+            0, as noise and counts have them, and counts above 148, e^5, are in none.
     """
 
     volumes: np.ndarray

@@ -37,6 +37,9 @@ from flowpm_dist.io.files import write_text
 DATASET = "dataset.json"
 FORMAT, VERSION = "flowpm-dist density records", 1
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtype("<i2")}
+MEAN_ONE, MEAN_DENSITY, ONE_COUNT = "mean density 1", "mean density", "one count"
+"""Units of volumes, see `DatasetHeader.unit`."""
+
 FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
 MESSAGE_LIMIT = 2**31 - 2**12  # bytes of a protocol buffer, less room for the small features
 GZIP_ERROR = (
@@ -98,7 +101,8 @@ class DatasetHeader:
         scale: the scale of int16; the default holds densities up to 127 to within 1/512.
         compressed: whether x is compressed, with zlib.
         samples_per_file: the number of samples in each file but the last.
-        unit: the meaning of a density of 1.
+        unit: the meaning of a value of 1: `MEAN_ONE`, where the mean of each volume is 1 by
+            construction, `MEAN_DENSITY`, where it may be any, `ONE_COUNT`, or another in words.
         priors: the lowest and the highest value of each parameter.
         attributes: anything JSON can hold, such as the run's configuration.
 
@@ -115,7 +119,7 @@ class DatasetHeader:
     scale: float = 256.0
     compressed: bool = False
     samples_per_file: int = 64
-    unit: str = "mean density 1"
+    unit: str = MEAN_ONE
     priors: Mapping[str, tuple[float, float]] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
 

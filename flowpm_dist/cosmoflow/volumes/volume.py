@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError
+from flowpm_dist.observables.observations import Observations
+from flowpm_dist.observables.options import ObservationOptions
 
 CLOSE = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""
@@ -24,7 +26,7 @@ def check_volume(
     box_size: float | None,
     a: float | None,
 ) -> list[str]:
-    """See that a volume is such as a network was trained on, as far as it tells without reading.
+    """Checks that a volume is such as a network was trained on, as far as it tells unread.
 
     Args:
         volume: opened.
@@ -66,21 +68,48 @@ def check_volume(
     return []
 
 
-def check_values(volume: Volume, *, positive: bool = True) -> None:
-    """See that every value of a volume is that of a density, reading one part after the other.
+def check_values(volume: Volume, seen: ObservationOptions | None = None) -> None:
+    """Checks that every value of a volume is that of a density, reading one part after the other.
 
     Args:
         volume: opened.
-        positive: whether none may be below 0, as noise makes them.
+        seen: what the network was trained for. Values below 0 are refused unless it makes them,
+            and cells that it does not observe are not checked.
 
     Raises:
-        VolumeError: see `refuse_values`; or the file cannot be read.
+        VolumeError: see `refuse_values`; or a file cannot be read.
     """
     not_finite = negative = 0
-    for part in _parts(volume):
+    positive = seen is None or seen.is_positive
+    for first, part in _parts(volume):
+        part = as_observed(part, (first, 0), volume, seen)
         not_finite += int(np.sum(~np.isfinite(part)))
         negative += int(np.sum(part < 0)) if positive else 0
     refuse_values(volume, not_finite, negative)
+
+
+def as_observed(
+    part: np.ndarray,
+    offset: tuple[int, int],
+    volume: Volume,
+    seen: ObservationOptions | None,
+) -> np.ndarray:
+    """Returns a part of a volume with what an observation has in the cells that it does not see.
+
+    Args:
+        part: [x, y, z] or [x, y, z, channel].
+        offset: its first cell along x and y.
+        volume: that it is from.
+        seen: the observation; None, or one without a mask, leaves the part as it is.
+
+    Raises:
+        VolumeError: the mask cannot be read.
+    """
+    if seen is None or seen.mask is None:
+        return part
+    observations = Observations(ObservationOptions(mask=seen.mask), volume.array.shape[:3])
+    mask = observations.block((*offset, 0), part.shape[:3]).mask
+    return np.where(mask.reshape(*mask.shape, *(1,) * (part.ndim - 3)) > 0, part, seen.unobserved)
 
 
 def refuse_values(volume: Volume, not_finite: int, negative: int) -> None:
@@ -106,14 +135,14 @@ def read_part(volume: Volume, cut: Any) -> np.ndarray:
         raise VolumeError(f"{volume.where} cannot be read ({error})") from error
 
 
-def _parts(volume: Volume) -> Iterator[np.ndarray]:
-    """Yields slabs along x, of whole chunks."""
+def _parts(volume: Volume) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields slabs along x, of whole chunks, each with its first plane."""
     array = volume.array
     chunk = (getattr(array, "chunks", None) or (1,))[0]
     plane = 8 * int(np.prod(array.shape[1:]))
     slab = chunk * max(1, READ_AT_ONCE // max(1, chunk * plane))
     for first in range(0, array.shape[0], slab):
-        yield read_part(volume, slice(first, first + slab))
+        yield first, read_part(volume, slice(first, first + slab))
 
 
 def _shown(sides: tuple[float, ...]) -> str:

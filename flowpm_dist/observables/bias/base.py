@@ -30,7 +30,11 @@ class Bias(abc.ABC):
         return None
 
     def contrast(self, contrast: tf.Tensor, values: Mapping[str, tf.Tensor], box: Box) -> tf.Tensor:
-        """Returns the density contrast of tracers, from that of the weighted particles."""
+        """Returns the density contrast of tracers, from that of the weighted particles.
+
+        In redshift space the latter has the distortions by velocities in it. Tracers share those
+        with matter, so linear bias belongs in `weights` there.
+        """
         return contrast
 
     @abc.abstractmethod

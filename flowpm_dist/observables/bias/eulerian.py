@@ -13,7 +13,11 @@ from flowpm_dist.observables.per_chain import local_values
 
 
 class EulerianBias(Bias):
-    """The density 1 + b (rho - 1) [mean density]."""
+    """The density 1 + b (rho - 1) [mean density].
+
+    It would multiply redshift-space distortions by b, too: see `ObservationOptions`, which refuses
+    it there.
+    """
 
     parameters = EULERIAN
 

@@ -1,0 +1,147 @@
+"""Trainings on what a survey sees: views keep the line of sight; and a training with noise and a
+mask, stopped, gone on with, exported and asked, gives one answer, and its files say what they hold.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import RANK, SIZE, process_mesh, shared_folder
+from test_training import RUN, assert_same, train
+from tiny_network import TINY
+
+from flowpm_dist.config.trained import read_training
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.phases import PhaseClock
+from flowpm_dist.cosmoflow.training import sources
+from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
+from flowpm_dist.cosmoflow.training.parts import header_of
+from flowpm_dist.cosmoflow.training.training import Trainer
+from flowpm_dist.cosmoflow.volumes.in_situ import Generation, Lanes
+from flowpm_dist.jobs.progress import Progress
+
+GRID, STEPS = 16, 4
+SURVEY = """
+[observation]
+structure = "1lpt"
+redshift_space = "y"
+sigma = 0.3
+mask = "{mask}"
+"""
+PRIORS = "[priors]\nnoise_amplitude = [0.5, 1.5]"
+
+pytestmark = pytest.mark.timeout(300, method="thread")
+
+
+def plan_of(folder, observation):
+    text = RUN.format(name=TINY.name, steps=STEPS, checkpoint_every=2)
+    text = text.replace("simulations = 16", "simulations = 8").replace("buffer = 8\n", "")
+    if "mask" in observation:
+        text = text.replace("[priors]", PRIORS)
+    (folder / f"run-{RANK}.toml").write_text(text + observation)
+    return load_training(folder / f"run-{RANK}.toml")
+
+
+def along_y(count):
+    """Volumes that vary along the line of sight alone."""
+    profile = np.random.default_rng(1).normal(size=(count, 1, GRID, 1))
+    return np.broadcast_to(profile, (count, GRID, GRID, GRID))
+
+
+class Universes:
+    """In the place of what simulates, and of files."""
+
+    targets = ("Omega_m", "sigma8")
+
+    def __init__(self, lanes):
+        self.lanes = lanes
+        self.block_shape = (GRID, GRID, GRID, 1)
+
+    def make(self, stream, generation, numbers=None):
+        count = self.lanes.count
+        nothing = np.zeros((count, 2))
+        return Generation(along_y(count), nothing, np.arange(count), *[nothing] * 4)
+
+    def batches(self, batch, lane, **_):
+        while True:
+            yield along_y(lane[1])[..., np.newaxis], np.zeros((lane[1], 2)), np.arange(lane[1])
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("source", ["simulate", "files"])
+def test_views_keep_the_line_of_sight(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "maker_of", lambda plan, mesh, lanes: Universes(lanes))
+    monkeypatch.setattr(sources, "files_of", lambda *_: Universes(lanes))
+    monkeypatch.setattr(sources.Statistics, "add", lambda *_: None)
+    plan = plan_of(tmp_path, '[observation]\nredshift_space = "y"\n')
+    plan = replace(plan, data=plan.data.model_copy(update={"source": source}))
+    assert plan.data.augment is True
+    mesh = process_mesh("row:1")
+    lanes = Lanes.of(mesh, 4)
+    volumes = sources.volumes_of(plan, mesh, TrainingFolder(tmp_path), lanes, PhaseClock()).source
+    volumes.start(0)
+    batches = [volumes.batch(step).volumes for step in range(STEPS)]
+    volumes.close()
+    assert np.ptp(batches, axis=(2, 4)).max() == 0  # of [step, lane, x, y, z]
+    assert len(np.unique(batches, axis=0)) == STEPS  # they are turned and shifted
+
+
+@pytest.mark.ranks(1)
+def test_a_dataset_says_what_a_value_of_one_is(tmp_path):
+    mesh = process_mesh("row:1")
+    for observation, unit in (
+        ("", "mean density 1"),
+        ("[observation]\nsigma = 0.3\n", "mean density"),
+        ('[observation]\nkind = "counts"\nmean_count = 2.0\n', "one count"),
+    ):
+        assert header_of(plan_of(tmp_path, observation), mesh).unit == unit
+
+
+@pytest.mark.long
+def test_a_training_on_noisy_masked_volumes(tmp_path_factory, monkeypatch):
+    """Stopped and gone on with it has the same losses; its network is asked on one rank and two."""
+    shared = shared_folder(tmp_path_factory)
+    mask = np.random.default_rng(4).uniform(0.2, 1, [GRID] * 3)
+    mask[:, :4] = 0
+    np.save(shared / f"mask-{RANK}.npy", mask)
+    mesh = process_mesh(f"row:{SIZE}")
+    mesh.barrier()
+    plan = plan_of(shared, SURVEY.format(mask=shared / "mask-0.npy"))
+    maker = sources.maker_of(plan, mesh, Lanes.of(mesh, 4))  # one: lowering it takes seconds
+    monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
+    whole = train(plan, mesh, shared / "whole")
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
+    with pytest.raises(ZeroDivisionError):
+        train(plan, mesh, shared / "run")
+    monkeypatch.setattr(Trainer, "step", step)
+    assert_same(train(plan, mesh, shared / "run", resume=True), whole)
+
+    training = read_training(shared / "run")
+    assert training.plan.observation == plan.observation
+    assert not training.divides_by_mean(None)
+    volumes, _, _ = next(iter(training.files("test").batches(1, shuffle=False)))
+    volume = np.asarray(volumes)[0, ..., 0]
+    assert np.all(volume[mask == 0] == 1) and volume.min() < 0
+    hidden = np.where(mask > 0, volume, np.nan)
+    np.save(shared / f"volume-{RANK}.npy", hidden)
+    mesh.barrier()
+    found = predict_volume(training, shared / "volume-0.npy", mesh, Progress(rank=1), 128.0)
+    if RANK:
+        return
+    alone = mesh.without("row")
+    monkeypatch.setattr("meshimpl.process_mesh.ProcessMesh", lambda *_: alone)
+    folder = ExportFolder(shared / "network")
+    folder.begin()
+    about = export_network(training, folder)
+    folder.release()
+    told = json.loads((folder.path / "network.json").read_text())
+    assert told["observation"] == plan.observation.table() and about["unobserved_cells"] == 1.0
+    assert told["divided_by_mean"] is False
+    network = tf.saved_model.load(str(folder.path))
+    answer = network.ask(tf.constant(volume[np.newaxis], tf.float64))["mean"].numpy()[0]
+    np.testing.assert_allclose([x for _, x, _ in found.parameters], answer, rtol=1e-9)
