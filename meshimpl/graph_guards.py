@@ -15,7 +15,6 @@ TensorFlow is refused a gradient through any collective. Adjoints live in the me
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import sys
@@ -28,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import traffic
-from meshimpl.heartbeat import graphs
 from meshimpl.stopwatch import Stopwatch
 
 _PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
@@ -112,7 +110,6 @@ class Plan:
 
 _plan: Plan | None = None
 _stopwatch: Stopwatch | None = None
-_separate = False
 _CHAIN = "_meshimpl_chain"
 NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (mtf)"
 """What TensorFlow says when it is asked for one."""
@@ -154,17 +151,14 @@ def separate_chain() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    global _separate
     graph = tf.compat.v1.get_default_graph()
-    outer, outer_separate = _chain(graph), _separate
+    outer = _chain(graph)
     setattr(graph, _CHAIN, {})
-    _separate = True
     try:
         with traffic.recorded(None):  # it does not run whenever the graph does
             yield
     finally:
         setattr(graph, _CHAIN, outer)
-        _separate = outer_separate
 
 
 @contextlib.contextmanager
@@ -210,16 +204,11 @@ def guarded(
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
     looping = context is not None or _is_inner(graph)
-    if _plan is None:
-        name = names.next(kind, what, ranks)
-        if not looping and not _separate:
-            collective = _told(collective, f"{what}, among {len(ranks)} ranks", ranks)
-    else:
-        name = _plan.add(kind, what, ranks)
-        if looping:
-            collective = _with_calls(collective, end=functools.partial(traffic.count, sent))
+    name = names.next(kind, what, ranks) if _plan is None else _plan.add(kind, what, ranks)
     if not looping:
         traffic.record(sent)
+    elif _plan is not None:
+        collective = _counted(collective, sent)
     previous = _chain(graph).get(context)
     with tf.control_dependencies([] if previous is None else [previous]):
         fenced = fence(x)
@@ -234,59 +223,29 @@ def guarded(
     return result
 
 
-def _told(
-    collective: Callable[[tf.Tensor, str], tf.Tensor], text: str, ranks: tuple[int, ...]
-) -> Callable[[tf.Tensor, str], tf.Tensor]:
-    """Returns the same collective, which tells this rank's pulse when it begins and ends.
-
-    So ranks that wait in different ones end (`meshimpl.heartbeat`). That proves nothing of
-    collectives that have no fixed place in the one chain of a graph: in loops, in functions that a
-    graph calls, and in a `separate_chain`. They do not tell.
-    """
-    text = f"{text}, at {caller()}"
-
-    def telling(x: tf.Tensor, name: str) -> tf.Tensor:
-        begin = functools.partial(graphs.begin, name, text, ranks)
-        return _with_calls(collective, begin, functools.partial(graphs.end, name))(x, name)
-
-    return telling
-
-
 def _is_inner(graph: Any) -> bool:
     """Returns whether a graph is a function of another, such as the body of a loop."""
     return isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
 
 
-def _with_calls(
-    collective: Callable[[tf.Tensor, str], tf.Tensor],
-    begin: Callable[[], None] | None = None,
-    end: Callable[[], None] | None = None,
+def _counted(
+    collective: Callable[[tf.Tensor, str], tf.Tensor], sent: traffic.Tally
 ) -> Callable[[tf.Tensor, str], tf.Tensor]:
-    """Returns the same collective with calls in Python before and after, whenever it runs."""
+    """Returns the same collective, which counts what it sends, by a call in Python, when it ran."""
 
-    def calling(x: tf.Tensor, name: str) -> tf.Tensor:
-        begun = [] if begin is None else [_call_after(x, begin)]
-        with tf.control_dependencies(begun):
-            result = fence(collective(x, name))
-        ended = [] if end is None else [_call_after(result, end)]
-        with tf.control_dependencies(ended):
-            return fence(result)
-
-    return calling
-
-
-def _call_after(x: tf.Tensor, call: Callable[[], None]) -> Any:
-    """Returns the operation of a graph that makes a call once a tensor is there.
-
-    It reads a value: with a control dependency alone, TensorFlow's optimiser left it waiting for
-    ever on a rank where the input of the collective is a constant.
-    """
-
-    def run(_: np.ndarray) -> list[Any]:
-        call()
+    def count(_: np.ndarray) -> list[Any]:
+        traffic.count(sent)
         return []
 
-    return tf.numpy_function(run, [tf.reshape(x, [-1])[:1]], [])
+    def counting(x: tf.Tensor, name: str) -> tf.Tensor:
+        result = fence(collective(x, name))
+        # It reads a value: with a control dependency alone, TensorFlow's optimiser left it waiting
+        # for ever on a rank where the input of the collective is a constant.
+        counted = tf.numpy_function(count, [tf.reshape(result, [-1])[:1]], [])
+        with tf.control_dependencies([counted]):
+            return fence(result)
+
+    return counting
 
 
 def _not_differentiable(x: tf.Tensor) -> tf.Tensor:

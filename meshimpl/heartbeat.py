@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
-import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,40 +19,56 @@ from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.pulse import Heart, Wait
 from meshimpl.pulse.heart import ROOM
 
-_LOOKS = 1.0  # time between two looks at a collective of a graph [s]
-_NOTHING = 2e-3  # processor time of a thread that goes to wait [s]
-_COUNTS = 2.5  # time for which a look counts [s]; shorter than the beats that prove a deadlock
-
 
 class _Here:
-    """Where this rank is."""
+    """Where this rank is.
+
+    Attributes:
+        begun: the last meeting of each group that this rank has begun.
+        is_alone: whether the main thread alone has begun meetings so far.
+    """
 
     text = "computing or writing on its own"
     inside = False
     wait: Wait | None = None
     moves = 0
     heart: Heart | None = None
+    is_alone = True
+
+    def __init__(self) -> None:
+        self.begun: dict[Ranks, Wait] = {}
+
+    def begin(self, ranks: Ranks) -> Wait | None:
+        """Counts a meeting before it begins; returns it if it can be waited for, and watched."""
+        before = self.begun.get(ranks)
+        meeting = Wait.of(before.ordinal + 1 if before else 1, ranks)
+        if meeting is not None:
+            self.begun[ranks] = meeting
+        return meeting if self.is_alone and not _other_threads() else None
 
     def go(self, text: str, inside: bool, wait: Wait | None) -> None:
         """Goes to another place."""
         self.text, self.inside, self.wait = text, inside, wait
-        self.tell()
-
-    def tell(self) -> None:
-        """Tells where this rank is now, after it has moved."""
         self.moves += 1
         if self.heart is not None:
-            self.heart.is_at(self.text, self.moves, self.inside, self.wait)
+            self.heart.is_at(text, self.moves, inside, wait, tuple(self.begun.values()))
 
 
 _here = _Here()
+
+
+def _other_threads() -> bool:
+    """Returns whether there are threads of Python that might begin a meeting meanwhile."""
+    found = [thread for thread in threading.enumerate() if thread.name != launch.WITHOUT_RANKS]
+    return len(found) > 1
 
 
 @contextlib.contextmanager
 def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]:
     """Tells the other ranks where this one is, for as long as the context lasts.
 
-    Only the main thread speaks for its rank.
+    Only the main thread speaks for its rank. After a meeting that another thread has begun, nothing
+    proves any more what this rank waits for.
 
     Args:
         text: for the message.
@@ -64,106 +77,15 @@ def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]
         alone: without other ranks, so that it is never taken for waiting.
     """
     if threading.current_thread() is not threading.main_thread():
+        _here.is_alone = _here.is_alone and not meeting
         yield
         return
     outer = _here.text, _here.inside, _here.wait
-    _here.go(text, not alone, Wait.of(0, meeting) if meeting else None)
+    _here.go(text, not alone, _here.begin(meeting) if meeting else None)
     try:
         yield
     finally:
         _here.go(*outer)
-
-
-class _Collective(NamedTuple):
-    """A collective that a graph has begun.
-
-    Attributes:
-        text: for messages.
-        wait: see `Place`.
-        moves: how often the main thread had gone from one place to another.
-        work: processor time of the main thread [s].
-        since: a `monotonic` time [s].
-    """
-
-    text: str
-    wait: Wait | None
-    moves: int
-    work: float
-    since: float
-
-    def is_waited_for(self) -> bool:
-        """Returns whether the main thread has done nothing since, and for a while."""
-        rests = _here.moves == self.moves and _work() - self.work < _NOTHING
-        return rests and time.monotonic() - self.since > _LOOKS
-
-
-class _Graphs:
-    """The collectives in which graphs wait that users have lowered themselves.
-
-    TensorFlow's threads tell when one begins and ends. A thread of Python looks whether the main
-    thread still waits for the graph: one that fails elsewhere leaves a collective behind.
-    """
-
-    def __init__(self) -> None:
-        self._begun: dict[str, _Collective] = {}
-        self._lock = threading.Lock()
-        self._told: _Collective | None = None
-        self._watcher: threading.Thread | None = None
-
-    def begin(self, name: str, text: str, ranks: Ranks) -> None:
-        """Notes that a collective has begun."""
-        wait = Wait.of(1 + zlib.crc32(name.encode()), ranks)
-        begun = _Collective(text, wait, _here.moves, _work(), time.monotonic())
-        with self._lock:
-            self._begun[name] = begun
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, daemon=True)
-                self._watcher.start()
-
-    def end(self, name: str) -> None:
-        """Notes that it has ended."""
-        with self._lock:
-            if self._begun.pop(name, None) is self._told:
-                self._tell(None)
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(_LOOKS)
-            with self._lock:
-                self._tell(self._only())
-
-    def _only(self) -> _Collective | None:
-        """Returns the collective for which the main thread waits, if there is no other.
-
-        With two, one may be what another graph still computes for.
-        """
-        found = list(self._begun.values())
-        return found[0] if len(found) == 1 and found[0].is_waited_for() else None
-
-    def _tell(self, collective: _Collective | None) -> None:
-        heart = _here.heart
-        if heart is None or (collective is None and self._told is None):
-            return
-        self._told = collective
-        if collective is None:
-            _here.tell()
-        else:
-            until = time.monotonic() + _COUNTS
-            number = -1 - int(1000 * collective.since)  # unlike those of other places
-            heart.is_at(collective.text, number, True, collective.wait, until)
-
-
-def _work() -> float:
-    """Returns the processor time of the main thread [s]; ever more where it is not known."""
-    try:
-        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-        return time.clock_gettime(clock)
-    except (AttributeError, OSError):
-        return time.monotonic()
-
-
-graphs = _Graphs()
-"""Of this process."""
 
 
 def watch(ranks: Ranks) -> Heart | None:

@@ -53,8 +53,7 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
     group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     mine = digest + data
-    with at(f"{what}, {group}", meeting=ranks):
-        gathered = _gather(mine, ranks)
+    gathered = _gather(mine, ranks, f"{what}, {group}")
     if gathered.size == len(ranks) * max(_LENGTH + len(mine), _ROW):
         rows = gathered.reshape(len(ranks), -1)[:, : _LENGTH + len(mine)]
         said = np.frombuffer(_with_length(digest, len(mine)), np.uint8)
@@ -71,7 +70,7 @@ def _with_length(text: bytes, length: int) -> bytes:
     return length.to_bytes(_LENGTH, "little") + text
 
 
-def _gather(mine: bytes, ranks: Ranks) -> np.ndarray:
+def _gather(mine: bytes, ranks: Ranks, where: str) -> np.ndarray:
     """Returns a row from each rank: its length, and what it brings, in at least `_ROW` bytes.
 
     They may be of any length: each rank may be about to do something else.
@@ -79,14 +78,15 @@ def _gather(mine: bytes, ranks: Ranks) -> np.ndarray:
     row = _with_length(mine, len(mine)).ljust(_ROW, b"\0")
     traffic.count({"meeting": traffic.allgather(len(row), len(ranks))})
     # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
-    with tf.device("CPU:0"):
+    with tf.device("CPU:0"), at(where, meeting=ranks):
         sent = tf.constant(np.frombuffer(row, np.uint8))
         gathered: np.ndarray = engine.current().gather(sent, ranks, "meeting").numpy()
     return gathered
 
 
 def _gather_texts(text: str, ranks: Ranks) -> list[str]:
-    gathered, texts, begin = bytes(_gather(text.encode()[:_TEXT], ranks)), [], 0
+    where = "telling the other ranks where this one is"
+    gathered, texts, begin = bytes(_gather(text.encode()[:_TEXT], ranks, where)), [], 0
     for _ in ranks:
         end = begin + _LENGTH + int.from_bytes(gathered[begin : begin + _LENGTH], "little")
         texts.append(gathered[begin + _LENGTH : end].decode(errors="ignore"))
@@ -159,14 +159,8 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
         number = int(np.frombuffer(numbers.tobytes(), np.uint64).max())
     _next_build = number + 1
     plan = Plan(f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{number}")
-    failure, built, trouble = None, None, ""
-    try:
-        with planned(plan), at(f"building {name}", alone=True):
-            built = build()
-    except Exception as error:
-        failure = error
-        cause = traceback.format_exception_only(error)[-1].strip()
-        trouble = f"{name} could not be built on rank {launch.detect().rank}: {cause}"
+    with planned(plan), at(f"building {name}", alone=True):
+        built, failure, trouble = _tried(build, f"{name} could not be built")
     for ranks in groups:
         rows = meet(ranks, f"{what}, now built", bytes([bool(trouble)]) + plan.digest())
         if rows[:, 0].any():
@@ -183,6 +177,39 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
     if trouble:
         raise CollectiveError(f"the mesh function {trouble}")
     return built
+
+
+def succeed_together(groups: Sequence[Ranks], what: str, work: Callable[[], Any]) -> Any:
+    """Returns `work()`, which makes no collectives, once it has succeeded on every rank.
+
+    Args:
+        groups: in which all ranks meet, one after the other, as for `build_together`.
+        what: for messages; the same on every rank.
+        work: such as reading a file.
+
+    Raises:
+        CollectiveError: it failed on another rank. If it failed on this rank, its own exception is
+            raised.
+    """
+    with at(what, alone=True):
+        result, failure, trouble = _tried(work, f"{what} failed")
+    for ranks in groups:
+        if meet(ranks, what, bytes([bool(trouble)])).any():
+            trouble = next(filter(None, _gather_texts(trouble, ranks)))
+    if failure is not None:
+        raise failure
+    if trouble:
+        raise CollectiveError(trouble)
+    return result
+
+
+def _tried(work: Callable[[], Any], what: str) -> tuple[Any, Exception | None, str]:
+    """Returns what a call returns, and the error it raises, also as a text."""
+    try:
+        return work(), None, ""
+    except Exception as error:
+        cause = traceback.format_exception_only(error)[-1].strip()
+        return None, error, f"{what} on rank {launch.detect().rank}: {cause}"
 
 
 @functools.cache

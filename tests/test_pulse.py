@@ -18,14 +18,15 @@ import pytest
 from meshimpl.launch.watch import children_of
 from meshimpl.pulse.judgement import PROOF, Peer, is_deadlock, is_stuck, trouble
 from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
-from meshimpl.pulse.process import end_launcher
+from meshimpl.pulse.process import Settings, end_launcher
 from meshimpl.pulse.wire import Srun
 
 ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
 LIMIT = 3.0  # [s]
+LONG_LIMIT = 60.0
 
-COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, 1)
+COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, (), LEAVES)
 WORLD, ROW = (0, 1, 2, 3), (0, 1)
 
 
@@ -46,47 +47,65 @@ def beats(number: int, *ranks: tuple[str, int, tuple[object, ...]]) -> list[list
 def test_is_stuck(first, second, after):
     """After a while at different places where all must be; never otherwise."""
     if after is None:
-        assert not is_stuck(beats(1000, first, second), 60)
+        assert not is_stuck(beats(1000, first, second), 2, 60)
         return
-    assert is_stuck(beats(after, first, second), 60)
-    assert not is_stuck(beats(after - 1, first, second), 60)
+    assert is_stuck(beats(after, first, second), 2, 60)
+    assert not is_stuck(beats(after - 1, first, second), 2, 60)
     moved = beats(1, (first[0], 4, first[2]), second)
-    assert not is_stuck(moved + beats(after - 1, first, second), 60)
+    assert not is_stuck(moved + beats(after - 1, first, second), 2, 60)
 
 
-def wait(key: int, *ranks: int) -> tuple[object, ...]:
-    """What a rank does that waits in a collective of these ranks."""
-    return True, Wait.of(key, ranks)
+def wait(ordinal: int, *ranks: int, after: tuple[Wait | None, ...] = ()) -> tuple[object, ...]:
+    """What a rank does that waits in a meeting of these ranks, and has begun others before."""
+    meeting = Wait.of(ordinal, ranks)
+    return True, meeting, (*after, meeting)
+
+
+FIRST = Wait.of(1, WORLD)
 
 
 @pytest.mark.parametrize(
     ("ranks", "dead"),
     [
-        # Two collectives of the same ranks.
-        ([wait(1, *WORLD), wait(2, *WORLD), wait(2, *WORLD), wait(2, *WORLD)], True),
         # What the others do does not matter.
-        ([wait(1, *WORLD), wait(2, *ROW), ALONE, COMPUTING], True),
+        ([wait(1, *WORLD), wait(1, *ROW), ALONE, COMPUTING], True),
         # A ring of four groups.
-        ([wait(1, 0, 1), wait(2, 1, 2), wait(3, 2, 3), wait(4, 0, 3)], True),
-        # All have come: data may be moving. The others wait for these.
-        ([wait(1, *ROW), wait(1, *ROW), wait(2, *WORLD), wait(2, *WORLD)], False),
+        ([wait(1, 0, 1), wait(1, 1, 2), wait(1, 2, 3), wait(1, 0, 3)], True),
+        # One has been in the meeting before.
+        ([wait(2, *WORLD), wait(1, *ROW, after=(FIRST,)), ALONE, ALONE], True),
+        # All have come. The others wait for these.
+        ([wait(1, *ROW), wait(1, *ROW), wait(1, *WORLD), wait(1, *WORLD)], False),
         ([wait(1, *WORLD)] * 4, False),
+        # Rank 1 was served in the meeting that 0 and 2 are about to leave, and went on.
+        ([wait(1, 0, 1, 2), wait(1, *WORLD, after=(Wait.of(1, (0, 1, 2)),))] * 2, False),
+        # Rank 0 is late to leave one that all have begun.
+        ([wait(1, *WORLD), wait(1, *ROW, after=(FIRST,)), *[wait(2, *WORLD)] * 2], False),
         # One that is still to come may be computing.
         ([wait(1, *WORLD)] * 3 + [ALONE], False),
         # The same, of a chain: 0 waits for 1, which waits for 2, which computes.
-        ([wait(1, 0, 1), wait(2, 1, 2), COMPUTING, COMPUTING], False),
+        ([wait(1, 0, 1), wait(1, 1, 2), COMPUTING, COMPUTING], False),
         # Groups that have nothing in common.
-        ([wait(1, 0, 2), wait(2, 1, 3), ALONE, ALONE], False),
+        ([wait(1, 0, 2), wait(1, 1, 3), ALONE, ALONE], False),
         # It ends in good order.
-        ([wait(1, *WORLD), (True, Wait.of(2, WORLD), LEAVES), ALONE, ALONE], False),
+        ([wait(1, *WORLD), (*wait(1, *ROW), LEAVES), ALONE, ALONE], False),
+        # It is stopped, for which it has its limit.
+        ([wait(1, *WORLD), (*wait(1, *ROW), GOES_ON, True), ALONE, ALONE], False),
     ],
 )
 def test_a_deadlock_is_proven_by_who_waits_for_whom(ranks, dead):
-    tables = beats(PROOF, *((f"{number}", 5, what) for number, what in enumerate(ranks)))
-    assert is_deadlock(tables) is dead and is_stuck(tables, 60) is dead
-    assert not is_deadlock(tables[1:])
+    """And believed when nobody has moved for a while."""
+    tables = beats(6, *((f"{number}", 5, what) for number, what in enumerate(ranks)))
+    assert is_deadlock(tables[-1:]) is dead and is_stuck(tables, 5, 60) is dead
+    assert not is_stuck(tables[1:], 5, 60)
     moved = [[place._replace(moves=4) for place in tables[0]], *tables[1:]]
-    assert not is_deadlock(moved)
+    assert not is_stuck(moved, 5, 60)
+
+
+@pytest.mark.parametrize("stall", [3.0, 60.0, 100.0, 300.0, 9000.0])
+def test_a_deadlock_is_believed_after_six_seconds_and_two_beats(stall):
+    """Whatever the limits are."""
+    settings = Settings(0, 2, True, stall, 30.0, "", 0, "", [])
+    assert settings.proof >= 2 and PROOF <= settings.proof * settings.beat <= 2 * PROOF
 
 
 def test_a_page_is_read_as_it_was_written():
@@ -95,13 +114,28 @@ def test_a_page_is_read_as_it_was_written():
     page.write("the höhe of it" * 100, 7, True)
     page.end(LEAVES)
     wait = Wait.of(2**32, (1, 3, 5))
-    page.write("shorter", 8, False, wait)
+    begun = (Wait(3, 0, 2, 1), wait)
+    page.write("shorter", 8, False, wait, begun)
     assert wait is not None and list(wait.ranks) == [1, 3, 5] and Wait.of(1, (0, 1, 3)) is None
-    place = Place("shorter", 8, False, wait, LEAVES, True)
+    place = Place("shorter", 8, False, wait, begun, LEAVES, True)
     assert Page(page.file).read(stopped=True) == place
     assert Place.told(json.loads(json.dumps(place))) == place
-    page.write("shorter", 8, False, wait, time.monotonic() - 0.1)
-    assert page.read(stopped=True) == place._replace(wait=None)
+    assert place.has_begun(Wait(3, 0, 2, 1)) and not place.has_begun(Wait(4, 0, 2, 1))
+    assert not place.has_begun(Wait(1, 0, 3, 1))
+    many = tuple(Wait(1, 0, size, 1) for size in range(2, 60))
+    page.write("shorter", 9, False, many[0], many)
+    assert page.read() == Place("shorter", 9, False, ending=LEAVES)
+
+
+def test_a_page_that_is_half_written_tells_no_place():
+    """Of a rank that was stopped meanwhile."""
+    page = Page.create()
+    wait = Wait(1, 0, 2, 1)
+    page.write("before", 7, True, wait, (wait,))
+    half, written = len(page._memory) // 100, page._memory[:]
+    page.write("after it", 8, True, wait, (wait, Wait(4, 0, 4, 1)))
+    page._memory[half:] = written[half:]
+    assert page.read() == Place()
 
 
 def test_a_page_where_there_is_no_memfd(monkeypatch):
@@ -173,7 +207,8 @@ def from_rank_zero(data):
         time.sleep(0.01)
     return (folder / "told").read_bytes()
 
-heart = Heart(from_rank_zero, stall={LIMIT}, silence={LIMIT})
+limit = {LONG_LIMIT} if sys.argv[2] in ("crossed", "passed") else {LIMIT}
+heart = Heart(from_rank_zero, stall=limit, silence=limit)
 (folder / f"rank-{{rank}}").touch()
 while not (folder / "go").exists():
     time.sleep(0.05)
@@ -184,7 +219,16 @@ if sys.argv[2] == "busy":
     heart.stop()
     sys.exit(0)
 if sys.argv[2] == "apart":
-    heart.is_at(f"place {{rank}}", 1, True, Wait.of(rank, (0, 1)))
+    heart.is_at(f"place {{rank}}", 1, True)
+row, world = Wait.of(1, (0, 1)), Wait.of(1, (0, 1, 2))
+if sys.argv[2] == "crossed" and rank < 2:
+    heart.is_at(f"place {{rank}}", 1, True, (row, world)[rank], ((row, world)[rank],))
+if sys.argv[2] == "passed":
+    begun = (world, row) if rank == 1 else (world,)
+    heart.is_at(f"place {{rank}}", 1, True, begun[-1], begun)
+    time.sleep({PROOF + 4})
+    heart.stop()
+    sys.exit(0)
 time.sleep(100)
 """
 
@@ -259,6 +303,7 @@ def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     names = ("frozen", "stopped", "killed", "busy", "apart", "orphaned", "root", "suspended")
     started = {name: Job(folder, name) for name in names}
+    started |= {name: Job(folder, name, ranks=3) for name in ("crossed", "passed")}
     pulses = {name: job.pulses() for name, job in started.items()}
     # mpirun kills the process group of a rank that aborts, whose pulse then has to end mpirun.
     assert all(os.getpgid(pulse) == pulse for both in pulses.values() for pulse in both)
@@ -327,6 +372,23 @@ def test_ranks_that_wait_for_each_other_end(jobs):
     assert job.status(0) == job.status(1) == 1
     assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
     assert not job.errors(1)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_wait_in_different_meetings_end_long_before_the_limit(jobs):
+    """Of a third rank, which computes, nothing is said."""
+    job = jobs[0]["crossed"]
+    assert job.status(0) == job.status(1) == job.status(2) == 1
+    assert time.monotonic() - jobs[2] < LONG_LIMIT / 2
+    assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_that_has_been_in_a_meeting_is_not_waited_for_there(jobs):
+    """Ranks 0 and 2 are long in one that rank 1 has left, which waits for rank 0 in the next."""
+    job = jobs[0]["passed"]
+    assert [job.status(rank) for rank in range(3)] == [0, 0, 0]
+    assert not any(map(job.errors, range(3)))
 
 
 @pytest.mark.timeout(120)

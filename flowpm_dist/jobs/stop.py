@@ -79,7 +79,7 @@ def _answered(line: str, say: Callable[[str], None]) -> Iterator[None]:
                 say(line)
                 break
 
-    thread = threading.Thread(target=answer, daemon=True)
+    thread = threading.Thread(target=answer, name=launch.WITHOUT_RANKS, daemon=True)
     thread.start()
     try:
         yield

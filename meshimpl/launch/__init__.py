@@ -14,7 +14,7 @@ from meshimpl.launch.command import (
     stall_limit,
 )
 from meshimpl.launch.ending import abort, abort_on_error
-from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
+from meshimpl.launch.environment import WITHOUT_RANKS, LaunchError, RankEnvironment, detect
 from meshimpl.launch.gpus import check_gpus, gpu_identity, gpus_in_sight, horovod_has_nccl
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
@@ -33,6 +33,7 @@ __all__ = [
     "LaunchError",
     "STOP_SIGNALS",
     "RankEnvironment",
+    "WITHOUT_RANKS",
     "abort",
     "abort_on_error",
     "available_cores",

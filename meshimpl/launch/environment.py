@@ -8,6 +8,9 @@ from dataclasses import dataclass
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
+WITHOUT_RANKS = "without-ranks"
+"""Name of threads that never begin a collective."""
+
 
 class LaunchError(RuntimeError):
     """A job cannot be started as requested; the message says what to change."""

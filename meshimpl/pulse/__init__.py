@@ -8,8 +8,8 @@ of rank 0 over TCP in each beat. The job ends, and a rank that is left says why,
 * nothing was heard of a rank's pulse for the limit: its host is cut off or stands still;
 * a rank was stopped, as by SIGSTOP, for the limit;
 * a rank, or the process that started it, has ended, and the launcher has not ended the others;
-* ranks wait for each other in different collectives, or all are at different places of the program
-  where they must be together, and none has moved.
+* ranks wait for each other in different meetings, which is proven, or all are at different places
+  of the program where they must be together, and none has moved.
 
 Nothing here imports more than the standard library.
 """

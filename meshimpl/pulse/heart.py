@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshimpl.launch.ending import abort, before_abort
-from meshimpl.launch.environment import detect
+from meshimpl.launch.environment import WITHOUT_RANKS, detect
 from meshimpl.launch.job_folder import JobFolder
 from meshimpl.pulse.page import ABORTS, LEAVES, Page, Wait
 
@@ -64,7 +63,7 @@ class Heart:
         }
         self._say(json.dumps(settings))
         before_abort(lambda: self._page.end(ABORTS))
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, name=WITHOUT_RANKS, daemon=True).start()
 
     def is_at(
         self,
@@ -72,10 +71,10 @@ class Heart:
         moves: int,
         inside: bool,
         wait: Wait | None = None,
-        until: float = math.inf,
+        begun: Sequence[Wait] = (),
     ) -> None:
-        """Tells where this rank is; see `Page.write`."""
-        self._page.write(text, moves, inside, wait, until)
+        """Tells where this rank is; see `Place`."""
+        self._page.write(text, moves, inside, wait, begun)
 
     def stop(self) -> None:
         """Tells the other ranks that this one ends in good order."""

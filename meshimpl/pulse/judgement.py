@@ -11,8 +11,8 @@ from meshimpl.pulse.wire import Line
 GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
 """Time in which a launcher ends the others after a rank has ended [s], by what the rank said."""
 
-PROOF = 3
-"""Beats in which ranks that wait for each other have not moved before the job ends."""
+PROOF = 6.0
+"""Time, of two beats or more, in which ranks that wait for each other have not moved [s]."""
 
 
 @dataclass
@@ -96,15 +96,16 @@ def trouble(peers: Collection[Peer], limit: float, name: str) -> str | None:
     return None
 
 
-def is_stuck(tables: Sequence[Sequence[Place]], beats: int) -> bool:
+def is_stuck(tables: Sequence[Sequence[Place]], proof: int, beats: int) -> bool:
     """Returns whether ranks wait for each other in vain.
 
     Args:
         tables: places of all ranks in the beats so far, the last one last.
+        proof: beats that ranks must not move before a deadlock is believed.
         beats: after which ranks that are where all must be, at different places, and do not move,
             are taken for stuck although they may be computing.
     """
-    if is_deadlock(tables[-PROOF:]):
+    if len(tables) > proof and is_deadlock(tables[-proof - 1 :]):
         return True
     last = tables[-1]
     if not all(place.inside for place in last) or any(place.ending for place in last):
@@ -116,32 +117,37 @@ def is_stuck(tables: Sequence[Sequence[Place]], beats: int) -> bool:
 
 
 def is_deadlock(tables: Sequence[Sequence[Place]]) -> bool:
-    """Returns whether some ranks wait for each other in different collectives, and for ever.
+    """Returns whether some ranks wait for each other in different meetings, and for ever.
 
-    A rank is blocked by another of its collective's group that waits in a different one and is
-    itself blocked. What the other ranks do does not matter. A collective to which all of its group
-    have come is none of this: it may be moving data.
+    A meeting is blocked by a rank of its group that has not begun it and waits in another one that
+    is blocked itself. What the other ranks do does not matter. A meeting that all of its group have
+    begun is none of this, however late a rank leaves it.
+
+    The proof needs no common time. A rank that waits begins no meeting before the one it is in has
+    been begun by all. The first to go on of those that are found would have to wait for another of
+    them, which would have gone on before it.
 
     Args:
-        tables: places of all ranks in `PROOF` beats. Ranks are heard at different times of a beat,
-            so that only those that do not move in two beats wait at the same time.
+        tables: places of all ranks in some beats, the last one last.
     """
-    if len(tables) < PROOF:
-        return False
     last = tables[-1]
-    waits = {
-        rank: place.wait
+    waiting = {
+        rank: place
         for rank, place in enumerate(last)
-        if place.wait and not place.ending and all(table[rank] == place for table in tables)
+        if place.wait
+        and not (place.ending or place.stopped)
+        and all(table[rank] == place for table in tables)
     }
-    while len(set(waits.values())) > 1:
+    while waiting:
         blocked = {
-            wait: any(waits.get(rank, wait) != wait for rank in wait.ranks)
-            for wait in set(waits.values())
+            meeting: any(
+                rank in waiting and not waiting[rank].has_begun(meeting) for rank in meeting.ranks
+            )
+            for meeting in {place.wait for place in waiting.values() if place.wait}
         }
         if all(blocked.values()):
             return True
-        waits = {rank: wait for rank, wait in waits.items() if blocked[wait]}
+        waiting = {r: place for r, place in waiting.items() if place.wait and blocked[place.wait]}
     return False
 
 

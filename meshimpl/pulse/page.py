@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
 import tempfile
-import time
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,25 +15,26 @@ GOES_ON, LEAVES, ABORTS = 0, 1, 2
 
 
 class Wait(NamedTuple):
-    """A collective in which a rank waits, and does nothing else.
+    """A meeting of a group of ranks.
 
     Attributes:
-        key: two collectives of a group that never pair have different ones.
+        ordinal: which of the group's meetings it is; the first is 1. The meetings of a group pair
+            in their order, whatever they are for.
         first, size, distance: the group: its first rank, their number, and the distance of one from
             the next.
     """
 
-    key: int
+    ordinal: int
     first: int
     size: int
     distance: int
 
     @classmethod
-    def of(cls, key: int, ranks: Sequence[int]) -> Wait | None:
-        """Returns the wait of a group; None if its ranks are not equally far apart."""
+    def of(cls, ordinal: int, ranks: Sequence[int]) -> Wait | None:
+        """Returns the meeting of a group; None if its ranks are not equally far apart."""
         distance = ranks[1] - ranks[0]
         even = list(ranks) == list(range(ranks[0], ranks[-1] + 1, distance))
-        return cls(key, ranks[0], len(ranks), distance) if even else None
+        return cls(ordinal, ranks[0], len(ranks), distance) if even else None
 
     @property
     def ranks(self) -> range:
@@ -49,7 +49,8 @@ class Place(NamedTuple):
         text: for messages.
         moves: how often it has gone from one place to another.
         inside: whether it is where all ranks must be.
-        wait: what it waits in; None if it may be computing.
+        wait: the meeting in which it waits and does nothing else; None if it may be computing.
+        begun: the last meeting of each group that it has begun, if it waits.
         ending: GOES_ON, LEAVES or ABORTS.
         stopped: whether the system has stopped it, as its pulse sees.
     """
@@ -58,6 +59,7 @@ class Place(NamedTuple):
     moves: int = 0
     inside: bool = False
     wait: Wait | None = None
+    begun: tuple[Wait, ...] = ()
     ending: int = GOES_ON
     stopped: bool = False
 
@@ -65,7 +67,12 @@ class Place(NamedTuple):
     def told(cls, values: Sequence[Any]) -> Place:
         """Returns a place that came as a list of JSON."""
         place = cls(*values)
-        return place if place.wait is None else place._replace(wait=Wait(*place.wait))
+        wait = None if place.wait is None else Wait(*place.wait)
+        return place._replace(wait=wait, begun=tuple(Wait(*begun) for begun in place.begun))
+
+    def has_begun(self, meeting: Wait) -> bool:
+        """Returns whether a rank that waits has begun a meeting, or one after it."""
+        return any(mine[1:] == meeting[1:] and mine >= meeting for mine in self.begun)
 
 
 class Page:
@@ -75,9 +82,13 @@ class Page:
         file: descriptor of the memory.
     """
 
-    _HEAD = struct.Struct("<q?HdQIII")
+    _SUM = struct.Struct("<I")  # of all that follows: a rank may be stopped while it writes
+    _HEAD = struct.Struct("<q??HH")
+    _WAIT = struct.Struct("<QIII")
     _START = 8  # the ending lies before: another thread may write it
-    _SIZE = 512
+    _SIZE = 2048
+    _GROUPS = 32  # beyond which a rank is never said to wait
+    _TEXT = 400
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -100,18 +111,16 @@ class Page:
         moves: int,
         inside: bool,
         wait: Wait | None = None,
-        until: float = math.inf,
+        begun: Sequence[Wait] = (),
     ) -> None:
-        """Tells where this rank is.
-
-        Args:
-            text, moves, inside, wait: see `Place`.
-            until: after which the wait counts no longer if it was not told again; a `monotonic`
-                time [s].
-        """
-        data = text.encode()[: self._SIZE - self._START - self._HEAD.size]
-        group = (0, 0, 0, 0) if wait is None else wait
-        data = self._HEAD.pack(moves, inside, len(data), until, *group) + data
+        """Tells where this rank is; see `Place`."""
+        if wait is None or len(begun) > self._GROUPS:
+            wait, begun = None, ()
+        words = text.encode()[: self._TEXT]
+        waits = [self._WAIT.pack(*each) for each in (*begun, *([wait] if wait else []))]
+        head = self._HEAD.pack(moves, inside, wait is not None, len(waits), len(words))
+        data = b"".join([head, *waits, words])
+        data = self._SUM.pack(zlib.crc32(data)) + data
         self._memory[self._START : self._START + len(data)] = data
 
     def end(self, ending: int) -> None:
@@ -119,13 +128,19 @@ class Page:
         self._memory[0] = ending
 
     def read(self, *, stopped: bool = False) -> Place:
-        """Returns what was told last.
+        """Returns what was told last; no place if the rank is just about to tell another.
 
         Args:
             stopped: see `Place`.
         """
-        moves, inside, length, until, *group = self._HEAD.unpack_from(self._memory, self._START)
-        start = self._START + self._HEAD.size
-        text = self._memory[start : start + length].decode(errors="ignore")
-        wait = Wait(*group) if group[2] and time.monotonic() < until else None
-        return Place(text, moves, inside, wait, self._memory[0], stopped)
+        data, ending = self._memory[self._START :], self._memory[0]
+        moves, inside, waits, number, length = self._HEAD.unpack_from(data, self._SUM.size)
+        start = self._SUM.size + self._HEAD.size
+        middle = start + number * self._WAIT.size
+        told = data[self._SUM.size : middle + length]
+        if self._SUM.unpack_from(data) != (zlib.crc32(told),):
+            return Place(ending=ending, stopped=stopped)
+        begun = [Wait(*each) for each in self._WAIT.iter_unpack(data[start:middle])]
+        wait = begun.pop() if waits else None
+        text = data[middle : middle + length].decode(errors="ignore")
+        return Place(text, moves, inside, wait, tuple(begun), ending, stopped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshimpl.launch.watch import children_of, stat_of
-from meshimpl.pulse.judgement import Peer, by_rank, is_stuck, named, trouble, who
+from meshimpl.pulse.judgement import PROOF, Peer, by_rank, is_stuck, named, trouble, who
 from meshimpl.pulse.page import Page, Place
 from meshimpl.pulse.wire import Line, Srun, addresses, open_server
 
@@ -59,6 +60,11 @@ class Settings:
     def beat(self) -> float:
         """Time between two beats [s]."""
         return min(self.stall / 60, self.silence / 10)
+
+    @property
+    def proof(self) -> int:
+        """Beats in which a deadlock is proven, in at least `PROOF` seconds."""
+        return max(2, math.ceil(PROOF / self.beat))
 
 
 class Pulse(ABC):
@@ -287,10 +293,10 @@ class RootPulse(Pulse):
         """Returns where ranks wait for each other in vain; None if they do not."""
         for peer in peers:
             peer.fresh = False
-        beats = round(self.settings.stall / self.settings.beat)
+        beats, proof = round(self.settings.stall / self.settings.beat), self.settings.proof
         table = [peer.place for peer in peers if peer.place is not None]
-        self._tables = [*self._tables[-beats:], table]
-        if not is_stuck(self._tables, beats):
+        self._tables = [*self._tables[-max(beats, proof) :], table]
+        if not is_stuck(self._tables, proof, beats):
             return None
         found = by_rank([peer.rank for peer in peers], [place.text for place in table])
         return f"the ranks wait for each other at different places of the program:\n{found}"

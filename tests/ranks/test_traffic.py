@@ -90,6 +90,14 @@ def test_a_collective_in_a_loop_counts_each_time_it_runs(mesh: ProcessMesh) -> N
         assert added(so_far(), before, -1) == {"allreduce": Traffic(sums, sums, 4 * sums)}
 
 
+@pytest.mark.ranks(2)
+def test_graphs_that_are_not_counted_call_no_python(mesh: ProcessMesh) -> None:
+    """So they can be exported, and cost what their collectives do."""
+    sums = tf.compat.v1.wrap_function(mesh.world.allreduce, [tf.TensorSpec([3])])
+    kinds = {operation.type for operation in sums.graph.get_operations()}
+    assert "HorovodAllreduce" in kinds and not any("PyFunc" in kind for kind in kinds)
+
+
 @pytest.mark.ranks(1)
 def test_a_step_on_many_ranks() -> None:
     """By hand: 1024^3 cells on 32 x 32 ranks, blocks of 32 x 32 cells, a halo of 8."""
