@@ -6,9 +6,11 @@ it a `Master` instead, which has a name and an initialiser and no values.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from meshimpl.collectives import Communicator
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutVariable
-from meshimpl.rendezvous import build_together
+from meshimpl.rendezvous import build_together, succeed_together
 
 _GRAPH, _VALUE = "_CHECKPOINTABLE_OBJECT_GRAPH", "VARIABLE_VALUE"  # of TensorFlow's checkpoints
 _CHUNK = 2**24
@@ -71,8 +73,9 @@ class MeshVariables:
         """Gives every slice its first value.
 
         An initialiser that gives all elements the same value makes each slice where it is. Any
-        other is called on rank 0 alone, which sends the others their slices, one variable after
-        the other.
+        other is called on rank 0 alone, in a graph, and rank 0 sends the others their slices, one
+        variable after the other. The eager generators of all ranks stay alike: each gives one
+        number, which seeds the graph if `tf.random.set_seed` was called.
 
         Raises:
             CollectiveError: an initialiser fails on rank 0, where its own exception is raised.
@@ -87,16 +90,18 @@ class MeshVariables:
             else:
                 groups = self._impl.mesh.world.meetings
                 what = f"{self._name}, where variable {name} gets its first value,"
-                whole = build_together(groups, what, lambda: self._first_value(name))  # noqa: B023
-                self._lay_out(name, whole)
+                seed = int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
+                draw = functools.partial(self._first_value, name, seed)
+                self._lay_out(name, build_together(groups, what, draw))
 
-    def _first_value(self, name: str) -> tf.Tensor | None:
+    def _first_value(self, name: str, seed: int) -> tf.Tensor | None:
         """Returns a variable's whole initial value on rank 0."""
         if self._impl.mesh.rank != 0:
             return None
         variable = self._declared[name]
         shape = variable.shape.to_integer_list
-        value = variable.get_master().initializer(shape, dtype=variable.master_dtype)
+        initializer = variable.get_master().initializer
+        value = _in_graph(lambda: initializer(shape, dtype=variable.master_dtype), seed)
         value = tf.convert_to_tensor(value)
         if value.shape.as_list() != shape:
             raise ValueError(
@@ -150,9 +155,34 @@ class MeshVariables:
 
         Args:
             path: prefix of the files, in a folder that all ranks see.
+
+        Raises:
+            CollectiveError: a file cannot be written on some rank, where its own exception is
+                raised. Parts that were written are removed.
         """
+        mesh, parts = self._impl.mesh, Path(f"{path}_parts")
+        groups, what = mesh.world.meetings, f"saving the variables of {self._name}"
+        try:
+            wrote = succeed_together(groups, what, lambda: self._write(parts))
+            ranks = np.flatnonzero(mesh.world.allgather(tf.constant([wrote])))
+
+            def merge() -> None:
+                if mesh.rank == 0:
+                    tf.raw_ops.MergeV2Checkpoints(
+                        checkpoint_prefixes=[str(parts / str(rank)) for rank in ranks],
+                        destination_prefix=str(path),
+                        delete_old_dirs=True,
+                    )
+
+            succeed_together(groups, f"{what}, merged", merge)
+        except Exception:
+            if mesh.rank == 0:
+                shutil.rmtree(parts, ignore_errors=True)
+            raise
+
+    def _write(self, parts: Path) -> bool:
+        """Writes what this rank has to a file of its own; returns whether there is any."""
         mesh, keys = self._impl.mesh, {name: _key(name) for name in self._declared}
-        parts = Path(f"{path}_parts")
         parts.mkdir(parents=True, exist_ok=True)
         names, specs, values = [], [], []
         if mesh.rank == 0:
@@ -170,14 +200,7 @@ class MeshVariables:
                 shape_and_slices=specs,
                 tensors=values,
             )
-        wrote = mesh.world.allgather(tf.constant([bool(names)])).numpy()
-        if mesh.rank == 0:
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=[str(parts / str(rank)) for rank in np.flatnonzero(wrote)],
-                destination_prefix=str(path),
-                delete_old_dirs=True,
-            )
-        mesh.barrier("a checkpoint is whole")
+        return bool(names)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Reads this rank's slices from a checkpoint of whole arrays, on any mesh.
@@ -187,7 +210,15 @@ class MeshVariables:
 
         Raises:
             ValueError: it is no such checkpoint, or has other variables or shapes.
+            CollectiveError: that is so on another rank; nothing has changed.
         """
+        what = f"restoring the variables of {self._name}"
+        values = succeed_together(self._impl.mesh.world.meetings, what, lambda: self._read(path))
+        for name, value in values.items():
+            self.slices[name].assign(value)
+
+    def _read(self, path: str | os.PathLike[str]) -> dict[str, tf.Tensor]:
+        """Returns this rank's slices as a checkpoint has them."""
         try:
             reader = tf.train.load_checkpoint(str(path))
             graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
@@ -203,6 +234,7 @@ class MeshVariables:
         }
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         self._check({name: shapes[key] for name, key in keys.items()}, f"in {path}")
+        values = {}
         for name, key in keys.items():
             (value,) = tf.raw_ops.RestoreV2(
                 prefix=str(path),
@@ -210,7 +242,8 @@ class MeshVariables:
                 shape_and_slices=[self._spec(name)],
                 dtypes=[dtypes[key]],
             )
-            self.slices[name].assign(tf.cast(value, self._declared[name].slice_dtype))
+            values[name] = tf.cast(value, self._declared[name].slice_dtype)
+        return values
 
     def _spec(self, name: str) -> str:
         """Returns where this rank's slice lies in the whole, as TensorFlow's checkpoints say it."""
@@ -266,6 +299,27 @@ def _split(
         counts = [min(step, length - begin) if rows else 0] * line.size
         moved.append(line.alltoallv(tf.constant(sent, dtype), tf.constant(counts)).numpy())
     return np.concatenate(moved).reshape(sizes)
+
+
+def _in_graph(make: Callable[[], Any], seed: int) -> Any:
+    """Returns what a call makes in a graph of its own, so that it draws no eager random numbers.
+
+    Args:
+        make: returns a tensor, or what can become one.
+        seed: of the graph, if the program has set a seed.
+    """
+    values: list[Any] = []
+
+    def made() -> Any:
+        graph = _V1.get_default_graph()
+        if graph.seed is not None:
+            _V1.set_random_seed(seed)
+        values.append(make())
+        # No constant of the graph, which could not have 2 GiB.
+        return values[0] if tf.is_symbolic_tensor(values[0]) else ()
+
+    drawn = _V1.wrap_function(made, [])()
+    return drawn if tf.is_symbolic_tensor(values[0]) else values[0]
 
 
 def _is_constant(initializer: Any) -> bool:

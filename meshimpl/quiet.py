@@ -1,4 +1,4 @@
-"""TensorFlow without the lines that it prints, and it and Horovod without Keras, when imported."""
+"""Imports TensorFlow without the lines that it prints, and TensorFlow and Horovod without Keras."""
 
 import importlib
 import os

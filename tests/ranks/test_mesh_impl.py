@@ -284,6 +284,55 @@ def test_an_initialiser_that_fails_fails_on_every_rank(mesh: ProcessMesh) -> Non
         function()
 
 
+def test_first_values_and_the_seed(mesh: ProcessMesh) -> None:
+    """They follow it, differ between variables, and leave the random numbers of all ranks alike."""
+
+    def first_values() -> list[tf.Tensor]:
+        @mesh_function(mesh, layouts(mesh)[-1])
+        def function(graph_mesh: Any) -> Any:
+            return [counting_variable(graph_mesh, name) for name in "ab"]
+
+        return [function.gather(block, i) for i, block in enumerate(function())]
+
+    tf.random.set_seed(1)
+    first, after = first_values(), tf.random.normal([1, 3])
+    every = mesh.world.allgather(after)
+    np.testing.assert_array_equal(every, np.repeat(every[:1], mesh.size, 0))
+    assert np.abs(first[0] - first[1]).min() > 0
+    tf.random.set_seed(1)
+    np.testing.assert_array_equal(first_values(), first)
+    tf.random.set_seed(2)
+    assert np.abs(np.subtract(first_values(), first)).min() > 0
+    tf.random.set_seed(None)
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_or_read(
+    mesh: ProcessMesh, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An error on every rank, of which nothing is left behind."""
+    folder, last = shared_folder(tmp_path_factory), mesh.rank == mesh.size - 1
+    if mesh.rank == 0:
+        (folder / "file").touch()
+        (folder / "taken.index").mkdir()
+    mesh.barrier()
+    function, zeros = scaled(mesh, layouts(mesh)[-1]), np.zeros([8, 4])
+    function(WHOLE)
+    before = function.gather(function(zeros))
+    function.save(folder / "good")
+    broken = folder / "file" if last else folder
+    with pytest.raises(OSError if last else CollectiveError, match="Not a directory"):
+        function.save(broken / "saved")
+    kind = tf.errors.OpError if mesh.rank == 0 else CollectiveError
+    with pytest.raises(kind, match=r"taken\.index"):
+        function.save(folder / "taken")
+    function(WHOLE)
+    with pytest.raises(ValueError if last else CollectiveError, match="is no checkpoint"):
+        function.restore(broken / "good")
+    np.testing.assert_array_equal(function.gather(function(zeros)), before + WHOLE)
+    mesh.barrier()
+    assert not list(folder.glob("*_parts"))
+
+
 def test_a_checkpoint_moves_between_meshes(
     mesh: ProcessMesh, line: ProcessMesh, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
