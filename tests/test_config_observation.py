@@ -1,5 +1,6 @@
 """[observation] in a training's run file, and what data sets and volumes tell of theirs."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -212,6 +213,21 @@ def test_masks_are_compared_by_their_values(tmp_path):
         for name in ("one", "same", "other")
     )
     assert one.differences(same) == [] and len(one.differences(other)) == 1
+
+
+def test_a_mask_that_was_written_anew_or_moved(tmp_path):
+    """What a data set tells is the mask that it was made with."""
+    mask = tmp_path / "mask.npy"
+    np.save(mask, np.full((4, 4, 4), 0.5))
+    here = ObservationRecord(ObservationOptions(mask=mask))
+    told = json.loads(json.dumps(here.table()))
+    then = ObservationRecord.of_table(told, "dataset.json")
+    moved = ObservationRecord.of_table({**told, "mask": str(tmp_path / "gone.npy")}, "dataset.json")
+    assert here.differences(then) == here.differences(moved) == []
+    np.save(mask, np.full((4, 4, 4), 0.6))
+    (said,) = here.differences(then)
+    assert said.startswith("mask has other values in the training than in the data")
+    assert len(here.differences(moved)) == 1
 
 
 def test_noise_in_a_file_has_an_amplitude_too(tmp_path):

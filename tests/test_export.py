@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,34 @@ def trained_like(folder: Path, kind: str) -> tuple[Training, TrainedNetwork]:
         network.state[-1].assign(abs(network.state[-1]))
     trained = TrainedNetwork(network, standardiser_of(plan), 7)
     return Training(TrainingFolder(folder), plan, True), trained
+
+
+def test_it_says_what_was_observed(tmp_path, monkeypatch):
+    np.save(tmp_path / "mask.npy", np.full((16, 16, 16), 0.5))
+    learned = '[priors]\namplitude = [0.5, 2.0]\ntargets = ["sigma8", "amplitude"]'
+    text = RUN.format(name="export-valid", loss="l1", precision="float32")
+    counted = 'kind = "counts"\nmean_count = 2.0\nmask = "mask.npy"\n'
+    network = SimpleNamespace(channels=1, saved=None)
+    monkeypatch.setattr(export, "_save", lambda *_: None)
+    for kind, over_mean, unobserved in (
+        ("", False, None),
+        (counted, False, 0.0),
+        (None, True, None),
+    ):
+        more = "" if kind is None else f"[observation]\n{kind}"
+        run = text if kind is None else text.replace("[priors]", learned)
+        (tmp_path / "run.toml").write_text(run + more)
+        plan = load_training(tmp_path / "run.toml")
+        asked = TrainedNetwork(network, standardiser_of(plan), 7)
+        monkeypatch.setattr(export, "trained_network", lambda *_, asked=asked: asked)
+        folder = export.ExportFolder(tmp_path / f"network-{unobserved}-{over_mean}")
+        folder.begin()
+        told = export.export_network(Training(TrainingFolder(tmp_path), plan, True), folder)
+        folder.release()
+        assert told["divided_by_mean"] is over_mean
+        assert told.get("unobserved_cells") == unobserved
+        assert told["observation"] == plan.observation.table()
+        assert ("amplitude" in told["observation"].get("nuisances", {})) == (kind is not None)
 
 
 def test_the_numbers_are_those_of_the_network_on_its_mesh(tmp_path, monkeypatch):

@@ -68,4 +68,5 @@ def with_observation_of_files(table: Mapping[str, Any], folder: Path) -> Mapping
     if record is None:
         return table
     found = record.table()
+    found.pop("checksums", None)
     return {**table, "priors": {**found.pop("nuisances", {}), **priors}, "observation": found}

@@ -5,6 +5,7 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,24 +35,33 @@ class ObservationRecord:
         options: the forward model and its noise.
         nuisances: the lowest and the highest value of each parameter that was drawn, or that is to
             be marginalised.
+        checksums: those of the values in the files of the options, by key, where they were read
+            before: files may have been moved or written anew since.
     """
 
     options: ObservationOptions
     nuisances: Ranges = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def table(self) -> dict[str, Any]:
         """Returns the record as JSON can hold it, see `of_table`."""
         found = self.options.model_dump(mode="json", exclude_none=True)
         drawn = {name: list(ends) for name, ends in self.nuisances.items()}
-        return {**found, "nuisances": drawn} if drawn else found
+        sums = {key: told for key in self.options.files if (told := self._checksum(key))}
+        return found | {k: x for k, x in (("nuisances", drawn), ("checksums", sums)) if x}
+
+    def _checksum(self, key: str) -> str | None:
+        """Returns the checksum of a file's values; None where it cannot be read."""
+        path = getattr(self.options, key)
+        return self.checksums.get(key) or checksum(path)
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any] | str | bytes, where: str) -> ObservationRecord:
         """Returns the record that `table` has written.
 
         Args:
-            table: with the keys of a section [observation], and "nuisances"; or its JSON, also in
-                bytes, as HDF5 has it.
+            table: with the keys of a section [observation], "nuisances" and "checksums"; or its
+                JSON, also in bytes, as HDF5 has it.
             where: it stands, for messages.
 
         Raises:
@@ -60,7 +70,8 @@ class ObservationRecord:
         try:
             keys = dict(json.loads(table) if isinstance(table, str | bytes) else table)
             drawn = {name: (low, high) for name, (low, high) in keys.pop("nuisances", {}).items()}
-            return cls(ObservationOptions.model_validate(keys), drawn)
+            sums = dict(keys.pop("checksums", {}))
+            return cls(ObservationOptions.model_validate(keys), drawn, sums)
         except (ValidationError, ValueError, TypeError, AttributeError) as error:
             raise ObservationError(f"{where}: {ATTRIBUTE} is not readable ({error})") from error
 
@@ -101,15 +112,25 @@ class ObservationRecord:
                 here, there = self._range(here, name), data._range(there, name)
                 if _holds(here, there):
                     continue
-            elif _same_values(here, there):
+            elif self._same_values(data, key):
                 if key == "sigma" and here is not None:
                     yield from self._of_amplitude(data, name)
                 continue
             yield _told(key, here, there)
         if own.kind == other.kind == "density":
             yield from self._of_amplitude(data, "amplitude")
-        if not _same_values(own.mask, other.mask):
+        if not self._same_values(data, "mask"):
             yield _told("mask", own.mask, other.mask)
+
+    def _same_values(self, data: ObservationRecord, key: str) -> bool:
+        """Returns whether two files, or their absence, say the same of every cell."""
+        here, there = getattr(self.options, key), getattr(data.options, key)
+        if not (isinstance(here, Path) and isinstance(there, Path)):
+            return bool(here == there)
+        if here == there and key not in {**self.checksums, **data.checksums}:
+            return True
+        sums = self._checksum(key), data._checksum(key)
+        return here == there if None in sums else sums[0] == sums[1]
 
     def _of_amplitude(self, data: ObservationRecord, name: str) -> Iterator[str]:
         here, there = self._range(1.0, name), data._range(1.0, name)
@@ -156,22 +177,21 @@ def _holds(here: Any, there: Any) -> bool:
     return bool(low - room <= least and most <= high + room)
 
 
-def _same_values(one: Any, other: Any) -> bool:
-    """Returns whether two files, or their absence, say the same of every cell."""
-    if one is None or other is None or isinstance(one, float) or isinstance(other, float):
-        return bool(one == other)
-    if Path(one) == Path(other):
-        return True
+def checksum(path: Path) -> str | None:
+    """Returns the checksum of the values of a volume, of any format; None if it cannot be read."""
     try:
-        first, second = open_volume(one).array, open_volume(other).array
-    except VolumeError:
-        return False
-    if first.shape != second.shape:
-        return False
-    return all(np.array_equal(first[i], second[i]) for i in range(first.shape[0]))
+        array = open_volume(path).array
+        digest = hashlib.blake2b(repr(array.shape[:3]).encode(), digest_size=16)
+        for plane in range(array.shape[0]):
+            digest.update(np.array(array[plane], dtype="<f8").tobytes())
+    except (VolumeError, OSError, ValueError, RuntimeError):
+        return None
+    return digest.hexdigest()
 
 
 def _told(key: str, trained: Any, data: Any) -> str:
+    if trained == data:
+        return f"{key} has other values in the training than in the data, in {_shown(data)}"
     return f"{key} is {_shown(trained)} in the training, {_shown(data)} in the data"
 
 
