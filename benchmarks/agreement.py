@@ -1,9 +1,10 @@
-"""The same question asked three ways: sigma8 and Omega_m of one mock universe.
+"""The same question asked four ways: sigma8 and Omega_m of one mock universe.
 
     python benchmarks/agreement.py chains FOLDER [--grid 32] [--chains 4] [--draws 60] [--minutes 9]
     python benchmarks/agreement.py simulate FOLDER [--train 2048] [--minutes 9]
     python benchmarks/agreement.py heads FOLDER
     python benchmarks/agreement.py sbi FOLDER
+    python benchmarks/agreement.py network FOLDER [--ranks 2] [--reuse 6]
     python benchmarks/agreement.py report FOLDER [--figure agreement.png]
 
 The mock: cells of 8 Mpc/h at z = 1, 2LPT, Gaussian noise of half the mean density in each cell;
@@ -12,7 +13,9 @@ field. They begin at the corners of the prior, and go on where they were when ca
 `simulate` draws universes from the prior, observes them with the same noise, and keeps statistics
 of them. `heads` fits our normalising flow to the statistics, `sbi` neural posterior estimation of
 the package sbi, in an environment of its own in ~/.cache/flowpm-dist, which needs the package
-registry the first time. `report` puts means and widths side by side: those of the field should not
+registry the first time. `network` trains a network on as many universes of the same observation, by
+`flowpm-dist train`, and lets `evaluate` fit the flow and `predict` answer; it goes on where it was
+when called again. `report` puts means and widths side by side: those of the field should not
 be wider.
 """
 
@@ -41,6 +44,39 @@ BATCH, TEST = 8, 256
 STATISTICS = ("power", "histograms", "bispectrum")
 SETS = {"P(k)": ("power",), "P(k), histograms, bispectrum": STATISTICS}
 SAMPLES = 4000
+TRAINING = """
+[box]
+grid = {grid}
+size = {size}
+[cosmology]
+Omega_b = 0.04897
+h = 0.6766
+n_s = 0.96822
+[priors]
+Omega_m = [0.1, 0.5]
+sigma8 = [0.6, 1.0]
+[evolution]
+a_stop = 0.5
+[observation]
+structure = "2lpt"
+sigma = {noise}
+[network]
+name = "sc18-periodic"
+loss = "likelihood"
+[training]
+batch = 8
+learning_rate = 2e-4
+warmup = 25
+validate_every = 100
+checkpoint_every = 100
+[data]
+simulations = {train}
+reuse = {reuse}
+fill = 64
+validation = {validation}
+test = {test}
+"""
+"""What the network is trained on: the cosmology and the ranges of the mock."""
 
 
 def model_of(grid: int) -> Any:
@@ -216,6 +252,28 @@ def sbi(folder: Path, options: argparse.Namespace) -> None:
         subprocess.run([*script, *files, str(SAMPLES)], check=True, cwd=folder)
 
 
+def network(folder: Path, options: argparse.Namespace) -> None:
+    """Trains a network on universes of the same observation, and asks it about the mock."""
+    launch.configure_threads()
+    size = CELL * options.grid
+    counts = {"train": options.train, "validation": options.train // 8, "test": TEST}
+    run_file, training, volume = (folder / n for n in ("network.toml", "network", "mock.npy"))
+    run_file.write_text(
+        TRAINING.format(grid=options.grid, size=size, noise=NOISE, reuse=options.reuse, **counts)
+    )
+    np.save(volume, mock_of(model_of(options.grid), options.seed))
+    ranks = ["--ranks", str(options.ranks)]
+    again = ["--resume"] if training.exists() else []
+    judge = ["--head", "flow", "--baseline", "power"]
+    for words in (
+        ["train", run_file, "--output", training, *ranks, *again],
+        ["evaluate", training, *judge, *ranks],
+        ["predict", training, volume, "--box-size", size, "--output", folder / "answer"],
+    ):
+        command = [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
+        subprocess.run(command, check=True)
+
+
 def report(folder: Path, options: argparse.Namespace) -> None:
     """Prints means and widths side by side, and draws the contours."""
     rows, samples = [], {}
@@ -224,6 +282,17 @@ def report(folder: Path, options: argparse.Namespace) -> None:
         drawn, checked = drawn_of(path)
         samples["field, chains"] = drawn.reshape(-1, len(RANGES))
         rows.append(row_of("field, chains", samples["field, chains"], checked.ess, checked.rhat))
+    if (folder / "answer").exists():
+        samples["network, flow"] = np.load(folder / "answer" / "samples.npz")["samples"]
+        scores = json.loads((folder / "network" / "evaluation" / "scores.json").read_text())
+        (own,) = (
+            one
+            for one in scores["posteriors"]["scores"]
+            if (one["of"], one["head"]) == ("network", "flow")
+        )
+        gain = [own["gain"], own["gain_error"]]
+        row = row_of("network, flow", samples["network, flow"])
+        rows.append(row | {"ln(q / prior) of test": gain})
     for kind in ("flow", "sbi"):
         for number, label in enumerate(SETS):
             kept = folder / f"{kind}_{number}.npz"
@@ -311,7 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = {f.__name__: f for f in (chains, simulate, heads, sbi, report)}
+    stages = {f.__name__: f for f in (chains, simulate, heads, sbi, network, report)}
     parser.add_argument("stage", choices=stages)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--grid", type=int, default=32)
@@ -323,6 +392,8 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=40)
     parser.add_argument("--draws", type=int, default=60, help="of each chain")
     parser.add_argument("--train", type=int, default=2048)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--reuse", type=int, default=6, help="of each universe by the network")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
