@@ -11,21 +11,22 @@ from flowpm_dist.reconstruction.isokinetic import IsokineticMotion, Moving
 from flowpm_dist.reconstruction.metropolis import MetropolisSampler, Proposal
 from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.sampler import FIRST_STEP
-
-VELOCITY = 1  # key of the random draws
+from flowpm_dist.reconstruction.unknowns import Use
 
 
 class AdjustedMicrocanonical(MetropolisSampler):
     """A sampler that moves at constant speed, as `Microcanonical` does, and accepts or rejects.
 
     A move begins in a random direction and follows the gradients for between half of `length` and
-    one and a half times that, in steps that can be reversed; it is accepted as a whole, by the
+    one and a half times that, in steps that can be reversed. Where that could be more than `leaps`
+    steps, it makes between a third of `leaps` and all of them. It is accepted as a whole, by the
     change of the energy on the way. The draws are exact. The step size that is accepted shrinks as
     the number of unknowns grows.
 
     Args:
-        leaps: the greatest number of steps of a move, where `length` would take more.
-        length: the mean length of a move, in widths of the posterior, at least 0.1.
+        leaps: the greatest number of steps of a move.
+        length: the mean length of a move, in widths of the posterior, at least 0.1, where `leaps`
+            allow.
         target: the share of accepted moves that the step size is adapted to.
         seed: the seed of velocities and acceptance.
         step: the initial step size.
@@ -49,12 +50,12 @@ class AdjustedMicrocanonical(MetropolisSampler):
         self._length = length
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        steps = round(self._length * rng.uniform(0.5, 1.5) / step)
-        return min(max(steps, 1), self._leaps), step
+        longest = min(1.5 * self._length / step, self._leaps)
+        return max(1, round(rng.uniform(longest / 3, longest))), step
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
         motion = IsokineticMotion(self._space, self._unknowns, self._evaluated)
-        velocity = motion.unit(self._normal(VELOCITY, self._count))
+        velocity = motion.unit(self._normal(Use.VELOCITY, self._count))
         moving, gained = Moving(self._place, self._here, velocity), np.zeros_like(self._here.loss)
         for _ in range(leaps):
             made = motion.step(moving, step)

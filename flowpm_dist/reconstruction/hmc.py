@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from flowpm_dist.reconstruction.metropolis import MetropolisSampler, Proposal
-
-MOMENTUM = 1  # key of the random draws
+from flowpm_dist.reconstruction.unknowns import Use
 
 
 class HMC(MetropolisSampler):
@@ -34,7 +33,7 @@ class HMC(MetropolisSampler):
         return leaps, step * rng.uniform(0.9, 1.1)
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
-        momentum = self._normal(MOMENTUM, self._count)
+        momentum = self._normal(Use.VELOCITY, self._count)
         place, here = self._place, self._here
         before = here.loss + 0.5 * self._space.dot(momentum, momentum)
         momentum = momentum.plus(-0.5 * step, here.gradient)

@@ -14,9 +14,7 @@ from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
-from flowpm_dist.reconstruction.unknowns import Unknowns
-
-CHANCE = 2  # key of the random numbers of a move
+from flowpm_dist.reconstruction.unknowns import Unknowns, Use, random_numbers
 
 LEARNT = ("latest", "average", "error", "count")
 """Names of the numbers that define the state of the step size in a checkpoint."""
@@ -113,7 +111,7 @@ class MetropolisSampler(Sampler):
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`."""
-        rng = np.random.default_rng([self._seed, CHANCE, self._count])
+        rng = random_numbers(self._seed, Use.CHANCE, self._count)
         leaps, step = self._plan(rng, self._size.now if learn else self._size.settled)
         chance = rng.uniform(size=np.shape(self._here.loss))
         spent = self._spent

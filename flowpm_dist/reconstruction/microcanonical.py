@@ -15,9 +15,7 @@ from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
-from flowpm_dist.reconstruction.unknowns import Unknowns
-
-VELOCITY, TURN = 1, 2  # keys of the random draws
+from flowpm_dist.reconstruction.unknowns import Unknowns, Use
 
 LEARNT = ("logarithm", "mean", "count")
 """Names of the numbers that define the state of the step size in a checkpoint."""
@@ -110,7 +108,7 @@ class Microcanonical(Sampler):
         """See `Sampler.start`."""
         self._size.restart()
         super().start(objective, point)
-        self._velocity = self._motion.unit(self._normal(VELOCITY, self._count))
+        self._velocity = self._motion.unit(self._normal(Use.VELOCITY, self._count))
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`.
@@ -173,7 +171,7 @@ class Microcanonical(Sampler):
             return np.full_like(self._here.loss, np.nan)
         moving, change = moved
         turn = math.sqrt(math.expm1(2 * step / self._length) / self._unknowns)
-        turned = moving.velocity.plus(turn, self._normal(TURN, self._count, leap))
+        turned = moving.velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
         self._velocity = self._motion.unit(turned)
         self._place, self._here = moving.place, moving.here
         return change

@@ -11,11 +11,8 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.noise import counts_of, noisy_density
-from flowpm_dist.reconstruction.unknowns import Space
+from flowpm_dist.reconstruction.unknowns import Space, Use
 from flowpm_dist.simulation.state import State
-
-NOISE = 1
-"""Key of the draws of noise, which makes them differ from those of a search with the same seed."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +72,4 @@ class Mock:
         return counts_of(self.density, mean_count, mask, self._unit_normal(seed))
 
     def _unit_normal(self, seed: int) -> np.ndarray:
-        return np.asarray(Space(self.state.box).normal(seed, NOISE).field, np.float64)
+        return np.asarray(Space(self.state.box).normal(seed, Use.NOISE).field, np.float64)

@@ -119,7 +119,7 @@ class SamplerOptions(Options):
         method: "microcanonical", "adjusted-microcanonical" or "hmc".
         leaps: the number of steps of a move, or the greatest of them.
         length: the distance over which a microcanonical momentum is forgotten, or the mean length
-            of an adjusted move.
+            of an adjusted move, where `leaps` allow.
         energy_error: the energy error that the step size of microcanonical chains aims at.
         target: the acceptance that the step size of HMC and of adjusted moves aims at.
         seed: the seed of all random numbers.

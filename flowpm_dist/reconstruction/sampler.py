@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
-from flowpm_dist.reconstruction.unknowns import Unknowns
+from flowpm_dist.reconstruction.unknowns import Unknowns, Use
 
 FIRST_STEP = 0.1
 """Initial step size; for a Gaussian of unit variance, a step of 2 is unstable."""
@@ -92,9 +92,9 @@ class Sampler(ABC):
         free = 0 if objective.held else len(self._space.names)
         self._unknowns = self._space.box.cells + free
 
-    def _normal(self, *key: int) -> Unknowns:
+    def _normal(self, use: Use, *number: int) -> Unknowns:
         """Returns a unit normal direction, which is 0 for parameters that are held."""
-        drawn = self._space.normal(self._seed, *key)
+        drawn = self._space.normal(self._seed, use, *number)
         if self._objective.held:
             return Unknowns(drawn.field, tf.zeros_like(drawn.parameters))
         return drawn

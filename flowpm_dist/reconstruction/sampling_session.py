@@ -30,11 +30,8 @@ from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.samples import SampleFile
 from flowpm_dist.reconstruction.sampling_facts import sampling_facts
-from flowpm_dist.reconstruction.unknowns import Unknowns
+from flowpm_dist.reconstruction.unknowns import Unknowns, Use
 from meshimpl.process_mesh import ProcessMesh
-
-START = 3
-"""Key of the draws that chains begin with, not those of momenta."""
 
 SHOWN = 4
 """Numbers whose traces are drawn."""
@@ -94,7 +91,7 @@ class SamplingSession:
         linear.
         """
         space = self.posterior.space
-        away = space.normal(self.plan.sampler.seed, START)
+        away = space.normal(self.plan.sampler.seed, Use.START)
         if self.plan.sampler.start == "prior":
             return away
         block = tf.constant(self._block_of(self._found, "white_noise"), self.box.dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,31 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.white_noise import noise_function
 from meshimpl.mesh_function import MeshFunction
+
+
+class Use(IntEnum):
+    """What random numbers are drawn for. Each use has a stream of its own, whatever the seed."""
+
+    SEARCH = 0
+    """Where a search begins."""
+    NOISE = 1
+    """The noise of a mock's observation."""
+    TURN = 2
+    """Turns of a microcanonical velocity."""
+    START = 3
+    """Where chains begin."""
+    VELOCITY = 4
+    """Fresh velocities and momenta of chains."""
+    CHANCE = 5
+    """How long a move is, and whether it is accepted."""
+
+
+def random_numbers(seed: int, use: int = Use.SEARCH, *number: int) -> np.random.Generator:
+    """Returns the random numbers of a use, and of the move, step or the like of that number.
+
+    A list as the seed would not do: numpy fills it up with zeros, so [1] and [1, 0] are the same.
+    """
+    return np.random.default_rng(np.random.SeedSequence([seed, use], spawn_key=number))
 
 
 @dataclass(frozen=True)
@@ -67,10 +93,14 @@ class Space:
         field = tf.zeros([*self.box.local_batch, *self.box.block], self.box.dtype)
         return Unknowns(field, tf.zeros([*self.chains, len(self.names)], tf.float64))
 
-    def normal(self, seed: int, *key: int) -> Unknowns:
-        """Returns a unit normal draw that depends on seed and key, not on the number of ranks."""
+    def normal(self, seed: int, use: int = Use.SEARCH, *number: int) -> Unknowns:
+        """Returns a unit normal draw, the same on any number of ranks.
+
+        Args:
+            seed, use, number: of the `random_numbers`.
+        """
         chains = self.chains[0] if self.chains else 1
-        rng = np.random.default_rng([seed, *key])
+        rng = random_numbers(seed, use, *number)
         numbers = rng.integers(2**62, size=chains)
         parameters = rng.normal(size=(*self.chains, len(self.names)))
         seeds = numbers if self.chains else numbers[0]

@@ -38,6 +38,7 @@ from flowpm_dist.reconstruction.chains import Chains, Phase
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.run import reconstruct
+from flowpm_dist.reconstruction.unknowns import Use, random_numbers
 
 SIGMA8, CELLS = (0.5, 1.1), 8
 
@@ -117,6 +118,28 @@ def test_each_chain_may_have_data_of_its_own():
     assert together.information() == pytest.approx(alone[0].information(), rel=1e-12)
     with pytest.raises(ValueError, match="same data for all chains"):
         Gaussian(box, tf.constant(data), 0.7, error=0.1)
+
+
+@pytest.mark.ranks(1)
+def test_no_two_uses_share_random_numbers():
+    """The noise of a mock is not the first velocity of chains of the same seed."""
+    numbers = [(), (0,), (1,), (0, 0), (1, 0)]
+    keys = [(use, *number) for use in Use.__members__.values() for number in numbers]
+    assert len({random_numbers(7, *key).integers(2**62) for key in keys}) == len(keys)
+    space = chains_on(chain_mesh(), 2).space
+    noise, velocity = (space.normal(7, Use.NOISE, *number).field for number in [(), (0,)])
+    assert abs(np.corrcoef(np.ravel(noise), np.ravel(velocity))[0, 1]) < 0.2
+
+
+@pytest.mark.ranks(1)
+def test_adjusted_moves_are_of_random_length_where_their_steps_are_limited():
+    posterior = chains_on(chain_mesh(), 2)
+    sampler = AdjustedMicrocanonical(leaps=6, step=0.05, seed=1)
+    sampler.start(
+        EvenPosterior(posterior, posterior.curvature().scaling()), posterior.space.normal(5)
+    )
+    steps = [sampler.draw(learn=False).evaluations for _ in range(12)]
+    assert min(steps) >= 2 and max(steps) <= 6 and len(set(steps)) >= 4
 
 
 def linear_universe(mesh):
@@ -272,7 +295,7 @@ class Cliff(EvenPosterior):
 @pytest.mark.parametrize("learn", [True, False])
 @pytest.mark.parametrize("kind", [HMC, AdjustedMicrocanonical, Microcanonical])
 def test_a_move_to_where_nothing_is_finite_is_undone(kind, learn):
-    sampler = kind(leaps=3)
+    sampler = kind(leaps=6)
     posterior = chains_on(chain_mesh(), 2)
     objective = Cliff(posterior, posterior.curvature().scaling())
     sampler.start(objective, posterior.space.normal(5))
