@@ -10,20 +10,24 @@ its 2 and 98 % quantiles. All chains of all mocks are one batch and have one siz
 stops after some minutes, and goes on where it was when it is called again.
 
 `report` tells, for several runs side by side: ranks of the truth (Talts and others 2018) of sigma8
-and of a mode of the largest scales, which should be uniform; R-hat and effective draws of sigma8;
-and of a linear universe, whose posterior of sigma8 is known, how far means and widths of the chains
-are from it. An energy error 64 times smaller halves the steps of "microcanonical".
+and of a mode of the largest scales, which should be uniform; R-hat and effective draws of both;
+and for a linear universe, whose posterior of sigma8 is known, how far means and widths of the
+chains are from it. Each mock's draws are thinned by its own effective number. Of runs of the same
+linear universes it tells what each differs by from the first, mock by mock. An energy error 64
+times smaller halves the steps of "microcanonical".
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import of_mean
 
 from meshimpl import launch
 
@@ -31,6 +35,8 @@ CELL, NOISE = 16.0, 0.5
 """Side of a cell [Mpc/h], and standard deviation of its noise [mean density]."""
 RANGE = (0.6, 1.0)
 """Of sigma8, with a uniform prior."""
+SETTLED = 1.1
+"""R-hat of a mock above which its chains are counted as not settled."""
 ENDS = 2.0
 """Where chains begin in sigma8, in widths of its normal unknown."""
 MODE = 0
@@ -161,24 +167,34 @@ def report(folders: list[Path], figure: Path | None) -> None:
     from flowpm_dist.io.figure_style import save_figure
     from flowpm_dist.posteriors.figures import rank_figure
 
-    found, rows = {}, []
+    found, first = {}, {}
     for folder in folders:
-        calibration, facts = judged(folder)
+        calibration, facts, away = judged(folder)
         asked, step = facts["settings"], facts["step"]
         adjusted = "" if asked["method"] == "microcanonical" else f"\n{asked['method']}"
         label = f"{asked['grid']}³, {asked['structure']},\nsteps of {step:.2f}{adjusted}"
         found[label] = calibration
-        rows.append({"run": folder.name, **facts})
-        print(json.dumps(rows[-1], indent=1))
+        facts = {"run": folder.name, **facts}
+        if away:
+            other, known = first.setdefault(away["known"].tobytes(), (folder.name, away))
+            if other != folder.name:
+                facts["less " + other] = {
+                    name: of_mean(away[name] - known[name]) for name in away if name != "known"
+                }
+        print(json.dumps(facts, indent=1))
     if figure is not None:
         save_figure(rank_figure(found), figure)
 
 
-def judged(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Returns the calibration of a run, and what else its chains tell."""
+def judged(folder: Path) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the calibration of a run, what else its chains tell, and that of each mock.
+
+    The last is of linear universes: how far each is from what is "known" of it.
+    """
     from flowpm_dist.cosmology.uniform_priors import UniformPriors
     from flowpm_dist.jobs.tables import read_rows
     from flowpm_dist.posteriors import Answers, calibration_of
+    from flowpm_dist.posteriors.calibration import LEVELS, uniform_p
     from flowpm_dist.reconstruction import convergence
 
     asked = json.loads((folder / "settings.json").read_text())
@@ -191,50 +207,84 @@ def judged(folder: Path) -> tuple[Any, dict[str, Any]]:
     of_each = np.moveaxis(drawn, 3, 1).reshape(len(rows), 2, -1)  # [draw, chain, name x mock]
     checked = convergence(of_each)
     ess, rhat = (x.reshape(len(names), mocks) for x in (checked.ess, checked.rhat))
-    # As many draws as are independent: ranks among correlated ones heap at the ends.
-    every = max(1, int(np.ceil(2 * len(rows) / np.median(ess, axis=1).min())))
-    kept = drawn[every - 1 :: every]
-    samples = np.transpose(kept, (2, 0, 3, 1)).reshape(mocks, -1, len(names))
+    samples = np.transpose(drawn, (2, 0, 3, 1)).reshape(mocks, -1, len(names))
     # Modes have a normal prior; a wide range stands for it, as no TARP is told of them.
     priors = UniformPriors({"sigma8": RANGE, "mode": (-6.0, 6.0)})
     true = np.stack([truth[name] for name in names], axis=1)
     answers = Answers(priors, true, samples, np.zeros(mocks))
-    found = calibration_of(answers, np.arange(mocks))
+    ranks, kept = ranks_of(drawn, true, ess)
+    found = dataclasses.replace(
+        calibration_of(answers, np.arange(mocks)),
+        ranks=ranks,
+        ranks_p=np.array([uniform_p(column, mocks) for column in ranks.T]),
+    )
+    settled = rhat.T <= SETTLED
     values = drawn[:, 0].transpose(1, 0, 2).reshape(mocks, -1)
     mean, width = values.mean(axis=1), values.std(axis=1)
-    away = (truth["sigma8"] - mean) / width
+    pull = (truth["sigma8"] - mean) / width
     facts: dict[str, Any] = {
         "settings": asked,
         "draws": len(rows),
-        "kept of each": samples.shape[1],
+        "ranked of each": {
+            n: [float(np.median(x)), int(x.min())] for n, x in zip(names, kept.T, strict=True)
+        },
         "step": float(np.mean([float(row["step"]) for row in rows])),
         "acceptance": float(np.mean([float(row["acceptance"]) for row in rows])),
         "gradients of a draw": float(np.mean([float(row["evaluations"]) for row in rows])),
         "P of ranks": dict(zip(names, found.ranks_p.tolist(), strict=True)),
+        f"mocks with R-hat above {SETTLED}": dict(
+            zip(names, (~settled).sum(axis=0).tolist(), strict=True)
+        ),
+        "P of ranks of the others": {
+            n: uniform_p(x[use], int(use.sum()))
+            for n, x, use in zip(names, ranks.T, settled.T, strict=True)
+        },
         "rhat": {
             n: [float(np.median(x)), float(x.max())] for n, x in zip(names, rhat, strict=True)
         },
         "ess": {n: [float(np.median(x)), float(x.min())] for n, x in zip(names, ess, strict=True)},
-        "coverage 68.3 %": float(found.coverage[0, 0]),
+        "coverage 68.3 %": float(np.mean(np.abs(2 * ranks[:, 0] - 1) <= LEVELS[0])),
         "width": float(width.mean()),
-        "mean of (truth - mean) / width": of_mean(away),
-        "mean square of that": of_mean(away**2),
+        "mean of (truth - mean) / width": of_mean(pull),
+        "mean square of that": of_mean(pull**2),
     }
+    away = {}
     if "exact_mean" in truth:
-        facts["mean less the exact one, in widths"] = of_mean(
-            (mean - truth["exact_mean"]) / truth["exact_width"]
-        )
-        facts["variance over the exact one"] = of_mean((width / truth["exact_width"]) ** 2)
-    return found, facts
+        away["mean less the exact one, in widths"] = (mean - truth["exact_mean"]) / truth[
+            "exact_width"
+        ]
+        away["variance over the exact one"] = (width / truth["exact_width"]) ** 2
+        facts |= {name: of_mean(x) for name, x in away.items()}
+        away["known"] = truth["exact_mean"]
+    return found, facts, away
 
 
-def _middle_and(values: np.ndarray, end: float) -> list[float]:
-    return [float(np.median(values)), float(end)]
+def ranks_of(
+    drawn: np.ndarray, truth: np.ndarray, ess: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ranks of the truth among as many draws of each mock as are independent.
 
+    Ranks among correlated draws heap at the ends. With their random part, ranks are uniform among
+    any number of draws, so that those of all mocks go together.
 
-def of_mean(values: np.ndarray) -> list[float]:
-    """Returns the mean over mocks and its standard error."""
-    return [float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))]
+    Args:
+        drawn: [draw, name, mock, chain].
+        truth: [mock, name].
+        ess: the effective number of draws of all chains, [name, mock].
+
+    Returns:
+        The ranks, from 0 to 1, and the numbers of draws that they are among, [mock, name].
+    """
+    from flowpm_dist.posteriors.calibration import shares_below
+
+    draws, chains, rng = len(drawn), drawn.shape[-1], np.random.default_rng(0)
+    every = np.clip(np.ceil(chains * draws / ess), 1, draws).astype(int)
+    ranks = np.empty(truth.shape)
+    for mock, name in np.ndindex(truth.shape):
+        step = every[name, mock]
+        kept = drawn[step - 1 :: step, name, mock].reshape(1, -1, 1)
+        ranks[mock, name] = shares_below(kept, truth[mock, name].reshape(1, 1, 1), rng)[0, 0]
+    return ranks, chains * (draws // every.T)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a worker on some ranks and threads, and what it measured."""
+"""What the benchmarks share: a worker on some ranks and threads, and what was measured."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from meshimpl import launch
 
@@ -52,3 +54,8 @@ def median_seconds(function: Callable[[], Any], repeats: int) -> float:
         function()
         durations.append(time.perf_counter() - begin)
     return statistics.median(durations)
+
+
+def of_mean(values: np.ndarray) -> list[float]:
+    """Returns the mean of independent values [n] and its standard error."""
+    return [float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))]
