@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels.ball import DEGREE, Ball
-from flowpm_dist.particle_mesh.kernels.portable_parts import finite_fields, vjp_of_parts
+from flowpm_dist.particle_mesh.kernels.portable_parts import moved_by, vjp_of_parts
 
 
 def paint_ball(
@@ -64,16 +64,14 @@ def _copy(
     lower, upper = ball.edges[segments], ball.edges[segments + 1]
     along = (2 * undisplaced - lower - upper) / (upper - lower)
     powers = tf.constant(along[:, np.newaxis] ** np.arange(DEGREE + 1), dtype)
-    own, finite = finite_fields(
-        [tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1) for field in fields]
-    )
-    place = tf.constant(lattice[chosen], dtype) + tf.add_n(
+    moved, finite = moved_by(
+        [tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1) for field in fields],
         [
-            tf.reduce_sum(tf.gather(factors[:, :, f], segments, axis=1) * powers, -1)[..., None]
-            * field
-            for f, field in enumerate(own)
-        ]
+            tf.reduce_sum(tf.gather(factors[:, :, f], segments, axis=1) * powers, axis=-1)
+            for f in range(len(fields))
+        ],
     )
+    place = tf.constant(lattice[chosen], dtype) + moved
     out = tf.zeros([batch * ball.maps * pixels], dtype)
     maps = ball.first_map[segments] + np.arange(batch)[:, np.newaxis] * ball.maps
     distance, shares, corners = _direction(Healpix(ball.nside), place)

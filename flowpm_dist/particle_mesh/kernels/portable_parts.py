@@ -12,10 +12,31 @@ PaintPart = Callable[[Part, Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tenso
 """What one part adds to the maps, by its fields, factors and amounts; differentiable."""
 
 
-def finite_fields(fields: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns fields [..., 3] with 0 at particles that are not finite, and which are [...]."""
-    finite = tf.reduce_all([tf.math.is_finite(field) for field in fields], axis=[0, -1])
-    return [tf.where(finite[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields], finite
+FARTHEST = 1e30
+"""What is moved by more than this [Mpc/h] has no place; as `is_length` of the compiled kernels."""
+
+
+def moved_by(
+    fields: Sequence[tf.Tensor], factors: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the sum of factors times fields, 0 where it is not finite, and where it is.
+
+    Args:
+        fields: [..., 3].
+        factors: of each field, broadcast to [...].
+
+    Returns:
+        The sum [..., 3], without a gradient where it is not finite; and bool [...].
+    """
+
+    def total(fields: Iterable[tf.Tensor], factors: Iterable[tf.Tensor]) -> tf.Tensor:
+        return tf.add_n([c[..., tf.newaxis] * f for c, f in zip(factors, fields, strict=True)])
+
+    finite = tf.reduce_all(tf.abs(total(fields, factors)) < FARTHEST, axis=-1)
+    # Both of each product: the gradient of one is the other.
+    kept_fields = [tf.where(finite[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields]
+    kept_factors = [tf.where(finite, c, tf.zeros_like(c)) for c in factors]
+    return total(kept_fields, kept_factors), finite
 
 
 def vjp_of_parts(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels.portable_parts import finite_fields, vjp_of_parts
+from flowpm_dist.particle_mesh.kernels.portable_parts import moved_by, vjp_of_parts
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 
@@ -58,9 +58,9 @@ def _slab(
         shape[1 + az] = count
         return tf.reshape(values, shape)
 
-    own, finite = finite_fields([field[tuple(seen)] for field in fields])
-    moved = tf.add_n(
-        [by_layer(factors[:, layers, f])[..., tf.newaxis] * field for f, field in enumerate(own)]
+    moved, finite = moved_by(
+        [field[tuple(seen)] for field in fields],
+        [by_layer(factors[:, layers, f]) for f in range(len(fields))],
     )
 
     def across(axis: int, origin: float, sense: float) -> tf.Tensor:

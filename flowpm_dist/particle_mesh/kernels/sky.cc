@@ -35,7 +35,7 @@ struct Sight {
   int32_t layer;
   double x, y;    // [Mpc/h] from the line of sight
   double distance, shift;
-  bool finite = true;
+  bool finite;
 };
 
 // Calls see(sight) for the particles of rows `from` to `to` of a slab that may lie on a map.
@@ -68,20 +68,15 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
       sight.distance = sky.distances[layer] + sight.shift;
       const double reach = half * sight.distance;
       sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved(ax));
+      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
+      sight.finite = is_length(sight.x) && is_length(sight.y) && is_length(sight.distance);
       sight.x -= lx * std::nearbyint(sight.x * per_x);
+      sight.y -= ly * std::nearbyint(sight.y * per_y);
       sight.index = index;
       sight.layer = int32_t(layer);
-      if (!(std::abs(sight.x) <= reach)) {  // nor does one behind us
-        if (is_length(sight.x) && is_length(reach)) continue;
-        sight.finite = false;
-        see(sight);
-        continue;
-      }
-      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
-      sight.y -= ly * std::nearbyint(sight.y * per_y);
-      sight.finite = is_length(sight.y);
-      if (sight.finite && !(std::abs(sight.y) <= reach)) continue;
-      see(sight);
+      // One behind us has a negative reach.
+      const bool inside = std::abs(sight.x) <= reach && std::abs(sight.y) <= reach;
+      if (inside || !sight.finite) see(sight);
     }
   }
 }
