@@ -5,7 +5,9 @@ import itertools
 import subprocess
 import sys
 import tomllib
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,9 +24,11 @@ from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
+from flowpm_dist.io.light_cone_file import ROWS
+from flowpm_dist.jobs.light_cone import RECORDED
 from flowpm_dist.jobs.light_cone_results import bin_edges
 from flowpm_dist.jobs.output_folder import FILES, OF_RUN, OutputFolder
-from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
+from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes, particle_files
 from flowpm_dist.observables.lensing import (
     SmailDistribution,
     SourcePlane,
@@ -35,6 +39,10 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.observables.light_cone.crossings import LayerLook
+from flowpm_dist.observables.light_cone.recorder import FieldRecorder
+from flowpm_dist.observables.light_cone.sphere_recorder import SphereLook, SphereRecorder
+from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.statistics.angular_power import angular_power, theory_in_bins
 
 CONE = """
@@ -166,11 +174,42 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
     of_maps = (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
     assert memory[1] - memory[0] == of_maps + 160 * 2**20
-    disk = [output_bytes(plan, config.output, work.light_cone) for work in works]
+    disk = [output_bytes(plan, config.output, work.light_cone, ranks=2) for work in works]
     # Seven numbers of each particle in a pyramid of this height and field.
     seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.end**3 / 3
-    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * seen)
+    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * (seen + 2 * ROWS))
+    often = config.output.model_copy(update={"checkpoint_every": 1})
+    assert particle_files(plan, often, ranks=2) == 2 * 4  # none at the end but the last
     assert config.light_cone.end == pytest.approx(2300, rel=0.01)
+
+
+def test_particles_are_written_in_the_memory_that_is_told():
+    """Of planes with a million particles, all of which cross after the same kick."""
+    n, far = 1024, 2000.0
+    field = np.zeros((n, n, 1, 3), np.float32)
+    of_field = FieldRecorder.__new__(FieldRecorder)
+    of_field._layers, of_field._a = SimpleNamespace(distances=np.array([far])), np.array([0.5])
+    of_field._moved = of_field._speed = np.ones((1, 4))
+    of_field._box, of_field._fov = SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3), 0.1
+    zero = np.zeros(1, int)
+    layer = LayerLook(
+        zero, zero, np.array([[0, 1, 2, 0, 1, 0]]), np.array([[-512.0, 1, -512.0, 1, 1]])
+    )
+    of_sphere = SphereRecorder.__new__(SphereRecorder)
+    edges = np.array([0.0, 200.0, 400.0])
+    given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1, maps=1)
+    given |= dict(first_map=np.zeros(2, np.int32), step=1.0, per_distance=False)
+    ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(512.0, 512.0, 0.0), **given)
+    sphere = SphereLook(ball, np.ones((2, 9, 4)))
+    lattice = np.arange(n) - 512
+    square = (np.abs(lattice) <= 0.05 * far).sum() ** 2
+    disc = (lattice**2 + lattice[:, np.newaxis] ** 2 < 400**2).sum()
+    for recorder, look, count in ((of_field, layer, square), (of_sphere, sphere, disc)):
+        tracemalloc.start()
+        found = sum(len(a) for *_, a in recorder.seen_of(look, field, [field] * 4))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found == count and peak < RECORDED
 
 
 @pytest.mark.parametrize("pixels", [4, 5, 7, 8, 17, 100, 243])

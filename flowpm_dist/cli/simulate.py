@@ -32,7 +32,7 @@ from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.rates import Kind, kind_of, measured_rate, record_rate
-from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes
+from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes, particle_files
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
         told, cone = f"{count:,} particles, {steps} steps, mesh {self.mesh}", self.config.light_cone
         if cone is None or not cone.particles:
             return told
-        size = particle_bytes(cone.particles, np.dtype(self.config.run.precision).itemsize)
+        work, itemsize = self.simulation, np.dtype(self.config.run.precision).itemsize
+        files = particle_files(work.plan, work.output, self._ranks)
+        size = particle_bytes(cone.particles, itemsize, files)
         return f"{told}; about {cone.particles:,.0f} on the light cone, {human_size(size)}"
 
     @property
@@ -110,7 +112,7 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
         done = (self.folder.last_step() or 0) if self.resume else 0
         steps = work.plan.steps.step_count - done
         seconds = None if rate is None else rate * self._cells * steps
-        disk = output_bytes(work.plan, work.output, work.light_cone)
+        disk = output_bytes(work.plan, work.output, work.light_cone, self._ranks)
         return self.demand.estimate(disk, seconds)
 
     def remember(self, outcome: SimulationOutcome) -> None:
@@ -121,7 +123,11 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
 
     @property
     def _kind(self) -> Kind:
-        return kind_of("simulate", math.prod(parse_mesh(self.mesh).values()))
+        return kind_of("simulate", self._ranks)
+
+    @property
+    def _ranks(self) -> int:
+        return math.prod(parse_mesh(self.mesh).values())
 
     @property
     def _cells(self) -> int:

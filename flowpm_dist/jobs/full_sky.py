@@ -73,9 +73,9 @@ class FullSkyWork:
         recorded = RECORDED if self.options.particles else 0
         return values * 12 * self.options.nside**2 + PAINTING + THEORY + recorded
 
-    def results(self, itemsize: int) -> int:
-        """Returns the size of all that is written [bytes]; argument as for `memory`."""
-        return self.checkpoint(itemsize) + particle_bytes(self.particles, itemsize)
+    def results(self, itemsize: int, files: int) -> int:
+        """Returns the size of all that is written [bytes]; arguments as of `LightConeWork`."""
+        return self.checkpoint(itemsize) + particle_bytes(self.particles, itemsize, files)
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""

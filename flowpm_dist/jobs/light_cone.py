@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from flowpm_dist.io.light_cone_file import NUMBERS
+from flowpm_dist.io.light_cone_file import NUMBERS, ROWS
 from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
     ShapeNoiseOptions,
@@ -40,9 +40,15 @@ RECORDED = 160 * 2**20
 """Memory of the particles that are written, while they are found [bytes]."""
 
 
-def particle_bytes(count: float, itemsize: int) -> int:
-    """Returns the size of a number of particles in files [bytes]."""
-    return int(count * NUMBERS * itemsize)
+def particle_bytes(count: float, itemsize: int, files: int) -> int:
+    """Returns the size of particles in files, an upper estimate [bytes].
+
+    Args:
+        count: of the particles.
+        itemsize: size of a value [bytes].
+        files: their number at most; the last chunk of each may be nearly empty.
+    """
+    return int((count + ROWS * min(files, count)) * NUMBERS * itemsize)
 
 
 def _tables(model: type[Options], *, one: bool = False) -> BeforeValidator:
@@ -146,11 +152,16 @@ class LightConeWork:
         others = THEORY + (COMPILED if cone.ray_tracing else 0)
         return self._bytes(values, itemsize) + others + (RECORDED if cone.particles else 0)
 
-    def results(self, itemsize: int) -> int:
-        """Returns the size of all that is written [bytes]; argument as for `memory`."""
+    def results(self, itemsize: int, files: int) -> int:
+        """Returns the size of all that is written [bytes].
+
+        Args:
+            itemsize: size of a value [bytes].
+            files: of particles, at most.
+        """
         each = 4 if self.options.ray_tracing else 3
         values = each * len(self.options.sources) + self._planes(self.options.planes)
-        return self._bytes(values, itemsize) + particle_bytes(self.particles, itemsize)
+        return self._bytes(values, itemsize) + particle_bytes(self.particles, itemsize, files)
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""

@@ -56,6 +56,7 @@ def output_bytes(
     plan: SimulationPlan,
     output: OutputOptions,
     light_cone: LightConeWork | FullSkyWork | None = None,
+    ranks: int = 1,
 ) -> int:
     """Returns an upper estimate of the size of all that a run writes, checkpoints included [bytes].
 
@@ -63,6 +64,7 @@ def output_bytes(
         plan: of the simulation.
         output: of the run.
         light_cone: what it sees on the way.
+        ranks: of the run.
     """
     itemsize = np.dtype(plan.run.precision).itemsize
     checkpoint = snapshot_bytes(plan.box.grid, itemsize, VECTORS)
@@ -75,9 +77,19 @@ def output_bytes(
     count = min(KEEP + 1, (plan.steps.step_count - 1) // every) if every else 0
     results *= 1 + len(output.times(plan.steps))
     if light_cone is not None:
-        results += light_cone.results(itemsize)
+        results += light_cone.results(itemsize, particle_files(plan, output, ranks))
         checkpoint += light_cone.checkpoint(itemsize)
     return max(results + count * checkpoint, checkpoint) + FIGURES_AND_TABLES
+
+
+def particle_files(plan: SimulationPlan, output: OutputOptions, ranks: int) -> int:
+    """Returns how many files of particles on a light cone a run writes at most.
+
+    Args:
+        plan, output, ranks: as for `output_bytes`.
+    """
+    every = output.checkpoint_every
+    return ranks * (1 + ((plan.steps.step_count - 1) // every if every else 0))
 
 
 def demand_of(work: SimulationWork, mesh: str) -> Demand:

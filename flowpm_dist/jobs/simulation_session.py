@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.io.light_cone_file import LightConeFiles, number_of_parts, remove_after
+from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs import full_sky_results, light_cone_results
@@ -122,7 +120,8 @@ class SimulationSession:
                 )
                 # A signal that comes now lets the results be written.
                 self.progress.note("writing")
-                self._complete_particles()
+                if self._particles is not None:
+                    self._particles.complete()
                 if cone is not None and mesh.rank == 0:
                     about = {**state.header(), "config": work.run_text, "versions": versions()}
                     _write_seen(self.folder.partial, cone, seen, self.simulation.cosmology, about)
@@ -141,30 +140,14 @@ class SimulationSession:
         cone, folder = self.work.light_cone, self.folder.cone_particles
         if cone is None or not cone.options.particles:
             return None
-        mesh = self.simulation.box.mesh
-        if mesh.rank == 0:  # what came after the checkpoint is written again
-            folder.mkdir(exist_ok=True)
-            remove_after(folder, sealed)
-        mesh.barrier()
-        return LightConeFiles(folder, mesh.rank, mesh.size, sealed)
-
-    def _complete_particles(self) -> None:
-        """Completes the files of particles. On every rank."""
-        if self._particles is not None:
-            mesh = self.simulation.box.mesh
-            self._particles.seal(last=True)
-            mesh.barrier()  # those of all ranks are complete
-            if mesh.rank == 0:
-                number_of_parts(self.folder.cone_particles, self._particles.sealed)
+        return LightConeFiles(folder, self.simulation.box.mesh, sealed)
 
     def _seal_particles(self) -> int:
-        """Completes the files of particles so far, if any rank has some, and returns how many."""
-        files, world = self._particles, self.simulation.box.mesh.world
-        if files is None:
+        """Completes the files of particles so far, and returns how many there are."""
+        if self._particles is None:
             return 0
-        if int(world.allreduce(tf.constant(int(files.rows > 0)), "max")):
-            files.seal()
-        return files.sealed
+        self._particles.seal()
+        return self._particles.sealed
 
     def _output(self, state: State) -> None:
         """Writes a state on the way, in a folder of its own. On every rank."""

@@ -23,7 +23,7 @@ from flowpm_dist.observables.lensing import (
     SourcePlane,
     born,
 )
-from flowpm_dist.observables.light_cone import FullSkyLightCone
+from flowpm_dist.observables.light_cone import FullSkyLightCone, recorder
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -101,8 +101,9 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
 
 
 @pytest.mark.ranks(1, 2, 4)
-def test_particles_in_files(mesh, tmp_path_factory):
+def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     """Each copy once, at its crossing: painted they give the shells, and states their columns."""
+    monkeypatch.setattr(recorder, "AT_ONCE", 40)  # parts of a plane, on one rank
     observer = (20.0, 0.0, 140.0)
     sim = simulation(mesh, "cola" if SIZE == 1 else "fastpm")
     sky = FullSkyLightCone(nside=4, z_max=0.05, observer=observer)
@@ -150,9 +151,10 @@ def test_a_particle_that_is_not_finite_ends_the_run_on_all_ranks(mesh, kind, tmp
         return observer
 
     told = pytest.raises(FloatingPointError, match="light cone: a particle that crosses it has a")
-    with told, LightConeFiles(folder, mesh.rank, SIZE) as files:
+    with told, LightConeFiles(folder, mesh) as files:
         sim.observe(seeing, seed=3)
-    assert not list(folder.glob(f"*.{mesh.rank}.hdf5*"))
+    mesh.barrier()
+    assert not any(folder.iterdir())
 
 
 @pytest.mark.ranks(2, 4)

@@ -9,6 +9,7 @@ from conftest import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
 import flowpm_dist as fpm
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.light_cone_file import LightConeFiles, read_light_cone
 from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import LightCone
@@ -64,13 +65,23 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
         FieldCheckpoints(folder, "step", finer, keep=1).latest()
 
 
+def sorted_particles(folder):
+    """The rows of a light cone, in an order that depends on no file."""
+    rows = np.column_stack(list(read_light_cone(folder)[0].values()))
+    return rows[np.lexsort(np.round(rows, 6).T)]
+
+
 def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     """Its maps are those of the whole run, of one observer and of another beside it, and go on in
-    a checkpoint; they are as the universe is on any mesh."""
+    a checkpoint, as its particles do in files; they are as the universe is on any mesh."""
     shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
     sim, cone = simulation(shape, "fastpm"), LightCone(field_of_view=0.7, pixels=6, z_max=0.9)
-    observers = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
+    maps_of = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
     files = FieldCheckpoints(folder, "step", sim.box, keep=1)
+    kept, counts = folder / "particles", {}
+
+    def observers(particles):
+        return [*maps_of, cone.particles_observer(particles)]
 
     def save(here):
         if here.step == 3:
@@ -78,10 +89,17 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
             about = {"done": here.done, "step": here.step, "a": here.a, "halo": here.halo}
             maps = {name: values.numpy() for name, values in here.seen().items()}
             assert all(values.any() for values in maps.values())  # z < 0.9 is at a > 0.53
+            particles.seal()
+            counts["sealed"] = particles.sealed
             files.save(here.step, fields, {"mid": about, "maps": list(maps)}, maps=maps)
 
     found = []
-    sim.run_resumably(seed=3, observers=observers, on_seen=found.extend, after_step=save)
+    with LightConeFiles(kept, sim.box.mesh) as particles:
+        sim.run_resumably(
+            seed=3, observers=observers(particles), on_seen=found.extend, after_step=save
+        )
+    known = sorted_particles(kept)
+    assert 0 < counts["sealed"] < particles.sealed <= 2 * SIZE
     kappa, delta = found[0].kappa, found[1].delta
     np.testing.assert_allclose(kappa, cone.convergence(sim, [SourcePlane(0.8)], 3).kappa, rtol=1e-9)
     np.testing.assert_allclose(delta, cone.planes(sim, 400.0, 3).delta, atol=1e-9)
@@ -94,15 +112,22 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         return MidRun(particles=particles, seen=lambda: maps, **about["mid"])
 
     for other in (shape, *OTHER_SPLITS.get(SIZE, [])):
-        again = []
-        simulation(other, "fastpm").run_resumably(
-            seed=3, observers=observers, on_seen=again.extend, resume=restored
-        )
+        again, going_on = [], simulation(other, "fastpm")
+        # A session wrote more files after the checkpoint than this one will.
+        (kept / f"light_cone.{particles.sealed + 3}.hdf5").touch()
+        sim.box.mesh.barrier()
+        with LightConeFiles(kept, going_on.box.mesh, counts["sealed"]) as particles:
+            assert len(list(kept.iterdir())) == counts["sealed"]
+            sim.box.mesh.barrier()
+            going_on.run_resumably(
+                seed=3, observers=observers(particles), on_seen=again.extend, resume=restored
+            )
+        np.testing.assert_allclose(sorted_particles(kept), known, atol=1e-9)
         np.testing.assert_allclose(again[0].kappa, kappa, atol=1e-12 * abs(kappa.numpy()).max())
         np.testing.assert_allclose(again[1].delta, delta, atol=1e-12 * abs(delta.numpy()).max())
     with pytest.raises(ValueError, match="goes on only from where its maps were kept"):
         sim.run_resumably(
             seed=3,
-            observers=observers,
+            observers=maps_of,
             resume=lambda box: dataclasses.replace(restored(box), seen=dict),
         )

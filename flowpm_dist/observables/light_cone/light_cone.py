@@ -129,9 +129,10 @@ class LightCone(LightConeOptions):
     ) -> Path:
         """Simulates, and writes the particles in the field as they cross the light cone.
 
-        Each rank writes an HDF5 file of its own, `light_cone.0.hdf5`, ... with `Coordinates` (x, y
-        and distance from the observer, comoving [Mpc/h]), `Velocities` (along these, peculiar
-        [km/s]) and `ScaleFactor`, in the precision of the run; `io.read_light_cone` reads them.
+        Each rank that sees some writes an HDF5 file, `light_cone.0.hdf5`, ... with `Coordinates`
+        (x, y and distance from the observer, comoving [Mpc/h]), `Velocities` (along these, peculiar
+        [km/s]) and `ScaleFactor`, in the precision of the run. The last file is `light_cone.json`,
+        with their number and the attributes; `io.read_light_cone` reads them.
 
         Args:
             simulation, seed, **run: as for `convergence`; of one universe.

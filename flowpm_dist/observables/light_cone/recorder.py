@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.evolution.observers import Moment, Seen
-from flowpm_dist.io.light_cone_file import LightConeFiles, holds_light_cone, number_of_parts
+from flowpm_dist.io.light_cone_file import LightConeFiles, holds_light_cone
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.light_cone.crossings import (
     CrossingObserver,
@@ -30,6 +30,21 @@ from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 
 Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
+AT_ONCE = 2**17
+"""Particles that are looked at together."""
+
+
+def pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yields slices of the first two of three axes that cut a lattice into small pieces.
+
+    Args:
+        shape: of the lattice. A piece has at most AT_ONCE particles, or one line of them.
+    """
+    columns = min(shape[1], max(1, AT_ONCE // shape[2]))
+    rows = max(1, AT_ONCE // (columns * shape[2]))
+    for i in range(0, shape[0], rows):
+        for j in range(0, shape[1], columns):
+            yield slice(i, i + rows), slice(j, j + columns)
 
 
 class Recorder(CrossingObserver):
@@ -167,36 +182,58 @@ class FieldRecorder(Recorder):
         senses = directions[3], directions[1], directions[4]
         origins = directions[2], directions[0]
         for i in range(place[4]):
-            layer = layers[place[5] + i]
-            own, *planes = (
-                np.take(field, place[3] + i, axis=axes[2]) for field in (displacement, *fields)
-            )
-            moved, speed = (
-                sum(c * plane for c, plane in zip(factors[layer], planes, strict=False))
-                for factors in (self._moved, self._speed)
-            )
-            moved = own + moved
-            distance = self._layers.distances[layer] + senses[2] * moved[..., axes[2]]
-            across = []
-            for axis, sense, origin in zip(axes, senses, origins, strict=False):
-                lattice = np.arange(displacement.shape[axis]) * self._box.cell[axis]
-                before_other = axis < next(a for a in axes[:2] if a != axis)
-                lattice = lattice[:, np.newaxis] if before_other else lattice[np.newaxis]
-                length = self._box.size[axis]
-                x = origin + sense * (lattice + moved[..., axis])
-                across.append((x - length * np.rint(x / length), length))
-            lost = ~np.isfinite(distance + across[0][0] + across[1][0])
-            reach = np.where(lost, 0.0, 0.5 * self._fov * distance)
-            velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
-            shifts = [
-                range(-n, n + 1)
-                for n in (int(np.ceil(max(reach.max() / length - 0.5, 0))) for _, length in across)
-            ]
-            for j, k in itertools.product(*shifts):
-                x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
-                inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0) | lost
-                positions = np.stack([x, y, distance], axis=-1)[inside]
-                yield positions, velocity[inside], np.full(len(positions), self._a[layer])
+            of_layer = (*(slice(None),) * axes[2], place[3] + i)
+            planes = [field[of_layer] for field in (displacement, *fields)]
+            for piece in pieces((*planes[0].shape[:2], 1)):
+                yield from self._piece(
+                    layers[place[5] + i], axes, senses, origins, piece, [p[piece] for p in planes]
+                )
+
+    def _piece(
+        self,
+        layer: int,
+        axes: tuple[int, int, int],
+        senses: tuple[float, float, float],
+        origins: tuple[float, float],
+        piece: tuple[slice, slice],
+        planes: list[np.ndarray],
+    ) -> Iterator[Particles]:
+        """Yields what is seen of a piece of a plane of particles, by images.
+
+        Args:
+            layer: of the plane.
+            axes, senses, origins: of x, y and the distance, of which the plane has the first two.
+            piece: where it is in the plane, whose axes are in the order of the box.
+            planes: its displacements, velocities and LPT fields [., ., 3].
+        """
+        own, *others = planes
+        moved, speed = (
+            sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
+            for factors in (self._moved, self._speed)
+        )
+        moved = own + moved
+        distance = self._layers.distances[layer] + senses[2] * moved[..., axes[2]]
+        across = []
+        for axis, sense, origin in zip(axes, senses, origins, strict=False):
+            first = axis == min(axes[:2])
+            begin, count = piece[0 if first else 1].start, own.shape[0 if first else 1]
+            lattice = (begin + np.arange(count)) * self._box.cell[axis]
+            lattice = lattice[:, np.newaxis] if first else lattice[np.newaxis]
+            length = self._box.size[axis]
+            x = origin + sense * (lattice + moved[..., axis])
+            across.append((x - length * np.rint(x / length), length))
+        lost = ~np.isfinite(distance + across[0][0] + across[1][0])
+        reach = np.where(lost, 0.0, 0.5 * self._fov * distance)
+        velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
+        shifts = [
+            range(-n, n + 1)
+            for n in (int(np.ceil(max(reach.max() / length - 0.5, 0))) for _, length in across)
+        ]
+        for j, k in itertools.product(*shifts):
+            x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
+            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0) | lost
+            positions = np.stack([x, y, distance], axis=-1)[inside]
+            yield positions, velocity[inside], np.full(len(positions), self._a[layer])
 
 
 def write_particles(
@@ -215,12 +252,7 @@ def write_particles(
     path, mesh = Path(folder), simulation.box.mesh
     if int(mesh.world.allreduce(tf.constant(int(holds_light_cone(path))), "max")):
         raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
-    path.mkdir(parents=True, exist_ok=True)
-    with LightConeFiles(path, mesh.rank, mesh.size) as files:
+    with LightConeFiles(path, mesh) as files:
         observer: ObserverOf = observer_of(files)
         simulation.observe(observer, seed, **run)
-    mesh.barrier()  # all files are complete
-    if mesh.rank == 0:
-        number_of_parts(path, files.sealed)
-    mesh.barrier()
     return path

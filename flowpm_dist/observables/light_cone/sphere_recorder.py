@@ -13,20 +13,18 @@ from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.light_cone.crossings import reaching
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
-from flowpm_dist.observables.light_cone.recorder import Particles, Recorder
+from flowpm_dist.observables.light_cone.recorder import Particles, Recorder, pieces
 from flowpm_dist.observables.light_cone.segments import polynomials
 from flowpm_dist.observables.light_cone.sphere import copies_between
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.particle_mesh.kernels.ball import DEGREE
 from flowpm_dist.simulation.inputs import Inputs
 
-AT_ONCE = 2**17
-"""Particles of a copy that are looked at together."""
 _OF_FIELDS = 4  # before and after the kick, psi1 and psi2
 
 
 @dataclass(frozen=True)
-class _Look:
+class SphereLook:
     """What is seen by one kick.
 
     Attributes:
@@ -85,16 +83,14 @@ class SphereRecorder(Recorder):
             own = bounds[of_kick[0] : of_kick[-1] + 2]
             copies = copies_between(inputs.box, ball, own[0], own[-1])
             seen = replace(ball, copies=copies, edges=own)
-            looks[kick] = [_Look(seen, coefficients[of_kick, :-1])]
+            looks[kick] = [SphereLook(seen, coefficients[of_kick, :-1])]
         super().__init__(inputs, cone, looks, looks, files)
 
     def seen_of(
-        self, look: _Look, displacement: np.ndarray, fields: list[np.ndarray]
+        self, look: SphereLook, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Recorder.seen_of`."""
-        ball, flat = look.ball, [f.reshape(-1, 3) for f in (displacement, *fields)]
-        shape = displacement.shape[:3]
-        rows = max(1, AT_ONCE // (shape[1] * shape[2]))
+        ball, shape = look.ball, displacement.shape[:3]
         for copy in ball.copies:
             x, y, z = (
                 (first + np.arange(n)) * spacing + boxes * length - observer
@@ -102,29 +98,28 @@ class SphereRecorder(Recorder):
                     ball.first, shape, ball.spacing, copy, ball.lengths, ball.observer, strict=True
                 )
             )
-            across = np.square(y)[:, np.newaxis] + np.square(z)
-            for begin in range(0, shape[0], rows):
-                own = x[begin : begin + rows]
-                squares = np.square(own)[:, np.newaxis, np.newaxis] + across
+            for rows, columns in pieces(shape):
+                own, other = x[rows], y[columns]
+                across = np.square(own)[:, np.newaxis] + np.square(other)
+                squares = across[..., np.newaxis] + np.square(z)
                 inside = (squares >= ball.edges[0] ** 2) & (squares < ball.edges[-1] ** 2)
                 i, j, k = np.nonzero(inside)
                 if len(i):
-                    lattice = np.stack([own[i], y[j], z[k]], axis=-1)
-                    at = np.ravel_multi_index((begin + i, j, k), shape)
-                    yield self._chosen(
-                        look, lattice, np.sqrt(squares[inside]), [f[at] for f in flat]
-                    )
+                    lattice = np.stack([own[i], other[j], z[k]], axis=-1)
+                    seen = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
+                    yield self._chosen(look, lattice, np.sqrt(squares[inside]), seen)
 
     def _chosen(
-        self, look: _Look, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
+        self, look: SphereLook, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
     ) -> Particles:
         """Returns the particles of undisplaced places [n, 3] at distances [n], of fields [n, 3]."""
         edges = look.ball.edges
         segment = np.clip(np.searchsorted(edges, chi, side="right") - 1, 0, len(edges) - 2)
         lower, upper = edges[segment], edges[segment + 1]
         u = (2 * chi - lower - upper) / (upper - lower)
-        powers = u ** np.arange(DEGREE + 1)[:, np.newaxis]
-        values = np.einsum("nfp,pn->fn", look.coefficients[segment], powers)
+        values = np.zeros((look.coefficients.shape[1], len(u)))
+        for power in range(DEGREE, -1, -1):
+            values = values * u + look.coefficients[:, :, power].T[:, segment]
         own, *others = fields
         moved, speed = (
             sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
