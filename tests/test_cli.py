@@ -71,6 +71,17 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(here):
     assert done.stdout.strip() == "[]"
 
 
+def test_help_imports_nothing_heavy_for_any_command():
+    script = (
+        "import sys; from flowpm_dist import cli; sys.argv[1:] = ['--help']\n"
+        "try: cli.main()\n"
+        f"finally: print(sorted({HEAVY - {'rich'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and "evaluate" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize(
     ("change", "words", "told"),
     [

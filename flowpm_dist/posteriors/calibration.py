@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import kstwo
 
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 
@@ -170,6 +169,8 @@ def uniform_p(values: np.ndarray, independent: int) -> float:
         values: from 0 to 1.
         independent: how many of them are independent.
     """
+    from scipy.stats import kstwo  # takes most of a second, which help pages need not
+
     ordered, count = np.sort(values), len(values)
     steps = np.arange(count + 1) / count
     largest = max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1]))
@@ -183,6 +184,8 @@ def band(independent: int, probability: float = 0.95) -> float:
         independent: number of values.
         probability: with which it stays so near everywhere (Kolmogorov-Smirnov).
     """
+    from scipy.stats import kstwo
+
     return float(kstwo.ppf(probability, independent))
 
 
