@@ -175,7 +175,6 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
         data = tf.constant(mock_of(model, options.seed), single.dtype)
         np.savez(folder / "observed.npz", **measured(STATISTICS, Field(data, single)))
     total = -(-(options.train + options.train // 8 + TEST) // BATCH)
-    noise_of = model.simulation.box_of(BATCH)
     for number in range(total):
         path = kept / f"{number:05d}.npz"
         if path.exists():
@@ -184,7 +183,7 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
             raise SystemExit(f"{number} of {total} batches; call it again to go on")
         rng = np.random.default_rng([options.seed, 3, number])
         truth = {name: rng.uniform(low, high, BATCH) for name, (low, high) in RANGES.items()}
-        white = tf.constant(rng.standard_normal(noise_of.shape.to_integer_list), box.dtype)
+        white = tf.constant(rng.standard_normal(box.shape.to_integer_list), box.dtype)
         seen = model(white, {name: tf.constant(x) for name, x in truth.items()})
         seen += tf.constant(NOISE * rng.standard_normal(seen.shape), box.dtype)
         found = measured(STATISTICS, Field(seen, box))

@@ -14,26 +14,6 @@ from flowpm_dist.observables.record import ATTRIBUTE, BARE, ObservationRecord
 from flowpm_dist.options import three
 
 
-def with_box_of_files(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Returns the tables of a run file, with the dataset's grid and size where [box] has none.
-
-    Args:
-        table: sections and their keys, not checked yet.
-        folder: of the run file.
-    """
-    data, box = table.get("data"), table.get("box", {})
-    if not (isinstance(data, Mapping) and isinstance(box, Mapping)):
-        return table
-    if data.get("source") != "files" or not isinstance(named := data.get("folder"), str):
-        return table
-    try:
-        header, _ = read_header(folder / Path(named).expanduser())
-    except RecordError:
-        return table
-    size = {} if header.box_size is None else {"size": list(three(header.box_size))}
-    return {**table, "box": {"grid": list(header.grid), **size, **box}}
-
-
 def stated(header: DatasetHeader) -> ObservationRecord | None:
     """Returns what a dataset tells of its observation; None if it tells nothing.
 
@@ -46,27 +26,34 @@ def stated(header: DatasetHeader) -> ObservationRecord | None:
     return BARE if "run" in header.attributes else None  # of a version that knew nothing else
 
 
-def with_observation_of_files(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Returns the tables of a run file, with the dataset's observation where it gives none.
+def with_dataset(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Returns the tables of a run file, with what the dataset tells where they do not.
+
+    That is the grid and the size of the box, and the observation with its priors.
 
     Args:
         table: sections and their keys, not checked yet.
         folder: of the run file.
 
     Raises:
-        ObservationError: what the dataset tells cannot be read.
+        ObservationError: what the dataset tells of its observation cannot be read.
     """
-    data, priors = table.get("data"), table.get("priors", {})
-    if "observation" in table or not (isinstance(data, Mapping) and isinstance(priors, Mapping)):
+    data, box, priors = (table.get(name, {}) for name in ("data", "box", "priors"))
+    if not isinstance(data, Mapping) or data.get("source") != "files":
         return table
-    if data.get("source") != "files" or not isinstance(named := data.get("folder"), str):
+    if not isinstance(named := data.get("folder"), str):
         return table
     try:
-        record = stated(read_header(folder / Path(named).expanduser())[0])
+        header, _ = read_header(folder / Path(named).expanduser())
     except RecordError:
         return table
-    if record is None:
-        return table
-    found = record.table()
-    found.pop("checksums", None)
-    return {**table, "priors": {**found.pop("nuisances", {}), **priors}, "observation": found}
+    found = dict(table)
+    if isinstance(box, Mapping):
+        size = {} if header.box_size is None else {"size": list(three(header.box_size))}
+        found["box"] = {"grid": list(header.grid), **size, **box}
+    asks = "observation" not in table and isinstance(priors, Mapping)
+    if asks and (record := stated(header)) is not None:
+        keys = record.keys()
+        found["priors"] = {**keys.pop("nuisances", {}), **priors}
+        found["observation"] = keys
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
-from flowpm_dist.config.dataset_tables import with_box_of_files, with_observation_of_files
+from flowpm_dist.config.dataset_tables import with_dataset
 from flowpm_dist.config.dependent_keys import idle_keys
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
@@ -126,8 +126,7 @@ def load_training(path: str | Path, settings: Settings | None = None) -> Trainin
     source = Path(path)
     dependent = [(key, each.other, each.values) for each in GOES_WITH for key in each.keys]
     table = with_preset(read_table(source, settings), dependent)
-    table = with_box_of_files(table, source.parent)
-    table = with_observation_of_files(table, source.parent)
+    table = with_dataset(table, source.parent)
     sections = check_sections(table, source, MODELS, RULES)
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()

@@ -11,7 +11,7 @@ from scipy.stats import poisson
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.white_noise import noise_function
-from flowpm_dist.observables.observations import Observations
+from flowpm_dist.observables.observations import Observations, spread_of
 from flowpm_dist.observables.options import ObservationOptions
 from meshimpl.mesh_function import MeshFunction
 
@@ -42,9 +42,8 @@ def noisy_density(
     Returns:
         A block; 1 where nothing is observed.
     """
-    seen = mask > 0
-    spread = np.where(seen, sigma / np.sqrt(np.where(seen, mask, 1.0)), 0.0)
-    return np.where(seen, density + spread * normal, 1.0).astype(density.dtype)
+    noisy = density + spread_of(sigma, mask) * normal
+    return np.where(mask > 0, noisy, 1.0).astype(density.dtype)
 
 
 def counts_of(

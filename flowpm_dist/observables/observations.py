@@ -32,6 +32,16 @@ KEYS = {"file": "data.file"} | {
 """The keys of run files that say what is read here."""
 
 
+def spread_of(sigma: np.ndarray | float, mask: np.ndarray) -> np.ndarray:
+    """Returns the standard deviation of the noise of cells of which a share is observed.
+
+    Args:
+        sigma: that of cells which are observed whole.
+        mask: the shares; of a cell that is not observed, the result is sigma.
+    """
+    return np.asarray(sigma / np.sqrt(np.where(mask > 0, mask, 1.0)))
+
+
 def file_misfits(
     path: Path,
     grid: tuple[int, int, int] | None,
@@ -196,8 +206,7 @@ class Observations:
         given, mask = values.get("sigma", self._options.sigma), values.get("mask")
         if given is None or self._options.kind == "counts":
             return None
-        share = np.ones(1) if mask is None else np.where(mask > 0, mask, 1.0)
-        loud = np.asarray(self._loudest * given / np.sqrt(share))
+        loud = spread_of(self._loudest * given, np.ones(1) if mask is None else mask)
         return np.broadcast_to(loud, values["file"].shape)
 
     def _unreasonable(

@@ -43,12 +43,16 @@ class ObservationRecord:
     nuisances: Ranges = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    def table(self) -> dict[str, Any]:
-        """Returns the record as JSON can hold it, see `of_table`."""
+    def keys(self) -> dict[str, Any]:
+        """Returns the options, and the ranges as "nuisances"; reads no file."""
         found = self.options.model_dump(mode="json", exclude_none=True)
         drawn = {name: list(ends) for name, ends in self.nuisances.items()}
+        return found | ({"nuisances": drawn} if drawn else {})
+
+    def table(self) -> dict[str, Any]:
+        """Returns the record as JSON can hold it, see `of_table`; reads the files."""
         sums = {key: told for key in self.options.files if (told := self._checksum(key))}
-        return found | {k: x for k, x in (("nuisances", drawn), ("checksums", sums)) if x}
+        return self.keys() | ({"checksums": sums} if sums else {})
 
     def _checksum(self, key: str) -> str | None:
         """Returns the checksum of a file's values; None where it cannot be read."""
