@@ -7,16 +7,20 @@ on what else the machine does. `@pytest.mark.budget(seconds)` gives it one of it
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from typing import Any
 
-from quick import QUICK_XLA, collect_seldom
+from quick import QUICK_XLA, collect_seldom, trace_once
 
 # Workers share two cores; what is set here is what TensorFlow finds when a test imports it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         os.environ.setdefault(_name, "1")
     os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
+
+# Where bytecode may not be written, as in many containers, each process compiles all it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Nothing that a test measures or builds is left in the user's cache.
 if "FLOWPM_CACHE" not in os.environ:
@@ -36,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     collect_seldom()
+    sys.dont_write_bytecode = False
     config.addinivalue_line("markers", "budget(seconds): processor time it may take")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Report(config.getoption("--budget")), "processor time")
@@ -64,4 +69,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    trace_once()
     item.stash[_BEGAN] = processor_time()

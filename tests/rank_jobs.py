@@ -26,6 +26,8 @@ LAST_LINES = 120  # of a failing rank's output
 # Of Horovod's thread, which asks the other ranks in each cycle whether they have something to say:
 # ranks that mostly build graphs, on fewer cores than there are ranks, have something rarely.
 CYCLE_TIME = "2"  # [ms]
+# Pytest rewrites the sources of packages with plugins, which takes each rank a second or two.
+ONE_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
 
 
 def needs_horovod(ranks: int) -> None:
@@ -52,6 +54,8 @@ def run_job(
     command = [sys.executable, str(HERE / "ranks" / "run_rank.py"), str(folder), *arguments]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment.setdefault("HOROVOD_CYCLE_TIME", CYCLE_TIME)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment |= ONE_PLUGIN
     if ranks > 1:
         command, launching = mpirun_command(ranks, command)
         environment = launching | environment

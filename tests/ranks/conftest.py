@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick import optimise_graphs
+from quick import optimise_graphs, trace_once
 
 from meshimpl import ProcessMesh, initialise, launch
 
@@ -102,6 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    trace_once()
     optimise_graphs(SIZE <= 2 or item.get_closest_marker("grappler") is not None)
 
 
