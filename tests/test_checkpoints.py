@@ -1,13 +1,12 @@
 """Damaged checkpoints and full disks: what is whole is used, and what is not is named."""
 
-import resource
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from full_disk import disk_of
 
 from flowpm_dist.cosmoflow.network.optimisers import Momentum
 from flowpm_dist.cosmoflow.network.schedules import Constant
@@ -130,17 +129,6 @@ def test_the_best_weights_are_kept_and_known_when_a_training_goes_on(tmp_path):
     cut(tmp_path / "best" / "step-12.index", 10)
     with pytest.raises(TrainedError, match="is whole: take the last weights .--checkpoint last"):
         best()
-
-
-@contextmanager
-def disk_of(size: int):
-    """Inside, files take no more than this [bytes]; then writing fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_told_in_a_line_by_checkpoints_and_events(tmp_path):

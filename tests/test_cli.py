@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
+from full_disk import run_on_disk_of
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
@@ -285,13 +285,7 @@ def test_a_halo_too_small_stops_the_run_with_the_one_that_would_do(here):
 
 def test_a_disk_that_takes_no_more_ends_the_run_with_the_cause(here):
     words = [*COMMAND, "simulate", "run.toml"]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000)),
-    )
+    done = run_on_disk_of(12_000, words)
     assert done.returncode == 1
     assert "error: cannot write" in done.stderr
     assert "snapshot.zarr/displacement: File too large" in done.stderr

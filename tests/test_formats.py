@@ -2,9 +2,7 @@
 
 import json
 import os
-import resource
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import tensorflow as tf
 import zarr
 from commands import COMMAND, ROOT, flowpm_here, plain
+from full_disk import run_on_disk_of
 from reading import attributes_of, block_of
 
 import flowpm_dist as fpm
@@ -244,14 +243,7 @@ def test_a_disk_that_fills_costs_nothing_that_was_there(run, limit, format):
     assert flowpm_here(*words).returncode == 0
     if format == "bigfile":
         limit //= 20  # there is less beside the values
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env={**os.environ, "PYTHONPATH": ROOT},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+    done = run_on_disk_of(limit, [*COMMAND, *words], PYTHONPATH=ROOT)
     assert done.returncode == 1, done.stderr
     folder = OF_PARTICLES[format]
     assert f"cannot write run/{folder}: File too large" in plain(done.stderr)
