@@ -164,16 +164,17 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     from flowpm_dist.grid.field import Field
+    from flowpm_dist.statistics.cell_values import CellValues
     from flowpm_dist.statistics.summaries import measured
 
-    model = model_of(options.grid)
+    model, noisy = model_of(options.grid), CellValues(positive=False)
     box = model.simulation.box_of(BATCH)
     kept, begun = folder / "summaries", time.monotonic()
     kept.mkdir(exist_ok=True)
     if not (folder / "observed.npz").exists():
         single = model.simulation.box
         data = tf.constant(mock_of(model, options.seed), single.dtype)
-        np.savez(folder / "observed.npz", **measured(STATISTICS, Field(data, single)))
+        np.savez(folder / "observed.npz", **measured(STATISTICS, Field(data, single), noisy))
     total = -(-(options.train + options.train // 8 + TEST) // BATCH)
     for number in range(total):
         path = kept / f"{number:05d}.npz"
@@ -186,7 +187,7 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
         white = tf.constant(rng.standard_normal(box.shape.to_integer_list), box.dtype)
         seen = model(white, {name: tf.constant(x) for name, x in truth.items()})
         seen += tf.constant(NOISE * rng.standard_normal(seen.shape), box.dtype)
-        found = measured(STATISTICS, Field(seen, box))
+        found = measured(STATISTICS, Field(seen, box), noisy)
         values = np.stack([truth[name] for name in RANGES], axis=1)
         aside = kept / f"aside-{number}.npz"
         np.savez(aside, truth=values, **found)

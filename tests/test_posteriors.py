@@ -24,6 +24,7 @@ from flowpm_dist.posteriors.options import HeadOptions
 from flowpm_dist.posteriors.spline import inverse_spline, parameters_of_spline, spline
 from flowpm_dist.posteriors.transforms import Gaussian, SplineFlow
 from flowpm_dist.statistics import Bins, bispectrum, power_spectrum, summaries
+from flowpm_dist.statistics.cell_values import CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 PRIORS = UniformPriors({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})
@@ -321,6 +322,22 @@ def test_statistics_by_name():
         summaries.measured(["powr"], field)
     with pytest.raises(ValueError, match="test_posteriors:nothing returned an array of shape .0,."):
         summaries.measured(["test_posteriors:nothing"], field)
+
+
+def test_histograms_have_every_cell():
+    """Of a density with strong noise, and of counts, however few or many there are."""
+    rng = np.random.default_rng(1)
+    box = Box((12, 12, 12), (24.0, 24.0, 24.0), ProcessMesh("row:1,col:1"), tf.float64, batch=2)
+    density = np.exp(rng.standard_normal((2, 12, 12, 12)) - 0.5)
+    noisy = [(density + s * rng.standard_normal(density.shape), None) for s in (0.3, 3.0, 100.0)]
+    counted = [(rng.poisson(mean * density).astype(float), mean) for mean in (0.05, 3.0, 500.0)]
+    for seen, mean_count in (*noisy, *counted):
+        values = CellValues(mean_count is not None, mean_count)
+        field = Field(tf.constant(seen), box)
+        found = summaries.measured(["histograms"], field, values)["histograms"]
+        shares = found.reshape(2, len(summaries.SCALES), -1) ** 2
+        np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-13)
+        assert ((shares > 0).sum(axis=-1)[:, :2] > 2).all(), "bins are too wide"
 
 
 def total(density):

@@ -6,6 +6,7 @@ it into `STATISTICS`, or name it "package.module:function" where a command asks 
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, convolve
 from flowpm_dist.options import object_named
+from flowpm_dist.statistics import cell_values
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.bispectrum import bispectrum
-from flowpm_dist.statistics.histogram import density_histogram
+from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 from flowpm_dist.statistics.power import power_spectrum
 from meshimpl.mesh_function import MeshFunction
 
@@ -34,7 +36,7 @@ SCALES: tuple[tuple[float, np.ndarray], ...] = (
     (2.0, np.linspace(-2.0, 2.0, 28)),
     (4.0, np.linspace(-1.0, 1.0, 28)),
 )
-"""Radius of the Gaussian [cells], and edges of bins of ln(density), of the histograms."""
+"""Radius of the Gaussian [cells], and edges of bins, see `CellValues.histogram`."""
 
 
 def log_power(density: Field) -> np.ndarray:
@@ -42,24 +44,22 @@ def log_power(density: Field) -> np.ndarray:
     return np.log(power_spectrum(density, window="cic").power)
 
 
-def histograms(density: Field) -> np.ndarray:
-    """Returns the roots of the shares of cells in bins of ln(density), as it is and smoothed.
+def histograms(density: Field, values: CellValues = DENSITIES) -> np.ndarray:
+    """Returns the roots of the shares of cells in bins of the density, as it is and smoothed.
 
     See `SCALES`. The root of a count varies alike in full and in nearly empty bins.
+
+    Args:
+        density: or counts; of one universe, or of a batch.
+        values: what they are, which decides the bins.
     """
     box = density.box
     smoothed = [density]
     smoothed += [Field(_smoothing(box, radius)(density.block), box) for radius, _ in SCALES[1:]]
     found = [
-        density_histogram(_positive(field), edges, log=True)
-        for field, (_, edges) in zip(smoothed, SCALES, strict=True)
+        values.histogram(field, edges) for field, (_, edges) in zip(smoothed, SCALES, strict=True)
     ]
     return np.concatenate([np.sqrt(one.counts / one.cells) for one in found], axis=-1)
-
-
-def _positive(density: Field) -> Field:
-    """Returns a density without what rounding leaves below 0."""
-    return Field(tf.maximum(density.block, tf.constant(0, density.block.dtype)), density.box)
 
 
 @cached_on_mesh(16)
@@ -88,8 +88,8 @@ def reduced_bispectrum(density: Field) -> np.ndarray:
     return found.bispectrum / (first * second + second * third + third * first)
 
 
-DEFINITION = zlib.crc32(Path(__file__).read_bytes())
-"""Changes with this file: what was measured by another definition must not be mixed with these."""
+DEFINITION = zlib.crc32(b"".join(Path(p).read_bytes() for p in (__file__, cell_values.__file__)))
+"""Changes with these files: what was measured otherwise must not be mixed with these."""
 
 STATISTICS: dict[str, Statistic] = {
     "power": log_power,
@@ -99,21 +99,29 @@ STATISTICS: dict[str, Statistic] = {
 """Name -> statistic. `STATISTIC_NAMES` of the evaluation has the names for commands."""
 
 
-def statistic_of(name: str) -> Statistic:
+def statistic_of(name: str, values: CellValues = DENSITIES) -> Statistic:
     """Returns the statistic of a name of `STATISTICS`, or of "package.module:function".
+
+    Args:
+        name: of the statistic.
+        values: what it will be given.
 
     Raises:
         ValueError: there is none.
     """
-    return object_named(name, STATISTICS, "statistic")
+    found: Statistic = object_named(name, STATISTICS, "statistic")
+    return functools.partial(found, values=values) if found is histograms else found
 
 
-def measured(names: Sequence[str], density: Field) -> dict[str, np.ndarray]:
+def measured(
+    names: Sequence[str], density: Field, values: CellValues = DENSITIES
+) -> dict[str, np.ndarray]:
     """Returns statistics of a density, float64 [universe, value] each. On all its ranks together.
 
     Args:
         names: see `statistic_of`.
-        density: of a batch of universes, or of one.
+        density: of a batch of universes, or of one; or counts.
+        values: what its numbers are.
 
     Raises:
         ValueError: there is no such statistic, or it did not return a vector of finite numbers.
@@ -121,13 +129,13 @@ def measured(names: Sequence[str], density: Field) -> dict[str, np.ndarray]:
     universes = density.box.batch or 1
     found = {}
     for name in names:
-        values = np.asarray(statistic_of(name)(density), np.float64)
-        if values.size == 0 or values.size % universes or values.ndim > 2:
+        vectors = np.asarray(statistic_of(name, values)(density), np.float64)
+        if vectors.size == 0 or vectors.size % universes or vectors.ndim > 2:
             raise ValueError(
-                f"the statistic {name} returned an array of shape {values.shape}; must be a vector "
-                f"for each of {universes} universes"
+                f"the statistic {name} returned an array of shape {vectors.shape}; must be a "
+                f"vector for each of {universes} universes"
             )
-        found[name] = values.reshape(universes, -1)
+        found[name] = vectors.reshape(universes, -1)
         if not np.isfinite(found[name]).all():
             raise ValueError(f"the statistic {name} has values that are not finite")
     return found

@@ -12,12 +12,18 @@ from scipy import stats
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.volumes.augmentation import View
-from flowpm_dist.cosmoflow.volumes.in_situ import OF_SURVEY, Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.volumes.in_situ import (
+    HISTOGRAM_EDGES,
+    OF_SURVEY,
+    Lanes,
+    UniverseMaker,
+)
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
 from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.statistics.cell_values import CellValues
 
 GRID, BATCH, SIGMA, MEAN_COUNT = 8, 2, 0.4, 2.5
 MESHES = {1: "row:1", 2: "row:2", 4: "replica:2,row:2"}
@@ -71,8 +77,11 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     alone = by_rank_zero("models", lambda: expected_of(options))
     own = simulation(mesh.without("replica"))
     noise, lanes = SurveyNoise(options, own.box), Lanes.of(mesh, BATCH)
-    maker = UniverseMaker(forward_model_of(options, own), PRIORS, lanes, ["sigma8"], noise)
+    model, values = forward_model_of(options, own), CellValues(positive=False)
+    maker = UniverseMaker(model, PRIORS, lanes, ["sigma8"], noise, values)
     made = maker.make("train", 0)
+    np.testing.assert_allclose(made.histogram.sum(axis=1), 1, rtol=1e-13)
+    np.testing.assert_array_equal(made.edges, values.bins(HISTOGRAM_EDGES))
     values = PRIORS.draw("train", 0, BATCH)
     np.testing.assert_array_equal(made.parameters, values[list(lanes), 1:2])
     assert all(low <= x <= high for (low, high), x in zip(RANGES.values(), values[0], strict=True))

@@ -32,6 +32,8 @@ from flowpm_dist.statistics import (
     soft_histogram,
     transfer_function,
 )
+from flowpm_dist.statistics.cell_values import CellValues
+from flowpm_dist.statistics.summaries import SCALES, measured
 
 EDGES = np.array([0.3, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0])
 
@@ -235,6 +237,27 @@ def test_histogram_is_numpys(box_mesh, log):
     soft = soft_histogram(field.block, box, edges, log=log)
     np.testing.assert_allclose(soft, soft_counts(values, edges), rtol=1e-12)
     assert float(tf.reduce_sum(soft)) == pytest.approx(density.size, rel=1e-13)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("mean_count", [None, 2.5])
+def test_histograms_of_what_is_seen_are_numpys(box_mesh, mean_count):
+    """Of a density that noise takes below 0, and of counts: no cell is lost on any mesh."""
+    density = 1 + 2 * random(8)
+    if mean_count is not None:
+        density = np.random.default_rng(1).poisson(mean_count * np.exp(0.5 * random(8))) * 1.0
+    field, values = field_on(box_on(box_mesh), density), CellValues(False, mean_count)
+    found = measured(["histograms"], field, values)["histograms"]
+    wavenumbers = (2 * np.pi * np.fft.fftfreq(n, s / n) for n, s in zip(GRID, SIZE, strict=True))
+    kx, ky, kz = np.meshgrid(*wavenumbers, indexing="ij")
+    cell = max(s / n for n, s in zip(GRID, SIZE, strict=True))
+    expected = []
+    for radius, edges in SCALES:
+        window = np.exp(-0.5 * (radius * cell) ** 2 * (kx**2 + ky**2 + kz**2))
+        smooth = np.fft.ifftn(np.fft.fftn(density) * window).real if radius else density
+        number = np.searchsorted(np.sinh(edges[1:-1]), smooth / (mean_count or 1) - 1, "right")
+        expected.append(np.bincount(number.ravel(), minlength=edges.size - 1) / density.size)
+    np.testing.assert_allclose(found[0] ** 2, np.concatenate(expected), rtol=0, atol=1e-13)
 
 
 @pytest.mark.ranks(2, 4)

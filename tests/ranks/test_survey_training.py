@@ -19,10 +19,11 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.training import sources
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
-from flowpm_dist.cosmoflow.training.parts import header_of
+from flowpm_dist.cosmoflow.training.parts import cell_values_of, header_of
 from flowpm_dist.cosmoflow.training.training import Trainer
 from flowpm_dist.cosmoflow.volumes.in_situ import Generation, Lanes
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 
 GRID, STEPS = 16, 4
 SURVEY = """
@@ -93,12 +94,13 @@ def test_views_keep_the_line_of_sight(source, tmp_path, monkeypatch):
 @pytest.mark.ranks(1)
 def test_a_dataset_says_what_a_value_of_one_is(tmp_path):
     mesh = process_mesh("row:1")
-    for observation, unit in (
-        ("", "mean density 1"),
-        ("[observation]\nsigma = 0.3\n", "mean density"),
-        ('[observation]\nkind = "counts"\nmean_count = 2.0\n', "one count"),
+    for observation, unit, values in (
+        ("", "mean density 1", DENSITIES),
+        ("[observation]\nsigma = 0.3\n", "mean density", CellValues(positive=False)),
+        ('[observation]\nkind = "counts"\nmean_count = 2.0\n', "one count", CellValues(True, 2.0)),
     ):
-        assert header_of(plan_of(tmp_path, observation), mesh).unit == unit
+        plan = plan_of(tmp_path, observation)
+        assert header_of(plan, mesh).unit == unit and cell_values_of(plan) == values
 
 
 @pytest.mark.long

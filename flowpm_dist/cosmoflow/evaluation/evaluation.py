@@ -28,12 +28,21 @@ from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
-from flowpm_dist.cosmoflow.scores.features import Features
+from flowpm_dist.cosmoflow.scores.features import Features, check_same_bins
 from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.scores.paired import differences_from
 from flowpm_dist.cosmoflow.training.dataset import statistics_path
-from flowpm_dist.cosmoflow.training.held_out import Statistics, features, measure_volumes
-from flowpm_dist.cosmoflow.training.parts import block_of_volumes, standardiser_of
+from flowpm_dist.cosmoflow.training.held_out import (
+    Statistics,
+    edges_of,
+    features,
+    measure_volumes,
+)
+from flowpm_dist.cosmoflow.training.parts import (
+    block_of_volumes,
+    cell_values_of,
+    standardiser_of,
+)
 from flowpm_dist.cosmoflow.training.trained import (
     TrainedError,
     Training,
@@ -42,7 +51,7 @@ from flowpm_dist.cosmoflow.training.trained import (
 from flowpm_dist.cosmoflow.training.training import predict
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import HISTOGRAM_EDGES, Batch, Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
@@ -259,7 +268,9 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     there = [0, 0]
     if mesh.rank == 0:
         files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
-        there = [int(beside is not None and beside.exists()), int(_is_fresh(own, files, count))]
+        bins = cell_values_of(plan).bins(HISTOGRAM_EDGES)
+        fresh = _is_fresh(own, files, count, bins)
+        there = [int(beside is not None and beside.exists()), int(fresh)]
     is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
         return beside if beside is not None and is_beside else own
@@ -271,15 +282,16 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     statistics = Statistics(own, mesh, dataset.parameters)
     told = _told(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
-    measure_volumes(told, plan.box_size, mesh, statistics)
+    measure_volumes(told, plan.box_size, mesh, statistics, cell_values_of(plan))
     mesh.barrier()
     return own
 
 
-def _is_fresh(path: Path, files: Sequence[Path], count: int) -> bool:
-    """Returns whether statistics are of these files as they are now."""
+def _is_fresh(path: Path, files: Sequence[Path], count: int, bins: np.ndarray) -> bool:
+    """Returns whether statistics are of these files as they are now, with these bins."""
     try:
-        whole = len(read_arrays(path)["index"]) >= count
+        held = read_arrays(path)
+        whole = len(held["index"]) >= count and np.array_equal(edges_of(held), bins)
     except (UnreadableError, KeyError):
         return False
     return whole and path.stat().st_mtime > max(file.stat().st_mtime for file in files)
@@ -312,8 +324,9 @@ def judge(
     sets: dict[str, Features] = {}
     notes = list(notes)
     try:
-        sets = {name: features(path, counts[name]) for name, path in paths.items()}
-        train_mean = sets["train"].truth.mean(axis=0)
+        found = {name: features(path, counts[name]) for name, path in paths.items()}
+        check_same_bins(found)
+        train_mean, sets = found["train"].truth.mean(axis=0), found
     except (KeyError, ValueError) as error:
         notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
         train_mean = _train_mean(paths["train"], largest)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
 from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
 from flowpm_dist.cosmoflow.training.held_out import fields_of
-from flowpm_dist.cosmoflow.training.parts import block_of_volumes, maker_of
+from flowpm_dist.cosmoflow.training.parts import block_of_volumes, cell_values_of, maker_of
 from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
@@ -191,10 +191,11 @@ def _measured(
     one takes anyway, is not foreseen for them.
     """
     together, box_size = len(volumes) if training.simulated else 1, training.plan.box_size
+    values = cell_values_of(training.plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):
         fields = fields_of(volumes[first : first + together], box_size, mesh)
-        of_channels = [measured(statistics, field) for field in fields]
+        of_channels = [measured(statistics, field, values) for field in fields]
         rows.append(
             [np.concatenate([found[n] for found in of_channels], axis=1) for n in statistics]
         )

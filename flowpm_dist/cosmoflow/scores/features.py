@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ class Features:
         log_power: log10 of P(k) [(Mpc/h)^3], [n, bins].
         histogram: of the density, [n, bins].
         truth: [n, p], physical units.
+        edges: of the bins of the histogram, where they are known.
 
     Raises:
         ValueError: shapes that disagree, no samples, or values that are not finite.
@@ -25,6 +27,7 @@ class Features:
     log_power: np.ndarray
     histogram: np.ndarray
     truth: np.ndarray
+    edges: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("log_power", "histogram", "truth"):
@@ -47,3 +50,10 @@ class Features:
             histogram=self.histogram[:count],
             truth=self.truth[:count],
         )
+
+
+def check_same_bins(sets: Mapping[str, Features]) -> None:
+    """Raises ValueError if the histograms of some splits have other bins than those of others."""
+    if len({features.edges for features in sets.values()}) > 1:
+        told = ", ".join(sets)
+        raise ValueError(f"the histograms of {told} differ in their bins, as older versions' do")

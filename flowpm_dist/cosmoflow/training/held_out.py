@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.features import Features
 from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Generation, Lanes, UniverseMaker, measured
+from flowpm_dist.cosmoflow.volumes.in_situ import (
+    HISTOGRAM_EDGES,
+    Batch,
+    Generation,
+    Lanes,
+    UniverseMaker,
+    measured,
+)
 from flowpm_dist.cosmoflow.volumes.records import (
     DatasetHeader,
     RecordError,
@@ -26,6 +33,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 HELD_OUT = ("validation", "test")
@@ -49,10 +57,11 @@ class Statistics:
         self._rows: dict[int, np.ndarray] = {}
         self._sizes: tuple[int, ...] = (0, 0, 0)
         self._k = np.empty(0)
+        self._edges = HISTOGRAM_EDGES
 
     def add(self, generation: Generation) -> None:
         """Adds the simulations of a generation."""
-        self._k = generation.k
+        self._k, self._edges = generation.k, generation.edges
         parts = generation.parameters, generation.power, generation.histogram
         self._sizes = tuple(part.shape[1] for part in parts)
         for place, index in enumerate(generation.index):
@@ -79,14 +88,22 @@ class Statistics:
         parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
         arrays = {"parameters": parameters, "power": power, "histogram": histogram, "k": self._k}
         arrays |= {"index": everything[:, 0].astype(np.int64), "names": np.array(self._names)}
+        arrays |= {"edges": self._edges}
         save_arrays(self.path, arrays)
 
     def _written(self, width: int) -> np.ndarray:
         if not self.path.exists():
             return np.empty((0, width))
         held = read_arrays(self.path)
+        if not np.array_equal(edges_of(held), self._edges):
+            return np.empty((0, width))  # of a version with other bins
         parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
         return np.concatenate([*parts, held["histogram"]], axis=1)
+
+
+def edges_of(held: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the edges of the bins of a histogram in a file; older ones do not tell them."""
+    return held.get("edges", HISTOGRAM_EDGES)
 
 
 def features(path: Path, count: int | None = None) -> Features:
@@ -101,8 +118,8 @@ def features(path: Path, count: int | None = None) -> Features:
     """
     held = read_arrays(path)
     power, histogram = held["power"][:count], held["histogram"][:count]
-    names = tuple(map(str, held["names"]))
-    return Features(names, np.log10(power), histogram, held["parameters"][:count])
+    names, edges = tuple(map(str, held["names"])), tuple(edges_of(held).tolist())
+    return Features(names, np.log10(power), histogram, held["parameters"][:count], edges)
 
 
 def make_volumes(
@@ -221,6 +238,7 @@ def measure_volumes(
     size: tuple[float, float, float],
     mesh: ProcessMesh,
     statistics: Statistics,
+    values: CellValues = DENSITIES,
 ) -> None:
     """Measures the statistics of volumes that are in files, numbered in their order. On all ranks.
 
@@ -229,13 +247,15 @@ def measure_volumes(
         size: of the box [Mpc/h].
         mesh: all ranks.
         statistics: to add to, and to write.
+        values: what the numbers of the volumes are.
     """
     done = 0
     for batch in batches:
-        of_channels = [measured(field) for field in fields_of(batch.volumes, size, mesh)]
+        fields = fields_of(batch.volumes, size, mesh)
+        of_channels = [measured(field, values) for field in fields]
         count = len(batch.volumes)
-        (k, *_), spectra, histograms = zip(*of_channels, strict=True)
-        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1)
+        (k, *_), spectra, histograms, (edges, *_) = zip(*of_channels, strict=True)
+        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1), edges
         first = done + mesh.coordinate("replica") * count
         index = np.arange(first, first + count)
         statistics.add(Generation(batch.volumes, batch.parameters, index, index, k, *parts))

@@ -30,6 +30,7 @@ from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
+from flowpm_dist.statistics.cell_values import CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 
@@ -155,7 +156,14 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     if asked.is_noisy or asked.mask is not None:
         noise = SurveyNoise(asked, simulation.box)
     model = forward_model_of(asked, simulation)
-    return UniverseMaker(model, priors_of(plan), lanes, tuple(plan.priors.ranges), noise)
+    targets, values = tuple(plan.priors.ranges), cell_values_of(plan)
+    return UniverseMaker(model, priors_of(plan), lanes, targets, noise, values)
+
+
+def cell_values_of(plan: TrainingPlan) -> CellValues:
+    """Returns what the numbers of a training's volumes are, as far as it is known."""
+    asked = (plan.observation or BARE).options
+    return CellValues(asked.is_positive, asked.mean_count)
 
 
 def priors_of(plan: TrainingPlan) -> Priors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -16,11 +16,12 @@ from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.noise import SurveyNoise
-from flowpm_dist.statistics import density_histogram, power_spectrum
+from flowpm_dist.statistics import power_spectrum
+from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
-"""Bin edges of ln(density), for the one-point distribution that baselines are fitted to."""
+"""Bin edges, see `CellValues.histogram`, of the distribution that baselines are fitted to."""
 
 OF_SURVEY = 1
 """Key of the seeds of the noise of what is seen, beside those of the universes."""
@@ -87,8 +88,8 @@ class Generation:
         seeds: the seeds of the white noise, int64 [lane].
         k: the wavenumbers of the power [bin] [h/Mpc].
         power: P(k) [lane, bin] [(Mpc/h)^3].
-        histogram: the share of the cells in each bin of ln(density) [lane, bin]. Cells at or below
-            0, as noise and counts have them, and counts above 148, e^5, are in none.
+        histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`.
+        edges: of these bins [bin + 1], of ln(density) or of the values.
     """
 
     volumes: np.ndarray
@@ -98,16 +99,23 @@ class Generation:
     k: np.ndarray
     power: np.ndarray
     histogram: np.ndarray
+    edges: np.ndarray = field(default_factory=HISTOGRAM_EDGES.copy)
 
 
-def measured(density: Field) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns k, power and histogram of a density, see `Generation`.
+def measured(
+    density: Field, values: CellValues = DENSITIES
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns k, power, histogram and edges of a density, see `Generation`.
 
     Must be called on all ranks of the density together.
+
+    Args:
+        density: or counts, of a batch of universes.
+        values: what they are.
     """
     k, power = power_spectrum(density, window="cic")
-    histogram = density_histogram(density, HISTOGRAM_EDGES, log=True)
-    return k, power, histogram.counts / histogram.cells
+    histogram = values.histogram(density, HISTOGRAM_EDGES)
+    return k, power, histogram.counts / histogram.cells, histogram.edges
 
 
 class UniverseMaker:
@@ -121,6 +129,7 @@ class UniverseMaker:
         lanes: this replica's lanes.
         targets: names of the parameters that generations tell; by default all that vary.
         noise: of what is seen, if there is any, or a mask.
+        values: what the numbers are that are seen.
     """
 
     def __init__(
@@ -130,8 +139,10 @@ class UniverseMaker:
         lanes: Lanes,
         targets: Sequence[str] | None = None,
         noise: SurveyNoise | None = None,
+        values: CellValues = DENSITIES,
     ) -> None:
         self.model, self.priors, self.lanes, self.noise = model, priors, lanes, noise
+        self.values = values
         self.targets = priors.names if targets is None else tuple(targets)
         self._told = [priors.names.index(name) for name in self.targets]
 
@@ -156,7 +167,8 @@ class UniverseMaker:
         values = dict(zip(self.priors.names, drawn.T, strict=True))
         density = self._seen(seeds, of_noise, values)
         parameters = drawn[:, self._told]
-        return Generation(density.block.numpy(), parameters, index, seeds, *measured(density))
+        found = measured(density, self.values)
+        return Generation(density.block.numpy(), parameters, index, seeds, *found)
 
     def _seen(
         self, seeds: np.ndarray, of_noise: np.ndarray, values: Mapping[str, np.ndarray]
