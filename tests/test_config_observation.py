@@ -15,8 +15,15 @@ from test_config_training import FILES, GOOD, changed, dataset, problems, write
 from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.planning.memory import (
+    buffer_bytes,
+    dataset_memory,
+    prediction_memory,
+    training_memory,
+)
 from flowpm_dist.cosmoflow.planning.plan import differences
+from flowpm_dist.cosmoflow.training.dataset import dataset_bytes
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.cosmoflow.volumes import records
 from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
@@ -89,6 +96,64 @@ def test_one_mistake(tmp_path, old, new, where, told):
     assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
     others = {p.split(" ")[0] for p in found} - {where}
     assert others <= {"priors.noise_amplitude", "priors.b1", "observation.bias"}
+
+
+SEVERAL = GOOD + "[observation]\nredshifts = [1, 0.5, 0]\n"
+
+
+def test_redshifts_are_channels(tmp_path):
+    """Of the volumes, of the network, and of what both take in memory and on disk."""
+    plan, single = (load_training(write(tmp_path, text)) for text in (SEVERAL, GOOD))
+    assert (plan.channels, single.channels) == (3, 1) and plan.network.input == "log1p"
+    assert plan.observation.options.scale_factors(1.0) == [0.5, 1 / 1.5, 1.0]
+    assert single.observation.options.scale_factors(0.5) == [0.5]
+    again = load_training(write(tmp_path, plan.resolved()))
+    assert again == plan and again.observation.options.redshifts == (1.0, 0.5, 0.0)
+    assert differences(single.universes(), plan.universes()) == ["observation.redshifts"]
+    axes = {"replica": 2}
+    assert buffer_bytes(plan, plan.grid, axes) == 3 * buffer_bytes(single, plan.grid, axes)
+    for memory in (training_memory, dataset_memory, prediction_memory):
+        less, more = (memory(p, (128, 128, 128), axes) for p in (single, plan))
+        assert less < more < 3 * less
+    options = {"dtype": "float32", "compressed": False}
+    on_disk = [dataset_bytes(p, ["train"], **options) for p in (single, plan)]
+    assert on_disk[1] == 3 * on_disk[0]
+    folder = TrainingFolder(tmp_path / "none")
+    assert training_bytes(plan, folder) > training_bytes(single, folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("[0]", "must be a list of two redshifts or more"),
+        ("[0, 1]", "1 follows 0, which is not above it; must be a list of two redshifts or more"),
+        ("[1, -0.1]", "must be a list of two redshifts or more"),
+        ("[1, 0.5]", "the last must be that of the end of the simulation, 0"),
+        ("[9.5, 0]", "the steps begin at redshift 9"),
+    ],
+)
+def test_redshifts_that_are_not_those_of_a_simulation(tmp_path, given, told):
+    (found,) = problems(tmp_path, SEVERAL.replace("[1, 0.5, 0]", given))
+    assert found.startswith("observation.redshifts") and told in found
+
+
+def test_redshifts_before_the_first_step_need_none(tmp_path):
+    text = SEVERAL.replace("[1, 0.5, 0]", '[12, 0]\nstructure = "2lpt"')
+    assert load_training(write(tmp_path, text)).channels == 2
+
+
+def test_a_dataset_has_a_channel_for_each_redshift(tmp_path):
+    record = ObservationRecord(ObservationOptions(redshifts=(1.0, 0.0)))
+    dataset(tmp_path, attributes={"observation": record.table()}, channels=2)
+    plan = load_training(on_files(tmp_path))
+    assert plan.channels == 2 and plan.observation == record
+    with pytest.raises(Exception, match=r"redshifts is \[2, 0\] in the training, \[1, 0\] in the"):
+        load_training(on_files(tmp_path, "[observation]\nredshifts = [2, 0]\n"))
+    path = tmp_path / "set" / "dataset.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"channels": 4}))
+    with pytest.raises(Exception, match="redshifts = .*: the volumes have 4 channels, of 2 redsh"):
+        load_training(on_files(tmp_path))
 
 
 def test_a_volume_keeps_its_mean_where_an_amplitude_is_learned(tmp_path):
@@ -193,6 +258,7 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
         ({}, {"amplitude": (0.9, 1.1)}, "amplitude is 1 in the training, from 0.9 to 1.1 in"),
         ({"kind": "counts", "sigma": None, "mean_count": 2.0}, {}, "mean_count is none in"),
         ({"mask": Path("/m.npy")}, {}, "mask is none in the training, /m.npy in the data"),
+        ({"redshifts": (1.0, 0.5, 0.0)}, {}, "redshifts is none in the training, [1, 0.5, 0] in"),
     ],
 )
 def test_data_of_another_observation_are_refused(changes, nuisances, told):

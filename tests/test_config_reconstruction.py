@@ -193,6 +193,12 @@ def test_priors_keep_their_ranges(tmp_path):
         ),
         ('"2lpt"', '"pm"\nbias = {bs = 1.0}', "observation.bias", "no bias 'bs'; did you mean"),
         ('"2lpt"', '"pm"\nbias = 1.5', "observation.bias", "1.5: must be a table"),
+        (
+            "sigma = 0.2",
+            "sigma = 0.2\nredshifts = [1, 0]",
+            "observation.redshifts",
+            "a reconstruction sees the universe at the end of the simulation alone",
+        ),
         ("mock_seed = 1", "", "data.mock_seed,", "neither is given"),
         ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*from 0 to"),
         ("mock_seed = 1", 'mock_seed = 1\nfile = "f.npy"', "data.mock_seed,", "both are given"),

@@ -109,7 +109,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     def describe(self) -> str:
         """Returns a line that says what will be trained."""
         config = self.config
-        weights = config.declaration.parameters(config.width, outputs=config.outputs)
+        weights = config.declaration.parameters(config.width, config.channels, config.outputs)
         kept = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
         count = "" if config.declaration.is_keras else f"{weights:,} weights, "
         told = f"{config.network.name}, {count}mesh {self.mesh}"

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem, unknown_key
 from flowpm_dist.config.dependent_keys import DependentKeys
+from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.observables.observations import file_misfits
 from flowpm_dist.observables.options import BIASES, NUISANCE_AMPLITUDES, ObservationOptions
+from flowpm_dist.observables.record import CLOSE
 from flowpm_dist.options import three
 
 GOES_WITH = (
@@ -20,6 +22,10 @@ GOES_WITH = (
     DependentKeys("observation.bias", (), ("observation.bias_scheme",), goes_with="bias"),
 )
 """Keys that have no meaning beside some values of others."""
+
+
+UNEVOLVED = ("linear", "1lpt", "2lpt")
+"""Structures that make no steps: they are known at any time."""
 
 
 def model_fits(file: ParsedRunFile) -> Iterator[Problem]:
@@ -37,6 +43,22 @@ def model_fits(file: ParsedRunFile) -> Iterator[Problem]:
     if structure == "1lpt" and file.value("evolution", "integrator") == "cola":
         what = '= "cola": follows LPT of order 2; 1lpt makes no step, so that fastpm will do'
         yield Problem("evolution.integrator", what)
+
+
+def redshifts_fit(file: ParsedRunFile) -> Iterator[Problem]:
+    """The redshifts of channels are those of a simulation, the last that of its end."""
+    asked, steps = file.value("observation", "redshifts"), file.sections.get("evolution")
+    if asked is None or not isinstance(steps, StepOptions) or steps.last is None:
+        return
+    given = file.given["observation"]["redshifts"]
+    end = 1.0 / steps.last - 1.0
+    if abs(asked[-1] - end) > CLOSE * (1.0 + end):
+        what = f"= {given}: the last must be that of the end of the simulation, {end:g}"
+        yield Problem("observation.redshifts", what)
+    first = steps.first if file.value("observation", "structure") not in UNEVOLVED else None
+    if first is not None and 1.0 / (1.0 + asked[0]) < first:
+        what = f"= {given}: the steps begin at redshift {1.0 / first - 1.0:g}"
+        yield Problem("observation.redshifts", what)
 
 
 def needed_noise(file: ParsedRunFile, *keys: tuple[str, str]) -> Iterator[Problem]:

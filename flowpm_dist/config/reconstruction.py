@@ -194,6 +194,13 @@ def _idle(file: ParsedRunFile) -> Iterator[Problem]:
     return idle_key_problems(file, GOES_WITH)
 
 
+def _one_time(file: ParsedRunFile) -> Iterator[Problem]:
+    if file.value("observation", "redshifts") is not None:
+        what = f"= {file.given['observation']['redshifts']}: a reconstruction sees the universe at "
+        what += "the end of the simulation alone: leave it out, or train a network"
+        yield Problem("observation.redshifts", what)
+
+
 def _stages(file: ParsedRunFile) -> Iterator[Problem]:
     stages = file.value("search", "stages")
     if not stages:
@@ -264,6 +271,7 @@ RULES: list[Rule] = [
     model_fits,
     _origin,
     _noise,
+    _one_time,
     _idle,
     nuisances_fit,
     _fitted,

@@ -15,6 +15,7 @@ from flowpm_dist.config.observation_rules import (
     model_fits,
     needed_noise,
     nuisances_fit,
+    redshifts_fit,
 )
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
 from flowpm_dist.observables.options import ObservationOptions
@@ -57,6 +58,7 @@ def _of_model(file: ParsedRunFile) -> Iterator[Problem]:
     if not _simulates(file):
         return
     yield from files_fit(file)
+    yield from redshifts_fit(file)
     structure, order = file.value("observation", "structure"), file.value("initial", "lpt_order")
     given = file.given.get("initial", {})
     if structure in ("1lpt", "2lpt") and "lpt_order" in given and order != int(structure[0]):

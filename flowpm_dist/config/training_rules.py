@@ -104,6 +104,15 @@ def _network_fits(file: ParsedRunFile) -> Iterator[Problem]:
         yield Problem("box.grid", f"= {file.given['box']['grid']}: {wrong}{hint}")
 
 
+def _channels(file: ParsedRunFile) -> Iterator[Problem]:
+    """Volumes in files have a channel for each redshift that [observation] tells."""
+    asked, dataset = file.value("observation", "redshifts"), dataset_of(file)
+    if asked is None or dataset is None or dataset[0].channels == len(asked):
+        return
+    what = f"= {file.given['observation']['redshifts']}: the volumes have {dataset[0].channels} "
+    yield Problem("observation.redshifts", f"{what}channels, of {len(asked)} redshifts")
+
+
 def _too_small(name: str, width: int, channels: int) -> str:
     """Why a network cannot take volumes of this width; empty when it can."""
     try:
@@ -374,6 +383,7 @@ RULES: list[Rule] = [
     universe_rules,
     evolution_rules,
     _network_fits,
+    _channels,
     _of_keras,
     _idle,
     _schedule,

@@ -98,13 +98,30 @@ class ForwardModel:
         field = Field(noise, self._box_of(noise))
         return self.formation.state(self.simulation, field, self._cosmology(parameters))
 
-    def run_seeds(self, seeds: Sequence[int], cosmologies: Sequence[Cosmology]) -> State:
-        """Returns a batch of universes without bias, each of its own seed and cosmology.
+    def seen_at(
+        self,
+        times: Sequence[float],
+        seeds: Sequence[int],
+        cosmologies: Sequence[Cosmology],
+        parameters: Parameters,
+    ) -> list[Field]:
+        """Returns what is seen at several times of a batch of universes, see `observe`.
+
+        Args:
+            times: scale factors, increasing; the last is that of the last of the steps.
+            seeds: of the white noise of each universe.
+            cosmologies: of each universe.
+            parameters: of bias and amplitude, float64 [universe], the same at all times.
 
         Raises:
             HaloError: a particle left the halo, on every rank.
+            ObservationError: see `StructureFormation.at_times`.
         """
-        return self.formation.state(self.simulation, None, cosmologies, seeds)
+
+        def look(state: State) -> Field:
+            return Field(self.observe(state, parameters), state.box)
+
+        return self.formation.at_times(self.simulation, times, look, cosmologies, seeds)
 
     def _box_of(self, noise: tf.Tensor) -> Box:
         """Returns the box of one universe, or of all chains of which this is the rank's block."""

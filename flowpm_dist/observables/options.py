@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import (
@@ -16,6 +24,7 @@ from flowpm_dist.options import (
     checked_name,
     checked_python_name,
     limits,
+    listed,
     nearest,
 )
 
@@ -49,6 +58,22 @@ def _structure(name: str) -> str:
 
 Structure = Annotated[str, AfterValidator(_structure)]
 """One of `STRUCTURE_NAMES`, or "package.module:object" of a `StructureFormation`."""
+
+
+def _decreasing(redshifts: tuple[float, ...]) -> tuple[float, ...]:
+    for before, after in itertools.pairwise(redshifts):
+        if before <= after:
+            raise ValueError(f"{after:g} follows {before:g}, which is not above it")
+    return redshifts
+
+
+Redshifts = Annotated[
+    tuple[Annotated[float, Field(ge=0)], ...],
+    Field(min_length=2),
+    BeforeValidator(listed),
+    AfterValidator(_decreasing),
+]
+"""Those of the channels of a volume, decreasing to that of the end of the simulation."""
 
 LineOfSight = Literal["x", "y", "z"]
 BiasValue = Annotated[float, Field(ge=-20, le=20)]
@@ -117,6 +142,8 @@ class ObservationOptions(ForwardModelOptions):
         sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
         mean_count: the mean count of a cell of mean density.
         mask: the share of each cell that is observed.
+        redshifts: at which one universe is seen, each as a channel of the volume; None: at the end
+            of the simulation alone.
     """
 
     kind: Literal["density", "counts"] = Field(
@@ -134,6 +161,25 @@ class ObservationOptions(ForwardModelOptions):
         default=None,
         description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
     )
+    redshifts: Redshifts | None = Field(
+        default=None,
+        description="a list of two redshifts or more, decreasing to that of the end of the "
+        "simulation, of at least 0",
+    )
+
+    @property
+    def channels(self) -> int:
+        """The number of values of a cell."""
+        return 1 if self.redshifts is None else len(self.redshifts)
+
+    def scale_factors(self, end: float) -> list[float]:
+        """Returns those at which a universe is seen, increasing.
+
+        Args:
+            end: that at which its simulation ends, the last of them.
+        """
+        before = (self.redshifts or ())[:-1]
+        return [*(1.0 / (1.0 + z) for z in before), end]
 
     @property
     def files(self) -> dict[str, Path]:

@@ -97,6 +97,9 @@ class ObservationRecord:
             for key in ("structure", "redshift_space", "bias_scheme", "kind")
             if getattr(own, key) != getattr(other, key)
         ]
+        here, there = map(_redshifts, (own, other))
+        if not _same_redshifts(here, there):
+            found.append(_told("redshifts", here, there))
         return [*found, *self._of_bias(data), *self._of_noise(data)]
 
     def _of_bias(self, data: ObservationRecord) -> Iterator[str]:
@@ -148,7 +151,10 @@ class ObservationRecord:
 
     def told(self) -> str:
         """Returns the record in words."""
-        parts = [f"{key} = {_shown(value)}" for key, value in self.options if value is not None]
+        told = {key: value for key, value in self.options if value is not None}
+        if self.options.redshifts is not None:
+            told["redshifts"] = _redshifts(self.options)
+        parts = [f"{key} = {_shown(value)}" for key, value in told.items()]
         parts += [f"{name} {_shown(ends)}" for name, ends in self.nuisances.items()]
         return ", ".join(parts)
 
@@ -171,6 +177,17 @@ class ObservationRecord:
 
 BARE = ObservationRecord(ObservationOptions())
 """The density of matter itself, by the particle mesh: what is seen unless a run file says more."""
+
+
+def _redshifts(options: ObservationOptions) -> list[float] | None:
+    """Returns the redshifts as a list: a tuple is a range here."""
+    return None if options.redshifts is None else list(options.redshifts)
+
+
+def _same_redshifts(one: list[float] | None, other: list[float] | None) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return one == other
+    return bool(np.allclose(one, other, rtol=0, atol=CLOSE))
 
 
 def _holds(here: Any, there: Any) -> bool:
@@ -202,6 +219,8 @@ def _told(key: str, trained: Any, data: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"from {value[0]:g} to {value[1]:g}"
+    if isinstance(value, list):
+        return "[" + ", ".join(f"{x:g}" for x in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {x:g}" for name, x in value.items()) + "}"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

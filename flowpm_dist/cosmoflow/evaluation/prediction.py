@@ -63,7 +63,7 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
         VolumeError, ObservationError: see `predict_volume`.
     """
     plan, volume = training.plan, open_volume(volume_path)
-    channels: int | None = 1
+    channels: int | None = plan.channels
     if plan.data.source == "arrays":
         header = training.header()
         channels = None if header is None else header.channels
@@ -147,7 +147,7 @@ def predict_volume(
     plan, volume = training.plan, open_volume(volume_path)
     header = training.header()
     a = _scale_factor(training)
-    channels = 1 if header is None else header.channels
+    channels = training.channels(header)
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     notes += check_observation(plan.observation, volume)
     progress.note(f"reading {volume.where}")

@@ -120,9 +120,10 @@ class TrainingFolder(WorkFolder):
 def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     """Returns the size of what a training will write, about and at most [bytes]."""
     itemsize = 8 if plan.network.precision == "float64" else 4
-    weights = plan.declaration.parameters(plan.width, outputs=plan.outputs)
+    weights = plan.declaration.parameters(plan.width, plan.channels, plan.outputs)
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
     needed = ((plan.training.keep + 1) * 3 + 2) * weights * itemsize
     if plan.simulates and not folder.held_out.exists():
-        needed += (plan.data.validation + plan.data.test) * plan.width**3 * itemsize
+        held_out = (plan.data.validation + plan.data.test) * plan.channels
+        needed += held_out * plan.width**3 * itemsize
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps

@@ -34,8 +34,8 @@ OF_ANOTHER_STATISTIC = 10
 
 
 def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
-    """Returns the size of a volume [bytes]."""
-    return math.prod(grid) * (8 if plan.network.precision == "float64" else 4)
+    """Returns the size of a volume with all its channels [bytes]."""
+    return plan.channels * math.prod(grid) * (8 if plan.network.precision == "float64" else 4)
 
 
 def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -64,7 +64,7 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     split = ranks // axes.get("replica", 1)
     step = lanes * OF_A_STEP * _outputs(plan, grid) * _itemsize(plan) / split
     step += COPIES_OF_WEIGHTS * _weights_bytes(plan, grid)
-    simulating = lanes * simulation_bytes(plan.simulation, grid, axes) if plan.simulates else 0
+    simulating = lanes * _universe_bytes(plan, grid, axes) if plan.simulates else 0
     # A replica of one rank simulates while it learns.
     busy = step + simulating if split == 1 else max(step, simulating)
     held = TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
@@ -74,7 +74,17 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
 def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the greatest memory of a rank that simulates a dataset [bytes], see above."""
     lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
-    return process_bytes(axes) + lanes * simulation_bytes(plan.simulation, grid, axes)
+    return process_bytes(axes) + lanes * _universe_bytes(plan, grid, axes)
+
+
+def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the memory of a universe that is simulated on a rank, with its channels [bytes]."""
+    if plan.channels == 1:
+        return simulation_bytes(plan.simulation, grid, axes)
+    split = axes.get("row", 1) * axes.get("col", 1)
+    # Each channel is kept beside the volume of all of them.
+    channels = 2 * volume_bytes(plan, grid) // split
+    return simulation_bytes(plan.simulation, grid, axes, outputs=True) + channels
 
 
 def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -101,7 +111,9 @@ def statistics_memory(
     replicas = axes.get("replica", 1)
     lanes = math.ceil(plan.training.batch / replicas) if plan.simulates else 1
     values = sum(OF_STATISTICS.get(name, OF_ANOTHER_STATISTIC) for name in names)
-    measuring = values * lanes * volume_bytes(plan, grid) * replicas // math.prod(axes.values())
+    # One channel after the other, all of which are kept.
+    cells = (values / plan.channels + (plan.channels > 1)) * volume_bytes(plan, grid)
+    measuring = math.ceil(cells * lanes * replicas / math.prod(axes.values()))
     return process_bytes(axes) + LEAST + measuring
 
 
@@ -109,13 +121,13 @@ def _outputs(plan: TrainingPlan, grid: Grid) -> int:
     """Returns the number of all outputs of convolutions for one volume."""
     return sum(
         stage.channels_after * stage.width_after**3
-        for stage in plan.declaration.stages(grid[0], 1, plan.outputs)
+        for stage in plan.declaration.stages(grid[0], plan.channels, plan.outputs)
         if isinstance(stage.layer, Convolution)
     )
 
 
 def _weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
-    weights = plan.declaration.parameters(grid[0], outputs=plan.outputs)
+    weights = plan.declaration.parameters(grid[0], plan.channels, plan.outputs)
     return weights * (8 if plan.network.precision == "float64" else 4)
 
 

@@ -74,6 +74,11 @@ class TrainingPlan:
         return self.data.parameters or tuple(self.priors.ranges)
 
     @property
+    def channels(self) -> int:
+        """Values of a cell: one for each redshift. Files that tell no observation may have more."""
+        return 1 if self.observation is None else self.observation.options.channels
+
+    @property
     def outputs(self) -> int:
         """Number of the network's outputs: a likelihood adds an error bar for each parameter."""
         return len(self.parameters) * (2 if self.network.loss == "likelihood" else 1)

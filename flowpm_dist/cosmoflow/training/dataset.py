@@ -91,7 +91,7 @@ def dataset_bytes(
         plan, splits, dtype, compressed: see `write_dataset`.
     """
     count = sum(simulations(plan, split) for split in splits)
-    return 0 if compressed else count * plan.width**3 * DTYPES[dtype].itemsize
+    return 0 if compressed else count * plan.channels * plan.width**3 * DTYPES[dtype].itemsize
 
 
 def _is_ours(folder: Path) -> bool:

@@ -38,7 +38,8 @@ def export_bytes(training: Training) -> int:
     """Returns the size of what an export will write, about [bytes]."""
     plan = training.plan
     itemsize = 8 if plan.network.precision == "float64" else 4
-    return plan.declaration.parameters(plan.width, outputs=plan.outputs) * itemsize + GRAPH_BYTES
+    weights = plan.declaration.parameters(plan.width, plan.channels, plan.outputs)
+    return weights * itemsize + GRAPH_BYTES
 
 
 def export_network(training: Training, folder: ExportFolder, which: str = "best") -> dict[str, Any]:

@@ -251,13 +251,10 @@ def measure_volumes(
     """
     done = 0
     for batch in batches:
-        fields = fields_of(batch.volumes, size, mesh)
-        of_channels = [measured(field, values) for field in fields]
+        found = measured(fields_of(batch.volumes, size, mesh), values)
         count = len(batch.volumes)
-        (k, *_), spectra, histograms, (edges, *_) = zip(*of_channels, strict=True)
-        parts = np.concatenate(spectra, axis=1), np.concatenate(histograms, axis=1), edges
         first = done + mesh.coordinate("replica") * count
         index = np.arange(first, first + count)
-        statistics.add(Generation(batch.volumes, batch.parameters, index, index, k, *parts))
+        statistics.add(Generation(batch.volumes, batch.parameters, index, index, *found))
         done += count * mesh.axis_size("replica")
     statistics.write()

@@ -157,7 +157,8 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         noise = SurveyNoise(asked, simulation.box)
     model = forward_model_of(asked, simulation)
     targets, values = tuple(plan.priors.ranges), cell_values_of(plan)
-    return UniverseMaker(model, priors_of(plan), lanes, targets, noise, values)
+    times = asked.scale_factors(float(simulation.edges[-1]))
+    return UniverseMaker(model, priors_of(plan), lanes, targets, noise, values, times)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
@@ -192,6 +193,7 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
     return DatasetHeader(
         grid=plan.grid,
         parameters=tuple(plan.priors.ranges),
+        channels=plan.channels,
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
         box_size=plan.box_size,
         priors=plan.priors.ranges,

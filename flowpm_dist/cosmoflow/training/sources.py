@@ -83,7 +83,7 @@ def volumes_of(
             clock=clock,
             made=statistics.add,
         )
-        return Volumes(source, maker=maker, statistics=statistics)
+        return Volumes(source, channels=plan.channels, maker=maker, statistics=statistics)
     files = files_of(plan, mesh, folder, "train")
     return Volumes(
         FileSource(files, mesh, lanes, seed=seed, augment=augment, axis=axis, clock=clock),
@@ -103,7 +103,9 @@ def files_of(
     data, block = plan.data, block_of_volumes(mesh)
     if data.source == "dummy":
         samples = max(64, plan.training.batch)
-        return DummyDataset(plan.grid, plan.parameters, block=block, samples=samples)
+        return DummyDataset(
+            plan.grid, plan.parameters, block=block, channels=plan.channels, samples=samples
+        )
     path = data.staging or (folder.held_out if plan.simulates else data.folder)
     if data.source == "arrays":
         return ArrayDataset(arrays_of(plan), split, block)

@@ -95,6 +95,14 @@ class Training:
             return read_header(data.folder)[0]
         return public_header_of(data.folder, "train", data.parameters)
 
+    def channels(self, header: DatasetHeader | None) -> int:
+        """Returns the number of values of a cell.
+
+        Args:
+            header: see `header`.
+        """
+        return self.plan.channels if header is None else header.channels
+
     def divides_by_mean(self, header: DatasetHeader | None) -> bool:
         """Returns whether a volume is divided by its mean before the network is asked about it.
 
@@ -198,7 +206,7 @@ def trained_network(
         mesh,
         batch=batch,
         parameters=len(standardiser.names),
-        channels=1 if header is None else header.channels,
+        channels=training.channels(header),
     )
     step = restore_weights(training.folder.weights(which), mesh, network.state)
     return TrainedNetwork(network, standardiser, step)

@@ -82,13 +82,14 @@ class Generation:
 
     Attributes:
         volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col,
-            z], in the simulation's dtype.
+            z] or with channels, one for each redshift, in the simulation's dtype.
         parameters: [lane, parameter] [physical units].
         index: the number of each simulation in its stream, int64 [lane].
         seeds: the seeds of the white noise, int64 [lane].
         k: the wavenumbers of the power [bin] [h/Mpc].
-        power: P(k) [lane, bin] [(Mpc/h)^3].
-        histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`.
+        power: P(k) [lane, bin] [(Mpc/h)^3], of one channel after another.
+        histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`, of
+            one channel after another.
         edges: of these bins [bin + 1], of ln(density) or of the values.
     """
 
@@ -103,19 +104,27 @@ class Generation:
 
 
 def measured(
-    density: Field, values: CellValues = DENSITIES
+    channels: Sequence[Field], values: CellValues = DENSITIES
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns k, power, histogram and edges of a density, see `Generation`.
+    """Returns k, power, histogram and edges of volumes, see `Generation`.
 
-    Must be called on all ranks of the density together.
+    Must be called on all ranks of the volumes together.
 
     Args:
-        density: or counts, of a batch of universes.
+        channels: densities or counts of a batch of universes.
         values: what they are.
     """
-    k, power = power_spectrum(density, window="cic")
-    histogram = values.histogram(density, HISTOGRAM_EDGES)
-    return k, power, histogram.counts / histogram.cells, histogram.edges
+    spectra = [power_spectrum(field, window="cic") for field in channels]
+    histograms = [values.histogram(field, HISTOGRAM_EDGES) for field in channels]
+    power = np.concatenate([spectrum.power for spectrum in spectra], axis=-1)
+    shares = np.concatenate([found.counts / found.cells for found in histograms], axis=-1)
+    return spectra[0].k, power, shares, histograms[0].edges
+
+
+def noise_key(channel: int, channels: int) -> tuple[int, ...]:
+    """Returns the key of the seeds of a channel's noise: the last has that of a single one."""
+    before = channels - 1 - channel
+    return (OF_SURVEY, before) if before else (OF_SURVEY,)
 
 
 class UniverseMaker:
@@ -130,6 +139,8 @@ class UniverseMaker:
         targets: names of the parameters that generations tell; by default all that vary.
         noise: of what is seen, if there is any, or a mask.
         values: what the numbers are that are seen.
+        times: scale factors at which universes are seen, increasing, a channel each; the last is
+            that of the last of the simulation's steps, which is the only one by default.
     """
 
     def __init__(
@@ -140,9 +151,11 @@ class UniverseMaker:
         targets: Sequence[str] | None = None,
         noise: SurveyNoise | None = None,
         values: CellValues = DENSITIES,
+        times: Sequence[float] | None = None,
     ) -> None:
         self.model, self.priors, self.lanes, self.noise = model, priors, lanes, noise
         self.values = values
+        self.times = [float(model.simulation.edges[-1])] if times is None else list(times)
         self.targets = priors.names if targets is None else tuple(targets)
         self._told = [priors.names.index(name) for name in self.targets]
 
@@ -157,36 +170,42 @@ class UniverseMaker:
 
         Raises:
             HaloError: if a particle left the halo.
+            ObservationError: see `ForwardModel.seen_at`.
         """
         batch, begin = self.lanes.batch, generation * self.lanes.batch
         index = begin + np.arange(batch) if numbers is None else numbers
         index = index[self.lanes.first : self.lanes.first + self.lanes.count]
         drawn = self.priors.draw(stream, begin, batch)[index - begin]
         seeds = self.priors.noise_seeds(stream, begin, batch)[index - begin]
-        of_noise = self.priors.noise_seeds(stream, begin, batch, OF_SURVEY)[index - begin]
         values = dict(zip(self.priors.names, drawn.T, strict=True))
-        density = self._seen(seeds, of_noise, values)
-        parameters = drawn[:, self._told]
-        found = measured(density, self.values)
-        return Generation(density.block.numpy(), parameters, index, seeds, *found)
+        channels = self._clean(seeds, values)
+        if self.noise is not None:
+            louder = values.get("noise_amplitude")
+            for number, field in enumerate(channels):
+                key = noise_key(number, len(channels))
+                of_noise = self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
+                seen = self.noise.seen(field.block, field.box, of_noise.tolist(), louder)
+                channels[number] = Field(tf.constant(seen), field.box)
+        blocks = [field.block.numpy() for field in channels]
+        volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
+        found = measured(channels, self.values)
+        return Generation(volumes, drawn[:, self._told], index, seeds, *found)
 
-    def _seen(
-        self, seeds: np.ndarray, of_noise: np.ndarray, values: Mapping[str, np.ndarray]
-    ) -> Field:
-        """Returns what is seen of universes [lane], given the parameters that vary."""
+    def _clean(self, seeds: np.ndarray, values: Mapping[str, np.ndarray]) -> list[Field]:
+        """Returns what is seen of universes [lane] but for noise and mask, at each of the times.
+
+        Args:
+            seeds: of their white noise.
+            values: of the parameters that vary, [lane] each.
+        """
         base = self.model.simulation.cosmology
         own = {name: column for name, column in values.items() if name in base.names}
         cosmologies = [
             base.replace(**dict(zip(own, map(float, row), strict=True)))
             for row in np.stack(list(own.values()), axis=1)
         ]
-        state = self.model.run_seeds(seeds.tolist(), cosmologies)
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
-        density = self.model.observe(state, nuisances)
-        if self.noise is not None:
-            louder = values.get("noise_amplitude")
-            density = tf.constant(self.noise.seen(density, state.box, of_noise.tolist(), louder))
-        return Field(density, state.box)
+        return self.model.seen_at(self.times, seeds.tolist(), cosmologies, nuisances)
 
 
 class ReplayBuffer:
@@ -324,7 +343,7 @@ class InSituSource:
             for lane in self.lanes:
                 rng = np.random.default_rng([self.draws.seed, step, lane])
                 volume, row = self.buffer.get(int(generations[lane]), lane - self.lanes.first)
-                views.append(View.draw(rng, volume.shape[-1], self.augment, self.axis))
+                views.append(View.draw(rng, volume.shape[2], self.augment, self.axis))
                 volumes.append(volume)
                 parameters.append(row)
             blocks = np.stack(volumes)
