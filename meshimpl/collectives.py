@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from meshimpl import engine, traffic
 from meshimpl.graph_guards import fence, guarded
+from meshimpl.half_precision import halved, restored
 from meshimpl.rendezvous import eager_collective
 from meshimpl.traffic import Tally
 
@@ -29,9 +30,16 @@ Reduction = Literal["sum", "max", "min", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
-def _as_carried(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns `x` in a dtype that the engine carries, and the way back; for moves, not for sums."""
+def _as_carried(
+    x: tf.Tensor, *, half: bool = False
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns `x` as the engine carries it, and the way back; for moves, not for sums.
+
+    With `half`, rows of `x` are pieces that travel in half precision, [rows, length].
+    """
     dtype = x.dtype
+    if half:
+        return halved(x), lambda y: restored(y, x.shape, dtype)
     if dtype.is_complex:
         return tf.bitcast(x, dtype.real_dtype), lambda y: tf.bitcast(y, dtype)
     if dtype == tf.bfloat16:
@@ -181,24 +189,27 @@ class Communicator:
         sent = {"allgather": traffic.allgather(_bytes(x), self.size)}
         return self._make(gather, x, "allgather", f"{x.shape}", sent, lambda parts: parts[:, 0])
 
-    def alltoall(self, x: tf.Tensor) -> tf.Tensor:
+    def alltoall(self, x: tf.Tensor, *, half: bool = False) -> tf.Tensor:
         """Sends piece j of dim 0 to rank j of the group; returns the pieces that arrive, in order.
 
         Args:
             x: shape [size * m, ...].
+            half: send float16 (`meshimpl.half_precision`), with a scale for each row of dim 0. What
+                stays on this rank is rounded too; a group of one rank rounds nothing.
 
         Returns:
             The same shape, rows i*m..(i+1)*m from the group's rank i.
 
         Raises:
             ValueError: dim 0 does not divide by the number of ranks.
+            TypeError: `half`, and neither float32 nor complex64.
         """
         x = tf.convert_to_tensor(x)
         if x.shape[0] % self.size:
             raise ValueError(f"dim 0 of {x.shape} does not divide by the group's {self.size} ranks")
         if self.size == 1:
             return x
-        carried, back = _as_carried(x)
+        carried, back = _as_carried(x, half=half)
         moved = self._exchange(carried, None)
         return back(tf.ensure_shape(moved, carried.shape))
 
@@ -285,13 +296,19 @@ class Communicator:
         )
 
     def exchange_neighbours(
-        self, to_previous: tf.Tensor, to_next: tf.Tensor, distance: int = 1
+        self,
+        to_previous: tf.Tensor,
+        to_next: tf.Tensor,
+        distance: int = 1,
+        *,
+        half: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Exchange tensors with the ranks `distance` before and after, in one periodic message.
 
         Args:
             to_previous, to_next: two tensors of one shape and dtype.
             distance: in places of the group.
+            half: send float16, as in `alltoall`, with a scale for each of the two.
 
         Returns:
             The tensors that the previous and the next rank sent here.
@@ -299,7 +316,7 @@ class Communicator:
         n, d = self.size, distance % self.size
         if d == 0:
             return to_next, to_previous
-        carried, back = _as_carried(tf.stack([to_previous, to_next]))
+        carried, back = _as_carried(tf.stack([to_previous, to_next]), half=half)
         pieces = tf.reshape(carried, [2, -1])
         length = pieces.shape[1]
         previous, following = (self.index - d) % n, (self.index + d) % n

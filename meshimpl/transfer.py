@@ -23,16 +23,18 @@ class Transfer:
         moves: the dimensions of a block before and after, in order. Brackets mark the one that is
             whole: the group splits it, and joins the other.
         group: the ranks among which it moves.
+        half: whether messages are float16, see `Communicator.alltoall`.
     """
 
     moves: str
     group: Communicator
+    half: bool = False
 
     @property
     def reverse(self) -> Transfer:
         """The transfer back."""
         before, after = self.moves.split(" -> ")
-        return Transfer(f"{after} -> {before}", self.group)
+        return Transfer(f"{after} -> {before}", self.group, self.half)
 
     def __call__(
         self, block: tf.Tensor, *, pad_to: int | None = None, crop_to: int | None = None
@@ -46,7 +48,8 @@ class Transfer:
             crop_to: length of what is kept of the dimension that is whole afterwards.
         """
         message = _compiled(_pack, self.moves, self.group.size, pad_to)(block)
-        return _compiled(_unpack, self.moves, crop_to)(self.group.alltoall(message))
+        arrived = self.group.alltoall(message, half=self.half)
+        return _compiled(_unpack, self.moves, crop_to)(arrived)
 
 
 @functools.cache

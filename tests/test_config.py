@@ -80,7 +80,7 @@ def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
     assert plain["evolution"] == {
         "a_start": 0.1, "a_stop": 1.0, "steps": 10, "spacing": "a", "integrator": "fastpm",
         "half_step": "arithmetic", "force_gradient": "finite-difference", "mesh_factor": 1,
-        "deconvolve": False,
+        "deconvolve": False, "exchange": "exact",
     }  # fmt: skip
     assert plain["initial"] == {
         "seed": 1, "lpt_order": 2, "noise": "cells", "fixed_amplitude": False, "paired": False,
@@ -186,6 +186,12 @@ def test_one_mistake(tmp_path, old, new, where, told):
         ("mesh_factor = 0", "mesh_factor", "0.*from 1 to 4"),
         ("mesh_factor = 5", "mesh_factor", "5.*from 1 to 4"),
         ("deconvolve = 1", "deconvolve", "1.*true or false"),
+        ('exchange = "bfloat16"', "exchange", '"exact" or "float16"'),
+        (
+            'exchange = "float16"\n[run]\nprecision = "float64"',
+            "exchange",
+            'goes with run.precision = "float32", not with "float64"',
+        ),
         ("edges = [0.5]", "edges", "two or more increasing"),
         ("edges = 0.5", "edges", "two or more increasing"),
         ('edges = [0.1, "now"]', "edges", "two or more increasing"),

@@ -33,7 +33,7 @@ from flowpm_dist.config.observation_rules import (
     needed_noise,
     nuisances_fit,
 )
-from flowpm_dist.config.sections import DifferentiatedEvolutionSection
+from flowpm_dist.config.sections import ROUNDED, DifferentiatedEvolutionSection
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.config.simulation import (
     amplitude_rule,
@@ -60,6 +60,7 @@ from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
 GOES_WITH = (
     *observation_rules.GOES_WITH,
+    DependentKeys("run.precision", ("float32",), ROUNDED, default_may_stand=True),
     DependentKeys("observation.kind", ("density",), ("data.add_noise", "likelihood.error")),
     DependentKeys(
         "likelihood.name",

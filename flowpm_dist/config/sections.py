@@ -53,6 +53,10 @@ else:
     )
 
 
+ROUNDED = ("evolution.exchange",)
+"""Goes with a run in float32; the default may stand beside float64."""
+
+
 class EvolutionSection(StepOptions, IntegratorOptions, ForceOptions):
     """The section [evolution]: time steps, integrator with its own options, and force."""
 

@@ -35,6 +35,7 @@ from flowpm_dist.config.light_cone import (
     light_cone_work,
 )
 from flowpm_dist.config.sections import (
+    ROUNDED,
     EvolutionSection,
     InitialSection,
     IntegratorOptions,
@@ -68,6 +69,7 @@ GOES_WITH = (
         ("output.fields",),
         goes_with="zarr; other formats hold the particles alone, as positions, velocities and ids",
     ),
+    DependentKeys("run.precision", ("float32",), ROUNDED, default_may_stand=True),
     OF_PLANES,
     OF_SHELLS,
 )

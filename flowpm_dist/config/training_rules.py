@@ -10,6 +10,7 @@ from typing import Any
 from flowpm_dist.config import observation_rules, training_observation
 from flowpm_dist.config.checks import ParsedRunFile, Problem, Rule, exactly_one
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems
+from flowpm_dist.config.sections import ROUNDED
 from flowpm_dist.config.simulation import evolution_rules, universe_rules
 from flowpm_dist.cosmoflow.network.schedules import scaled_rate
 from flowpm_dist.cosmoflow.planning.declarations import declaration
@@ -45,6 +46,7 @@ OF_ARRAYS = ("volumes", "table", "dtype", "unit")
 
 GOES_WITH = (
     *observation_rules.GOES_WITH,
+    DependentKeys("network.precision", ("float32", "bfloat16"), ROUNDED, default_may_stand=True),
     DependentKeys("training.optimiser", ("sgd",), ("training.momentum",)),
     DependentKeys("training.decay", ("polynomial",), ("training.power",)),
     DependentKeys("training.decay", ("polynomial", "cosine"), ("training.end_rate",)),

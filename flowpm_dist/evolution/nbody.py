@@ -60,8 +60,8 @@ class NBody:
     @functools.cached_property
     def field_adjoint(self) -> MeshFunction:
         """The function `f(cotangent of the field)`: the cotangent of what was painted."""
-        if self.gravity.force_gradient == "finite-difference":
-            return self.field  # symmetric
+        if self.gravity.is_symmetric:
+            return self.field
         return self.box.function(
             lambda _, dy: self.gravity.field_adjoint(dy), cotangent=self.gravity.field_shape
         )

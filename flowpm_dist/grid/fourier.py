@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,15 +107,18 @@ class ConvolveOperation(mtf.Operation):
         box: Box,
         filters: Filter | Sequence[Filter],
         adjoint: bool = False,
+        half: bool = False,
     ) -> None:
         super().__init__([x], name="convolve_adjoint" if adjoint else "convolve")
         self._outputs = [mtf.Tensor(self, shape, x.dtype)]
         self._box, self._filters, self._is_adjoint = box, filters, adjoint
+        self._pencils = dataclasses.replace(box.pencils, half=half)
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
         """Returns the cotangent of the input: the adjoint operation applied."""
         shape, adjoint = self.inputs[0].shape, not self._is_adjoint
-        back = ConvolveOperation(grad_ys[0], shape, self._box, self._filters, adjoint)
+        half = self._pencils.half
+        back = ConvolveOperation(grad_ys[0], shape, self._box, self._filters, adjoint, half)
         return [back.outputs[0]]
 
     def lower(self, lowering: Any) -> None:
@@ -139,13 +143,13 @@ class ConvolveOperation(mtf.Operation):
         lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([block]))
 
     def _forward(self, field: tf.Tensor) -> tf.Tensor:
-        plan = self._box.pencils
+        plan = self._pencils
         spectrum = plan.forward(tf.reshape(field, [-1, *plan.real_block]))
         return tf.bitcast(spectrum, self._box.dtype)
 
     def _inverse(self, pairs: Any) -> tf.Tensor:
         dtype = tf.complex64 if self._box.dtype == tf.float32 else tf.complex128
-        return self._box.pencils.inverse(tf.bitcast(pairs, dtype))
+        return self._pencils.inverse(tf.bitcast(pairs, dtype))
 
     def _apply(self, filter_: Filter, value: tf.Tensor, sign: float) -> tf.Tensor:
         return _multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
@@ -165,24 +169,30 @@ def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
     return apply
 
 
-def convolve(field: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
+def convolve(
+    field: Any, box: Box, filters: Filter | Sequence[Filter], *, half: bool = False
+) -> Any:
     """Returns the real mtf field F^-1 K F of a real mtf field, [..., x, y, z].
 
     Args:
         field: mtf tensor [..., x, y, z].
         box: its grid and size.
         filters: one; or several, for as many components in a new last dimension.
+        half: whether the transforms send float16, see `Communicator.alltoall`. So do those of the
+            adjoint.
     """
     dims = [] if isinstance(filters, Filter) else [mtf.Dimension("component", len(filters))]
     shape = mtf.Shape([*field.shape.dims, *dims])
-    return ConvolveOperation(field, shape, box, filters).outputs[0]
+    return ConvolveOperation(field, shape, box, filters, half=half).outputs[0]
 
 
-def convolve_adjoint(components: Any, box: Box, filters: Filter | Sequence[Filter]) -> Any:
+def convolve_adjoint(
+    components: Any, box: Box, filters: Filter | Sequence[Filter], *, half: bool = False
+) -> Any:
     """Returns the cotangent of the input of `convolve`, from that of its output."""
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
-    return ConvolveOperation(components, shape, box, filters, True).outputs[0]
+    return ConvolveOperation(components, shape, box, filters, True, half).outputs[0]
 
 
 def to_spectrum(field: Any) -> Any:

@@ -31,6 +31,8 @@ class StepTraffic:
         halo: of the particles [cells of the force mesh].
         force_gradient: see `Gravity`.
         itemsize: of a number [bytes].
+        half: whether all but the reach of the particles travels as float16, each piece with its
+            scale.
     """
 
     grid: tuple[int, int, int]
@@ -39,6 +41,15 @@ class StepTraffic:
     halo: int
     force_gradient: str = "finite-difference"
     itemsize: int = 4
+    half: bool = False
+
+    @property
+    def _carried(self) -> int:
+        return 2 if self.half else self.itemsize
+
+    @property
+    def _scale(self) -> int:
+        return 4 if self.half else 0
 
     @property
     def tally(self) -> Tally:
@@ -77,7 +88,7 @@ class StepTraffic:
             planes = min(block, width - (distance - 1) * block)
             sizes = [0] * ranks
             for other in (distance % ranks, -distance % ranks):
-                sizes[other] += planes * plane * self.itemsize if other else 0
+                sizes[other] += planes * plane * self._carried + self._scale if other else 0
             if any(sizes):
                 yield {"neighbours": traffic.to_each(sizes, 0)}
 
@@ -88,11 +99,12 @@ class StepTraffic:
         modes = _padded(nz // 2 + 1, self.cols)
         total: Tally = {}
         if self.cols > 1:
-            size = 2 * self.itemsize * math.prod((nx // self.rows, ny // self.cols, modes))
+            size = 2 * self._carried * math.prod((nx // self.rows, ny // self.cols, modes))
+            size += self.cols * self._scale
             total = added(total, {"alltoall": traffic.alltoall(size, self.cols)})
         if self.rows > 1:
             lines = nx // self.rows * (modes // self.cols) * _padded(ny, self.rows)
-            size = 2 * self.itemsize * lines
+            size = 2 * self._carried * lines + self.rows * self._scale
             total = added(total, {"alltoall": traffic.alltoall(size, self.rows)})
         return total
 

@@ -39,21 +39,36 @@ class ParticleMesh:
         mesh_factor: the number of mesh cells per particle spacing.
         halo: the width of the halo along split axes [particle spacings]; every displacement along
             them must be less.
+        half: whether the messages of the mesh are float16, see `Communicator.alltoall`.
     """
 
     box: Box
     mesh_factor: int
     halo: int
+    half: bool = False
 
     @functools.cached_property
     def mesh(self) -> Box:
         """The box with the mesh as its grid."""
         return self.box.finer(self.mesh_factor)
 
+    @property
+    def mean(self) -> float:
+        """The mean number of particles in a cell of the mesh."""
+        return 1.0 / self.mesh_factor**3
+
     def widths(self, margin: int = 0) -> dict[str, int]:
         """Returns the planes of halo along x and y of the mesh; 0 where an axis is not split."""
         planes = self.halo * self.mesh_factor + margin
         return {name: planes if ranks > 1 else 0 for name, ranks in self.box.split.items()}
+
+    def with_halo(self, field: Any, margin: int = 0) -> Any:
+        """Returns a field of the mesh whose blocks have their neighbours' planes around them."""
+        return halo_exchange(field, self.widths(margin), half=self.half)
+
+    def without_halo(self, padded: Any, shape: Any, margin: int = 0) -> Any:
+        """Adds the planes of halos to their owners: the adjoint of `with_halo`."""
+        return halo_reduce(padded, shape, self.widths(margin), half=self.half)
 
     def lattice(self, margin: int = 0) -> Lattice:
         """Returns the lattice of this rank's particles in their padded block of the mesh."""
@@ -105,7 +120,7 @@ def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any
 
     outputs = [(padded, dtype), (_AXES, dtype)]
     painted, reach = local(run, inputs, outputs, adjoint=adjoint, name="paint")
-    return halo_reduce(painted, pm.mesh.shape, pm.widths()), maximum_over_ranks(reach)
+    return pm.without_halo(painted, pm.mesh.shape), maximum_over_ranks(reach)
 
 
 def paint_adjoint(
@@ -120,7 +135,7 @@ def paint_adjoint(
         padded: whether the cotangent already has its halo.
         add: a cotangent of the displacement to which this one is added.
     """
-    cotangent = cotangent if padded else halo_exchange(cotangent, pm.widths())
+    cotangent = cotangent if padded else pm.with_halo(cotangent)
     displacement, *weights = inputs
     g = pm.lattice()
 
@@ -148,7 +163,7 @@ def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
         mtf tensor [..., x, y, z, component] of the particles.
     """
     g, components = pm.lattice(), field.shape.dims[-1]
-    padded = halo_exchange(field, pm.widths())
+    padded = pm.with_halo(field)
 
     def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         return kernels().read(g, pm.block(f, 0, components.size), pm.particles(s))
@@ -177,7 +192,7 @@ def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
         mtf tensor [..., x, y, z, component] of the particles, per [Mpc/h].
     """
     g = pm.lattice(STENCIL)
-    padded = halo_exchange(potential, pm.widths(STENCIL))
+    padded = pm.with_halo(potential, STENCIL)
 
     def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         return kernels().read_gradient(g, pm.block(f, STENCIL), pm.particles(s))

@@ -25,7 +25,6 @@ from flowpm_dist.grid.fourier import (
 from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
 from flowpm_dist.particle_mesh.kernels import ForceGradient, kernels
 from meshimpl.compat import mtf
-from meshimpl.operations.halo import halo_exchange, halo_reduce
 from meshimpl.operations.local import local
 
 
@@ -60,6 +59,11 @@ class Gravity:
         return [Filter(along(axis), imaginary=True) for axis in range(3)]
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether `field` is its own adjoint."""
+        return self.force_gradient == "finite-difference" and not self.pm.half
+
+    @property
     def _margin(self) -> int:
         return STENCIL if self.force_gradient == "finite-difference" else 0
 
@@ -79,11 +83,14 @@ class Gravity:
         Args:
             painted: the particles in each cell of the mesh, mtf tensor [..., x, y, z].
         """
-        return convolve(painted, self.pm.mesh, self.filters)
+        if self.pm.half:
+            # Rounding is relative: at early times the mean is far larger than what matters.
+            painted = painted - self.pm.mean
+        return convolve(painted, self.pm.mesh, self.filters, half=self.pm.half)
 
     def field_adjoint(self, cotangent: Any) -> Any:
         """Returns the cotangent of what was painted, from that of the field: adjoint of `field`."""
-        return convolve_adjoint(cotangent, self.pm.mesh, self.filters)
+        return convolve_adjoint(cotangent, self.pm.mesh, self.filters, half=self.pm.half)
 
     def force(self, field: Any, displacement: Any) -> Any:
         """Returns the force over 1.5 Omega_m at the particles.
@@ -112,7 +119,7 @@ class Gravity:
             c = tf.reshape(c, [-1, 2])
             return kernels().kick(g, f, pm.particles(s), pm.particles(v), c, self.force_gradient)
 
-        padded = halo_exchange(field, pm.widths(self._margin))
+        padded = pm.with_halo(field, self._margin)
         inputs = [padded, displacement, velocity, factors]
         return local(run, inputs, [(velocity.shape, velocity.dtype)], name="kick")[0]
 
@@ -140,12 +147,12 @@ class Gravity:
             c = tf.reshape(c, [-1, 2])
             return kernels().kick_vjp(g, f, s, v, dv, ds, c, self.force_gradient)
 
-        padded = halo_exchange(field, pm.widths(self._margin))
+        padded = pm.with_halo(field, self._margin)
         outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
         outputs.append((factors.shape, tf.float64))
         inputs = [padded, displacement, velocity, dv, ds, factors]
         before, dfield, ds, sums = local(run, inputs, outputs, name="kick_adjoint")
-        dfield = halo_reduce(dfield, field.shape, pm.widths(self._margin))
+        dfield = pm.without_halo(dfield, field.shape, self._margin)
         return before, dfield, ds, sums
 
 

@@ -12,6 +12,10 @@ ForceGradient = Literal["finite-difference", "spectral"]
 """The source of the force in a kick: differences of a potential, or a field of the force itself."""
 
 
+Exchange = Literal["exact", "float16"]
+"""How the numbers of a force travel between ranks: as they are, or rounded."""
+
+
 class ForceOptions(Options):
     """The options of the gravity between the particles, see `Gravity`.
 
@@ -19,6 +23,8 @@ class ForceOptions(Options):
         force_gradient: the gradient of the potential: "finite-difference" (4 points) or "spectral".
         mesh_factor: the number of cells of the force mesh per particle spacing, along each side.
         deconvolve: whether the force is divided by the squared cloud-in-cell window.
+        exchange: how the halos and transforms of the force mesh travel between ranks: "exact", or
+            "float16", half the bytes of float32, rounded to 11 bits.
     """
 
     force_gradient: ForceGradient = Field(
@@ -28,3 +34,4 @@ class ForceOptions(Options):
         default=1, ge=1, le=4, description="a whole number from 1 to 4, cells per particle spacing"
     )
     deconvolve: bool = Field(default=False, description="true or false")
+    exchange: Exchange = Field(default="exact", description='"exact" or "float16"')

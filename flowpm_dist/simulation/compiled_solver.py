@@ -58,7 +58,7 @@ class CompiledSolver:
         force = self.force_options
         mesh_factor = mesh_factor or force.mesh_factor
         if (halo, mesh_factor) not in self._nbody:
-            pm = ParticleMesh(self.box, mesh_factor, halo)
+            pm = ParticleMesh(self.box, mesh_factor, halo, force.exchange == "float16")
             gravity = Gravity(pm, force.force_gradient, force.deconvolve)
             self._nbody[halo, mesh_factor] = NBody(gravity, self.max_displacement)
         return self._nbody[halo, mesh_factor]

@@ -32,6 +32,12 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
     )
 
     @model_validator(mode="after")
+    def _no_rounded_messages_in_float64(self) -> Self:
+        if self.exchange == "float16" and self.precision == "float64":
+            raise ValueError('exchange "float16" goes with precision "float32", not "float64"')
+        return self
+
+    @model_validator(mode="after")
     def _integrator_has_its_lpt_order(self) -> Self:
         if self.integrator.uses_lpt and self.lpt_order < 2:
             raise ValueError(f"lpt_order {self.lpt_order}: this integrator follows LPT of order 2")

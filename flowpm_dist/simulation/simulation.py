@@ -56,7 +56,7 @@ class Simulation:
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
         growth, power: how a cosmology's are made, to repeat another code's tables.
         **options: by name, see `SolverOptions`: lpt_order, noise, fixed_amplitude, force_gradient,
-            mesh_factor, deconvolve, integrator, adjoint, precision, halo.
+            mesh_factor, deconvolve, exchange, integrator, adjoint, precision, halo.
 
     Attributes:
         options: the `SolverOptions`.

@@ -43,11 +43,13 @@ class Pencils:
     Attributes:
         grid: (nx, ny, nz).
         row, col: the lines of ranks over which x and y, later ky and kz, are split.
+        half: whether messages are float16, see `Communicator.alltoall`.
     """
 
     grid: tuple[int, int, int]
     row: Communicator
     col: Communicator
+    half: bool = False
 
     @property
     def modes(self) -> tuple[int, int, int]:
@@ -69,21 +71,21 @@ class Pencils:
 
     @property
     def _z_to_y(self) -> Transfer:
-        return Transfer("b x y [kz] -> b x kz [y]", self.col)
+        return Transfer("b x y [kz] -> b x kz [y]", self.col, self.half)
 
     @property
     def _y_to_x(self) -> Transfer:
-        return Transfer("b x kz [ky] -> b kz ky [x]", self.row)
+        return Transfer("b x kz [ky] -> b kz ky [x]", self.row, self.half)
 
     @property
     def _z_to_yx(self) -> Transfer:
         """The transfer for one row, where y and x are transformed at once."""
-        return Transfer("b x y [kz] -> b kz [y] x", self.col)
+        return Transfer("b x y [kz] -> b kz [y] x", self.col, self.half)
 
     @property
     def _zy_to_x(self) -> Transfer:
         """The transfer for one column, where z and y are transformed at once."""
-        return Transfer("b x [ky] kz -> b kz ky [x]", self.row)
+        return Transfer("b x [ky] kz -> b kz ky [x]", self.row, self.half)
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the complex spectrum [b, kz/col, ky/row, kx] of a real [b, x/row, y/col, z]."""

@@ -57,7 +57,12 @@ def _within_box(
 
 
 def pad_axis(
-    x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
+    x: tf.Tensor,
+    axis: int,
+    widths: tuple[int, int],
+    group: Communicator,
+    edges: Edges,
+    half: bool = False,
 ) -> tf.Tensor:
     """Returns a block with its neighbours' planes on both sides along one axis.
 
@@ -67,6 +72,7 @@ def pad_axis(
         widths: the number of planes before and after it.
         group: the line of ranks along which the axis is split.
         edges: "periodic", or "zero" beyond the edges of the box.
+        half: whether the planes travel as float16, see `Communicator.exchange_neighbours`.
     """
     before, after = widths
     if group.size == 1 and edges == "zero":
@@ -80,7 +86,7 @@ def pad_axis(
     for distance, planes in _hops(widest, block):
         first = _planes(x, axis, 0, planes)
         last = _planes(x, axis, block - planes, planes)
-        pair = group.exchange_neighbours(first, last, distance)
+        pair = group.exchange_neighbours(first, last, distance, half=half)
         from_previous, from_next = _within_box(*pair, distance, group, edges)
         done = (distance - 1) * block
         lower, upper = (max(0, min(planes, width - done)) for width in widths)
@@ -90,7 +96,12 @@ def pad_axis(
 
 
 def fold_axis(
-    x: tf.Tensor, axis: int, widths: tuple[int, int], group: Communicator, edges: Edges
+    x: tf.Tensor,
+    axis: int,
+    widths: tuple[int, int],
+    group: Communicator,
+    edges: Edges,
+    half: bool = False,
 ) -> tf.Tensor:
     """Adds the halo planes to the blocks that own them: the adjoint of `pad_axis`."""
     before, after = widths
@@ -104,7 +115,7 @@ def fold_axis(
         done = (distance - 1) * block
         to_previous = _planes(left, axis, widest - done - planes, planes)
         to_next = _planes(right, axis, done, planes)
-        pair = group.exchange_neighbours(to_previous, to_next, distance)
+        pair = group.exchange_neighbours(to_previous, to_next, distance, half=half)
         from_previous, from_next = _within_box(*pair, distance, group, edges)
         core = _add_at_edges(core, axis, from_previous, from_next)
     return core
@@ -160,15 +171,20 @@ class HaloOperation(mtf.Operation):
         edges: Edges,
         reduce: bool,
         name: str | None = None,
+        half: bool = False,
     ) -> None:
         super().__init__([x], name=name or ("halo_reduce" if reduce else "halo_exchange"))
         self._outputs = [mtf.Tensor(self, shape, x.dtype)]
         self._widths, self._edges, self._reduce = dict(widths), edges, reduce
+        self._half = half
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
         """Returns the cotangent of the input: the other of the two operations."""
         shape, other = self.inputs[0].shape, not self._reduce
-        return HaloOperation(grad_ys[0], shape, self._widths, self._edges, other).outputs
+        operation = HaloOperation(
+            grad_ys[0], shape, self._widths, self._edges, other, half=self._half
+        )
+        return operation.outputs
 
     def lower(self, lowering: Any) -> None:
         """Lowers to one message for each hop and axis."""
@@ -182,7 +198,7 @@ class HaloOperation(mtf.Operation):
         ]
         change = fold_axis if self._reduce else pad_axis
         for axis, widths, ranks in reversed(axes) if self._reduce else axes:
-            value = change(value, axis, widths, ranks, self._edges)
+            value = change(value, axis, widths, ranks, self._edges, self._half)
         lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([value]))
 
 
@@ -197,7 +213,12 @@ def _check_widths(widths: Widths, edges: str, shape: Any) -> None:
 
 
 def halo_exchange(
-    x: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
+    x: Any,
+    widths: Widths,
+    edges: Edges = "periodic",
+    name: str | None = None,
+    *,
+    half: bool = False,
 ) -> Any:
     """Returns a tensor whose blocks have their neighbours' planes around them.
 
@@ -206,6 +227,8 @@ def halo_exchange(
         widths: the widths of the halo; 0 only renames the dimension.
         edges: "periodic", or "zero" beyond the edges of the box.
         name: the name of the operation.
+        half: whether planes travel as float16 (x is float32), see `Communicator.alltoall`. So do
+            those of the adjoint.
 
     Returns:
         mtf tensor whose named dimensions are called `<name>_halo`, of size n + (before + after)
@@ -216,18 +239,24 @@ def halo_exchange(
     """
     _check_widths(widths, edges, x.shape)
     shape = padded_shape(x.shape, widths, x.mesh.impl)
-    return HaloOperation(x, shape, widths, edges, False, name).outputs[0]
+    return HaloOperation(x, shape, widths, edges, False, name, half).outputs[0]
 
 
 def halo_reduce(
-    x: Any, shape: Any, widths: Widths, edges: Edges = "periodic", name: str | None = None
+    x: Any,
+    shape: Any,
+    widths: Widths,
+    edges: Edges = "periodic",
+    name: str | None = None,
+    *,
+    half: bool = False,
 ) -> Any:
     """Adds every halo plane to the cells it is a copy of: the adjoint of `halo_exchange`.
 
     Args:
         x: mtf tensor with halos.
         shape: the `mtf.Shape` without halos, that of the input of `halo_exchange`.
-        widths, edges: as for `halo_exchange`.
+        widths, edges, half: as for `halo_exchange`.
         name: the name of the operation.
 
     Raises:
@@ -237,4 +266,4 @@ def halo_reduce(
     expected = padded_shape(shape, widths, x.mesh.impl)
     if x.shape != expected:
         raise ValueError(f"halo_reduce: expected a tensor of {expected}, got {x.shape}")
-    return HaloOperation(x, shape, widths, edges, True, name).outputs[0]
+    return HaloOperation(x, shape, widths, edges, True, name, half).outputs[0]

@@ -22,14 +22,20 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 @pytest.mark.every_split
 @pytest.mark.parametrize(
-    ("halo", "factor", "force", "dtype"),
-    [(5, 1, "finite-difference", tf.float32), (3, 2, "spectral", tf.float64)],
+    ("halo", "factor", "force", "dtype", "half"),
+    [
+        (5, 1, "finite-difference", tf.float32, False),
+        (3, 2, "spectral", tf.float64, False),
+        (5, 1, "finite-difference", tf.float32, True),
+    ],
 )
-def test_a_step(mesh: ProcessMesh, halo: int, factor: int, force: str, dtype: tf.DType) -> None:
+def test_a_step(
+    mesh: ProcessMesh, halo: int, factor: int, force: str, dtype: tf.DType, half: bool
+) -> None:
     """Also where a halo is wider than a block, and where modes are padded."""
     grid = (16, 12, 8)
     box = Box(grid, tuple(8.0 * n for n in grid), mesh, dtype)
-    nbody = NBody(Gravity(ParticleMesh(box, factor, halo), force))
+    nbody = NBody(Gravity(ParticleMesh(box, factor, halo, half), force))
     x = tf.zeros([*box.block, 3], dtype)
     for _ in range(2):  # ranks meet when they build
         before = so_far()
@@ -37,7 +43,7 @@ def test_a_step(mesh: ProcessMesh, halo: int, factor: int, force: str, dtype: tf
         nbody.kick(field, x, x, tf.ones([2], dtype))
     cells = tuple(factor * n for n in grid)
     axes = mesh.axis_size("row"), mesh.axis_size("col")
-    expected = StepTraffic(cells, *axes, factor * halo, force, dtype.size).tally
+    expected = StepTraffic(cells, *axes, factor * halo, force, dtype.size, half).tally
     assert added(so_far(), before, -1) == expected
     assert bool(expected) == (mesh.size > 1)
 
