@@ -121,6 +121,15 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) ->
     leave(status)
 
 
+@contextmanager
+def planning() -> Iterator[None]:
+    """Inside, what can be checked before work begins is checked: a mistake ends the process."""
+    try:
+        yield
+    except (UserError, launch.LaunchError) as error:
+        refuse(str(error))
+
+
 def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
     """Exit with the message of an error that ended a job, see `refuse`.
 

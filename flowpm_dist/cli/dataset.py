@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flowpm_dist.cli.common import Mesh, Ranks, Set, begin_job, job, job_size, refuse
-from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.cli.common import Mesh, Ranks, Set, job_size, planning
+from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.planning.memory import dataset_memory
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
 from flowpm_dist.cosmoflow.volumes.record_files import read_header
-from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.estimate import Demand
 from meshimpl import launch
 
@@ -65,7 +64,7 @@ def dataset(
     """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
     splits = [chosen.value for chosen in split or Split]
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
-    try:
+    with planning():
         plan = load_training(run_file, parse_settings(changes or []))
         shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
@@ -76,19 +75,13 @@ def dataset(
             lambda ranks: check_training_mesh(replace(plan, mesh=None), ranks, source=run_file),
         )
         needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
-        estimate = demand.estimate(needed)
-        if not ignore_memory:
-            demand.check(estimate, launch.host_memory())
+        resolved = plan.with_mesh(shape).resolved()
+        work = Preview(resolved, demand, demand.estimate(needed), output)
+        work.check_memory(ignore=ignore_memory)
         # Rank 0 alone looks: soon the ranks write there.
         if launch.detect().rank == 0:
             check_dataset(plan, output, splits, **options)
-    except UserError as error:
-        refuse(str(error))
-    if check:
-        show_check(plan.with_mesh(shape).resolved(), shape, estimate, output)
-        return
-    begin_job(ranks)
-    with job(told(estimate)) as progress:
+    with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
         write_dataset(

@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 
 from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
-from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
+from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
-from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
 
@@ -78,7 +77,7 @@ def evaluate(
     ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Judge trained networks on simulations they were not trained on, beside other methods."""
-    try:
+    with planning():
         fits = bool(posteriors or head or baseline)
         wanted = posterior_options(head, baseline) if fits else None
         read = [read_training(folder) for folder in trainings]
@@ -91,18 +90,11 @@ def evaluate(
         demand = asking_demand(
             read[0], shape, "the evaluation", simulating=fits, statistics=measured
         )
-        estimate = demand.estimate()
-        if not ignore_memory:
-            demand.check(estimate, launch.host_memory())
+        work = Preview(read[0].plan.resolved(), demand, demand.estimate())
+        work.check_memory(ignore=ignore_memory)
         judged, _ = read[0].split_there(split.value)
         check_evaluation_folder(output or read[0].folder.evaluation(judged))
-    except UserError as error:
-        refuse(str(error))
-    if check:
-        show_check(read[0].plan.resolved(), shape, estimate)
-        return
-    begin_job(ranks)
-    with job(told(estimate)) as progress:
+    with work.begun(ranks, check=check) as progress:
         from flowpm_dist.cosmoflow.evaluation.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import job, refuse
+from flowpm_dist.cli.common import job, planning
 from flowpm_dist.cli.resumable import overwrite_option
 from flowpm_dist.config.trained import read_training
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_bytes, export_network
@@ -43,13 +43,11 @@ def export(
     """
     where = output or training.with_name(f"{training.absolute().name}-network")
     folder = ExportFolder(where)
-    try:
+    with planning():
         if launch.detect().size > 1:
             raise UserError("flowpm-dist export is work for one rank: start it without mpirun")
         trained = read_training(training)
         folder.check(overwrite=overwrite, needed=export_bytes(trained))
-    except UserError as error:
-        refuse(str(error))
     with job() as progress:
         progress.note("reading the network")
         folder.begin(overwrite=overwrite)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import Mesh, Ranks, begin_job, job, job_size, refuse
-from flowpm_dist.cli.preview import Check, IgnoreMemory, show_check, told
+from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
+from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
 from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     FILES,
@@ -19,7 +19,6 @@ from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError
 from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
-from flowpm_dist.io.errors import UserError
 from meshimpl import launch
 
 
@@ -56,7 +55,7 @@ def predict(
     ignore_memory: IgnoreMemory = False,
 ) -> None:
     """Find the parameters of a volume with a trained network."""
-    try:
+    with planning():
         trained = read_training(training)
         shape = prediction_mesh(trained, job_size(ranks), mesh)
         # Rank 0 alone looks: one pass through the volume is enough.
@@ -74,16 +73,9 @@ def predict(
                 )
             head = fitted  # none but this will do
         demand = asking_demand(trained, shape, "the prediction")
-        estimate = demand.estimate()
-        if not ignore_memory:
-            demand.check(estimate, launch.host_memory())
-    except UserError as error:
-        refuse(str(error))
-    if check:
-        show_check(trained.plan.resolved(), shape, estimate)
-        return
-    begin_job(ranks)
-    with job(told(estimate)) as progress:
+        work = Preview(trained.plan.resolved(), demand, demand.estimate())
+        work.check_memory(ignore=ignore_memory)
+    with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
         found = predict_volume(

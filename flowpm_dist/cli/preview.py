@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flowpm_dist.cli.common import begin_job, job
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.estimate import OVERRIDE, Estimate
+from flowpm_dist.jobs.estimate import OVERRIDE, Demand, Estimate
 from flowpm_dist.jobs.folder import existing_part
+from flowpm_dist.jobs.progress import Progress
 from meshimpl import launch
 
 Check = Annotated[
@@ -26,41 +31,73 @@ IgnoreMemory = Annotated[
 ]
 
 
-def show_check(
-    resolved: str,
-    mesh: str,
-    estimate: Estimate,
-    output: Path | None = None,
-    grid: Grid | None = None,
-) -> None:
-    """Print a run with all its settings, as a run file, and below it what it would take.
+@dataclass(frozen=True)
+class Preview:
+    """Work that was checked and can begin: what is told of it before.
 
-    Args:
-        resolved: the run file.
-        mesh: shape of the mesh of ranks.
-        estimate: of the run.
+    Attributes:
+        resolved: its run file with all settings.
+        demand: the memory that it takes on its mesh of ranks.
+        estimate: what it will take.
         output: folder of the results; None if there is none.
-        grid: that the mesh splits, for why it is that mesh; None says nothing of it.
+        explains_mesh: whether it is told why the mesh is that one, where none was asked for.
     """
-    if launch.detect().rank:
-        return
-    ranks = "1 rank" if estimate.ranks == 1 else f"{estimate.ranks} ranks"
-    lines = [f"mesh: {mesh}, {ranks}"]
-    if grid is not None and _is_default(mesh, grid):
-        lines.append(f"that mesh because {why_default_mesh(estimate.ranks, grid)}")
-    lines += estimate.lines(launch.host_memory())
-    if output is not None:
-        free = shutil.disk_usage(existing_part(output)).free
-        lines.append(f"results: in {output}, where {human_size(free)} are free")
-    print("\n".join([resolved.rstrip(), "", *(f"# {line}" for line in lines)]))
+
+    resolved: str
+    demand: Demand
+    estimate: Estimate
+    output: Path | None = None
+    explains_mesh: bool = False
+
+    def check_memory(self, *, ignore: bool) -> None:
+        """Check that the work fits into the memory of this host.
+
+        Args:
+            ignore: whether it may begin where it does not.
+
+        Raises:
+            TooLargeError: it does not fit.
+        """
+        if not ignore:
+            self.demand.check(self.estimate, launch.host_memory())
+
+    @property
+    def told(self) -> str:
+        """What is told of the estimate when the work begins."""
+        return "\n".join(self.estimate.lines(launch.host_memory()))
+
+    def show(self) -> None:
+        """Print the run with all its settings, as a run file, and below it what it would take."""
+        if launch.detect().rank:
+            return
+        count, mesh, grid = self.estimate.ranks, self.demand.mesh, self.demand.grid
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        lines = [f"mesh: {mesh}, {ranks}"]
+        if self.explains_mesh and _is_default(mesh, grid):
+            lines.append(f"that mesh because {why_default_mesh(count, grid)}")
+        lines += self.estimate.lines(launch.host_memory())
+        if self.output is not None:
+            free = shutil.disk_usage(existing_part(self.output)).free
+            lines.append(f"results: in {self.output}, where {human_size(free)} are free")
+        print("\n".join([self.resolved.rstrip(), "", *(f"# {line}" for line in lines)]))
+
+    @contextmanager
+    def begun(self, ranks: int | None, *, check: bool) -> Iterator[Progress]:
+        """Begin the work as one of the ranks, see `job`; with `--check`, show it and exit.
+
+        Args:
+            ranks: value of `--ranks`.
+            check: whether `--check` was given.
+        """
+        if check:
+            self.show()
+            raise typer.Exit
+        begin_job(ranks)
+        with job(self.told) as progress:
+            yield progress
 
 
 def _is_default(mesh: str, grid: Grid) -> bool:
     """Whether a mesh splits one box, and is the one that is taken by default."""
     axes = parse_mesh(mesh, batched=True)
     return axes.get("replica", 1) == 1 and mesh == default_mesh(math.prod(axes.values()), grid)
-
-
-def told(estimate: Estimate) -> str:
-    """Returns what is told of an estimate before the work begins."""
-    return "\n".join(estimate.lines(launch.host_memory()))

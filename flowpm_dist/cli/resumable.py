@@ -13,11 +13,10 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import typer
 
-from flowpm_dist.cli.common import begin_job, default_output, job, job_size, refuse, stoppable
-from flowpm_dist.cli.preview import show_check, told
+from flowpm_dist.cli.common import begin_job, default_output, job, job_size, planning, stoppable
+from flowpm_dist.cli.preview import Preview
 from flowpm_dist.config.checks import check_resumed
 from flowpm_dist.config.settings import Settings, parse_settings
-from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.estimate import Demand, Estimate
 from flowpm_dist.jobs.folder import JobFolder, OutputError
 from flowpm_dist.jobs.progress import Progress
@@ -118,6 +117,12 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     def estimate(self) -> Estimate:
         """What the work will take."""
 
+    @property
+    def preview(self) -> Preview:
+        """What is told of the work before it begins."""
+        output = self.folder.path
+        return Preview(self.resolved, self.demand, self.estimate, output, explains_mesh=True)
+
     @abstractmethod
     def remember(self, outcome: OutcomeT) -> None:
         """Keep how fast the complete work was, for the next estimate. On rank 0."""
@@ -198,7 +203,7 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
 
     def _run(self) -> OutcomeT:
         rank = launch.detect().rank
-        first = f"{self.describe()}\n{told(self.estimate)}"
+        first = f"{self.describe()}\n{self.preview.told}"
         with job(first, self.kept, self.beside_loading()) as progress:
             from flowpm_dist.jobs.shared_folder import check_seen_by_all
             from meshimpl import ProcessMesh, initialise
@@ -250,7 +255,7 @@ def start(
         changes: values of `--set`.
     """
     output = output or default_output(run_file, kind.suffix or kind.kind)
-    try:
+    with planning():
         if resume and overwrite:
             raise OutputError(
                 f"--resume goes on with a {kind.kind}, --overwrite drops it: give one"
@@ -259,17 +264,14 @@ def start(
         planned = kind.plan(
             Request(run_file, job_size(ranks), output, resume, overwrite, mesh, settings)
         )
-        if not (planned.is_complete or ignore_memory):
-            planned.demand.check(planned.estimate, launch.host_memory())
-    except (UserError, launch.LaunchError) as error:
-        refuse(str(error))
+        if not planned.is_complete:
+            planned.preview.check_memory(ignore=ignore_memory)
     if planned.is_complete:
         if launch.detect().rank == 0:
             print(planned.complete_message())
         return
     if check:
-        grid = planned.demand.grid
-        show_check(planned.resolved, planned.mesh, planned.estimate, output, grid)
+        planned.preview.show()
         return
     begin_job(ranks, stop_as=signal.SIGUSR1)
     planned.run()

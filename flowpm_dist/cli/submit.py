@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowpm_dist.cli.common import Set, default_output, mesh_option, refuse
+from flowpm_dist.cli.common import Set, default_output, mesh_option, planning, refuse
 from flowpm_dist.cli.resumable import Request
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.site import SiteOptions, default_site_file, gpus_of_a_node, load_site
@@ -118,7 +118,7 @@ def submit(
     ] = False,
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
-    try:
+    with planning():
         if not _TIME.fullmatch(time):
             raise UserError(f"--time {time}: must be as sbatch takes it, such as 02:00:00")
         options = _site(site, threads, gpus_per_rank, partition, account)
@@ -152,8 +152,6 @@ def submit(
             _check(kind, given[0], job, mesh, changes or [])
         path = script or results.with_name(f"{results.name}.sbatch")
         _write(path, job.script())
-    except UserError as error:
-        refuse(str(error))
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
