@@ -21,6 +21,7 @@ from typing import Any
 
 from common import report, start_worker
 
+from flowpm_dist.evolution.adjoints import ADJOINTS
 from meshimpl import launch
 
 COSMOLOGY = """
@@ -176,7 +177,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
     parser.add_argument("--only", choices=list(JOBS), help="this job alone")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--adjoint", default="reversible", choices=["none", "reversible", "direct"])
+    parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
     options = parser.parse_args()
     if options.role == "worker":
         worker(options.grid, options.steps, options.adjoint)

@@ -14,6 +14,7 @@ from flowpm_dist.config.reconstruction import (
     load_reconstruction,
 )
 from flowpm_dist.config.simulation import ConfigError
+from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint
 from flowpm_dist.reconstruction.plan import search_mesh
 
 GOOD = """
@@ -82,6 +83,16 @@ def test_the_adjoint(tmp_path):
     assert load_reconstruction(write(tmp_path, direct)).plan.simulation.adjoint == "direct"
     (told,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
     assert re.match('evolution.adjoint .*must be "reversible" or "direct"', told)
+
+
+def test_every_adjoint_of_the_table_has_its_name_in_run_files(tmp_path, monkeypatch):
+    for name in ADJOINTS:
+        text = GOOD.replace("steps = 2", f'steps = 2\nadjoint = "{name}"')
+        assert load_reconstruction(write(tmp_path, text)).plan.simulation.adjoint == name
+    own = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "own"')
+    assert problems(tmp_path, own)
+    monkeypatch.setitem(ADJOINTS, "own", DirectAdjoint)
+    assert load_reconstruction(write(tmp_path, own)).plan.simulation.adjoint == "own"
 
 
 def test_the_examples():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ import tensorflow as tf
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.adjoints import ADJOINTS
-from flowpm_dist.evolution.options import AdjointName
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.simulation import SimulationPlan
 from flowpm_dist.simulation.compiled_solver import CompiledSolver
@@ -193,7 +191,6 @@ def test_a_room_has_the_names_it_tells(name):
 
 
 def test_a_plan_names_an_adjoint():
-    assert set(get_args(AdjointName)) == set(ADJOINTS)
     box = BoxOptions(grid=(8, 8, 8), size=(32.0, 32.0, 32.0))
     for name, kind in ADJOINTS.items():
         plan = SimulationPlan(box, StepOptions(), adjoint=name)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from flowpm_dist.options import Options
-
-AdjointName = Literal["reversible", "direct"]
-"""The adjoints of `evolution.adjoints.ADJOINTS` that run files can name."""
+from flowpm_dist.evolution.adjoints import ADJOINTS
+from flowpm_dist.options import Options, either, known
 
 
 class HaloOptions(Options):
@@ -41,8 +39,9 @@ class AdjointOptions(Options):
     """The choice of an adjoint by its name.
 
     Attributes:
-        adjoint: how a run is differentiated: "reversible", with memory flat in the number of steps,
-            or "direct", which keeps every state.
+        adjoint: how a run is differentiated, a name in `ADJOINTS`.
     """
 
-    adjoint: AdjointName = Field(default="reversible", description='"reversible" or "direct"')
+    adjoint: Annotated[str, AfterValidator(known(ADJOINTS, "adjoint"))] = Field(
+        default="reversible", description=either(ADJOINTS)
+    )

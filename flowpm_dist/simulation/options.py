@@ -19,7 +19,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
     Attributes:
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
-            one in `ADJOINTS`: "reversible" (memory flat in the number of steps) or "direct".
+            one in `ADJOINTS`.
     """
 
     integrator: IntegratorChoice = Field(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.integrators import FastPM, Integrator
-from flowpm_dist.evolution.options import AdjointName, RunOptions
+from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.options import ForceOptions
@@ -29,7 +29,7 @@ class SimulationPlan:
         integrator: the time integrator with its options.
         force: the options of the particle mesh.
         run: the halo and the precision.
-        adjoint: how a run under a `tf.GradientTape` is differentiated.
+        adjoint: how a run under a `tf.GradientTape` is differentiated, a name in `ADJOINTS`.
     """
 
     box: BoxOptions
@@ -38,7 +38,7 @@ class SimulationPlan:
     integrator: Integrator = field(default_factory=FastPM)
     force: ForceOptions = field(default_factory=ForceOptions)
     run: RunOptions = field(default_factory=RunOptions)
-    adjoint: AdjointName = "reversible"
+    adjoint: str = "reversible"
 
     @property
     def a_stop(self) -> float:

@@ -1,16 +1,22 @@
-"""The interface of an adjoint of an evolution."""
+"""The interface of an adjoint of an evolution.
+
+Nothing here imports TensorFlow, nor does a module of an adjoint before its `evolve` is called: the
+names of all are known when a run file is checked.
+"""
 
 from __future__ import annotations
 
 import abc
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, InstanceOf
 
-from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 from flowpm_dist.options import Options, from_registry
+
+if TYPE_CHECKING:
+    from flowpm_dist.evolution.clock import Clock
+    from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 
 
 class Adjoint(Options, abc.ABC):
@@ -36,7 +42,7 @@ class Adjoint(Options, abc.ABC):
 
 
 ADJOINTS: dict[str, type[Adjoint]] = {}
-"""Name -> way to differentiate; filled by the package."""
+"""Name in a run file -> way to differentiate; filled by the package."""
 
 
 AdjointChoice = Annotated[InstanceOf[Adjoint], BeforeValidator(from_registry(ADJOINTS, "adjoint"))]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowpm_dist.evolution.adjoints.base import Adjoint
-from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+
+if TYPE_CHECKING:
+    from flowpm_dist.evolution.clock import Clock
+    from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
 
 
 class DirectAdjoint(Adjoint):
