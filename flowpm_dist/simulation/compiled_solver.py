@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -23,6 +25,8 @@ from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,7 +44,6 @@ class CompiledSolver:
     initial_options: InitialOptions
     force_options: ForceOptions
     lpt_fields: bool
-    _nbody: dict[tuple[int, int], NBody] = field(default_factory=dict)
     _ready: set[NBody] = field(default_factory=set)
 
     @functools.cached_property
@@ -51,17 +54,26 @@ class CompiledSolver:
     @functools.cached_property
     def max_displacement(self) -> MaxDisplacement:
         """The largest displacement of particles, see `MaxDisplacement`."""
-        return MaxDisplacement(self.box)
+        return self._shared((MaxDisplacement, self.box), lambda: MaxDisplacement(self.box))
 
     def nbody(self, halo: int, mesh_factor: int | None = None) -> NBody:
-        """Returns the evolution with a halo [particle spacings], on the force mesh or another."""
+        """Returns the evolution with a halo [particle spacings], on the force mesh or another.
+
+        It is shared with solvers of other initial conditions and integrators.
+        """
         force = self.force_options
-        mesh_factor = mesh_factor or force.mesh_factor
-        if (halo, mesh_factor) not in self._nbody:
-            pm = ParticleMesh(self.box, mesh_factor, halo, force.exchange == "float16")
-            gravity = Gravity(pm, force.force_gradient, force.deconvolve)
-            self._nbody[halo, mesh_factor] = NBody(gravity, self.max_displacement)
-        return self._nbody[halo, mesh_factor]
+        factor, half = mesh_factor or force.mesh_factor, force.exchange == "float16"
+        pm = ParticleMesh(self.box, factor, halo, half)
+        gravity = Gravity(pm, force.force_gradient, force.deconvolve)
+        return self._shared((NBody, gravity), lambda: NBody(gravity, self.max_displacement))
+
+    def _shared(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """Returns what is kept with the box's mesh of ranks, made when it is first needed."""
+        kept = self.box.mesh.kept
+        if key not in kept:
+            kept[key] = make()
+        found: T = kept[key]
+        return found
 
     def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
