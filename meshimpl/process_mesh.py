@@ -242,6 +242,19 @@ class ProcessMesh:
         pieces = np.split(moved, ends[:-1])
         return [p.view(array.dtype).reshape(s) for p, s in zip(pieces, shapes, strict=True)]
 
+    def array_from_root(self, array: np.ndarray) -> np.ndarray:
+        """Returns the array of rank 0, on all ranks. Eager.
+
+        Args:
+            array: one-dimensional, of the same dtype on all ranks and of any length; that of
+                another rank is not looked at.
+        """
+        count = int(self.world.broadcast(tf.constant(array.size, tf.int64)))
+        if not count:
+            return np.zeros(0, array.dtype)
+        own = array if self.rank == 0 else np.zeros(count, array.dtype)
+        return self.world.broadcast(tf.constant(own)).numpy()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcessMesh, (self.axes,)
 

@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
-from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
+from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower
@@ -37,9 +37,12 @@ from flowpm_dist.cosmoflow.volumes.file_source import in_order
 from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
 from flowpm_dist.io.files import write_text
-from flowpm_dist.io.volume import VolumeError
+from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables import record
+from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.posteriors.heads import Posterior
 from flowpm_dist.posteriors.options import HeadOptions
 
@@ -518,6 +521,25 @@ def test_volumes_that_are_refused(volume, text, shared, training):
 def maker(shared):
     config = config_of(shared)
     return maker_of(config, solo(), Lanes.of(solo(), config.training.batch))
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_one_rank_reads_masks_for_all(shared, monkeypatch):
+    """What it finds is told to the others, and a volume of another mask is refused by all."""
+    reads, own, world_ = [], record.checksum, world()
+    monkeypatch.setattr(record, "checksum", lambda path: reads.append(path) or own(path))
+    for name, value in (("here", 0.5), ("same", 0.5), ("other", 0.25)):
+        on_first_rank(lambda n=name, v=value: np.save(shared / f"{n}.npy", np.full([4] * 3, v)))
+    here, same, other = (
+        ObservationRecord(ObservationOptions(mask=shared / f"{name}.npy"))
+        for name in ("here", "same", "other")
+    )
+    assert check_observation_once(here, Volume(None, "v", observation=same.keys()), world_) == []
+    with pytest.raises(ObservationError, match="v is of another.*: mask is .*here.npy in the"):
+        check_observation_once(here, Volume(None, "v", observation=other.keys()), world_)
+    (note,) = check_observation_once(here, Volume(None, "v"), world_)
+    assert note.startswith("The volume does not tell")
+    assert len(reads) == (0 if world_.rank else 4)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

@@ -144,6 +144,19 @@ def test_gather_to_root_of_more_than_a_message_holds(
         assert max(part.shape[0] for part in received) <= 20
 
 
+@pytest.mark.parametrize("length", [0, 5])
+def test_array_from_root(mesh: ProcessMesh, length: int) -> None:
+    """Of a length that the others do not know; also among the ranks of a part of the mesh."""
+    places = zip(mesh.names, mesh.coordinates, strict=True)
+    first = mesh.rank_of([place if name == "row" else 0 for name, place in places])
+    for part, root in ((mesh, 0), (mesh.without("row"), first)):
+        mine = np.arange(length + mesh.rank, dtype=np.uint8) + 3 * mesh.rank
+        expected = np.arange(length + root, dtype=np.uint8) + 3 * root
+        found = part.array_from_root(mine)
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.uint8
+
+
 def check_gather_to_root(mesh: ProcessMesh) -> None:
     """Of 16 bytes from rank 0, 32 from rank 1 and so on."""
     mine = np.full((mesh.rank + 1, 2), mesh.rank + 1j, np.complex64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from flowpm_dist.cosmoflow.volumes.volume import (
 )
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 if TYPE_CHECKING:
@@ -98,6 +99,34 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
     return []
 
 
+def check_observation_once(
+    trained: ObservationRecord | None, volume: Volume, mesh: ProcessMesh
+) -> list[str]:
+    """Does `check_observation` on rank 0, and tells all ranks: it may read whole masks.
+
+    Args:
+        trained, volume: see `check_observation`.
+        mesh: the ranks.
+
+    Returns:
+        As there, on every rank.
+
+    Raises:
+        ObservationError: as there, on every rank.
+    """
+    wrong, notes = "", []
+    if mesh.rank == 0:
+        try:
+            notes = check_observation(trained, volume)
+        except ObservationError as error:
+            wrong = str(error)
+    found = np.frombuffer(json.dumps([wrong, notes]).encode(), np.uint8)
+    wrong, notes = json.loads(mesh.array_from_root(found).tobytes())
+    if wrong:
+        raise ObservationError(wrong)
+    return notes
+
+
 def _seen_by(training: Training) -> ObservationOptions | None:
     """Returns what the training saw of its universes, as far as it is known."""
     seen = training.plan.observation
@@ -149,7 +178,7 @@ def predict_volume(
     a = _scale_factor(training)
     channels = training.channels(header)
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
-    notes += check_observation(plan.observation, volume)
+    notes += check_observation_once(plan.observation, volume, mesh)
     progress.note(f"reading {volume.where}")
     block = _read_block(volume, mesh, _seen_by(training))
     mean = _checked_mean(volume, block, mesh, _seen_by(training))

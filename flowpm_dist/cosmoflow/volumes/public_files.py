@@ -255,14 +255,7 @@ class _Ranks:
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
         """Returns the values of rank 0, of any number, on all ranks."""
-        if self._mesh is None:
-            return values
-        import tensorflow as tf
-
-        world = self._mesh.world
-        count = int(world.broadcast(tf.constant(len(values), tf.int64)))
-        own = values if self.first else np.zeros(count, values.dtype)
-        return world.broadcast(tf.constant(own)).numpy() if count else own
+        return values if self._mesh is None else self._mesh.array_from_root(values)
 
 
 class _Kept:
