@@ -18,7 +18,8 @@ from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.adjoints import ADJOINTS
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.simulation import SimulationPlan
-from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from meshimpl import ProcessMesh
 
 PLANCK = fpm.Cosmology.planck18()
 STEPS = fpm.scale_factor_steps(0.05, 0.1, 2)
@@ -188,6 +189,20 @@ def test_a_room_has_the_names_it_tells(name):
     assert room.__all__
     for _ in range(2):
         assert not [n for n in room.__all__ if isinstance(getattr(room, n), ModuleType)]
+
+
+def test_simulations_of_a_box_share_their_force():
+    """Whatever they begin with and follow; not with another force or halo."""
+    mesh = ProcessMesh("row:1")
+
+    def force(halo=2, **options):
+        sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS, mesh=mesh, **options)
+        return compiled_solver(sim.box, sim.options).nbody(halo)
+
+    first = force()
+    assert force(integrator="cola", noise="nested") is first
+    others = force(halo=3), force(mesh_factor=2), force(deconvolve=True), force(precision="float64")
+    assert len({first, *others}) == 5
 
 
 def test_a_plan_names_an_adjoint():
