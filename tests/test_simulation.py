@@ -201,8 +201,9 @@ def test_simulations_of_a_box_share_their_force():
 
     first = force()
     assert force(integrator="cola", noise="nested") is first
-    others = force(halo=3), force(mesh_factor=2), force(deconvolve=True), force(precision="float64")
-    assert len({first, *others}) == 5
+    others = [force(halo=3), force(mesh_factor=2), force(deconvolve=True)]
+    others += [force(precision="float64"), force(exchange="float16")]
+    assert len({first, *others}) == 6
 
 
 def test_a_plan_names_an_adjoint():
