@@ -278,7 +278,7 @@ def report(folder: Path, options: argparse.Namespace) -> None:
     """Prints means and widths side by side, and draws the contours."""
     from agreement_report import report
 
-    report(folder, RANGES, list(SETS), options.figure)
+    report(folder, list(RANGES), list(SETS), options.figure)
 
 
 def main() -> None:
