@@ -6,8 +6,9 @@ MPI ?= openmpi
 HOROVOD ?= yes
 RANKS ?=
 BIN := .venv/bin
-# Two workers; one of them has the jobs on several ranks. A file stays with a worker.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three workers; one of them has the jobs on several ranks, which wait for each other now and then.
+# A file stays with a worker.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-budget test-long test-cluster lint bench doctor pins horovod-nccl clean distclean
