@@ -85,7 +85,9 @@ def test_draws_of_a_gaussian_posterior(sampler):
     sampler.start(objective, space.normal(2))
     for _ in range(15):
         sampler.draw(learn=True)
-    count, total, squares, modes, errors = 40, space.zeros(), [], [], []
+    # R-hat of 40 of HMC's draws scatters beyond what is asserted, from seed to seed.
+    count = 160 if isinstance(sampler, HMC) else 40
+    total, squares, modes, errors = space.zeros(), [], [], []
     for _ in range(count):
         draw = sampler.draw(learn=False)
         away = scaling.to_even(draw.point) - mean
