@@ -17,10 +17,10 @@ class Patch:
 
 
 # How ranks negotiate. A rank that is early polls within MPI; where ranks share cores, that takes a
-# tenth of all processor time from those it waits for. It polls for about 100 us, then sleeps
+# tenth of all processor time from those it waits for. It polls 1000 times first, then sleeps
 # between polls.
 _MPI_CONTROLLER = "horovod/common/mpi/mpi_controller.cc"
-_POLLS = 500
+_POLLS = 1000
 _SLEEP = 20  # [us]
 _WAIT_ASLEEP = f"""
 namespace {{
