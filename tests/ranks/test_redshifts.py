@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import RANK, SIZE, by_rank_zero, process_mesh, shared_folder
-from test_training import RUN, assert_same, train
+from test_training import RUN, train, trained_whole_and_in_two
 from tiny_network import TINY
 
 import flowpm_dist as fpm
@@ -17,9 +17,7 @@ from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation.prediction import check_question, predict_volume
 from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, summarise
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
-from flowpm_dist.cosmoflow.training import sources
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
-from flowpm_dist.cosmoflow.training.training import Trainer
 from flowpm_dist.cosmoflow.volumes.draws import Draws
 from flowpm_dist.cosmoflow.volumes.in_situ import (
     OF_SURVEY,
@@ -185,16 +183,8 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
     text = text.replace("simulations = 16", "simulations = 8").replace("buffer = 8\n", "")
     (shared / f"run-{RANK}.toml").write_text(text + SURVEY)
     plan = load_training(shared / f"run-{RANK}.toml")
-    maker = sources.maker_of(plan, mesh, Lanes.of(mesh, 4))  # one: lowering it takes seconds
-    monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
-    whole = train(plan, mesh, shared / "whole")
+    whole = trained_whole_and_in_two(plan, mesh, shared, monkeypatch)
     assert whole[2][0].shape == (3, 3, 3, 2, 4)  # of the first convolution
-    step = Trainer.step
-    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
-    with pytest.raises(ZeroDivisionError):
-        train(plan, mesh, shared / "run")
-    monkeypatch.setattr(Trainer, "step", step)
-    assert_same(train(plan, mesh, shared / "run", resume=True), whole)
 
     training = read_training(shared / "run")
     assert training.plan.observation == plan.observation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import RANK, SIZE, process_mesh, shared_folder
-from test_training import RUN, assert_same, train
+from test_training import RUN, trained_whole_and_in_two
 from tiny_network import TINY
 
 from flowpm_dist.config.trained import read_training
@@ -20,7 +20,6 @@ from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.training import sources
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
 from flowpm_dist.cosmoflow.training.parts import cell_values_of, header_of
-from flowpm_dist.cosmoflow.training.training import Trainer
 from flowpm_dist.cosmoflow.volumes.in_situ import Generation, Lanes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
@@ -113,15 +112,7 @@ def test_a_training_on_noisy_masked_volumes(tmp_path_factory, monkeypatch):
     mesh = process_mesh(f"row:{SIZE}")
     mesh.barrier()
     plan = plan_of(shared, SURVEY.format(mask=shared / "mask-0.npy"))
-    maker = sources.maker_of(plan, mesh, Lanes.of(mesh, 4))  # one: lowering it takes seconds
-    monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
-    whole = train(plan, mesh, shared / "whole")
-    step = Trainer.step
-    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
-    with pytest.raises(ZeroDivisionError):
-        train(plan, mesh, shared / "run")
-    monkeypatch.setattr(Trainer, "step", step)
-    assert_same(train(plan, mesh, shared / "run", resume=True), whole)
+    trained_whole_and_in_two(plan, mesh, shared, monkeypatch)
 
     training = read_training(shared / "run")
     assert training.plan.observation == plan.observation

@@ -140,6 +140,20 @@ def assert_same(found, expected):
         np.testing.assert_allclose(w, e, atol=1e-5 * np.abs(e).max())
 
 
+def trained_whole_and_in_two(plan, mesh, shared, monkeypatch):
+    """Train at once, and in `run` stopped in step 2 and gone on with: returned, as the same."""
+    maker = sources.maker_of(plan, mesh, Lanes.of(mesh, 4))  # one: lowering it takes seconds
+    monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
+    whole = train(plan, mesh, shared / "whole")
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
+    with pytest.raises(ZeroDivisionError):
+        train(plan, mesh, shared / "run")
+    monkeypatch.setattr(Trainer, "step", step)
+    assert_same(train(plan, mesh, shared / "run", resume=True), whole)
+    return whole
+
+
 def assert_phases(outcome, shape):
     assert set(outcome.phases) == set(PHASES) and outcome.phases["compute"] > 0
     assert (outcome.phases["allreduce"] > 0) == (SIZE > 1)

@@ -260,6 +260,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     plan, own = training.plan, training.folder.statistics(split)
     if training.simulated:
         return own
+    values = cell_values_of(plan)
     folder = plan.data.folder
     beside = None if folder is None else statistics_path(folder, split)
     dataset = training.files(split, block_of_volumes(mesh), mesh)
@@ -268,8 +269,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     there = [0, 0]
     if mesh.rank == 0:
         files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
-        bins = cell_values_of(plan).bins(HISTOGRAM_EDGES)
-        fresh = _is_fresh(own, files, count, bins)
+        fresh = _is_fresh(own, files, count, values.bins(HISTOGRAM_EDGES))
         there = [int(beside is not None and beside.exists()), int(fresh)]
     is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
@@ -282,7 +282,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     statistics = Statistics(own, mesh, dataset.parameters)
     told = _told(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
-    measure_volumes(told, plan.box_size, mesh, statistics, cell_values_of(plan))
+    measure_volumes(told, plan.box_size, mesh, statistics, values)
     mesh.barrier()
     return own
 
