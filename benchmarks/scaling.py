@@ -74,8 +74,20 @@ MACHINES = {
 }
 """A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs. Where each
 number comes from stands in docs/scaling.md."""
-MEASURED = {(128, 2): 27.4, (256, 1): 46.2, (256, 2): 26.0, (512, 2): 24.2}
-"""Steps of docs/performance.md, when the machine did nothing else [ns/particle]."""
+FITTED = (256, 1)
+MEASURED = {
+    "November 21": {(128, 2): 27.4, FITTED: 46.2, (256, 2): 26.0, (512, 2): 24.2},
+    "November 23": {
+        (128, 1): 52.7,
+        (128, 2): 33.1,
+        FITTED: 65.5,
+        (256, 2): 37.7,
+        (512, 1): 64.3,
+        (512, 2): 35.7,
+        (640, 2): 34.2,
+    },
+}
+"""Steps by (grid, ranks), by the clock, when the machine did nothing else [ns/particle]."""
 SIDES = (512, 1024, 2048, 4096, 8192)
 RANKS = (1, 8, 64, 512, 1024, 4096, 8192)
 
@@ -162,14 +174,20 @@ def print_row(cells: Sequence[object]) -> None:
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
+def _nanoseconds(machine: Machine, side: int, ranks: int) -> float:
+    return 1e9 * machine.seconds(step_of(side, ranks, 10)) / side**3
+
+
 def tables() -> None:
     """Prints what the model gives, and how it compares with what was measured."""
     here = MACHINES["here"]
-    print_row(["grid", "ranks", "measured [ns/particle/step]", "model", "model / measured"])
-    print_row(["---"] * 5)
-    for (side, ranks), ns in MEASURED.items():
-        model = 1e9 * here.seconds(step_of(side, ranks, 10)) / side**3
-        print_row([f"{side}^3", ranks, ns, f"{model:.1f}", f"{model / ns:.2f}"])
+    print_row(["day", "grid", "ranks", "measured [ns/particle/step]", "model", "model / measured"])
+    print_row(["---"] * 6)
+    for day, steps in MEASURED.items():
+        slower = steps[FITTED] / _nanoseconds(here, *FITTED)
+        for (side, ranks), ns in steps.items():
+            model = slower * _nanoseconds(here, side, ranks)
+            print_row([day, f"{side}^3", ranks, ns, f"{model:.1f}", f"{model / ns:.2f}"])
     for name in ("cores", "A100"):
         titles = "grid, ranks, mesh, MiB sent, messages, GiB of memory, work [s], messages [s], "
         print(f"\n{name}")

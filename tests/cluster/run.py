@@ -253,7 +253,7 @@ class Parts:
         """A rank is killed."""
         with self.long_job() as job:
             os.kill(self.ranks()[1], signal.SIGKILL)
-            return self.seen("killed rank", job, "task 1.rank 1")
+            return self.seen("killed rank", job, "task 1|rank 1")
 
     def killed_srun(self) -> Row:
         """The launcher is killed."""
