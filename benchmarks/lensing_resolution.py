@@ -1,0 +1,106 @@
+"""Which cell, force mesh and steps C_l of lensing needs.
+
+    python benchmarks/lensing_resolution.py [--box 100] [--universes 1]
+
+Runs of one box, whose large scales are the same on every grid, and their P(k, a) at five times.
+Each is divided by that of the finest run, so that chance and the waves that the box lacks drop out;
+Limber's integral of halofit times this ratio, for sources at z = 1, over that of halofit, says what
+the resolution costs at each multipole. The last rows are of the finest run over halofit itself,
+with the mean and scatter of its universes, and P(k) of all of them at a = 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from lensing import COSMOLOGY, SOURCE
+from scipy.interpolate import RegularGridInterpolator
+
+import flowpm_dist as fpm
+from flowpm_dist.cosmology.nonlinear import NonlinearPower
+from flowpm_dist.observables.lensing import SourcePlane, convergence_power
+
+MULTIPOLES = np.array([250.0, 500, 700, 1000, 1400, 2000, 2800])
+WAVENUMBERS = (0.5, 1.0, 2.0, 3.0, 5.0)
+"""At which P(k) of a = 1 is printed [h/Mpc]."""
+TIMES = np.linspace(1 / (1 + SOURCE), 1.0, 5)
+CASES = [(64, 1, 10), (64, 2, 10), (64, 2, 20), (128, 1, 10), (128, 2, 10), (128, 2, 20)]
+CASES += [(128, 2, 40), (256, 1, 20), (256, 2, 10), (256, 2, 20), (256, 2, 40)]
+"""Particles a side, `mesh_factor` and steps, the finest last."""
+Power = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def spectra(grid: int, mesh_factor: int, steps: int, box: float, seed: int) -> tuple[Any, Any]:
+    """Returns the wavenumbers [h/Mpc] and P(k) [(Mpc/h)^3] at each of TIMES, [time, k]."""
+    edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+    options: dict[str, Any] = {"mesh_factor": mesh_factor, "noise": "nested"}
+    sim = fpm.Simulation(COSMOLOGY, grid, box, edges, fixed_amplitude=True, **options)
+    found = []
+
+    def measure(state: fpm.State) -> None:
+        densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
+        bins = np.arange(0.5, 0.8 * grid) * (2 * np.pi / box)
+        found.append(
+            fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
+        )
+
+    sim.run_resumably(seed // 2, paired=seed % 2 == 1, outputs=TIMES, on_output=measure)
+    return found[0].k, np.stack([np.asarray(one.power) for one in found])
+
+
+def times(power: Power, k: np.ndarray, ratio: np.ndarray) -> Power:
+    """Returns `power` times a ratio [time, k], which is held beyond the last wavenumber."""
+    read = RegularGridInterpolator((TIMES, k), ratio, bounds_error=False, fill_value=None)
+
+    def product(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+        inside = np.clip(wavenumber.numpy(), k[0], k[-1])
+        return power(wavenumber, a) * read(np.stack(np.broadcast_arrays(a.numpy(), inside), -1))
+
+    return product
+
+
+def convergence(power: Power) -> np.ndarray:
+    """Returns Limber's C_l of sources at z = 1."""
+    return convergence_power(MULTIPOLES, [SourcePlane(SOURCE)], COSMOLOGY, power).numpy()[0, 0]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--box", type=float, default=100.0)
+    parser.add_argument("--universes", type=int, default=1)
+    parser.add_argument("--cases", type=int, nargs="+", help="by number; the last is the measure")
+    options = parser.parse_args()
+    halofit = NonlinearPower(COSMOLOGY)
+    whole = convergence(halofit)
+    cases = CASES if options.cases is None else [CASES[i] for i in options.cases]
+    titles = [f"l = {ell:.0f}" for ell in MULTIPOLES] + [f"P({k:g})" for k in WAVENUMBERS]
+    print(f"| cell [Mpc/h] | B | steps | {' | '.join(titles)} | universe | minutes |")
+
+    def row(case: tuple[int, int, int], k: np.ndarray, ratio: np.ndarray, name: str) -> None:
+        told = convergence(times(halofit, k, ratio)) / whole
+        told = np.append(told, np.interp(WAVENUMBERS, k, ratio[-1]))
+        figures = " | ".join(f"{value:.3f}" for value in told)
+        cell = f"{options.box / case[0]:.2f} | {case[1]} | {case[2]}"
+        print(f"| {cell} | {figures} | {name} |", flush=True)
+
+    for seed in range(options.universes):
+        fine_k, fine = spectra(*cases[-1], options.box, seed)
+        absolute = [halofit(fine_k, np.full_like(fine_k, a)).numpy() for a in TIMES]
+        row(cases[-1], fine_k, fine / np.stack(absolute), f"{seed}, over halofit")
+        for case in cases[:-1]:
+            begun = time.monotonic()
+            k, power = spectra(*case, options.box, seed)
+            minutes = (time.monotonic() - begun) / 60
+            row(case, k, power / fine[:, : len(k)], f"{seed} | {minutes:.1f}")
+
+
+if __name__ == "__main__":
+    main()
