@@ -181,16 +181,18 @@ def test_a_particle_on_the_axis_or_at_the_observer(make):
 
 @pytest.mark.parametrize("make", [Compiled, Portable])
 @pytest.mark.parametrize(
-    ("field", "factor"),
+    ("field", "factor", "maps_of"),
     [
-        ((np.nan, 0.0, 0.0), None),
-        ((0.0, -np.inf, 0.0), None),
-        ((0.0, 0.0, np.nan), None),
-        ((0.0, 0.0, 0.0), (1, np.nan)),  # of one segment
-        ((0.0, 1e20, 0.0), (slice(None), 1e25)),  # their product overflows in float32
+        ((np.nan, 0.0, 0.0), None, [1, 2]),
+        ((0.0, -np.inf, 0.0), None, [1, 2]),
+        ((0.0, 0.0, np.nan), None, [1, 2]),
+        ((0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one segment
+        ((0.0, 1e20, 0.0), (slice(None), 1e25), [1, 2]),  # their product overflows in float32
+        ((0.0, 10.1 * max(LENGTHS), 0.0), (slice(None), [1.0, 0, 0, 0]), [1, 2]),
+        ((0.0, 0.0, -9.9 * max(LENGTHS)), (slice(None), [1.0, 0, 0, 0]), []),
     ],
 )
-def test_a_particle_that_is_not_finite_is_seen_on_its_maps(make, field, factor):
+def test_a_particle_without_a_place_is_seen_on_its_maps(make, field, factor, maps_of):
     """It is not left out in silence, and takes no part in the adjoint."""
     fields, factors, amounts = drawn("float32")
     moved, by = fields[1].numpy(), factors.numpy()
@@ -201,7 +203,7 @@ def test_a_particle_that_is_not_finite_is_seen_on_its_maps(make, field, factor):
     given = ball(), [fields[0], tf.constant(moved), fields[2]], tf.constant(by), amounts
     maps = make().paint_ball(*given).numpy()
     assert np.isfinite(maps[0]).all()
-    assert np.flatnonzero(np.isnan(maps[1]).any(axis=1)).tolist() == [1, 2]
+    assert np.flatnonzero(np.isnan(maps[1]).any(axis=1)).tolist() == maps_of
     slopes = make().paint_ball_vjp(*given, tf.ones(maps.shape))
     assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
 

@@ -183,33 +183,48 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     assert config.light_cone.end == pytest.approx(2300, rel=0.01)
 
 
-def test_particles_are_written_in_the_memory_that_is_told():
-    """Of planes with a million particles, all of which cross after the same kick."""
-    n, far = 1024, 2000.0
-    field = np.zeros((n, n, 1, 3), np.float32)
+def recorders(n, far):
+    """Both recorders and their looks at a plane of n^2 particles, all at the scale factor 0.5."""
     of_field = FieldRecorder.__new__(FieldRecorder)
     of_field._layers, of_field._a = SimpleNamespace(distances=np.array([far])), np.array([0.5])
     of_field._moved = of_field._speed = np.ones((1, 4))
     of_field._box, of_field._fov = SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3), 0.1
     zero = np.zeros(1, int)
     layer = LayerLook(
-        zero, zero, np.array([[0, 1, 2, 0, 1, 0]]), np.array([[-512.0, 1, -512.0, 1, 1]])
+        zero, zero, np.array([[0, 1, 2, 0, 1, 0]]), np.array([[-n / 2, 1, -n / 2, 1, 1]])
     )
     of_sphere = SphereRecorder.__new__(SphereRecorder)
     edges = np.array([0.0, 200.0, 400.0])
     given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1, maps=1)
     given |= dict(first_map=np.zeros(2, np.int32), step=1.0, per_distance=False)
-    ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(512.0, 512.0, 0.0), **given)
-    sphere = SphereLook(ball, np.ones((2, 9, 4)))
+    ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(n / 2, n / 2, 0.0), **given)
+    sphere = SphereLook(ball, np.eye(4)[np.zeros((2, 9), int)])  # factors of 1
+    return (of_field, layer), (of_sphere, sphere)
+
+
+def test_particles_are_written_in_the_memory_that_is_told():
+    """Of planes with a million particles, all of which cross after the same kick."""
+    n, far = 1024, 2000.0
+    field = np.zeros((n, n, 1, 3), np.float32)
     lattice = np.arange(n) - 512
     square = (np.abs(lattice) <= 0.05 * far).sum() ** 2
     disc = (lattice**2 + lattice[:, np.newaxis] ** 2 < 400**2).sum()
-    for recorder, look, count in ((of_field, layer, square), (of_sphere, sphere, disc)):
+    for (recorder, look), count in zip(recorders(n, far), (square, disc), strict=True):
         tracemalloc.start()
         found = sum(len(a) for *_, a in recorder.seen_of(look, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert found == count and peak < RECORDED
+
+
+@pytest.mark.parametrize("moved", [1e20, -81.0, 79.0])
+def test_particles_without_a_place_are_written_as_such(moved):
+    """Those displaced by more than ten times the side of the box, which is 8."""
+    field = np.zeros((8, 8, 1, 3), np.float32)
+    field[3, 4, 0, 2] = moved
+    for recorder, look in recorders(8, 2000.0):
+        places = np.concatenate([p for p, *_ in recorder.seen_of(look, field, [0 * field] * 4)])
+        assert np.isnan(places).any() == (abs(moved) > 80)
 
 
 @pytest.mark.parametrize("pixels", [4, 5, 7, 8, 17, 100, 243])

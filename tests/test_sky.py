@@ -83,9 +83,12 @@ def test_the_adjoint_is_that_of_the_difference():
         ((0.0, 0.0, -np.inf), None, [0, 1, 2]),
         ((0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one layer
         ((0.0, 1e20, 0.0), (slice(None), 1e25), [0, 1, 2]),  # their product overflows in float32
+        ((0.0, 0.0, 201.0), (slice(None), 1.0), [0, 1, 2]),  # ten times the longest side is 200
+        ((-201.0, 0.0, 0.0), (slice(None), 1.0), [0, 1, 2]),
+        ((199.0, -199.0, 199.0), (slice(None), 1.0), []),
     ],
 )
-def test_a_particle_that_is_not_finite_is_seen_on_its_maps(make, field, factor, maps_of):
+def test_a_particle_without_a_place_is_seen_on_its_maps(make, field, factor, maps_of):
     """Along whatever axis, outside of the field along another; it has no part in the adjoint."""
     fields, factors, amounts = drawn("float32")
     moved, by = [f.numpy() for f in fields], factors.numpy()

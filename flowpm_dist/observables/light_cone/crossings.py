@@ -22,6 +22,7 @@ from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.particle_mesh.kernels.farthest import BOXES
 
 
 class CrossingObserver(Observer):
@@ -82,7 +83,7 @@ def reaching(a: Any) -> Iterator[None]:
 
 
 def check_seen(finite: tf.Tensor | bool, box: Box) -> None:
-    """Checks that what crossed the light cone is finite, on all ranks together.
+    """Checks that what crossed the light cone has a finite place, on all ranks together.
 
     Args:
         finite: whether what this rank has seen is.
@@ -95,7 +96,7 @@ def check_seen(finite: tf.Tensor | bool, box: Box) -> None:
     if int(box.mesh.world.allreduce(lost, "max")):
         raise FloatingPointError(
             "light cone: a particle that crosses it has a place, a velocity or a weight that is "
-            "not finite"
+            f"not finite, or is displaced by more than {BOXES:g} times the longest side of the box"
         )
 
 

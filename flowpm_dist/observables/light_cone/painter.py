@@ -82,7 +82,8 @@ class MapPainter(CrossingObserver):
         """Returns the sums of the ranks' maps [..., map, *shape].
 
         Raises:
-            FloatingPointError: a particle was not finite where it was seen. On every rank.
+            FloatingPointError: a particle was not finite, or too far displaced, where it was seen.
+                On every rank.
         """
         nothing = tf.zeros(self._shape, self._box.dtype)
         parts = [

@@ -25,6 +25,7 @@ from flowpm_dist.observables.light_cone.crossings import (
 )
 from flowpm_dist.observables.light_cone.options import DepthOptions
 from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.particle_mesh.kernels.farthest import farthest_move
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 
@@ -45,6 +46,17 @@ def pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
     for i in range(0, shape[0], rows):
         for j in range(0, shape[1], columns):
             yield slice(i, i + rows), slice(j, j + columns)
+
+
+def placed(moved: np.ndarray, lengths: Sequence[float]) -> np.ndarray:
+    """Returns displacements [..., 3] with NaN for those too large to have a place, in place.
+
+    Args:
+        moved: [Mpc/h].
+        lengths: of the box along its axes [Mpc/h].
+    """
+    moved[~(np.abs(moved) <= farthest_move(lengths))] = np.nan
+    return moved
 
 
 class Recorder(CrossingObserver):
@@ -115,7 +127,7 @@ class Recorder(CrossingObserver):
         """Returns None: all is in the files.
 
         Raises:
-            FloatingPointError: a particle was not finite. On every rank.
+            FloatingPointError: a particle was not finite, or too far displaced. On every rank.
         """
         check_seen(self._finite, self._box)
 
@@ -211,7 +223,7 @@ class FieldRecorder(Recorder):
             sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
             for factors in (self._moved, self._speed)
         )
-        moved = own + moved
+        moved = placed(own + moved, self._box.size)
         distance = self._layers.distances[layer] + senses[2] * moved[..., axes[2]]
         across = []
         for axis, sense, origin in zip(axes, senses, origins, strict=False):

@@ -13,7 +13,7 @@ from flowpm_dist.io.light_cone_file import LightConeFiles
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.light_cone.crossings import reaching
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
-from flowpm_dist.observables.light_cone.recorder import Particles, Recorder, pieces
+from flowpm_dist.observables.light_cone.recorder import Particles, Recorder, pieces, placed
 from flowpm_dist.observables.light_cone.segments import polynomials
 from flowpm_dist.observables.light_cone.sphere import copies_between
 from flowpm_dist.particle_mesh.kernels import Ball
@@ -127,4 +127,8 @@ class SphereRecorder(Recorder):
         )
         a = values[-1]
         # a dx/dt is the canonical velocity over a.
-        return lattice + own + moved, speed * (HUBBLE / a)[:, np.newaxis], a
+        return (
+            lattice + placed(own + moved, look.ball.lengths),
+            speed * (HUBBLE / a)[:, np.newaxis],
+            a,
+        )

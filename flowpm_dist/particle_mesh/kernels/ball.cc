@@ -17,6 +17,7 @@ struct Sight {
   int64_t segment;  // of its undisplaced distance
   double u;         // place in the segment, from -1 to 1
   double x[3], distance;
+  bool placed;
 };
 
 template <typename T>
@@ -29,6 +30,7 @@ template <typename T, typename See>
 FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, int64_t from,
                                  int64_t to, const See& see) {
   const double* edges = ball.edges;
+  const double farthest = farthest_move(ball.lengths);
   const double near2 = edges[0] * edges[0], far2 = edges[ball.segments] * edges[ball.segments];
   double origin[3];
   for (int a = 0; a < 3; ++a) {
@@ -62,17 +64,19 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
         const double lower = edges[sight.segment], upper = edges[sight.segment + 1];
         sight.u = (2 * chi - lower - upper) / (upper - lower);
         sight.index = first + at;
-        sight.x[0] = x;
-        sight.x[1] = y;
-        sight.x[2] = z;
+        double moved[3] = {0, 0, 0};
         const T* factors =
             ball.factors + (b * ball.segments + sight.segment) * ball.fields * Ball<T>::kTerms;
         for (int64_t f = 0; f < ball.fields; ++f) {
           const double c = factor_of(factors + f * Ball<T>::kTerms, sight.u);
           for (int a = 0; a < 3; ++a) {
-            sight.x[a] += c * double(ball.field[f][3 * sight.index + a]);
+            moved[a] += c * double(ball.field[f][3 * sight.index + a]);
           }
         }
+        sight.placed = has_place(moved, farthest);
+        sight.x[0] = x + moved[0];
+        sight.x[1] = y + moved[1];
+        sight.x[2] = z + moved[2];
         sight.distance = std::sqrt(sight.x[0] * sight.x[0] + sight.x[1] * sight.x[1] +
                                    sight.x[2] * sight.x[2]);
         // At the observer, where its weight may be infinite.
@@ -137,7 +141,7 @@ FLOWPM_INLINE void find(const Piece<T>& piece) {
   for_particles(ball, piece.b, piece.copy, piece.from, piece.to, [&](const Sight& sight) {
     Hit hit;
     hit.segment = int32_t(sight.segment);
-    if (!is_length(sight.distance)) {  // to be seen on the maps
+    if (!sight.placed) {  // to be seen on the maps
       piece.hits->add(0, {hit.segment, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
       return;
     }
@@ -168,7 +172,7 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece, int64_t copy) {
   const Ball<T>& ball = call.ball;
   const int64_t terms = Ball<T>::kTerms;
   for_particles(ball, piece.b, copy, piece.from, piece.to, [&](const Sight& sight) {
-    if (!is_length(sight.distance)) return;
+    if (!sight.placed) return;
     Corners corners(*piece.rings, sight.x);
     const Node<T> node(ball, sight.distance);
     const T* lower = ball.amounts + (piece.b * ball.nodes + node.lower) * ball.weights;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -47,8 +48,16 @@ class Hits {
   std::vector<int32_t> first_, last_;
 };
 
-// Whether a length [Mpc/h] is one.
-FLOWPM_INLINE bool is_length(double x) { return std::abs(x) < 1e30; }
+// Whether a particle has a place: one displaced by more than `farthest` along an axis has none.
+FLOWPM_INLINE bool has_place(const double* moved, double farthest) {
+  return std::abs(moved[0]) <= farthest && std::abs(moved[1]) <= farthest &&
+         std::abs(moved[2]) <= farthest;
+}
+
+// `farthest_move` of farthest.py.
+FLOWPM_INLINE double farthest_move(const double* lengths) {
+  return 10 * std::max(std::max(lengths[0], lengths[1]), lengths[2]);
+}
 
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 

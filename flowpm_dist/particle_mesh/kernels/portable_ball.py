@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels.ball import DEGREE, Ball
+from flowpm_dist.particle_mesh.kernels.farthest import farthest_move
 from flowpm_dist.particle_mesh.kernels.portable_parts import moved_by, vjp_of_parts
 
 
@@ -64,12 +65,13 @@ def _copy(
     lower, upper = ball.edges[segments], ball.edges[segments + 1]
     along = (2 * undisplaced - lower - upper) / (upper - lower)
     powers = tf.constant(along[:, np.newaxis] ** np.arange(DEGREE + 1), dtype)
-    moved, finite = moved_by(
+    moved, placed = moved_by(
         [tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1) for field in fields],
         [
             tf.reduce_sum(tf.gather(factors[:, :, f], segments, axis=1) * powers, axis=-1)
             for f in range(len(fields))
         ],
+        farthest_move(ball.lengths),
     )
     place = tf.constant(lattice[chosen], dtype) + moved
     out = tf.zeros([batch * ball.maps * pixels], dtype)
@@ -78,8 +80,8 @@ def _copy(
     for w, amount in enumerate(_amounts(ball, amounts, distance)):
         for share, corner in zip(shares, corners, strict=True):
             values = tf.cast(share * amount, dtype)
-            values = tf.where(finite, values, tf.constant(math.nan, dtype))
-            index = ((maps + w) * pixels + np.where(finite, corner, 0)).reshape(-1, 1)
+            values = tf.where(placed, values, tf.constant(math.nan, dtype))
+            index = ((maps + w) * pixels + np.where(placed, corner, 0)).reshape(-1, 1)
             out = tf.tensor_scatter_nd_add(out, tf.constant(index), tf.reshape(values, [-1]))
     return tf.reshape(out, [batch, -1])
 

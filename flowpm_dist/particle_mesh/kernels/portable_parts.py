@@ -12,31 +12,28 @@ PaintPart = Callable[[Part, Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tenso
 """What one part adds to the maps, by its fields, factors and amounts; differentiable."""
 
 
-FARTHEST = 1e30
-"""What is moved by more than this [Mpc/h] has no place; as `is_length` of the compiled kernels."""
-
-
 def moved_by(
-    fields: Sequence[tf.Tensor], factors: Sequence[tf.Tensor]
+    fields: Sequence[tf.Tensor], factors: Sequence[tf.Tensor], farthest: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the sum of factors times fields, 0 where it is not finite, and where it is.
+    """Returns the sum of factors times fields, 0 where that has no place, and where it has one.
 
     Args:
         fields: [..., 3].
         factors: of each field, broadcast to [...].
+        farthest: see `farthest_move` [Mpc/h].
 
     Returns:
-        The sum [..., 3], without a gradient where it is not finite; and bool [...].
+        The sum [..., 3], without a gradient where it has no place; and bool [...].
     """
 
     def total(fields: Iterable[tf.Tensor], factors: Iterable[tf.Tensor]) -> tf.Tensor:
         return tf.add_n([c[..., tf.newaxis] * f for c, f in zip(factors, fields, strict=True)])
 
-    finite = tf.reduce_all(tf.abs(total(fields, factors)) < FARTHEST, axis=-1)
+    placed = tf.reduce_all(tf.abs(total(fields, factors)) <= farthest, axis=-1)
     # Both of each product: the gradient of one is the other.
-    kept_fields = [tf.where(finite[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields]
-    kept_factors = [tf.where(finite, c, tf.zeros_like(c)) for c in factors]
-    return total(kept_fields, kept_factors), finite
+    kept_fields = [tf.where(placed[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields]
+    kept_factors = [tf.where(placed, c, tf.zeros_like(c)) for c in factors]
+    return total(kept_fields, kept_factors), placed
 
 
 def vjp_of_parts(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.particle_mesh.kernels.farthest import farthest_move
 from flowpm_dist.particle_mesh.kernels.portable_parts import moved_by, vjp_of_parts
 from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
@@ -58,9 +59,10 @@ def _slab(
         shape[1 + az] = count
         return tf.reshape(values, shape)
 
-    moved, finite = moved_by(
+    moved, placed = moved_by(
         [field[tuple(seen)] for field in fields],
         [by_layer(factors[:, layers, f]) for f in range(len(fields))],
+        farthest_move(slabs.lengths),
     )
 
     def across(axis: int, origin: float, sense: float) -> tf.Tensor:
@@ -85,7 +87,7 @@ def _slab(
     first_map = tf.reshape(tf.constant(slabs.first_map[layers]), [1, -1])
     maps = by_layer(first_map) + tf.reshape(tf.range(batch) * slabs.maps, [-1, 1, 1, 1])
     out = tf.zeros([batch * slabs.maps * n * n], dtype)
-    lost = tf.boolean_mask(tf.broadcast_to(maps, finite.shape), ~finite)
+    lost = tf.boolean_mask(tf.broadcast_to(maps, placed.shape), ~placed)
     for w in range(amounts.shape[2]):
         nans = tf.fill(lost.shape, tf.constant(math.nan, dtype))
         out = tf.tensor_scatter_nd_add(out, ((lost + w) * n * n)[:, tf.newaxis], nans)
@@ -93,7 +95,7 @@ def _slab(
         px = (x + i * slabs.lengths[ax]) / size + middle
         py = (y + j * slabs.lengths[ay]) / size + middle
         column, row = tf.floor(px), tf.floor(py)
-        near = finite & in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
+        near = placed & in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
         for dx, dy, w in itertools.product((0, 1), (0, 1), range(amounts.shape[2])):
             share = (px - column if dx else 1 + column - px) * (py - row if dy else 1 + row - py)
             amount = by_layer(amounts[:, layers, w, 0]) + by_layer(amounts[:, layers, w, 1]) * shift

@@ -35,7 +35,7 @@ struct Sight {
   int32_t layer;
   double x, y;    // [Mpc/h] from the line of sight
   double distance, shift;
-  bool finite;
+  bool placed;
 };
 
 // Calls see(sight) for the particles of rows `from` to `to` of a slab that may lie on a map.
@@ -48,6 +48,7 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
   const Range range = range_of(sky, slab);
   const int64_t columns = range.end[1] - range.begin[1];
   const double lx = sky.lengths[ax], ly = sky.lengths[ay], per_x = 1 / lx, per_y = 1 / ly;
+  const double farthest = farthest_move(sky.lengths);
   const double half = 0.5 * double(sky.pixels + 1) * sky.pixel;
   for (int64_t row = from; row < to; ++row) {
     int64_t at[3] = {range.begin[0] + row / columns, range.begin[1] + row % columns, 0};
@@ -56,27 +57,26 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
     for (at[2] = range.begin[2]; at[2] < range.end[2]; ++at[2]) {
       const int64_t layer = place[5] + at[az] - place[3], index = first + at[2];
       const T* factors = sky.factors + (b * sky.layers + layer) * sky.fields;
-      const auto moved = [&](int axis) {
-        double sum = 0;
-        for (int64_t f = 0; f < sky.fields; ++f) {
-          sum += double(factors[f]) * double(sky.field[f][3 * index + axis]);
+      double moved[3] = {0, 0, 0};
+      for (int64_t f = 0; f < sky.fields; ++f) {
+        for (int a = 0; a < 3; ++a) {
+          moved[a] += double(factors[f]) * double(sky.field[f][3 * index + a]);
         }
-        return sum;
-      };
+      }
       Sight sight;
-      sight.shift = direction[4] * moved(az);
+      sight.shift = direction[4] * moved[az];
       sight.distance = sky.distances[layer] + sight.shift;
       const double reach = half * sight.distance;
-      sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved(ax));
-      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved(ay));
-      sight.finite = is_length(sight.x) && is_length(sight.y) && is_length(sight.distance);
+      sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved[ax]);
+      sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved[ay]);
+      sight.placed = has_place(moved, farthest);
       sight.x -= lx * std::nearbyint(sight.x * per_x);
       sight.y -= ly * std::nearbyint(sight.y * per_y);
       sight.index = index;
       sight.layer = int32_t(layer);
       // One behind us has a negative reach.
       const bool inside = std::abs(sight.x) <= reach && std::abs(sight.y) <= reach;
-      if (inside || !sight.finite) see(sight);
+      if (inside || !sight.placed) see(sight);
     }
   }
 }
@@ -140,7 +140,7 @@ FLOWPM_INLINE void find(const Piece<T>& piece) {
   const Sky<T>& sky = *piece.sky;
   const int64_t n = sky.pixels;
   for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
-    if (!sight.finite) {  // to be seen on the maps
+    if (!sight.placed) {  // to be seen on the maps
       piece.hits->add(0, {sight.layer, 0, 0, 0.0, 0.0, 0.0, kNotANumber});
       return;
     }
@@ -180,7 +180,7 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
   const double* direction = sky.directions + 5 * piece.slab;
   const double middle = 0.5 * double(n) - 0.5;
   for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
-    if (!sight.finite) return;
+    if (!sight.placed) return;
     const T* amounts = sky.amounts + (piece.b * sky.layers + sight.layer) * weights * 2;
     double* sum = piece.sums + (sight.layer - place[5]) * (fields + 2 * weights);
     const double per_pixel = 1 / (sight.distance * sky.pixel);
