@@ -29,16 +29,30 @@ MULTIPOLES = np.array([250.0, 500, 700, 1000, 1400, 2000, 2800])
 WAVENUMBERS = (0.5, 1.0, 2.0, 3.0, 5.0)
 """At which P(k) of a = 1 is printed [h/Mpc]."""
 TIMES = np.linspace(1 / (1 + SOURCE), 1.0, 5)
-CASES = [(64, 1, 10), (64, 2, 10), (64, 2, 20), (128, 1, 10), (128, 2, 10), (128, 2, 20)]
-CASES += [(128, 2, 40), (256, 1, 20), (256, 2, 10), (256, 2, 20), (256, 2, 40)]
-"""Particles a side, `mesh_factor` and steps, the finest last."""
+CASES = [
+    (64, 1, 10, False),
+    (64, 2, 10, False),
+    (64, 2, 20, True),
+    (128, 1, 10, False),
+    (128, 2, 10, False),
+    (128, 2, 20, False),
+    (128, 2, 20, True),
+    (256, 1, 10, False),
+    (256, 1, 20, True),
+    (256, 2, 20, False),
+    (256, 2, 40, True),
+]
+"""Particles a side, `mesh_factor`, steps and `deconvolve`, the finest last."""
+Case = tuple[int, int, int, bool]
 Power = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def spectra(grid: int, mesh_factor: int, steps: int, box: float, seed: int) -> tuple[Any, Any]:
+def spectra(case: Case, box: float, seed: int) -> tuple[Any, Any]:
     """Returns the wavenumbers [h/Mpc] and P(k) [(Mpc/h)^3] at each of TIMES, [time, k]."""
+    grid, mesh_factor, steps, deconvolve = case
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
-    options: dict[str, Any] = {"mesh_factor": mesh_factor, "noise": "nested"}
+    options: dict[str, Any] = {"mesh_factor": mesh_factor, "deconvolve": deconvolve}
+    options |= {"noise": "nested"}
     sim = fpm.Simulation(COSMOLOGY, grid, box, edges, fixed_amplitude=True, **options)
     found = []
 
@@ -82,22 +96,22 @@ def main() -> None:
     whole = convergence(halofit)
     cases = CASES if options.cases is None else [CASES[i] for i in options.cases]
     titles = [f"l = {ell:.0f}" for ell in MULTIPOLES] + [f"P({k:g})" for k in WAVENUMBERS]
-    print(f"| cell [Mpc/h] | B | steps | {' | '.join(titles)} | universe | minutes |")
+    print(f"| cell [Mpc/h] | B | steps | deconvolved | {' | '.join(titles)} | universe | minutes |")
 
-    def row(case: tuple[int, int, int], k: np.ndarray, ratio: np.ndarray, name: str) -> None:
+    def row(case: Case, k: np.ndarray, ratio: np.ndarray, name: str) -> None:
         told = convergence(times(halofit, k, ratio)) / whole
         told = np.append(told, np.interp(WAVENUMBERS, k, ratio[-1]))
         figures = " | ".join(f"{value:.3f}" for value in told)
-        cell = f"{options.box / case[0]:.2f} | {case[1]} | {case[2]}"
+        cell = f"{options.box / case[0]:.2f} | {case[1]} | {case[2]} | {case[3]}"
         print(f"| {cell} | {figures} | {name} |", flush=True)
 
     for seed in range(options.universes):
-        fine_k, fine = spectra(*cases[-1], options.box, seed)
+        fine_k, fine = spectra(cases[-1], options.box, seed)
         absolute = [halofit(fine_k, np.full_like(fine_k, a)).numpy() for a in TIMES]
         row(cases[-1], fine_k, fine / np.stack(absolute), f"{seed}, over halofit")
         for case in cases[:-1]:
             begun = time.monotonic()
-            k, power = spectra(*case, options.box, seed)
+            k, power = spectra(case, options.box, seed)
             minutes = (time.monotonic() - begun) / 60
             row(case, k, power / fine[:, : len(k)], f"{seed} | {minutes:.1f}")
 
