@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from commands import flowpm_here, folder_with
 
-from flowpm_dist.cli.submit import array_settings
 from flowpm_dist.config.site import gpus_of_a_node
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.batch_options import array_settings, seconds_of
+from flowpm_dist.jobs.output_folder import OutputFolder
+from meshimpl.launch import find_mpirun
 
 RUN = """
 [box]
@@ -108,7 +110,11 @@ def test_a_stopped_job_is_queued_again_and_resumes(here):
     assert status == 138
     assert "scontrol requeue 7" in called and "--resume" not in called
     assert "requeue" not in commands(text, here, status=138, SLURM_RESTART_COUNT="100")[0]
-    assert "requeue" not in commands(text, here, status=2)[0]
+    for status in (0, 1, 2, 137, 143):
+        assert "requeue" not in commands(text, here, status=status)[0]
+    assert "scontrol requeue 7" in commands(text, here, status=75)[0]  # a host was lost
+    strict = text.replace("settings=()", "set -euo pipefail\nsettings=()")
+    assert "scontrol requeue 7" in commands(strict, here, status=138)[0]
     (here / "run-output/.partial-flowpm-dist/checkpoints/step-000003.zarr").mkdir(parents=True)
     assert shlex.split(commands(text, here)[0])[-1] == "--resume"
 
@@ -129,6 +135,13 @@ def test_a_job_of_mpirun_passes_the_warning_on(here):
     assert words[:3] == ["mpirun", "-n", "8"] and "flowpm-dist" in words
     assert "got USR1" in called and "scontrol requeue 7" in called
     assert status == 138
+    # A warning that comes when mpirun has ended does not change how it has ended.
+    late = 'sleep 0.3; [ -n "$sent" ] || { sent=yes; kill -USR1 $$; }; wait $mpirun'
+    called, status = commands(text.replace("wait $mpirun", late), here)
+    assert status == 0 and "requeue" not in called
+    assert commands(text.replace("mpirun -n", "nowhere -n"), here)[1] == 127
+    (here / "site.toml").write_text('[site]\nlauncher = "mpirun"\n')
+    assert f"\n{shlex.quote(str(find_mpirun()))} -n 8" in script("--site", "site.toml")
 
 
 def test_an_array_has_a_job_for_each_combination(here):
@@ -143,6 +156,39 @@ def test_an_array_has_a_job_for_each_combination(here):
         assert words[words.index("--output") + 1] == str(here / f"run-output-{number}")
     expected = {(f"initial.seed={s}", f"evolution.steps={n}") for s in (3, 4, 5) for n in (2, 10)}
     assert set(seen) == expected and len(seen) == 6
+
+
+def test_what_is_complete_is_left_out_of_an_array(here, monkeypatch):
+    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--array", "initial.seed=3-7")
+    done = {0, 2}
+
+    def is_finished(folder):
+        return int(folder.path.name.rpartition("-")[2]) in done
+
+    monkeypatch.setattr(OutputFolder, "is_finished", is_finished)
+    found = flowpm_here(*asked)
+    assert "3 jobs of 8 ranks on 2 nodes, 2 hours" in found.stdout, found
+    assert "2 are complete" in found.stdout
+    assert directives((here / "run-output.sbatch").read_text())["array"] == "1,3-4"
+    done |= set(range(5))
+    found = flowpm_here(*asked)
+    assert found.returncode == 2 and "the work is complete" in found.stderr
+
+
+def test_seconds_of_a_time_limit():
+    limits = {"02:00:00": 7200, "90": 5400, "2:30": 150, "1-12": 129600, "1-02:03:04": 93784}
+    limits |= {"48:00:00": 172800, "1-00:30": 88200}
+    for text, seconds in limits.items():
+        assert seconds_of(text) == seconds
+    for text in ("soon", "1:60", "99:99:99", "1-24", "", "1:2:3:4"):
+        with pytest.raises(UserError, match=f"--time {text}"):
+            seconds_of(text)
+
+
+def test_results_whose_name_has_special_characters_are_resumed(here):
+    text = script("--output", "x y/out[1]")
+    (here / "x y/out[1]/.partial-flowpm-dist/checkpoints/step-000003.zarr").mkdir(parents=True)
+    assert shlex.split(commands(text, here)[0])[-1] == "--resume"
 
 
 def test_array_settings():
@@ -162,7 +208,12 @@ def test_array_settings():
         (("other.toml",), "submit simulate: cannot take other.toml"),
         (("--", "--resume"), "submit simulate: cannot take --resume"),
         (("--time", "soon"), "--time soon: must be as sbatch takes it"),
+        (("--time", "00:02:00"), "--time 00:02:00 is 2 min"),
         (("--array", "initial.seeds=0-3"), "initial.seeds is not a key"),
+        (("--array", "initial.seed=1,1"), "has a value twice"),
+        (("--array", "initial.seed=0-3", "--set", "initial.seed=9"), "by --array and by --set"),
+        (("--at-once", "4"), "there is none"),
+        (("--mesh", "row:3"), "here --ranks is --nodes times --ranks-per-node"),
         (("--array", "initial.seed=1,x"), "initial.seed"),
         (("--nodes", "3"), "run.toml"),
         (("--site", "nowhere.toml"), "nowhere.toml"),
@@ -248,6 +299,8 @@ def test_ranks_that_would_share_a_gpu(here, monkeypatch):
     assert done.returncode == 2 and "2 GPUs a node, for 4 ranks" in done.stderr
     fewer = (*asked, "--ranks-per-node", "2", "--script", "fewer.sbatch")
     assert flowpm_here(*fewer).returncode == 0
+    both = flowpm_here(*fewer, "--gpus-per-rank", "1")
+    assert both.returncode == 2 and "leave one of them out" in both.stderr
     asked_for = {
         "--gpus-per-node=4": 4, "--gpus-per-node=h100:2": 2, "--gres=gpu": 1,
         "--gres=shard:1,gpu:3": 3, "--gres=gpu:1g.5gb:4": 4, "--gres=gpumem:80": None,
@@ -262,6 +315,12 @@ def test_the_site_files_own_mistakes(here):
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
     assert done.returncode == 2
     assert '"srun" or "mpirun"' in done.stderr and "must begin with --" in done.stderr
+    (here / "site.toml").write_text('[site]\nmpi = "none; ls"\nprogram = "~/bin/flowpm-dist"\n')
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
+    assert "site.mpi" in done.stderr and "without ~ and $" in done.stderr
+    (here / "site.toml").write_text('[site]\nmpi = "pmi2"\n')
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
+    assert done.returncode == 2 and "without PMIx" in done.stderr
 
 
 def test_an_edited_script_stays(here):
@@ -270,8 +329,13 @@ def test_an_edited_script_stays(here):
     script()
     path.write_text(path.read_text() + "# mine\n")
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--dry-run")
-    assert done.returncode == 2 and "says something else" in done.stderr
+    assert done.returncode == 2 and "was edited" in done.stderr
     assert path.read_text().endswith("# mine\n")
+
+
+def test_a_script_as_it_was_written_is_replaced(here):
+    script()
+    assert directives(script("--time", "1:00:00"))["time"] == "1:00:00"
 
 
 def test_submission(here, monkeypatch):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import itertools
-import re
+import os
 import shlex
 import subprocess
 import sys
@@ -20,15 +20,15 @@ from flowpm_dist.cli.resumable import Request
 from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.config.site import SiteOptions, default_site_file, gpus_of_a_node, load_site
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.batch_script import BatchJob
+from flowpm_dist.io.files import human_size
+from flowpm_dist.jobs.batch_options import array_settings, check_array, seconds_of
+from flowpm_dist.jobs.batch_script import BatchJob, is_edited
+from flowpm_dist.jobs.estimate import Estimate, human_time
+from flowpm_dist.jobs.folder import OutputError
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python."""
-MANY = 10_000
-"""Jobs of the largest array."""
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
-_RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 class Command(StrEnum):
@@ -87,6 +87,7 @@ def submit(
     ] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Instead of the site file's.")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the results.")
     ] = None,
@@ -119,14 +120,23 @@ def submit(
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
     with planning():
-        if not _TIME.fullmatch(time):
-            raise UserError(f"--time {time}: must be as sbatch takes it, such as 02:00:00")
-        options = _site(site, threads, gpus_per_rank, partition, account)
+        options = _site(site, threads, gpus_per_rank, partition, account, qos)
+        limit = seconds_of(time)
+        if limit <= options.warn and command in _JOBS:
+            raise UserError(
+                f"--time {time} is {human_time(limit)}, and jobs are asked to stop "
+                f"{human_time(options.warn)} before their limit: give more, or lower site.warn"
+            )
         _check_gpus(options, ranks_per_node)
         given, own = _operands(command, operands)
         kind = _kind(command)
-        results = output or _default_results(command, given[0], kind)
+        results = (output or _default_results(command, given[0], kind)).absolute()
+        if not results.name:
+            raise UserError(f"--output {output}: must be a folder with a name")
         settings = array_settings(array or [])
+        check_array(settings, map(".".join, parse_settings(changes or [])))
+        if at_once and not settings:
+            raise UserError(f"--at-once {at_once} is for the jobs of an --array; there is none")
         words = [command.value, *(str(path.absolute()) for path in given)]
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
@@ -136,7 +146,7 @@ def submit(
             written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
             program=shlex.split(options.program) or PROGRAM,
             words=[*words, *own],
-            output=str(results.absolute()) if has_folder else "",
+            output=str(results) if has_folder else "",
             begun=kind.begun if kind else "",
             again="--overwrite" if command is Command.dataset else "",
             nodes=nodes,
@@ -144,49 +154,18 @@ def submit(
             time=time,
             settings=settings,
             at_once=at_once,
+            mpirun="mpirun" if options.program else str(launch.find_mpirun()),
             **options.model_dump(exclude={"program"}),
         )
         if kind is None:
             _try(command, job)
         else:
-            _check(kind, given[0], job, mesh, changes or [])
-        path = script or results.with_name(f"{results.name}.sbatch")
+            job = _checked(kind, given[0], job, mesh, changes or [])
+        path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
-
-
-def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the value of each key in each job of an array.
-
-    Args:
-        texts: such as "initial.seed=0-9" or "evolution.steps=5,10".
-
-    Raises:
-        UserError: a text is not of this kind, or there would be too many jobs.
-    """
-    values: dict[str, list[str]] = {}
-    for text in texts:
-        key, _, given = text.partition("=")
-        span = _RANGE.fullmatch(given)
-        if span and int(span[1]) > int(span[2]):
-            raise UserError(f"--array {text}: {span[1]} is above {span[2]}")
-        if span and int(span[2]) - int(span[1]) >= MANY:
-            raise UserError(f"--array {text}: more than {MANY} jobs")
-        found = list(map(str, range(int(span[1]), int(span[2]) + 1))) if span else given.split(",")
-        if not re.fullmatch(r"\w+\.\w+", key) or not all(found):
-            raise UserError(
-                f"--array {text}: must be SECTION.KEY=VALUES, such as initial.seed=0-9 or "
-                "evolution.steps=5,10"
-            )
-        if key in values:
-            raise UserError(f"--array {text}: {key} is given twice")
-        values[key] = found
-    combined = list(itertools.islice(itertools.product(*values.values()), MANY + 1))
-    if len(combined) > MANY:
-        raise UserError(f"--array: more than {MANY} jobs")
-    return {key: [row[i] for row in combined] for i, key in enumerate(values)}
 
 
 def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -217,6 +196,11 @@ def _check_gpus(options: SiteOptions, ranks_per_node: int) -> None:
         UserError: they would.
     """
     gpus = gpus_of_a_node(options.directives)
+    if gpus is not None and options.gpus_per_rank:
+        raise UserError(
+            "site.directives ask for GPUs, and so does --gpus-per-rank, or site.gpus_per_rank: "
+            "leave one of them out"
+        )
     if gpus is not None and gpus < ranks_per_node and launch.horovod_has_nccl():
         raise UserError(
             f"site.directives ask for {gpus} GPU{'s' * (gpus > 1)} a node, for {ranks_per_node} "
@@ -239,7 +223,8 @@ def _try(command: Command, job: BatchJob) -> None:
     words += ["--ranks", str(job.nodes * job.ranks_per_node), "--check", "--ignore-memory"]
     done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(done.stderr.strip().removeprefix("error: "))
+        told = done.stderr.strip().removeprefix("error: ")
+        raise UserError(f"submit {command.value}: {told}" if told.startswith("Usage") else told)
 
 
 def _kind(command: Command) -> Any:
@@ -256,38 +241,69 @@ def _site(
     gpus_per_rank: int | None,
     partition: str | None,
     account: str | None,
+    qos: str | None,
 ) -> SiteOptions:
     """Returns the site's options, with those of the command line in place of its own."""
     given = {"threads": threads, "gpus_per_rank": gpus_per_rank}
-    given_texts = {"partition": partition, "account": account}
+    given_texts = {"partition": partition, "account": account, "qos": qos}
     chosen: Mapping[str, Any] = {
         name: value for name, value in (given | given_texts).items() if value is not None
     }
-    return load_site(path).model_copy(update=dict(chosen))
+    options = load_site(path).model_copy(update=dict(chosen))
+    if options.launcher == "srun" and not options.program:
+        launch.check_srun_mpi(options.mpi)
+    return options
 
 
-def _check(
+def _checked(
     kind: Any, run_file: Path, job: BatchJob, mesh: str | None, changes: Sequence[str]
-) -> None:
-    """Check each job as the command itself would.
+) -> BatchJob:
+    """Returns the job without the work that is complete; each is checked as by its own command.
 
     Raises:
-        UserError: one of them could not begin.
+        UserError: one of them could not begin, or all are complete.
     """
+    ranks, complete, memory = job.nodes * job.ranks_per_node, [], 0
     for number in range(max(1, job.elements)):
         own = [f"{key}={values[number]}" for key, values in job.settings.items()]
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
-        kind.plan(
-            Request(
-                run_file=run_file,
-                ranks=job.nodes * job.ranks_per_node,
-                output=output,
-                resume=any(output.glob(job.begun)),
-                overwrite=False,
-                mesh=mesh,
-                settings=parse_settings([*changes, *own]),
-            )
+        asked = Request(
+            run_file=run_file,
+            ranks=ranks,
+            output=output,
+            resume=any(output.glob(job.begun)),
+            overwrite=False,
+            mesh=mesh,
+            settings=parse_settings([*changes, *own]),
         )
+        work = _planned(kind, asked)
+        memory = max(memory, work.estimate.memory)
+        if work.is_complete:
+            complete.append(number)
+    if len(complete) == max(1, job.elements):
+        raise UserError(
+            f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to make "
+            "it anew, or give another --output"
+        )
+    node = human_size(Estimate(ranks, job.ranks_per_node, memory).on_host)
+    return dataclasses.replace(job, complete=complete, memory=node)
+
+
+def _planned(kind: Any, asked: Request) -> Any:
+    try:
+        return kind.plan(asked)
+    except OutputError:
+        try:  # complete work has nothing left by which the script could resume it
+            found = kind.plan(dataclasses.replace(asked, resume=True))
+        except UserError:
+            found = None
+        if found is None or not found.is_complete:
+            raise
+        return found
+    except UserError as error:
+        if "--ranks " not in str(error):
+            raise
+        raise UserError(f"{error}\n(here --ranks is --nodes times --ranks-per-node)") from None
 
 
 def _write(path: Path, text: str) -> None:
@@ -297,25 +313,27 @@ def _write(path: Path, text: str) -> None:
         UserError: it cannot be written.
     """
     try:
-        if path.exists() and _below_head(path.read_text()) != _below_head(text):
+        if path.exists() and is_edited(path.read_text()):
             raise UserError(
-                f"{path} is there and says something else: submit it with sbatch, remove it, or "
-                "give another --script"
+                f"{path} is there and was edited: submit it with sbatch, remove it, or give "
+                "another --script"
             )
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _below_head(text: str) -> str:
-    """Returns a script without the line that says by which command it was written."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith("# Written by: "))
-
-
 def _described(job: BatchJob) -> str:
     ranks = job.nodes * job.ranks_per_node
     size = f"{ranks} rank{'s' * (ranks > 1)} on {job.nodes} node{'s' * (job.nodes > 1)}"
-    return f"{job.elements} jobs of {size}" if job.elements else size
+    size += f", {human_time(seconds_of(job.time))}"
+    size += f", about {job.memory} of memory a node" if job.memory else ""
+    if not job.elements:
+        return size
+    left = job.elements - len(job.complete)
+    size = f"{left} job{'s' * (left > 1)} of {size}"
+    return f"{size}; {len(job.complete)} are complete" if job.complete else size
 
 
 def _submit(path: Path) -> None:

@@ -22,12 +22,18 @@ class SiteOptions(Options):
     launcher: Literal["srun", "mpirun"] = Field(
         default="srun", description='what starts the ranks, "srun" or "mpirun"'
     )
-    mpi: str = Field(default="pmix", description='the value of srun\'s --mpi, such as "pmix"')
+    mpi: str = Field(
+        default="pmix",
+        pattern=r"^\w+$",
+        description='the value of srun\'s --mpi, such as "pmix"',
+    )
     setup: Texts = Field(
-        default=(), description="a list of shell lines, such as module load gcc openmpi"
+        default=(), description='a list of shell lines, such as ["module load gcc openmpi"]'
     )
     program: str = Field(
-        default="", description="the command flowpm-dist; by default that of this Python"
+        default="",
+        description="the command flowpm-dist, with its path as it is on the nodes; by default that "
+        "of this Python",
     )
     partition: str = Field(default="", description="the name of a partition")
     account: str = Field(default="", description="the name of an account")
@@ -56,6 +62,9 @@ def _hints(file: ParsedRunFile) -> Iterable[Problem]:
     for directive in file.value("site", "directives") or ():
         if not directive.startswith("-"):
             yield Problem("site.directives", f"= {directive!r}: must begin with --")
+    program = file.value("site", "program") or ""
+    if program.startswith("~") or "$" in program:
+        yield Problem("site.program", f"= {program!r}: must be a path without ~ and $")
 
 
 _GPUS = re.compile(

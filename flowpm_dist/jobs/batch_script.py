@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshimpl import launch
+
 STOPPED = 128 + 10
 """Exit status of a command that SIGUSR1 has stopped."""
+_BODY = "# As written: "
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,11 @@ class BatchJob:
         directives: further options of sbatch.
         warn: time before the limit at which the command is asked to stop [s].
         restarts: how often the job is queued again.
+        mpirun: path of mpirun.
         settings: for each key of the run file that differs, its value in each job of an array.
+        complete: numbers of the jobs of the array whose work is done.
         at_once: jobs of an array that may run at one time; 0 for all.
+        memory: what the ranks of a node take, in words; empty if it is not known.
     """
 
     name: str
@@ -53,6 +61,7 @@ class BatchJob:
     gpus_per_rank: int = 0
     launcher: str = "srun"
     mpi: str = "pmix"
+    mpirun: str = "mpirun"
     setup: Sequence[str] = ()
     partition: str = ""
     account: str = ""
@@ -61,24 +70,30 @@ class BatchJob:
     warn: int = 120
     restarts: int = 100
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    complete: Sequence[int] = ()
     at_once: int = 0
+    memory: str = ""
 
     @property
     def elements(self) -> int:
-        """Number of jobs of the array; 0 if it is none."""
+        """Number of jobs of the array, complete ones too; 0 if it is none."""
         return len(next(iter(self.settings.values()), ()))
 
     def script(self) -> str:
         """Returns the text of the script."""
-        parts = [self._head(), self._directives(), self._environment(), self._work(), self._end()]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        parts = [self._directives(), self._environment(), self._work(), self._end()]
+        body = "\n\n".join(part for part in parts if part) + "\n"
+        return f"{self._head()}\n{_BODY}{_digest(body)}\n\n{body}"
 
     def _head(self) -> str:
-        return (
-            "#!/bin/bash\n"
-            f"# Written by: {self.written_by}\n"
-            "# Read it, edit it, and submit it with sbatch."
-        )
+        lines = [
+            "#!/bin/bash",
+            f"# Written by: {self.written_by}",
+            "# Read it, edit it, and submit it with sbatch.",
+        ]
+        if self.memory:
+            lines.append(f"# Memory: about {self.memory} on each node.")
+        return "\n".join(lines)
 
     def _directives(self) -> str:
         log = f"{self.name}-%A_%a.log" if self.elements else f"{self.name}-%j.log"
@@ -110,7 +125,8 @@ class BatchJob:
     def _array(self) -> str:
         if not self.elements:
             return ""
-        return f"0-{self.elements - 1}" + (f"%{self.at_once}" if self.at_once else "")
+        left = [n for n in range(self.elements) if n not in set(self.complete)]
+        return _ranges(left) + (f"%{self.at_once}" if self.at_once else "")
 
     def _environment(self) -> str:
         lines = list(self.setup)
@@ -141,7 +157,9 @@ class BatchJob:
                 "# A job that was stopped, or whose host failed, goes on where its last checkpoint "
                 "is.",
                 "resume=()",
-                f'if compgen -G "$output/{self.begun}" > /dev/null; then resume=(--resume); fi',
+                f'if (cd "$output" && compgen -G {shlex.quote(self.begun)}) > /dev/null 2>&1',
+                "then resume=(--resume)",
+                "fi",
             ]
         lines = ["# After the failure of a host this begins anew.", "resume=()"]
         if self.again:
@@ -154,37 +172,59 @@ class BatchJob:
         command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
         command += ' --output "$output"' if self.output else ""
         command += ' "${settings[@]}" "${resume[@]}"'
+        # The status is asked for in ways that "set -e" in a site's set-up does not end.
         if self.launcher == "srun":
             # A rank that stops in good order has a status; srun would end the others and lose it.
-            options = f"--mpi={self.mpi} --kill-on-bad-exit=0"
+            options = f"--mpi={shlex.quote(self.mpi)} --export=ALL --kill-on-bad-exit=0"
             if self.threads:
                 # Slurm from 22.05 on does not take it over from sbatch.
                 options += f" --cpus-per-task={self.threads} --cpu-bind=cores"
-            return [f"srun {options} \\", f"  {command}", "status=$?"]
+            return ["status=0", f"srun {options} \\", f"  {command} || status=$?"]
         options = f"-n {ranks} --map-by ppr:{self.ranks_per_node}:node"
         options += f":PE={self.threads} --bind-to core" if self.threads else " --bind-to none"
         if self.threads:
             options += " -x MESHIMPL_THREADS"
         return [
-            "trap '[ -z \"$mpirun\" ] || kill -USR1 $mpirun' USR1",
-            f"mpirun {options} \\",
+            "trap 'warned=yes; [ -z \"$mpirun\" ] || kill -USR1 $mpirun || true' USR1",
+            f"{shlex.quote(self.mpirun)} {options} \\",
             f"  {command} &",
             "mpirun=$!",
-            "wait $mpirun",
-            "status=$?",
-            "# A signal ends the waiting, not mpirun.",
-            "while kill -0 $mpirun 2> /dev/null; do wait $mpirun; status=$?; done",
+            "# A signal ends the waiting, not mpirun, whose status is then asked for again.",
+            "status=127 warned=yes",
+            'while [ -n "$warned" ]; do',
+            "  warned= found=0",
+            "  wait $mpirun || found=$?",
+            "  [ $found -eq 127 ] || status=$found",
+            "done",
         ]
 
     def _end(self) -> str:
         if not self.begun:
             return "exit $status"
+        again = f"[ $status -eq {STOPPED} ] || [ $status -eq {launch.HOST_LOST} ]"
         return (
-            "# Stopped before the time limit, with a checkpoint: the rest is for another turn.\n"
-            f"if [ $status -eq {STOPPED} ] && "
-            f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.restarts} ]; then\n'
-            '  echo "stopped before the time limit; queued again"\n'
+            f"# {STOPPED}: stopped before the time limit, with a checkpoint if a step was made.\n"
+            f"# {launch.HOST_LOST}: a host or a rank fell silent. The rest is for another turn.\n"
+            f'if {{ {again}; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.restarts} ]; then\n'
+            '  echo "ended with status $status before the work was done; queued again"\n'
             '  scontrol requeue "$SLURM_JOB_ID"\n'
             "fi\n"
             "exit $status"
         )
+
+
+def is_edited(script: str) -> bool:
+    """Returns whether a script says something else than when it was written."""
+    head, _, body = script.partition("\n\n")
+    return f"{_BODY}{_digest(body)}" not in head.splitlines()
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Returns increasing numbers as sbatch takes them, such as "0-3,7"."""
+    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    found = [[number for _, number in run] for _, run in runs]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)

@@ -13,13 +13,13 @@ from meshimpl.launch.command import (
     silence_limit,
     stall_limit,
 )
-from meshimpl.launch.ending import abort, abort_on_error
+from meshimpl.launch.ending import HOST_LOST, abort, abort_on_error
 from meshimpl.launch.environment import WITHOUT_RANKS, LaunchError, RankEnvironment, detect
 from meshimpl.launch.gpus import check_gpus, gpu_identity, gpus_in_sight, horovod_has_nccl
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
 from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
-from meshimpl.launch.pmix import check_launcher, unused_tasks
+from meshimpl.launch.pmix import check_launcher, check_srun_mpi, unused_tasks
 from meshimpl.launch.resources import (
     available_cores,
     configure_threads,
@@ -29,6 +29,7 @@ from meshimpl.launch.resources import (
 
 __all__ = [
     "ENVIRONMENT_DEFAULTS",
+    "HOST_LOST",
     "HostMemory",
     "LaunchError",
     "STOP_SIGNALS",
@@ -39,6 +40,7 @@ __all__ = [
     "available_cores",
     "check_gpus",
     "check_launcher",
+    "check_srun_mpi",
     "configure_threads",
     "detect",
     "end_was_told",

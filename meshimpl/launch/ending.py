@@ -12,6 +12,10 @@ from typing import NoReturn
 from meshimpl.launch.environment import detect
 from meshimpl.launch.job_folder import JobFolder
 
+HOST_LOST = 75
+"""Exit status of a job that has lost a rank, a host or its launcher, and may be started again; the
+EX_TEMPFAIL of sysexits.h."""
+
 _last_words: list[Callable[[], None]] = []
 
 

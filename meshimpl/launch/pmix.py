@@ -48,6 +48,26 @@ def check_launcher(environment: Mapping[str, str] | None = None) -> None:
         )
 
 
+def check_srun_mpi(plugin: str) -> None:
+    """Check that ranks which srun will start find each other.
+
+    Args:
+        plugin: value of srun's --mpi.
+
+    Raises:
+        LaunchError: Open MPI would make each of them a job of one rank.
+    """
+    try:
+        version = open_mpi_version(find_mpirun())
+    except (LaunchError, OSError, subprocess.SubprocessError):
+        return
+    if version is not None and version >= _NEEDS_PMIX and not plugin.startswith("pmix"):
+        raise LaunchError(
+            f"srun --mpi={plugin} starts ranks without PMIx, and Open MPI {version} would make "
+            'each of them a job of one rank: site.mpi = "pmix", or site.launcher = "mpirun"'
+        )
+
+
 def unused_tasks(environment: Mapping[str, str] | None = None) -> int:
     """Returns the tasks of a Slurm job in which this process runs alone; 0 if all are used.
 
