@@ -257,6 +257,18 @@ def test_priors_keep_their_ranges(tmp_path):
             "observation.bias has no b1: give it there",
         ),
         ("[priors]", "[priors]\nsigma_8 = [0, 1]", "priors.sigma_8", "did you mean sigma8"),
+        (
+            "[priors]",
+            '[likelihood]\nname = "os:path"\n[priors]\nloudness = [1, 30]\nb1 = [0, 1]',
+            "priors.b1",
+            "observation.bias has no b1",
+        ),
+        (
+            "[priors]",
+            '[likelihood]\nname = "os:path"\n[priors]\nloudness = [30, 1]',
+            "priors.loudness",
+            "30 is not below 1",
+        ),
         ("seed = 0", 'optimiser = "newton"', "search.optimiser", '"lbfgs" or "adam"'),
         ("seed = 0", "evaluations = 0", "search.evaluations", "0.*at least 1"),
         ("seed = 0", "rate = 0.5", "search.rate", 'search.optimiser = "adam", not with "lbfgs"'),

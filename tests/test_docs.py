@@ -188,10 +188,11 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     np.testing.assert_allclose(observed.data, 1 + 1.2 * contrast + 0.1 * contrast**2, rtol=1e-12)
     posterior = Posterior(model, observed.likelihood, plan.priors.ranges)
     slope = posterior.evaluate(posterior.space.normal(1)).gradient
-    assert slope.parameters.shape == (1,) and np.all(slope.parameters != 0)
+    assert posterior.space.names == ("q", "freedom")
+    assert slope.parameters.shape == (2,) and np.all(slope.parameters != 0)
     table = tomllib.loads((ROOT / "examples" / "survey_training.toml").read_text())
     table["observation"] = asked["observation"]
-    table["priors"] = {"sigma8": [0.7, 0.9], **asked["priors"]}
+    table["priors"] = {"sigma8": [0.7, 0.9], "q": asked["priors"]["q"]}
     table["cosmology"]["Omega_m"] = 0.3
     (tmp_path / "train.toml").write_text(tomli_w.dumps(table))
     training = load_training(tmp_path / "train.toml")

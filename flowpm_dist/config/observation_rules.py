@@ -85,19 +85,22 @@ def given_priors(file: ParsedRunFile) -> list[str]:
 
 
 def nuisances_fit(file: ParsedRunFile) -> Iterator[Problem]:
-    """Nuisance parameters with a prior are some of the observation's."""
+    """Nuisance parameters with a prior are some of the observation's, or of an own likelihood."""
     bias = file.given.get("observation", {}).get("bias", {})
     scheme = file.value("observation", "bias_scheme")
+    own_likelihood = file.value("likelihood", "name") is not None
     models = {name: type(section) for name, section in file.sections.items()}
     for name in given_priors(file):
         where = f"priors.{name}"
         if name == "amplitude":
             continue
-        if name == "noise_amplitude":
+        if name == "noise_amplitude" and not own_likelihood:
             if file.value("observation", "sigma") is None:
                 yield Problem(where, "is given, but observation.sigma is not: give it there, too")
         elif isinstance(bias, dict) and name in bias:
             continue
+        elif own_likelihood and name not in BIASES:
+            continue  # known when the likelihood is made
         elif name in BIASES or scheme is not None:
             advice = "give it there, too: the mock's, or about what is expected"
             yield Problem(where, f"is given, but observation.bias has no {name}: {advice}")

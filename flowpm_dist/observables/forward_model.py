@@ -225,6 +225,8 @@ class ForwardModel:
             response = response * scheme.linear_response(factor(values))
         if AMPLITUDE in parameters:
             response = response * factor(parameters[AMPLITUDE])
+        if chains is not None and response.shape.rank == 3:  # it depends on none of them
+            response = tf.broadcast_to(response, [*box.local_batch, *response.shape])
         if not self.formation.has_particles:
             return response
         kx, ky, kz = (tf.constant(k, box.dtype) for k in box.wavenumbers())

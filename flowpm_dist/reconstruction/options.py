@@ -68,7 +68,12 @@ class ObservedOptions(Options):
 
 
 class FittedOptions(ParameterRanges, NuisanceRanges):
-    """The parameters that are fitted along, each with a uniform prior between two values."""
+    """The parameters that are fitted along, each with a uniform prior between two values.
+
+    Parameters of a user's own likelihood have theirs under their own names, too.
+    """
+
+    __pydantic_extra__: dict[str, Pair[float]] = Field(init=False)
 
     A_s: Pair[PrimordialAmplitude] | None = limits(RANGES["A_s"].what)
 

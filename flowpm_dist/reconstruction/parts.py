@@ -13,7 +13,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.forward_model import ForwardModel, forward_model_of
 from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import ObservationError
-from flowpm_dist.options import python_object
+from flowpm_dist.options import nearest, python_object
 from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
 from flowpm_dist.reconstruction.hmc import HMC
 from flowpm_dist.reconstruction.likelihoods import Annealing, Gaussian, Likelihood, Poisson
@@ -119,11 +119,14 @@ def likelihood_of(
         except ValueError as error_of_object:
             raise ObservationError(f"likelihood {name!r}: {error_of_object}") from error_of_object
         own = cast(Likelihood, found)
-        if "noise_amplitude" in plan.priors.ranges and "noise_amplitude" not in own.parameters:
-            raise ObservationError(
-                f"likelihood {name!r} has no parameter noise_amplitude: leave "
-                "priors.noise_amplitude out, or name it in `parameters` of the likelihood"
-            )
+        for missing in plan.of_likelihood:
+            if missing not in own.parameters:
+                raise ObservationError(
+                    f"likelihood {name!r} has no parameter {missing}"
+                    f"{nearest(missing, own.parameters)} (it has "
+                    f"{', '.join(own.parameters) or 'none'}): leave priors.{missing} out, or name "
+                    "it in `parameters` of the likelihood"
+                )
         return own
     if mean_count is not None:
         return Poisson(box, values, noise, observed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -55,6 +56,18 @@ class ReconstructionPlan:
     def grid(self) -> tuple[int, int, int]:
         """The cells along each side."""
         return self.simulation.box.grid
+
+    @property
+    def own_values(self) -> dict[str, Any]:
+        """The values of a mock's parameters; those of a user's own likelihood are not known."""
+        return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
+
+    @property
+    def of_likelihood(self) -> tuple[str, ...]:
+        """The parameters that are fitted along and that the likelihood alone can have."""
+        of_model = {*FittedOptions.model_fields, *(self.observation.bias or {})}
+        of_model.remove("noise_amplitude")
+        return tuple(name for name in self.priors.ranges if name not in of_model)
 
     @property
     def evaluations(self) -> int:

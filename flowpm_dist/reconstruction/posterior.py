@@ -15,6 +15,7 @@ from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.reconstruction.curvature import Curvature, Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
+from meshimpl.mesh_function import replicated
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Posterior:
             tape.watch([x.field, x.parameters])
             values = self.parameters(x)
             density = self.model(x.field, values)
-            own = {name: values[name] for name in self.likelihood.parameters if name in values}
+            mesh, named = self.likelihood.box.mesh, self.likelihood.parameters
+            own = {name: replicated(mesh, values[name]) for name in named if name in values}
             parts = self.likelihood.parts(density, annealing, **own)
         found = tape.gradient(
             parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO

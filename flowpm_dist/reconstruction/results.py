@@ -143,11 +143,11 @@ class Results:
     def _facts(self, point: Unknowns, values: dict[str, float]) -> dict[str, Any]:
         """Returns what is known of the point itself."""
         posterior, at = self._posterior, self._posterior.evaluate(point)
-        own = {**self._plan.cosmology.model_dump(), **self._plan.observation.own_values}
+        own = {} if self._observed.mock is None else self._plan.own_values
         parameters: dict[str, Any] = {}
         for name, value in values.items():
             parameters[name] = {"value": value, "prior": list(posterior.priors[name])}
-            if self._observed.mock is not None:
+            if name in own:
                 parameters[name]["truth"] = own[name]
         observed = posterior.likelihood.count
         return {

@@ -41,7 +41,7 @@ def sampling_facts(
         **{name: _finite_mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
         "modes": _of_modes(modes, convergence(modes) if enough else None, truth),
         "parameters": {
-            name: _of_parameter(parameters[..., i], i, checked, truth[name] if truth else None)
+            name: _of_parameter(parameters[..., i], i, checked, truth.get(name) if truth else None)
             for i, name in enumerate(names)
         },
     }

@@ -190,7 +190,7 @@ class SamplingSession:
         return error if acceptance == 1 else f"{error}  failed {1 - acceptance:.0%}"
 
     def _truth(self) -> dict[str, float] | None:
-        """Returns the true values of the numbers that are watched, where they are known.
+        """Returns the true values of the modes and parameters that are watched, where known.
 
         On all ranks together.
         """
@@ -199,18 +199,14 @@ class SamplingSession:
         zeros = self.posterior.space.zeros()
         block = tf.constant(self._block_of(self._found, "truth_white_noise"), self.box.dtype)
         modes = large_modes(zeros.field + block, self.box)[0]
-        own = {**self.plan.cosmology.model_dump(), **self.plan.observation.own_values}
-        return {
-            **{name: own[name] for name in self.posterior.space.names},
-            **dict(zip(mode_names(), map(float, modes), strict=True)),
-        }
+        return {**self.plan.own_values, **dict(zip(mode_names(), map(float, modes), strict=True))}
 
     def _draw(self, rows: Rows, truth: dict[str, float] | None) -> None:
         names = (*self.posterior.space.names, *mode_names())[:SHOWN]
         values, traces = values_of(rows, names, self.plan.sampler.chains), []
         for i, name in enumerate(names):
             label = name if name in self.posterior.space.names else f"mode {name}"
-            traces.append(Trace(label, values[..., i], None if truth is None else truth[name]))
+            traces.append(Trace(label, values[..., i], None if truth is None else truth.get(name)))
         warm_up = sum(phase.moves for phase in self.chains.phases[:-1])
         with written_whole(self.folder.path / "chains.png") as aside:
             save_figure(chains_figure(traces, warm_up), aside)

@@ -17,9 +17,10 @@ from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.observations import ObservedBlock
 from flowpm_dist.observables.options import ObservationError
-from flowpm_dist.reconstruction import Poisson
+from flowpm_dist.reconstruction import EXACT, Gaussian, Poisson
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.parts import likelihood_of, observed_of
+from flowpm_dist.reconstruction.sampling_session import SamplingSession
 from flowpm_dist.reconstruction.search_session import ReconstructionOutcome, SearchSession
 
 RUN = """
@@ -102,6 +103,52 @@ def test_a_likelihood_of_ones_own_has_the_amplitude_that_is_fitted(tmp_path):
         likelihood_of(plan, box, block, unit)
 
 
+class Louder(Gaussian):
+    """The likelihood of a density whose noise amplitude has another name."""
+
+    parameters = ("loudness",)
+
+    def parts(self, density, annealing=EXACT, loudness=None):
+        given = {} if loudness is None else {"noise_amplitude": loudness}
+        return super().parts(density, annealing, **given)
+
+
+LOUDER = '[likelihood]\nname = "test_reconstruction_run:Louder"\n[priors]\n'
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_factory):
+    """As the noise amplitude is, which it multiplies sigma by, too: with the same prior."""
+    keys = 'stages = [[0, 1, 8]]\n[sampler]\ndraws = 3\nwarm_up = 1\nleaps = 2\nstart = "found"\n'
+    tiny = [("grid = 16", "grid = 8"), ('"1lpt"', '"linear"'), ("evaluations = 12\n", "")]
+    found = {}
+    for name, head in {"noise_amplitude": "[priors]\n", "loudness": LOUDER}.items():
+        asked = (
+            *tiny,
+            ("[search]", f"{head}{name} = [0.5, 4.0]\n[search]\n{keys}"),
+        )
+        ended = search_in(mesh, shared_folder(tmp_path_factory), *asked)
+        session = ended.session
+        draws = SamplingSession(session.plan, mesh, session.folder, session.progress).run()
+        assert ended.facts["parameters"][name]["prior"] == [0.5, 4.0]
+        moments = [draws["parameters"][name][key] for key in ("mean", "standard_deviation")]
+        found[name] = [ended.facts["parameters"][name]["value"], *moments]
+    assert found["loudness"][0] != pytest.approx(2.25, abs=0.01)  # where the search begins
+    assert found["loudness"] == pytest.approx(found["noise_amplitude"], rel=1e-9)
+
+
+@pytest.mark.ranks(1)
+def test_a_prior_needs_a_parameter_of_the_likelihood(tmp_path):
+    unit = np.ones([16] * 3)
+    box, block = Box(unit.shape, (64.0,) * 3, solo(), tf.float64), ObservedBlock(unit, unit, unit)
+    asked = ("[search]", f"{LOUDER}loudnes = [1.0, 30.0]\n[search]")
+    told = (
+        r"no parameter loudnes; did you mean loudness\? \(it has loudness\): leave priors.loudnes"
+    )
+    with pytest.raises(ObservationError, match=told):
+        likelihood_of(config_of(tmp_path, DENSITY, asked).plan, box, block, unit)
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """Searches on a mesh, one for all tests of it."""
@@ -121,8 +168,8 @@ def alone(tmp_path_factory):
     return by_rank_zero("search", rank_zeros)
 
 
-def search_in(mesh, path):
-    config = config_of(path, DENSITY)
+def search_in(mesh, path, *changes):
+    config = config_of(path, DENSITY, *changes)
     folder = ReconstructionFolder(path / "found")
     if mesh.rank == 0:
         folder.begin(resume=False)

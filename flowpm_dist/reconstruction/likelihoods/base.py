@@ -81,7 +81,8 @@ class Likelihood(abc.ABC):
         Args:
             density: block [..., x, y, z].
             annealing: the annealing of the noise.
-            parameters: those of `self.parameters` that have priors, float64 [...] of all chains.
+            parameters: those of `self.parameters` that have priors, float64 [...] of all chains;
+                `local_values` makes factors of blocks of them.
         """
         return self.half_squares(self.residual(density, annealing), annealing)
 

@@ -15,7 +15,6 @@ from flowpm_dist.reconstruction.likelihoods.base import (
     in_dtype_of,
     sum_over_cells,
 )
-from meshimpl.mesh_function import replicated
 
 
 class Gaussian(Likelihood):
@@ -78,8 +77,7 @@ class Gaussian(Likelihood):
         """See `Likelihood`; with a noise amplitude, with the logarithm of its determinant."""
         if "noise_amplitude" not in parameters:
             return super().parts(density, annealing)
-        shared = replicated(self.box.mesh, parameters["noise_amplitude"])
-        larger = tf.square(local_values(shared, self.box)) - 1
+        larger = tf.square(local_values(parameters["noise_amplitude"], self.box)) - 1
         ratio = 1 + larger * (1 if annealing.radius else self._share)  # of variances
         residual = self.residual(density, annealing) / tf.sqrt(ratio)
         logs = tf.where(self.observed > 0, tf.math.log(ratio), tf.zeros_like(density))
