@@ -329,6 +329,40 @@ def test_a_job_of_two_ranks(tmp_path: Path) -> None:
     assert status == 3
 
 
+FAILS = """
+import threading, time
+from meshimpl import launch
+
+def fail():
+    launch.end_was_told()
+    raise ValueError(launch.stop_name("too small"))
+
+launch.abort_on_error()
+threading.Thread(target=fail).start()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_rank_far_from_the_folder_of_its_job_ends_the_job(tmp_path: Path, closed: bool) -> None:
+    """The folder is on the first host alone; a launcher that has ended closes the error stream."""
+    here = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+    here |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    here |= {"MESHIMPL_FAILURE_FOLDER": str(tmp_path / "elsewhere")}
+    environment = {**os.environ, **here, "PYTHONPATH": str(Path(launch.__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAILS], stderr=subprocess.PIPE, env=environment
+    )
+    assert process.stderr is not None
+    if closed:
+        process.stderr.close()
+    try:
+        assert process.wait(20) == 1
+    finally:
+        process.kill()
+    assert closed or process.stderr.read().endswith(b"[rank 1/2] ValueError: too small\n")
+
+
 # Below, the other rank sits in a collective or a sleep that would outlast the time limit.
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from meshimpl.launch import HOST_LOST
+from meshimpl.launch.job_folder import VARIABLE, JobFolder
 from meshimpl.launch.watch import children_of
 from meshimpl.pulse.judgement import PROOF, Peer, is_deadlock, is_stuck, trouble
+from meshimpl.pulse.launchers import end_launcher
 from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
-from meshimpl.pulse.process import Settings, end_launcher
+from meshimpl.pulse.process import Settings
 from meshimpl.pulse.wire import Srun
 
 ROOT = Path(__file__).parents[1]
@@ -154,8 +157,11 @@ def peer(rank: int, host: str = "node1", **more: object) -> Peer:
     return Peer(rank, host, 100 + rank, place=Place(), **more)  # type: ignore[arg-type]
 
 
-def said(*peers: Peer) -> str:
-    return trouble(peers, 30.0, "LIMIT") or ""
+def said(*peers: Peer, status: int = HOST_LOST) -> str:
+    """Why a job of these ranks ends, with a status; empty if it goes on."""
+    cause = trouble(peers, 30.0, "LIMIT")
+    assert cause is None or cause.status == status
+    return cause.reason if cause else ""
 
 
 def test_a_silent_host_is_named_with_its_ranks():
@@ -168,13 +174,14 @@ def test_a_silent_host_is_named_with_its_ranks():
 
 
 def test_a_rank_that_ends_is_left_to_the_launcher_for_a_while():
-    for ending, grace in ((GOES_ON, 2.0), (ABORTS, 10.0)):
+    for ending, grace, status in ((GOES_ON, 2.0, HOST_LOST), (ABORTS, 10.0, 1)):
         ended = peer(1)
         ended.hear(Place(ending=ending))
         ended.gone = grace - 0.1
         assert said(peer(0), ended) == ""
         ended.gone = grace
-        assert "rank 1 (process 101) on host node1 has ended" in said(peer(0), ended)
+        told = said(peer(0), ended, status=status)
+        assert "rank 1 (process 101) on host node1 has ended" in told
     ended.hear(Place(ending=LEAVES))
     ended.gone = 1000.0
     assert said(peer(0), ended) == ""
@@ -245,11 +252,12 @@ class Job:
 
     def __init__(self, folder: Path, what: str, ranks: int = 2) -> None:
         self.folder, self.starters, self.ranks = folder / what, [], []
-        self.folder.mkdir()
+        self.notes = self.folder / "notes"
+        self.notes.mkdir(parents=True)
         for rank in range(ranks):
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_COMM_WORLD_RANK": str(rank)}
             environment |= {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-            environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+            environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", VARIABLE: str(self.notes)}
             starter = subprocess.Popen(
                 [sys.executable, "-c", STARTER, sys.executable, "-c", RANK, self.folder, what],
                 env=environment,
@@ -339,21 +347,22 @@ def ended(process: int, seconds: float = 30.0) -> bool:
 def test_a_host_that_stands_still_ends_the_job(jobs):
     """The rank that is left says which one it misses."""
     job = jobs[0]["frozen"]
-    assert job.status(0) == 1
+    assert job.status(0) == HOST_LOST
     assert f"no sign of life from rank 1 (process {job.ranks[1]}) on host {HERE}" in job.errors(0)
+    assert JobFolder(job.notes).told_status() == HOST_LOST
 
 
 @pytest.mark.timeout(120)
 def test_rank_zero_is_missed_by_the_others(jobs):
     job = jobs[0]["root"]
-    assert job.status(1) == 1
+    assert job.status(1) == HOST_LOST
     assert f"no sign of life from rank 0 (process {job.ranks[0]}) on host {HERE}" in job.errors(1)
 
 
 @pytest.mark.timeout(120)
 def test_a_killed_rank_is_missed_where_the_launcher_does_not_see_to_it(jobs):
     job = jobs[0]["killed"]
-    assert job.status(0) == 1
+    assert job.status(0) == HOST_LOST
     assert f"rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(0)
 
 
@@ -363,7 +372,7 @@ def test_ranks_end_with_the_process_that_started_them(jobs):
     job, pulses = jobs[0]["orphaned"], jobs[1]["orphaned"]
     assert ended(job.ranks[1]) and ended(pulses[1])
     assert f"started rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(1)
-    assert job.status(0) == 1
+    assert job.status(0) == HOST_LOST
 
 
 @pytest.mark.timeout(120)
@@ -371,7 +380,7 @@ def test_ranks_that_wait_for_each_other_end(jobs):
     job = jobs[0]["apart"]
     assert job.status(0) == job.status(1) == 1
     assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
-    assert not job.errors(1)
+    assert not job.errors(1) and JobFolder(job.notes).told_status() == 1
 
 
 @pytest.mark.timeout(120)
@@ -404,7 +413,7 @@ def test_a_rank_that_is_only_busy_is_waited_for(jobs):
 def test_a_stopped_rank_ends_with_the_job(jobs):
     """Its pulse ends it, because it cannot do so itself."""
     job, pulses = jobs[0]["stopped"], jobs[1]["stopped"]
-    assert job.status(0) == 1
+    assert job.status(0) == HOST_LOST
     assert f"rank 1 (process {job.ranks[1]}) on host {HERE} was stopped" in job.errors(0)
     assert job.status(1) == -signal.SIGKILL % 256 or not is_there(job.ranks[1])
     assert all(map(ended, (*job.ranks, *pulses)))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from meshimpl.launch import find_mpirun, is_open_mpi, mpirun_command
+from meshimpl.launch import HOST_LOST, find_mpirun, is_open_mpi, mpirun_command
 from meshimpl.launch import job as job_module
 from meshimpl.launch.banners import WithoutBanners
 from meshimpl.launch.watch import Watch
@@ -85,6 +85,19 @@ def test_a_line_that_is_redrawn_is_passed_on_at_once():
     banners = WithoutBanners()
     assert banners.feed(b"50 %\r") == b"50 %\r"
     assert banners.feed(b"-- 60 %\r") == b"-- 60 %\r"
+
+
+@pytest.mark.parametrize(("noted", "status"), [(str(HOST_LOST), HOST_LOST), ("", 137), (None, 137)])
+def test_the_status_of_an_mpirun_that_had_to_be_killed(monkeypatch, noted, status):
+    """It waits in vain for a host that was lost: the status is what the watch has noted."""
+
+    def supervise(command, env, folder, stop_as):
+        if noted is not None:
+            folder.told.write_text(noted)
+        return 137, None
+
+    monkeypatch.setattr(job_module, "_supervise", supervise)
+    assert job_module.relaunch(2, []) == status
 
 
 def test_a_job_that_ends_with_a_status_ends_without_a_banner(capfd):

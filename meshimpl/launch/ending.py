@@ -1,5 +1,6 @@
 """The end of a whole job by one rank: on request, or when an exception is not caught."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -33,7 +34,8 @@ def abort(status: int = 1) -> NoReturn:
     for call in _last_words:
         call()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # it may be closed, with the launcher
+            stream.flush()
     if detect().size > 1 and ("horovod" in sys.modules or "mpi4py.MPI" in sys.modules):
         # Should MPI itself hang, the alarm ends this rank, and the launcher then the others.
         signal.alarm(10)
@@ -73,14 +75,20 @@ def abort_on_error() -> None:
 
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        _report(kind, error, trace)
+    finally:  # also if nothing can be written
+        abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     here = detect()
     where = f"[rank {here.rank}/{here.size}]"
     if issubclass(kind, KeyboardInterrupt):
         print(f"{where} interrupted", file=sys.stderr)
-        abort(130)
+        return
     summary = f"{where} {''.join(traceback.format_exception_only(kind, error)).strip()}"
     # One write, so that the ranks' lines do not mix.
     sys.stderr.write("".join(traceback.format_exception(kind, error, trace)) + summary + "\n")
     if folder := JobFolder.of_this_rank():
         folder.report_failure(here.rank, summary)
-    abort(1)

@@ -88,6 +88,7 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
         folder = JobFolder(Path(path))
         status, received = _supervise(command, env | {VARIABLE: path}, folder, stop_as)
         was_told = folder.told.exists()
+        status = folder.told_status() or status
         cause = folder.first_failure() or _describe_status(status, ranks)
     # Ranks that were asked to stop, not forced, may already have finished.
     if received is not None and (stop_as is None or status != 0):

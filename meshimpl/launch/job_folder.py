@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Notes of one job: which rank failed and why, and which signal asked the job to stop."""
+    """Notes of one job: which rank failed and why, and which signal asked the job to stop.
+
+    The folder is on the host that started the job: ranks of other hosts leave no notes.
+    """
 
     path: Path
 
@@ -28,7 +32,8 @@ class JobFolder:
 
     def report_failure(self, rank: int, summary: str) -> None:
         """Notes why a rank failed."""
-        (self.path / f"{rank:06d}").write_text(summary)
+        with contextlib.suppress(OSError):
+            (self.path / f"{rank:06d}").write_text(summary)
 
     def first_failure(self) -> str | None:
         """Returns the summary of the first rank that failed, which is the cause of later ones."""
@@ -40,6 +45,16 @@ class JobFolder:
         """The file that is there once a rank has told why the job ends."""
         return self.path / "told"
 
+    def told_status(self) -> int | None:
+        """Returns the exit status that the watch has told; None if it has told none.
+
+        An mpirun that waits in vain for a lost host has to be killed, and has another.
+        """
+        try:
+            return int(self.told.read_text() or 0) or None
+        except OSError:
+            return None
+
     @property
     def _stop(self) -> Path:
         return self.path / "stopped-by"
@@ -49,14 +64,18 @@ class JobFolder:
         self._stop.write_text(signal_name)
 
     def stop_signal(self) -> str | None:
-        """Returns the signal that asked the job to stop; None if none has."""
-        return self._stop.read_text() if self._stop.exists() else None
+        """Returns the signal that asked the job to stop; None if none has, or on another host."""
+        try:
+            return self._stop.read_text()
+        except OSError:
+            return None
 
 
 def end_was_told() -> None:
     """Notes that this rank has told the user why the job ends: nobody need say it again."""
     if folder := JobFolder.of_this_rank():
-        folder.told.touch()
+        with contextlib.suppress(OSError):
+            folder.told.touch()
 
 
 def stop_name(received: str) -> str:

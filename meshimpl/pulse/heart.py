@@ -97,8 +97,8 @@ class Heart:
             self._pulse.stdin.close()
 
     def _listen(self) -> None:
-        if self._read():
-            abort(1)
+        if status := self._read():
+            abort(int(status))
 
 
 def _start(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:

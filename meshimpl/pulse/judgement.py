@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from meshimpl.launch.ending import HOST_LOST
 from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Place
 from meshimpl.pulse.wire import Line
 
@@ -13,6 +15,18 @@ GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
 
 PROOF = 6.0
 """Time, of two beats or more, in which ranks that wait for each other have not moved [s]."""
+
+
+class Cause(NamedTuple):
+    """Why a job ends.
+
+    Attributes:
+        reason: for the user.
+        status: with which its ranks exit.
+    """
+
+    reason: str
+    status: int = HOST_LOST
 
 
 @dataclass
@@ -66,8 +80,10 @@ class Peer:
         return self.place.ending if self.place else GOES_ON
 
 
-def trouble(peers: Collection[Peer], limit: float, name: str) -> str | None:
+def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
     """Returns why a job cannot go on; None if it can.
+
+    After the loss of a rank or a host it may be started again; after an error of a rank it is not.
 
     Args:
         peers: that are watched.
@@ -77,19 +93,20 @@ def trouble(peers: Collection[Peer], limit: float, name: str) -> str | None:
     watched = [peer for peer in peers if peer.ending != LEAVES]
     for peer in watched:
         if peer.gone is not None and peer.gone >= GRACE[peer.ending]:
-            return f"{who([peer])} has ended, and the launcher has not ended the others"
+            reason = f"{who([peer])} has ended, and the launcher has not ended the others"
+            return Cause(reason, 1 if peer.ending == ABORTS else HOST_LOST)
     there = [peer for peer in watched if peer.gone is None]
     if hosts := {peer.host for peer in there if peer.silent >= limit}:
         # The others of a host may be due a beat later.
         silent = [peer for peer in there if peer.silent > limit / 2 and peer.host in hosts]
-        return (
+        return Cause(
             f"no sign of life from {who(silent)} for {limit:g} s: the host is cut off or stands "
             f"still. {name} sets another limit"
         )
     stopped = [peer for peer in there if peer.stopped >= limit]
     # A job that is stopped as a whole waits for nobody.
     if stopped and len(stopped) < len(there):
-        return (
+        return Cause(
             f"{who(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped for {limit:g} s, as "
             f"by SIGSTOP. {name} sets another limit"
         )

@@ -16,15 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshimpl.launch.watch import children_of, stat_of
-from meshimpl.pulse.judgement import PROOF, Peer, by_rank, is_stuck, named, trouble, who
+from meshimpl.launch.watch import stat_of
+from meshimpl.pulse.judgement import PROOF, Cause, Peer, by_rank, is_stuck, named, trouble, who
+from meshimpl.pulse.launchers import end_launcher, waited
 from meshimpl.pulse.page import Page, Place
 from meshimpl.pulse.wire import Line, Srun, addresses, open_server
 
-LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy")
-"""Names of processes that start ranks and belong to their job."""
-HELPERS = ("srun", "ssh", "rsh")
-"""Names of processes by which these start their daemons on other hosts."""
 TIME_TO_ABORT = 12.0
 """Time in which a rank ends the job before its pulse ends the rank [s]; `abort` has an alarm."""
 _AFTER_ROOT = 3.0  # in which rank 0 ends the job before others do [s]
@@ -126,24 +123,24 @@ class Pulse(ABC):
                 if self._starter() not in (None, self._launcher):
                     mine = who([Peer(self.settings.rank, self.host, self.process)])
                     reason = f"the process {self._launcher} that started {mine} has ended"
-                    self.end(reason, speaks=self.settings.speaks)
+                    self.end(Cause(reason), speaks=self.settings.speaks)
 
-    def end(self, reason: str, *, speaks: bool = True, after: float = 0.0) -> None:
+    def end(self, cause: Cause, *, speaks: bool = True, after: float = 0.0) -> None:
         """Lets the rank end the job; ends a rank that does not, and this pulse.
 
         Args:
-            reason: for the user.
+            cause: why, and the status.
             speaks: whether to say it.
             after: time that others have to end the job before [s].
         """
         if speaks:
-            say(f"error: {reason}", self.settings.told)
+            say(f"error: {cause.reason}", self.settings.told, cause.status)
         launcher = self._launcher
-        if _waited(after, self._rank_has_ended):
+        if waited(after, self._rank_has_ended):
             os._exit(0)  # in good order
         with contextlib.suppress(OSError):
-            os.write(1, b"end\n")
-        if not _waited(TIME_TO_ABORT, self._rank_has_ended):
+            os.write(1, f"{cause.status}\n".encode())
+        if not waited(TIME_TO_ABORT, self._rank_has_ended):
             os.kill(self.process, signal.SIGKILL)
         if self.settings.speaks and launcher is not None:
             end_launcher(launcher)
@@ -158,63 +155,6 @@ class Pulse(ABC):
 
     def _hear_rank(self) -> None:
         self._closed = not os.read(0, 2**16)
-
-
-def _waited(seconds: float, over: Callable[[], bool]) -> bool:
-    """Waits until something is over; returns whether it is."""
-    for _ in range(round(seconds / 0.1)):
-        if over():
-            return True
-        time.sleep(0.1)
-    return over()
-
-
-def end_launcher(process: int, patience: float = 6.0) -> None:
-    """Ends mpirun or its daemon, which may wait for ever for hosts that are cut off.
-
-    So may the srun by which mpirun reaches them in an allocation: it ends with mpirun.
-
-    Args:
-        process: that started ranks which have ended. Other processes, and one that still has ranks,
-            are left alone.
-        patience: time that it has to end itself [s].
-    """
-    if not _is(process, LAUNCHERS):
-        return
-    helpers = [(child, _start_of(child)) for child in children_of(process) if _is(child, HELPERS)]
-    start = _start_of(process)
-
-    def has_ended() -> bool:
-        return start is None or _start_of(process) != start
-
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience / 2)):
-        if _waited(seconds, has_ended):
-            break
-        if not all(_is(child, HELPERS) for child in children_of(process)):
-            return
-        if _is(process, LAUNCHERS):
-            with contextlib.suppress(OSError):
-                os.kill(process, number)
-    if not _waited(patience / 6, has_ended):
-        return
-    _waited(patience / 6, lambda: all(_start_of(child) != since for child, since in helpers))
-    for child, since in helpers:
-        if _start_of(child) == since:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-
-
-def _is(process: int, names: Sequence[str]) -> bool:
-    try:
-        return Path(f"/proc/{process}/comm").read_text().strip() in names
-    except OSError:
-        return False
-
-
-def _start_of(process: int) -> str | None:
-    """Returns when a process has started, which tells it from a later one; None if it has ended."""
-    stat = stat_of(process)
-    return None if stat is None or stat[0] == "Z" else stat[19]
 
 
 class RootPulse(Pulse):
@@ -279,17 +219,17 @@ class RootPulse(Pulse):
             peer.beat(self.settings.beat)
             self._answer(peer)
         self._look_for_missing()
-        reason = trouble(peers, *self._limit())
+        cause = trouble(peers, *self._limit())
         if self._srun.has_gone():
-            reason = reason or "the srun that started this job has ended"
+            cause = cause or Cause("the srun that started this job has ended")
         if len(peers) == self.settings.size and all(peer.fresh for peer in peers):
-            reason = reason or self._stuck(peers)
-        if reason is not None:
+            cause = cause or self._stuck(peers)
+        if cause is not None:
             for peer in peers:
-                peer.send("end")
-            self.end(reason)
+                peer.send({"end": cause.status})
+            self.end(cause)
 
-    def _stuck(self, peers: Sequence[Peer]) -> str | None:
+    def _stuck(self, peers: Sequence[Peer]) -> Cause | None:
         """Returns where ranks wait for each other in vain; None if they do not."""
         for peer in peers:
             peer.fresh = False
@@ -299,7 +239,8 @@ class RootPulse(Pulse):
         if not is_stuck(self._tables, proof, beats):
             return None
         found = by_rank([peer.rank for peer in peers], [place.text for place in table])
-        return f"the ranks wait for each other at different places of the program:\n{found}"
+        reason = f"the ranks wait for each other at different places of the program:\n{found}"
+        return Cause(reason, 1)
 
     def _look_for_missing(self) -> None:
         """Warns, once, of ranks that have not come."""
@@ -356,8 +297,9 @@ class OtherPulse(Pulse):
 
     def _hear(self, root: Peer, line: Line) -> None:
         values, more = line.receive()
-        if "end" in values:
-            self.end("", speaks=False, after=_AFTER_ROOT)
+        for value in values:
+            if isinstance(value, dict):
+                self.end(Cause("", value["end"]), speaks=False, after=_AFTER_ROOT)
         if values:
             ending, limit, name, root.host, root.process = values[-1]
             self._limit = limit, name
@@ -372,8 +314,8 @@ class OtherPulse(Pulse):
             return
         self._root.send(self.place())
         self._root.beat(self.settings.beat)
-        if (reason := trouble([self._root], *self._limit)) is not None:
-            self.end(reason, speaks=self.settings.speaks)
+        if (cause := trouble([self._root], *self._limit)) is not None:
+            self.end(cause, speaks=self.settings.speaks)
 
     def on_leaving(self) -> None:
         """See `Pulse.on_leaving`."""
@@ -381,12 +323,13 @@ class OtherPulse(Pulse):
             self._root.send(self.page.read())
 
 
-def say(text: str, told: str = "") -> None:
+def say(text: str, told: str = "", status: int = 1) -> None:
     """Writes a line to the error stream, which may be closed or full.
 
     Args:
         text: to write.
-        told: file that notes that the end of the job was told.
+        told: file that notes that the end of the job was told, and its status.
+        status: of the job.
     """
 
     def write() -> None:
@@ -398,7 +341,7 @@ def say(text: str, told: str = "") -> None:
     writer.join(1.0)
     if told:
         with contextlib.suppress(OSError):
-            os.close(os.open(told, os.O_CREAT | os.O_WRONLY, 0o600))
+            Path(told).write_text(str(status))
 
 
 def main(arguments: Sequence[str]) -> None:

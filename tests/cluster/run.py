@@ -17,17 +17,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from virtual_cluster import CONTROLLER, HOSTS, ROOT, VirtualCluster, lacking
 
 sys.path.insert(0, str(ROOT))
 from flowpm_dist.jobs.output_folder import OutputFolder
+from meshimpl.launch import HOST_LOST
+from meshimpl.launch.job_folder import VARIABLE, JobFolder
 
 FLOWPM = (sys.executable, "-m", "flowpm_dist.cli")
 MARK = "FLOWPM_CLUSTER_FAULT"
 LIMIT = 60.0
 """Time in which a job ends after a fault [s]."""
+OPEN_MPI = (14,)
+"""Status with which Open MPI ends a rank whose peer closes the connection, MPI_ERR_UNKNOWN."""
 HERE, THERE = HOSTS
 
 BOX = "[box]\ngrid = {grid}\nsize = 64.0\n"
@@ -47,6 +52,19 @@ TRAIN = (
 )
 
 Row = tuple[str, str, str]
+
+
+@dataclass
+class Running:
+    """A job that was begun: its launcher, the file of what it says, and the folder of its notes."""
+
+    launcher: subprocess.Popen[bytes]
+    output: Path
+    notes: JobFolder
+
+    def told(self) -> str:
+        """What it has said so far."""
+        return self.output.read_text()
 
 
 class WrongError(Exception):
@@ -206,7 +224,7 @@ class Parts:
         with self.long_job() as job:
             self.cluster.cut(THERE)
             try:
-                return self.seen("cut cable (srun)", job, f"on host {THERE}")
+                return self.seen("cut cable (srun)", job, f"on host {THERE}", HOST_LOST)
             finally:
                 self.cluster.mend(THERE)
 
@@ -219,9 +237,9 @@ class Parts:
             last = 0
             for _ in range(2):  # the second look is beyond the limit of silence
                 time.sleep(25)
-                steps = re.findall(r"step +(\d+)/", job.read_text())
+                steps = re.findall(r"step +(\d+)/", job.told())
                 if not self.ours(HOSTS) or int(steps[-1]) <= last:
-                    raise WrongError(f"the job does not go on: {job.read_text()[-1500:]}")
+                    raise WrongError(f"the job does not go on: {job.told()[-1500:]}")
                 last = int(steps[-1])
             return "cable out for 10 s", "goes on", ""
 
@@ -230,7 +248,11 @@ class Parts:
         with self.long_job(mpirun=True) as job:
             self.cluster.cut(THERE)
             try:
-                return self.seen("cut cable (mpirun)", job, f"on host {THERE}")
+                # It waits for the host until it is killed.
+                row = self.seen("cut cable (mpirun)", job, f"on host {THERE}", HOST_LOST, 137)
+                if job.notes.told_status() != HOST_LOST:
+                    raise WrongError("the ranks have not noted that a host was lost")
+                return row
             finally:
                 self.cluster.mend(THERE)
 
@@ -239,7 +261,7 @@ class Parts:
         with self.long_job() as job:
             self.cluster.freeze(THERE)
             try:
-                return self.seen("frozen host", job, f"on host {THERE}", hosts=(HERE,))
+                return self.seen("frozen host", job, f"on host {THERE}", HOST_LOST, hosts=(HERE,))
             finally:
                 self.cluster.thaw(THERE)
 
@@ -247,25 +269,25 @@ class Parts:
         """A rank is stopped."""
         with self.long_job() as job:
             os.kill(self.ranks()[1], signal.SIGSTOP)
-            return self.seen("stopped rank", job, "rank 1")
+            return self.seen("stopped rank", job, "rank 1", HOST_LOST)
 
     def killed_rank(self) -> Row:
         """A rank is killed."""
         with self.long_job() as job:
             os.kill(self.ranks()[1], signal.SIGKILL)
-            return self.seen("killed rank", job, "task 1|rank 1")
+            return self.seen("killed rank", job, "task 1|rank 1", 137, *OPEN_MPI)
 
     def killed_srun(self) -> Row:
         """The launcher is killed."""
         with self.long_job() as job:
             self._kill_launcher("srun")
-            return self.seen("killed srun", job, "")
+            return self.seen("killed srun", job, "", -9)
 
     def killed_mpirun(self) -> Row:
         """Likewise mpirun."""
         with self.long_job(mpirun=True) as job:
             self._kill_launcher("prterun", "mpirun")
-            return self.seen("killed mpirun", job, "")
+            return self.seen("killed mpirun", job, "", 137)
 
     def _kill_launcher(self, *names: str) -> None:
         for process in self.ours(HOSTS):
@@ -273,18 +295,36 @@ class Parts:
                 os.kill(process, signal.SIGKILL)
 
     @contextmanager
-    def long_job(self, *, mpirun: bool = False) -> Iterator[Path]:
-        """Gives the file of the output of a simulation that is in the middle of its steps."""
+    def long_job(self, *, mpirun: bool = False) -> Iterator[Running]:
+        """Gives a simulation that is in the middle of its steps."""
         run_file, output = self.run_file("long", LONG), self.folder / "long.txt"
+        notes = JobFolder(self.folder / "notes")
+        notes.path.mkdir(exist_ok=True)
+        notes.told.unlink(missing_ok=True)
         command = ["srun", "--mpi=pmix", "-N2", "-n2"]
         if mpirun:
             beside = Path(sys.executable).parent / "mpirun"
-            command = ["salloc", "-Q", "-N2", "-n2", beside, "-np", "2", "-x", MARK]
+            # A shell, as in a batch job: salloc takes a command that was killed for successful.
+            shell = ["sh", "-c", '"$@"; exit $?', "sh"]
+            command = [
+                "salloc",
+                "-Q",
+                "-N2",
+                "-n2",
+                *shell,
+                beside,
+                "-np",
+                "2",
+                "-x",
+                MARK,
+                "-x",
+                VARIABLE,
+            ]
         words = [*FLOWPM, "simulate", run_file, "--output", self.folder / "long", "--overwrite"]
         with open(output, "w") as file:
             process = subprocess.Popen(
                 self.cluster.inside(HERE, *command, *words, "-v"),
-                env=self.cluster.environment(**{MARK: "1"}),
+                env=self.cluster.environment(**{MARK: "1", VARIABLE: str(notes.path)}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -295,7 +335,7 @@ class Parts:
                 if process.poll() is not None or time.monotonic() > limit:
                     raise WrongError(f"the job did not begin: {output.read_text()[-2000:]}")
                 time.sleep(0.5)
-            yield output
+            yield Running(process, output, notes)
         finally:
             for left in self.ours(HOSTS):
                 os.kill(left, signal.SIGKILL)
@@ -335,14 +375,16 @@ class Parts:
                 found[int(re.search(rb"PMIX_RANK=(\d+)", _environment(process))[1])] = process  # type: ignore[index]
         return [found[rank] for rank in sorted(found)]
 
-    def seen(self, fault: str, output: Path, expected: str, hosts: tuple[str, ...] = HOSTS) -> Row:
-        """Waits until every process of the job has ended; returns seconds and message."""
+    def seen(
+        self, fault: str, job: Running, expected: str, *status: int, hosts: tuple[str, ...] = HOSTS
+    ) -> Row:
+        """Waits until every process of the job has ended; returns seconds, status and message."""
         began = time.monotonic()
         while left := self.ours(hosts):
             if time.monotonic() - began > 4 * LIMIT:
                 break
             time.sleep(0.2)
-        seconds, text = time.monotonic() - began, output.read_text()
+        seconds, text = time.monotonic() - began, job.told()
         message = next((m for m in text.splitlines() if re.search("error: |noticed", m)), "none")
         if left or seconds > LIMIT:
             names = ", ".join(f"{_name(p)} {p}" for p in left)
@@ -351,7 +393,9 @@ class Parts:
             raise WrongError(
                 f"{fault}: {seconds:.0f} s, no {expected} in the message: {text[-1500:]}"
             )
-        return fault, f"{seconds:.0f} s", message
+        if (found := job.launcher.wait(LIMIT)) not in status:
+            raise WrongError(f"{fault}: status {found}, not {status}: {text[-1500:]}")
+        return fault, f"{seconds:.0f} s, status {found}", message
 
 
 def _environment(process: int) -> bytes:
