@@ -85,6 +85,15 @@ def test_the_adjoint(tmp_path):
     assert re.match('evolution.adjoint .*must be "reversible" or "direct"', told)
 
 
+def test_messages_in_float16(tmp_path):
+    """They go with the default precision, and those of the default with float64."""
+    half = GOOD.replace("steps = 2", 'steps = 2\nexchange = "float16"')
+    force = load_reconstruction(write(tmp_path, half)).plan.simulation.force
+    assert force.exchange == "float16"
+    exact = half.replace("float16", "exact") + '[run]\nprecision = "float64"\n'
+    assert load_reconstruction(write(tmp_path, exact)).run.precision == "float64"
+
+
 def test_every_adjoint_of_the_table_has_its_name_in_run_files(tmp_path, monkeypatch):
     for name in ADJOINTS:
         text = GOOD.replace("steps = 2", f'steps = 2\nadjoint = "{name}"')
@@ -255,6 +264,12 @@ def test_priors_keep_their_ranges(tmp_path):
             "[priors]\nb1 = [0, 1]",
             "priors.b1",
             "observation.bias has no b1: give it there",
+        ),
+        (
+            "steps = 2",
+            'steps = 2\nexchange = "float16"\n[run]\nprecision = "float64"',
+            "evolution.exchange",
+            'goes with run.precision = "float32", not with "float64"',
         ),
         ("[priors]", "[priors]\nsigma_8 = [0, 1]", "priors.sigma_8", "did you mean sigma8"),
         (
