@@ -115,6 +115,15 @@ def watch(ranks: Ranks) -> Heart | None:
     return _here.heart
 
 
+def is_heard(patience: float) -> bool | None:
+    """Returns whether rank 0 hears this rank's pulse; None if the ranks do not watch each other.
+
+    Args:
+        patience: time for which it is waited for [s].
+    """
+    return _here.heart.is_heard(patience) if _here.heart is not None else None
+
+
 def end_job(message: str) -> None:
     """Ends every rank, with this message."""
     error = CollectiveError(message)

@@ -147,10 +147,32 @@ def test_what_ranks_say_of_their_hosts() -> None:
     ranks = [rank(n, "node1" if n < 2 else "node2") for n in range(4)]
     checks = named(doctor_ranks.places(ranks))
     assert checks["launcher"].value == "srun, 4 ranks on 2 hosts"
-    expected = "2 ranks from 2 to 3, 4 threads each; 8 cores, 16 GiB, 0 GPUs in sight"
+    expected = "2 ranks from 2 to 3, 4 threads each; 8 cores, 16 GiB, no GPUs in sight"
     assert checks["host node2"].value == expected
     assert checks["python"].value == "3.11.2"
     assert all(check.ok for check in checks.values())
+
+
+def test_which_gpus_ranks_take() -> None:
+    taken = [{"gpus": 2, "mine": [f"/physical_device:GPU:{n}"] * (n < 2)} for n in range(3)]
+    checks = named(doctor_ranks.places([rank(n, "node1", **more) for n, more in enumerate(taken)]))
+    told = checks["host node1"].value
+    assert told.endswith("2 GPUs in sight (rank 0: GPU:0; rank 1: GPU:1; rank 2: none)")
+
+
+def test_whether_ranks_reach_each_other_and_their_watch() -> None:
+    """By the numbers that each has received, and by whether its pulse was heard."""
+    check = doctor_ranks.reached([[0, 1, 2]] * 3)
+    assert check.ok and check.value == "each of 3 received the numbers of all"
+    check = doctor_ranks.reached([[0, 1, 2], [0, 2, 2], [0, 1, 2]])
+    assert not check.ok and check.value == "rank 1 received 0, 2, 2"
+    check = doctor_ranks.watched(["node1", "node2", "node3"], [1, 1, 1])
+    assert check.ok and check.value == "rank 0 hears the pulses of all 3"
+    check = doctor_ranks.watched(["node1", "node2", "node2"], [1, 0, 0])
+    assert not check.ok and check.value == "rank 0 does not hear ranks 1, 2 on host node2"
+    assert "TCP" in check.remedy
+    check = doctor_ranks.watched(["node1", "node2"], [-1, -1])
+    assert check.ok and check.value == "not by wish: MESHIMPL_STALL_LIMIT is 0"
 
 
 def test_hosts_that_differ_and_hosts_that_are_crowded() -> None:
@@ -169,6 +191,13 @@ def test_hosts_that_differ_and_hosts_that_are_crowded() -> None:
     [
         ("MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\n", True, "none, pmi2, pmix"),
         ("MPI plugin types are...\n\tnone\n\tpmi2\n", False, "none, pmi2"),
+        ("srun: MPI types are...\nsrun: none\nsrun: mpi/pmix_v4\n", True, "none, pmix_v4"),
+        (
+            "MPI plugin types are...\n\tnone\n"
+            "specific pmix plugin versions available: pmix_v3,pmix_v4\n",
+            True,
+            "none, pmix_v3, pmix_v4",
+        ),
     ],
 )
 def test_whether_srun_has_pmix(monkeypatch, tmp_path, listed, ok, value) -> None:
@@ -181,3 +210,24 @@ def test_whether_srun_has_pmix(monkeypatch, tmp_path, listed, ok, value) -> None
     checks = named(doctor._slurm())
     assert checks["Slurm"].value == "job 7: 2 nodes, 4 tasks"
     assert (checks["srun --mpi"].ok, checks["srun --mpi"].value) == (ok, value)
+
+
+def test_an_srun_that_fails_says_so_itself(monkeypatch, tmp_path) -> None:
+    """It is not told as one without PMIx."""
+    told = "srun: fatal: Could not establish a configuration source"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    check = named(doctor._slurm())["srun --mpi"]
+    assert (check.ok, check.remedy) == (False, told)
+    assert check.value == "srun --mpi=list ended with status 1"
+
+
+def test_an_srun_that_does_not_answer(monkeypatch) -> None:
+    def run(command, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    check = doctor._srun_mpi()
+    assert (check.ok, check.value) == (False, "srun --mpi=list does not answer")
+    assert "60" in check.remedy

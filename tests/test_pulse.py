@@ -200,7 +200,7 @@ def test_a_stopped_rank_and_a_stopped_job():
 
 
 RANK = f"""
-import ctypes, os, sys, time
+import ctypes, json, os, sys, time
 from pathlib import Path
 from meshimpl.pulse import Heart, Wait
 
@@ -212,13 +212,21 @@ def from_rank_zero(data):
         (folder / "new").rename(folder / "told")
     while not (folder / "told").exists():
         time.sleep(0.01)
-    return (folder / "told").read_bytes()
+    told = json.loads((folder / "told").read_bytes())
+    if sys.argv[2] == "deaf" and rank == 1:
+        told["port"] = 1  # as behind a firewall
+    return json.dumps(told).encode()
 
 limit = {LONG_LIMIT} if sys.argv[2] in ("crossed", "passed") else {LIMIT}
 heart = Heart(from_rank_zero, stall=limit, silence=limit)
 (folder / f"rank-{{rank}}").touch()
 while not (folder / "go").exists():
     time.sleep(0.05)
+if sys.argv[2] in ("busy", "deaf"):
+    (folder / f"heard-{{rank}}").write_text(str(heart.is_heard({LIMIT})))
+if sys.argv[2] == "deaf":
+    heart.stop()
+    sys.exit(0)
 if sys.argv[2] == "busy" and rank == 1:
     ctypes.PyDLL(None).sleep({round(2 * LIMIT)})  # a library that keeps Python's lock
 if sys.argv[2] == "busy":
@@ -309,7 +317,17 @@ def is_there(process: int) -> bool:
 def jobs(tmp_path_factory):
     """One job for each test, begun together; their processes have ended at the end."""
     folder = tmp_path_factory.mktemp("jobs")
-    names = ("frozen", "stopped", "killed", "busy", "apart", "orphaned", "root", "suspended")
+    names = (
+        "frozen",
+        "stopped",
+        "killed",
+        "busy",
+        "apart",
+        "orphaned",
+        "root",
+        "suspended",
+        "deaf",
+    )
     started = {name: Job(folder, name) for name in names}
     started |= {name: Job(folder, name, ranks=3) for name in ("crossed", "passed")}
     pulses = {name: job.pulses() for name, job in started.items()}
@@ -407,6 +425,16 @@ def test_a_rank_that_is_only_busy_is_waited_for(jobs):
     assert job.status(0) == job.status(1) == 0
     assert not job.errors(0) and not job.errors(1)
     assert all(map(ended, pulses))
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_knows_whether_rank_zero_hears_it(jobs):
+    """A rank of which it hears nothing works all the same."""
+    for name, heard in (("busy", "True"), ("deaf", "False")):
+        job = jobs[0][name]
+        assert [job.status(rank) for rank in (0, 1)] == [0, 0]
+        assert (job.folder / "heard-0").read_text() == "True"
+        assert (job.folder / "heard-1").read_text() == heard
 
 
 @pytest.mark.timeout(120)

@@ -265,18 +265,41 @@ def _slurm() -> list[Check]:
     if "SLURM_JOB_ID" in env:
         nodes, tasks = env.get("SLURM_JOB_NUM_NODES", "1"), env.get("SLURM_NTASKS", "1")
         value = f"job {env['SLURM_JOB_ID']}: {nodes} nodes, {tasks} tasks"
-    done = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=60)
-    # Some versions write the list to the error stream.
-    known = sorted(set(re.findall(r"^\s+([a-z]\w*)$", done.stdout + done.stderr, re.MULTILINE)))
-    has_pmix = any(name.startswith("pmix") for name in known)
+    return [Check("Slurm", value), _srun_mpi()]
+
+
+def _srun_mpi() -> Check:
+    """Returns whether srun has PMIx."""
+    name, command = "srun --mpi", ["srun", "--mpi=list"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(name, "srun --mpi=list does not answer", False, str(error))
+    told = done.stdout + done.stderr  # some versions write the list to the error stream
+    if done.returncode != 0:
+        value = f"srun --mpi=list ended with status {done.returncode}"
+        return Check(name, value, False, _last_line(told))
+    known = mpi_plugins(told)
     remedy = (
         "Open MPI 5 understands srun by PMIx alone: ask for Slurm's PMIx plugin, or start ranks "
         "with mpirun in an allocation"
     )
-    return [
-        Check("Slurm", value),
-        Check("srun --mpi", ", ".join(known) or "none", has_pmix, remedy),
-    ]
+    has_pmix = any(plugin.startswith("pmix") for plugin in known)
+    return Check(name, ", ".join(known) or "none", has_pmix, remedy)
+
+
+def mpi_plugins(told: str) -> list[str]:
+    """Returns the plugins that `srun --mpi=list` names, in the words of its many versions.
+
+    Lines such as a tab and "pmix", "srun: pmix", "mpi/pmix_v4", or "specific pmix plugin versions
+    available: pmix_v3,pmix_v4".
+    """
+    found = set()
+    for line in told.splitlines():
+        words = line.strip().removeprefix("srun:").rpartition("available:")[2].split(",")
+        names = [word.strip().removeprefix("mpi/") for word in words]
+        found |= {name for name in names if re.fullmatch(r"[a-z]\w*", name)}
+    return sorted(found)
 
 
 def _compilers() -> list[Check]:

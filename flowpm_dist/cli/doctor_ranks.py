@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 VERSIONS = ("flowpm-dist", "tensorflow-cpu", "tensorflow", "horovod", "mpi4py")
 SHORT, LONG = 4 * 2**10, 16 * 2**20
 """Messages of a rank that show the latency and the bandwidth [bytes]."""
+PULSE_PATIENCE = 20.0
+"""Time in which the pulse of a rank should find that of rank 0 [s]."""
 
 
 def run_on_ranks(folders: Sequence[Path]) -> int:
@@ -41,7 +43,8 @@ def run_on_ranks(folders: Sequence[Path]) -> int:
         from meshimpl import ProcessMesh
 
         mesh = ProcessMesh(f"row:{launch.detect().size}")
-        checks = [*_places(mesh), *_messages(mesh), *_folders(folders, mesh)]
+        checks = [*_places(mesh), *_reached(mesh), *_watched(mesh), *_messages(mesh)]
+        checks += _folders(folders, mesh)
     except ENDS as error:
         refuse_after(error)
     if mesh.rank == 0:
@@ -93,7 +96,7 @@ def places(ranks: Sequence[dict[str, Any]]) -> list[Check]:
     checks = [Check("launcher", f"{ranks[0]['launcher']}, {count}")]
     for host, here in hosts.items():
         numbers = [one["rank"] for one in here]
-        gpus = f"{max(one['gpus'] for one in here)} GPUs in sight"
+        gpus = f"{max(one['gpus'] for one in here) or 'no'} GPUs in sight{_taken(here)}"
         value = (
             f"{len(here)} ranks from {min(numbers)} to {max(numbers)}, "
             f"{here[0]['threads']} threads each; {here[0]['cores']} cores, "
@@ -120,9 +123,89 @@ def places(ranks: Sequence[dict[str, Any]]) -> list[Check]:
     return checks
 
 
+def _taken(ranks: Sequence[dict[str, Any]]) -> str:
+    """Returns which GPUs each rank of a host takes; nothing where there are none."""
+    if not any(one["gpus"] for one in ranks):
+        return ""
+    taken = [
+        f"rank {one['rank']}: "
+        + (", ".join(name.removeprefix("/physical_device:") for name in one["mine"]) or "none")
+        for one in ranks
+    ]
+    return f" ({'; '.join(taken)})"
+
+
 def _shared(ranks: Sequence[dict[str, Any]]) -> bool:
     """Returns whether the ranks of a host share its cores, and are not bound to their own."""
     return ranks[0]["threads"] < ranks[0]["cores"] or len(ranks) == 1
+
+
+def _reached(mesh: ProcessMesh) -> list[Check]:
+    """Returns whether each rank receives the number of each; on rank 0."""
+    import tensorflow as tf
+
+    from meshimpl import engine
+
+    mine = tf.fill([mesh.size], tf.constant(mesh.rank, tf.int64))
+    everyone = tuple(range(mesh.size))
+    received = engine.current().exchange(mine, None, everyone, "doctor.numbers").numpy()
+    tables = mesh.gather_to_root(received)
+    return [reached([row.tolist() for row in tables])] if tables is not None else []
+
+
+def reached(tables: Sequence[Sequence[int]]) -> Check:
+    """Returns the check of the numbers that each rank has received, one from each."""
+    wrong = [
+        f"rank {rank} received {', '.join(map(str, row))}"
+        for rank, row in enumerate(tables)
+        if list(row) != list(range(len(tables)))
+    ]
+    value = "; ".join(wrong) or f"each of {len(tables)} received the numbers of all"
+    remedy = "messages are lost or mixed: MPI or the network is at fault"
+    return Check("ranks reach each other", value, not wrong, remedy)
+
+
+def _watched(mesh: ProcessMesh) -> list[Check]:
+    """Returns whether ranks would notice the loss of another; on rank 0."""
+    import numpy as np
+
+    from meshimpl import heartbeat
+
+    heard = heartbeat.is_heard(PULSE_PATIENCE)
+    said = json.dumps([socket.gethostname(), -1 if heard is None else int(heard)]).encode()
+    gathered = mesh.gather_to_root(np.frombuffer(said, np.uint8))
+    if gathered is None:
+        return []
+    hosts, answers = zip(*(json.loads(bytes(row)) for row in gathered), strict=True)
+    return [watched(hosts, answers)]
+
+
+def watched(hosts: Sequence[str], heard: Sequence[int]) -> Check:
+    """Returns the check of the pulses.
+
+    Args:
+        hosts: of the ranks.
+        heard: of each rank 1 if the pulse of rank 0 hears its own, 0 if not, -1 without pulses.
+    """
+    name = "ranks are watched"
+    if all(answer < 0 for answer in heard):
+        return Check(name, "not by wish: MESHIMPL_STALL_LIMIT is 0")
+    lost: dict[str, list[str]] = {}
+    for rank, (host, answer) in enumerate(zip(hosts, heard, strict=True)):
+        if answer != 1:
+            lost.setdefault(host, []).append(str(rank))
+    where = ", ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on host {host}"
+        for host, ranks in lost.items()
+    )
+    value = (
+        f"rank 0 does not hear {where}" if lost else f"rank 0 hears the pulses of all {len(heard)}"
+    )
+    remedy = (
+        "a firewall between the hosts? Jobs run, but the loss of a host is not noticed: let the "
+        f"compute nodes reach each other by TCP, at any port of {hosts[0]}"
+    )
+    return Check(name, value, not lost, remedy)
 
 
 def _messages(mesh: ProcessMesh) -> list[Check]:
@@ -142,7 +225,7 @@ def _messages(mesh: ProcessMesh) -> list[Check]:
     def alltoall(x: tf.Tensor) -> None:
         collectives.exchange(x, None, ranks, "doctor.alltoall").numpy()
 
-    checks = [Check("ranks reach each other", f"all {mesh.size}")]
+    checks = []
     for name, call in (("allreduce", allreduce), ("alltoall", alltoall)):
         short = _seconds(call, tf.ones([_rows(SHORT, mesh.size)]), 50)
         long = _seconds(call, tf.ones([_rows(LONG, mesh.size)]), 5)

@@ -16,7 +16,7 @@ from typing import Any
 from meshimpl.launch.ending import abort, before_abort
 from meshimpl.launch.environment import WITHOUT_RANKS, detect
 from meshimpl.launch.job_folder import JobFolder
-from meshimpl.pulse.page import ABORTS, LEAVES, Page, Wait
+from meshimpl.pulse.page import ABORTS, HEARD, LEAVES, Page, Wait
 
 ROOM = 1024
 """Bytes that rank 0 tells the others."""
@@ -43,6 +43,7 @@ class Heart:
         self, from_rank_zero: Callable[[bytes], bytes], *, stall: float, silence: float
     ) -> None:
         here, folder = detect(), JobFolder.of_this_rank()
+        self._heard = threading.Event()
         self._page = Page.create()
         self._pulse = _start(self._page, root=here.rank == 0)
         mine: dict[str, Any] = {}
@@ -76,6 +77,10 @@ class Heart:
         """Tells where this rank is; see `Place`."""
         self._page.write(text, moves, inside, wait, begun)
 
+    def is_heard(self, patience: float) -> bool:
+        """Returns whether the pulse of rank 0 hears this one, in a time [s]."""
+        return self._heard.wait(patience)
+
     def stop(self) -> None:
         """Tells the other ranks that this one ends in good order."""
         self._page.end(LEAVES)
@@ -97,8 +102,11 @@ class Heart:
             self._pulse.stdin.close()
 
     def _listen(self) -> None:
-        if status := self._read():
-            abort(int(status))
+        while said := self._read():
+            if said == HEARD:
+                self._heard.set()
+            else:
+                abort(int(said))
 
 
 def _start(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:

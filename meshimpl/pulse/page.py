@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 GOES_ON, LEAVES, ABORTS = 0, 1, 2
 """What a rank says of its end: nothing yet, that it ends in good order, that it ends the job."""
 
+HEARD = b"heard\n"
+"""What a pulse writes to its rank once rank 0 hears it. Anything else is the status of an end."""
+
 
 class Wait(NamedTuple):
     """A meeting of a group of ranks.

@@ -19,7 +19,7 @@ from pathlib import Path
 from meshimpl.launch.watch import stat_of
 from meshimpl.pulse.judgement import PROOF, Cause, Peer, by_rank, is_stuck, named, trouble, who
 from meshimpl.pulse.launchers import end_launcher, waited
-from meshimpl.pulse.page import Page, Place
+from meshimpl.pulse.page import HEARD, Page, Place
 from meshimpl.pulse.wire import Line, Srun, addresses, open_server
 
 TIME_TO_ABORT = 12.0
@@ -138,13 +138,17 @@ class Pulse(ABC):
         launcher = self._launcher
         if waited(after, self._rank_has_ended):
             os._exit(0)  # in good order
-        with contextlib.suppress(OSError):
-            os.write(1, f"{cause.status}\n".encode())
+        self.tell_rank(f"{cause.status}\n".encode())
         if not waited(TIME_TO_ABORT, self._rank_has_ended):
             os.kill(self.process, signal.SIGKILL)
         if self.settings.speaks and launcher is not None:
             end_launcher(launcher)
         os._exit(0)
+
+    def tell_rank(self, text: bytes) -> None:
+        """Writes to the rank, which may have ended."""
+        with contextlib.suppress(OSError):
+            os.write(1, text)
 
     def _rank_has_ended(self) -> bool:
         return os.getppid() != self.process
@@ -173,6 +177,7 @@ class RootPulse(Pulse):
         self._srun = Srun(os.environ)
         server.setblocking(False)
         self.listen(server, self._accept)
+        self.tell_rank(HEARD)
 
     def _limit(self) -> tuple[float, str]:
         """Returns the limit of silence [s] and the variable that sets it."""
@@ -294,6 +299,7 @@ class OtherPulse(Pulse):
     def _follow(self, line: Line) -> None:
         root = self._root = Peer(0, "unknown", 0, line)
         self.listen(line.connection, lambda: self._hear(root, line))
+        self.tell_rank(HEARD)
 
     def _hear(self, root: Peer, line: Line) -> None:
         values, more = line.receive()

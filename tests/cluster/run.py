@@ -134,7 +134,7 @@ class Parts:
     def doctor(self) -> Row:
         """Its report on two hosts."""
         told = self.srun("doctor")
-        for word in (HERE, THERE, "alltoall", "allreduce"):
+        for word in (HERE, THERE, "alltoall", "allreduce", "each of 2 received", "pulses of all 2"):
             if word not in told:
                 raise WrongError(f"doctor does not tell of {word}: {told}")
         line = next(line for line in told.splitlines() if "alltoall" in line)
