@@ -95,6 +95,7 @@ def done(tmp_path_factory):
     (folder / "run.toml").write_text(TEXT)
     done = flowpm_here("simulate", str(folder / "run.toml"), "--output", str(folder / "out"))
     assert done.returncode == 0, done.stderr
+    assert "convergence.png" in done.stdout and "shear" not in done.stdout
     return folder / "out"
 
 

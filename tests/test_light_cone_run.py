@@ -358,11 +358,17 @@ def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
     changed = ("--set", "lightcone.tiles=4", "--resume")
     refused = flowpm_here("simulate", "run.toml", "--output", "out", *changed)
     assert "lightcone.tiles = 4: the run in out has 3" in plain(refused.stderr)
+    (here / "nz.txt").write_text(NZ.replace("0.5, 1, 3", "0.5, 1, 2"))
+    refused = flowpm_here("simulate", "run.toml", "--output", "out", "--resume")
+    assert refused.returncode == 2 and "1 problem" in refused.stderr
+    assert f'sources[2].file = "{here / "nz.txt"}": it has other values' in plain(refused.stderr)
+    (here / "nz.txt").write_text(f"# the same\n{NZ}")
     done = flowpm_here("simulate", "run.toml", "--output", "out", "--resume")
     assert done.returncode == 0, done.stderr
     found, expected = load_light_cone("out"), load_light_cone(born[0])
     for name, values in expected.arrays.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert found.attributes["checksums"] == expected.attributes["checksums"] != {}
     ours, theirs = (read_light_cone(folder)[0] for folder in ("out", born[0]))
     for name, values in theirs.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)

@@ -16,9 +16,11 @@ from test_cli import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.cli import from_python
+from flowpm_dist.cli.resumable import Request
 from flowpm_dist.cli.run_record import read_record
+from flowpm_dist.cli.simulate import SimulationJob
 from flowpm_dist.io import load_snapshot
-from flowpm_dist.io.files import SNAPSHOT
+from flowpm_dist.io.files import GENERATOR, SNAPSHOT
 from flowpm_dist.jobs import checkpoints, simulation_session
 from flowpm_dist.jobs.output_folder import FILES, OutputFolder
 from flowpm_dist.jobs.stop import StopRequest
@@ -70,6 +72,28 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(here, monkeypatch, scheme):
     assert len(json.loads(Path("out/timings.json").read_text())["steps"]) == 4
     assert tomllib.loads(Path("out/run.toml").read_text())["output"]["checkpoint_every"] == 0
     assert "The run in out is complete." in flowpm_here(*SIMULATE, "out", "--resume", *words).stdout
+
+
+def test_a_run_does_not_go_on_with_other_white_noise(here):
+    """Which the checkpoint knows by its values, not by the name of its file."""
+    noise = np.random.default_rng(0).normal(size=(8, 8, 8))
+    np.save("noise.npy", noise)
+    (here / "run.toml").write_text(STEPS.replace("seed = 1", 'white_noise = "noise.npy"'))
+    job = SimulationJob.plan(Request(Path("run.toml"), 1, Path("out")))
+    step = job.folder.checkpoints / "step-000002.zarr"
+    step.mkdir(parents=True)
+    about = {"generator": GENERATOR, "complete": True, "checksums": job.simulation.checksums()}
+    (step / "zarr.json").write_text(json.dumps({"attributes": about}))
+    job.folder.owner.write_text("{}")
+    job.folder.run_file.write_text(job.resolved)
+    again = ["simulate", "run.toml", "--output", "out", "--resume", "--check"]
+    np.save("noise.npy", np.asfortranarray(noise))
+    assert flowpm_here(*again).returncode == 0
+    noise[3, 2, 1] += 1e-9
+    np.save("noise.npy", noise)
+    refused = flowpm_here(*again)
+    assert refused.returncode == 2
+    assert 'noise.npy": it has other values than when the run in out was' in plain(refused.stderr)
 
 
 def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):

@@ -20,6 +20,7 @@ from flowpm_dist.cli.resumable import (
     resume_option,
     start,
 )
+from flowpm_dist.config.checks import check_same_values
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.simulation import RunConfig, check_mesh, load
 from flowpm_dist.cosmology.camb_spline import camb_beside
@@ -66,7 +67,19 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
         if launch.detect().rank == 0:
             needed = planned.estimate.disk
             planned.check_folder(planned.resolved, needed, may_differ=MAY_DIFFER)
+            planned._check_files()
         return planned
+
+    def _check_files(self) -> None:
+        """Check that the files of a run that is resumed have not changed since it was begun.
+
+        Raises:
+            ConfigError: they have.
+        """
+        then = self.folder.checksums() if self.resume else {}
+        if then:
+            work, begun = self.simulation, f"the {self.kind} in {self.folder.path}"
+            check_same_values(then, work.checksums(), work.files, self.run_file, begun)
 
     @property
     def simulation(self) -> SimulationWork:
@@ -165,7 +178,8 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
             held += f"\n  {', '.join(self.folder.outputs)}: the same at earlier times, with spectra"
         if self.config.lightcone is not None:
             held += f'\n  {LIGHT_CONE:<19} maps; in Python: fpm.io.load_light_cone("{path}")'
-            held += "\n  convergence.png     with sticks of shear"
+            shear = "" if self.config.lightcone.sky == "full" else ", with sticks of shear"
+            held += f"\n  convergence.png     that of the last sources{shear}"
             held += "\n  convergence_power.png, .csv: angular power of all pairs, beside theory"
             if self.config.lightcone.particles:
                 held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'

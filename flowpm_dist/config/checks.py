@@ -352,6 +352,32 @@ def check_resumed(
         raise ConfigError(source, problems)
 
 
+def check_same_values(
+    then: Mapping[str, str],
+    now: Mapping[str, str],
+    files: Mapping[str, Path | None],
+    source: Path,
+    begun: str,
+) -> None:
+    """Check that the files that a run file names hold the values that the work was begun with.
+
+    Args:
+        then, now: checksums of the values, by key.
+        files: their paths, likewise.
+        source, begun: as for `check_resumed`.
+
+    Raises:
+        ConfigError: files have other values; it has a problem for each of them.
+    """
+    problems = [
+        Problem(key, f'= "{files[key]}": it has other values than when {begun} was begun')
+        for key, found in now.items()
+        if then.get(key, found) != found
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+
+
 def _keys(table: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{section}.{key}": value

@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -79,6 +79,16 @@ class OutputFolder(JobFolder):
     def last_step(self) -> int | None:
         """Returns the step of the latest checkpoint, or None if there is none."""
         return max(numbered_checkpoints(self.checkpoints, STEP), default=None)
+
+    def checksums(self) -> Mapping[str, str]:
+        """Returns those of the files that the run read, by key, as its latest checkpoint has them.
+
+        There are none without a checkpoint, or in one of an older version.
+        """
+        last = self.last_step()
+        path = self.checkpoints / f"{STEP}-{last or 0:06d}.zarr"
+        found = (snapshot_attributes(path) or {}).get("checksums")
+        return found if isinstance(found, Mapping) else {}
 
     def is_finished(self) -> bool:
         """Returns whether the folder holds all results of a run."""

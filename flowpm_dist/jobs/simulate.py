@@ -11,13 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.io.checksums import checksum
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
+from flowpm_dist.io.white_noise_file import open_white_noise
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.full_sky import FullSkyWork
 from flowpm_dist.jobs.light_cone import LightConeWork
 from flowpm_dist.jobs.options import OutputOptions
+from flowpm_dist.observables.lensing.options import SourceOptions
 from flowpm_dist.simulation.memory import simulation_bytes, writing_bytes
 from flowpm_dist.simulation.plan import SimulationPlan
 
@@ -50,6 +53,29 @@ class SimulationWork:
     multipoles: Literal["x", "y", "z"] | None
     run_text: str
     light_cone: LightConeWork | FullSkyWork | None = None
+
+    @property
+    def tables(self) -> dict[str, SourceOptions]:
+        """The populations of sources that are read from files, by key of the run file."""
+        sources = () if self.light_cone is None else self.light_cone.options.sources
+        return {
+            f"lightcone.sources[{number}].file": source
+            for number, source in enumerate(sources)
+            if source.file is not None
+        }
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """Paths of the files that are read, by key of the run file."""
+        noise = {} if self.white_noise is None else {"initial.white_noise": self.white_noise}
+        return {**noise, **{key: source.file for key, source in self.tables.items()}}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key."""
+        found = {key: source.checksum for key, source in self.tables.items()}
+        if self.white_noise is not None:
+            found["initial.white_noise"] = checksum(open_white_noise(self.white_noise))
+        return found
 
 
 def output_bytes(

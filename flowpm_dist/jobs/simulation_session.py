@@ -69,6 +69,7 @@ class SimulationSession:
         self._stop = StopRequest(box.mesh, "step", progress.say)
         self._written: list[float] = []
         self._particles: LightConeFiles | None = None
+        self._checksums: dict[str, str] = {}
         self._ours = {
             "seed": work.seed,
             "steps": work.plan.steps.step_count,
@@ -93,6 +94,7 @@ class SimulationSession:
         work, mesh = self.work, self.simulation.box.mesh
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, work.run_text)
+            self._checksums = work.checksums()
         mesh.barrier()  # rank 0 has the folder
         found = self.checkpoints.latest(**self._ours) if resume else None
         last = 0 if found is None else int(found[1]["step"])
@@ -123,7 +125,12 @@ class SimulationSession:
                 if self._particles is not None:
                     self._particles.complete()
                 if cone is not None and mesh.rank == 0:
-                    about = {**state.header(), "config": work.run_text, "versions": versions()}
+                    about = {
+                        **state.header(),
+                        "config": work.run_text,
+                        "checksums": self._checksums,
+                        "versions": versions(),
+                    }
                     _write_seen(self.folder.partial, cone, seen, self.simulation.cosmology, about)
                 seen.clear()
                 summary = write_results(
@@ -180,6 +187,7 @@ class SimulationSession:
             "halo": here.halo,
             "timings": here.timings,
             "outputs": self._written,
+            "checksums": self._checksums,
             "particle_files": self._seal_particles(),
         }
         seen = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}

@@ -5,7 +5,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from flowpm_dist.io.checksums import checksum
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 
@@ -57,7 +57,7 @@ class ObservationRecord:
     def _checksum(self, key: str) -> str | None:
         """Returns the checksum of a file's values; None where it cannot be read."""
         path = getattr(self.options, key)
-        return self.checksums.get(key) or checksum(path)
+        return self.checksums.get(key) or checksum_of_volume(path)
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any] | str | bytes, where: str) -> ObservationRecord:
@@ -198,16 +198,12 @@ def _holds(here: Any, there: Any) -> bool:
     return bool(low - room <= least and most <= high + room)
 
 
-def checksum(path: Path) -> str | None:
+def checksum_of_volume(path: Path) -> str | None:
     """Returns the checksum of the values of a volume, of any format; None if it cannot be read."""
     try:
-        array = open_volume(path).array
-        digest = hashlib.blake2b(repr(array.shape[:3]).encode(), digest_size=16)
-        for plane in range(array.shape[0]):
-            digest.update(np.array(array[plane], dtype="<f8").tobytes())
+        return checksum(open_volume(path).array)
     except (VolumeError, OSError, ValueError, RuntimeError):
         return None
-    return digest.hexdigest()
 
 
 def _told(key: str, trained: Any, data: Any) -> str:

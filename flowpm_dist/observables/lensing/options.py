@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import numpy as np
 from pydantic import (
     BeforeValidator,
     Field,
@@ -12,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from flowpm_dist.io.checksums import checksum
 from flowpm_dist.observables.lensing.tables import read_distribution
 from flowpm_dist.options import A_SEED, AnyPath, Options, Seed, listed
 
@@ -72,6 +75,21 @@ class SourceOptions(Options):
         dumped = {name: value for name, value in handler(self).items() if name not in idle}
         return dumped if self.file is None else {**dumped, "file": str(self.file)}
 
+    @functools.cached_property
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """Redshifts and n(z) of the file [row], float64, as they were when first asked for.
+
+        Raises:
+            UserError: the file has no n(z).
+        """
+        assert self.file is not None
+        return read_distribution(self.file, self.column)
+
+    @property
+    def checksum(self) -> str:
+        """The checksum of `table`."""
+        return checksum(np.stack(self.table))
+
     @property
     def farthest(self) -> float:
         """The redshift beyond which there are no sources, after the shift.
@@ -80,7 +98,7 @@ class SourceOptions(Options):
             UserError: the file has no n(z).
         """
         if self.file is not None:
-            return float(read_distribution(self.file, self.column)[0][-1]) + self.shift
+            return float(self.table[0][-1]) + self.shift
         return (self.z_max if self.redshift is None else self.redshift) + self.shift
 
     @property
@@ -102,9 +120,7 @@ class SourceOptions(Options):
             return sources.SourcePlane(self.redshift, self.shift)
         if self.smail is not None:
             return sources.SmailDistribution(*self.smail, shift=self.shift, z_max=self.z_max)
-        assert self.file is not None
-        table = read_distribution(self.file, self.column)
-        return sources.TabulatedDistribution(*table, shift=self.shift)
+        return sources.TabulatedDistribution(*self.table, shift=self.shift)
 
 
 class AlignmentOptions(Options):
