@@ -318,6 +318,8 @@ def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
     check_values(Volume(np.where(mask > 0, 2.0, -1), "v.npy"), seen)
     with pytest.raises(VolumeError, match="negative"):
         check_values(Volume(np.where(mask > 0, -1, 2.0), "v.npy"), seen)
+    unread = ObservationOptions(mask=tmp_path / "none.npy")
+    check_values(Volume(np.ones((4, 6, 8)), "v.npy"), unread)  # right, whatever the mask
     part, expected = values[2:, 3:], np.where(mask > 0, 2.0, 1.0)[2:, 3:]
     np.testing.assert_array_equal(as_observed(part, (2, 3), volume, seen), expected)
     counted = seen.model_copy(update={"kind": "counts", "mean_count": 1.0})
