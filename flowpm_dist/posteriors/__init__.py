@@ -10,7 +10,7 @@ _HOMES = {
     "Answers": "calibration",
     "Calibration": "calibration",
     "FeatureDensity": "novelty",
-    "HEADS": "heads",
+    "HEADS": "options",
     "HeadOptions": "options",
     "Posterior": "heads",
     "PriorMap": "mapping",

@@ -17,21 +17,12 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.io.files import read_arrays, save_arrays
-from flowpm_dist.options import object_named
+from flowpm_dist.options import checked_name, python_object
 from flowpm_dist.posteriors.fitting import fitted, log_density, log_mean
 from flowpm_dist.posteriors.mapping import PriorMap
-from flowpm_dist.posteriors.options import HeadOptions
-from flowpm_dist.posteriors.transforms import Gaussian, SplineFlow, Transform
+from flowpm_dist.posteriors.options import HEADS, HeadOptions
+from flowpm_dist.posteriors.transforms import Transform
 
-HEADS: dict[str, Callable[[int, int, int], Transform]] = {
-    "independent": functools.partial(Gaussian, full=False),
-    "gaussian": Gaussian,
-    "flow": SplineFlow,
-}
-"""Name -> (features, parameters, hidden width) -> transform, on parameters mapped to the line.
-A Gaussian for each parameter, one of full covariance, and a normalising flow. `HEAD_NAMES` has the
-names for commands.
-"""
 FARTHEST = 5.0
 """Features are kept within so many standard deviations: an outlier must not lead far off."""
 ROWS = 20_000
@@ -186,7 +177,10 @@ def head_of(name: str) -> Callable[[int, int, int], Transform]:
     Raises:
         ValueError: there is none.
     """
-    return object_named(name, HEADS, "head")
+    found: Callable[[int, int, int], Transform] = python_object(
+        HEADS.get(checked_name(name, HEADS, "head"), name)
+    )
+    return found
 
 
 def fit_posterior(

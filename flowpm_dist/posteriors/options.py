@@ -6,8 +6,16 @@ from pydantic import Field
 
 from flowpm_dist.options import Options
 
-HEAD_NAMES = ("independent", "gaussian", "flow")
-"""Of `HEADS`, known without TensorFlow: the simplest first."""
+HEADS = {
+    "independent": "flowpm_dist.posteriors.transforms:independent_gaussian",
+    "gaussian": "flowpm_dist.posteriors.transforms:Gaussian",
+    "flow": "flowpm_dist.posteriors.transforms:SplineFlow",
+}
+"""Name -> "package.module:object" of (features, parameters, hidden width) -> transform.
+
+It is on parameters mapped to the line. The simplest first: a Gaussian for each parameter, one of
+full covariance, and a normalising flow.
+"""
 
 
 class HeadOptions(Options):

@@ -133,6 +133,11 @@ class Gaussian(Transform):
         return mean + solved[..., 0]
 
 
+def independent_gaussian(features: int, parameters: int, hidden: int) -> Gaussian:
+    """Returns a `Gaussian` for each parameter by itself."""
+    return Gaussian(features, parameters, hidden, full=False)
+
+
 class SplineFlow(Transform):
     """A masked autoregressive flow of rational-quadratic splines.
 

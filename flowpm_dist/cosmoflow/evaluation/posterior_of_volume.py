@@ -19,9 +19,9 @@ from flowpm_dist.io.files import (
     written_whole,
 )
 from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
-from flowpm_dist.posteriors.options import HEAD_NAMES
+from flowpm_dist.posteriors.options import HEADS
 
-PREFERRED = HEAD_NAMES[::-1]
+PREFERRED = tuple(HEADS)[::-1]
 SAMPLES = 4000
 FILES = SAMPLES_FILE, CORNER = "samples.npz", "corner.png"
 INTERVALS = (0.683, 0.954)

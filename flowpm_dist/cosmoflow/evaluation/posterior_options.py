@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import checked_name
-from flowpm_dist.posteriors.options import HEAD_NAMES, HeadOptions
+from flowpm_dist.posteriors.options import HEADS, HeadOptions
 
 STATISTIC_NAMES = ("power", "histograms", "bispectrum")
 """Of `STATISTICS`, known without TensorFlow."""
@@ -58,10 +58,10 @@ def posterior_options(
         PosteriorError: there is no such head or statistic.
     """
     sets = tuple(tuple(dict.fromkeys(names.split("+"))) for names in baselines or ())
-    chosen = PosteriorOptions(tuple(heads or HEAD_NAMES), sets or BASELINES)
+    chosen = PosteriorOptions(tuple(heads or HEADS), sets or BASELINES)
     try:
         for head in chosen.heads:
-            checked_name(head, HEAD_NAMES, "head")
+            checked_name(head, HEADS, "head")
         for statistic in chosen.statistics:
             checked_name(statistic, STATISTIC_NAMES, "statistic")
     except ValueError as error:
