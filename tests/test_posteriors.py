@@ -17,10 +17,10 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.posteriors import figures
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, error_of_mean, mixed
-from flowpm_dist.posteriors.heads import HEADS, Posterior, Summaries, fit_posterior, head_of
+from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.mapping import PriorMap
 from flowpm_dist.posteriors.novelty import FeatureDensity
-from flowpm_dist.posteriors.options import HeadOptions
+from flowpm_dist.posteriors.options import HEADS, HeadOptions
 from flowpm_dist.posteriors.spline import inverse_spline, parameters_of_spline, spline
 from flowpm_dist.posteriors.transforms import Gaussian, SplineFlow
 from flowpm_dist.statistics import Bins, bispectrum, power_spectrum, summaries
@@ -316,6 +316,16 @@ def test_statistics_by_name():
     cyclic = p[..., 0] * p[..., 1] + p[..., 1] * p[..., 2] + p[..., 2] * p[..., 0]
     np.testing.assert_allclose(found["bispectrum"], triple.bispectrum / cyclic, rtol=1e-9)
     np.testing.assert_allclose(found["test_posteriors:total"][:, 0], values.sum(axis=(1, 2, 3)))
+    counts = CellValues(mean_count=2.0)
+    names = ["histograms", "test_posteriors:mean_contrast"]
+    found_of_counts = summaries.measured(names, field, counts)
+    np.testing.assert_allclose(
+        found_of_counts["test_posteriors:mean_contrast"][:, 0], values.mean((1, 2, 3)) / 2 - 1
+    )
+    edges = counts.bins(summaries.SCALES[0][1])
+    shares = [np.histogram(one, edges)[0] / 12**3 for one in values]
+    of_histograms = found_of_counts["histograms"][:, : len(edges) - 1]
+    np.testing.assert_allclose(of_histograms, np.sqrt(shares), atol=1e-12)
     joined = summaries.joined(found, ["power", "bispectrum"])
     assert joined.shape == (2, found["power"].shape[1] + found["bispectrum"].shape[1])
     with pytest.raises(ValueError, match="no statistic 'powr'; did you mean power"):
@@ -338,6 +348,10 @@ def test_histograms_have_every_cell():
         shares = found.reshape(2, len(summaries.SCALES), -1) ** 2
         np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-13)
         assert ((shares > 0).sum(axis=-1)[:, :2] > 2).all(), "bins are too wide"
+
+
+def mean_contrast(density, values):
+    return density.numpy().mean(axis=(1, 2, 3)) / values.mean_count - 1
 
 
 def total(density):

@@ -7,6 +7,7 @@ it into `STATISTICS`, or name it "package.module:function" where a command asks 
 from __future__ import annotations
 
 import functools
+import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,10 @@ from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 from flowpm_dist.statistics.power import power_spectrum
 from meshimpl.mesh_function import MeshFunction
 
-Statistic = Callable[[Field], np.ndarray]
+Statistic = Callable[..., np.ndarray]
 """A function of a density of mean 1, of one universe or of a batch of them: [value] or
 [universe, value], the same on every rank that has a part of it. All of these call it together.
+One with an argument `values` is also told what the numbers of the density are, see `CellValues`.
 """
 SCALES: tuple[tuple[float, np.ndarray], ...] = (
     (0.0, np.linspace(-4.0, 5.0, 28)),
@@ -99,18 +101,19 @@ STATISTICS: dict[str, Statistic] = {
 """Name -> statistic. `STATISTIC_NAMES` of the evaluation has the names for commands."""
 
 
-def statistic_of(name: str, values: CellValues = DENSITIES) -> Statistic:
+def statistic_of(name: str, values: CellValues = DENSITIES) -> Callable[[Field], np.ndarray]:
     """Returns the statistic of a name of `STATISTICS`, or of "package.module:function".
 
     Args:
         name: of the statistic.
-        values: what it will be given.
+        values: what it will be given, for one that asks.
 
     Raises:
         ValueError: there is none.
     """
     found: Statistic = object_named(name, STATISTICS, "statistic")
-    return functools.partial(found, values=values) if found is histograms else found
+    asks = "values" in inspect.signature(found).parameters
+    return functools.partial(found, values=values) if asks else found
 
 
 def measured(
