@@ -15,6 +15,8 @@ from flowpm_dist.config.reconstruction import (
 )
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint
+from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
+from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.reconstruction.plan import search_mesh
 
 GOOD = """
@@ -222,7 +224,7 @@ def test_priors_keep_their_ranges(tmp_path):
         ("mock_seed = 1", "", "data.mock_seed,", "neither is given"),
         ("mock_seed = 1", "mock_seed = -1", "data.mock_seed", "-1.*from 0 to"),
         ("mock_seed = 1", 'mock_seed = 1\nfile = "f.npy"', "data.mock_seed,", "both are given"),
-        ('"density"', '"densities"', "observation.kind", '"density" or "counts"'),
+        ('"density"', '"densities"', "observation.kind", '"density", "counts" or'),
         ('"2lpt"', '"no_such:thing"', "observation.structure", "no module 'no_such'"),
         ('"2lpt"', '"pm"\nbias_scheme = "os:no"', "observation.bias_scheme", "goes with bias"),
         ("[priors]", "[priors]\nb3 = 1", "priors.b3", r"must be \[low, high\]"),
@@ -436,3 +438,91 @@ def test_nothing_heavy_is_imported():
         cwd=Path(__file__).parents[1],
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+MAPS = """
+[box]
+grid = 16
+size = 256.0
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+[evolution]
+a_start = 0.3
+steps = 2
+[observation]
+kind = "convergence"
+[lightcone]
+field_of_view = 12.0
+pixels = 4
+z_max = 0.3
+sources = [{ redshift = 0.2 }, { redshift = 0.3 }]
+shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
+[data]
+mock_seed = 1
+[priors]
+"""
+
+
+def test_maps_of_the_convergence(tmp_path):
+    run = load_reconstruction(write(tmp_path, MAPS))
+    assert run.plan.lightcone.shape_noise.n_eff == 10 and run.warnings == ()
+    again = load_reconstruction(write(tmp_path, run.resolved()))
+    assert again.plan == run.plan
+    fine = load_reconstruction(write(tmp_path, MAPS.replace("pixels = 4", "pixels = 64")))
+    assert "pixels show all that there is" in fine.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[lightcone]", "[mesh]\n#"), "lightcone is missing"),
+        (("shape_noise", "# shape_noise"), "lightcone.shape_noise is missing: must be a table"),
+        (
+            ('"convergence"', '"counts"\nmean_count = 1.0'),
+            "lightcone is given, but observation.kind",
+        ),
+        (("[data]", "ray_tracing = true\n[data]"), "lightcone.ray_tracing"),
+        (
+            ('"convergence"', '"convergence"\nmask = "m.npy"'),
+            "observation.mask =",
+        ),
+        (('"convergence"', '"convergence"\nstructure = "2lpt"'), 'observation.structure = "2lpt"'),
+        (("mock_seed = 1", "mock_seed = 1\nnoise_seed = 3"), "data.noise_seed = 3: goes with"),
+        (("steps = 2", "steps = 2\na_stop = 0.8"), "ends the run at a = 0.8"),
+        (("z_max = 0.3", "z_max = 0.25"), "lightcone.sources[1] reach to z = 0.3"),
+        (("[priors]", "[priors]\namplitude = [0.5, 2.0]"), "priors.amplitude is given, but maps"),
+        (
+            ("12.0", "17.0\n[search]\nstages = [[8.0, 1.0, 2], [0.0, 1.0, 2]]\n[nothing]"),
+            "search.stages has radius 8: maps are not smoothed",
+        ),
+        (("[priors]", "[priors]\nOmega_m = [0.1, 0.4]\n#"), "lightcone.field_of_view = 17"),
+    ],
+)
+def test_mistakes_about_maps_are_told(tmp_path, change, said):
+    wide = MAPS.replace("12.0", "17.0") if "Omega_m" in change[1] else MAPS
+    assert any(said in problem for problem in problems(tmp_path, wide.replace(*change)))
+
+
+def test_maps_in_files_must_fit(tmp_path):
+    text = MAPS.replace("mock_seed = 1", 'file = "maps.npy"')
+    np.save(tmp_path / "maps.npy", np.zeros((2, 4, 5)))
+    (told,) = problems(tmp_path, text)
+    assert "maps.npy has maps of shape (2, 4, 5); must be (2, 4, 4)" in told
+    np.save(tmp_path / "maps.npy", np.full((2, 4, 4), np.nan))
+    assert "values that are not finite" in problems(tmp_path, text)[0]
+    maps = np.arange(32.0).reshape(2, 4, 4)
+    np.save(tmp_path / "maps.npy", maps)
+    load_reconstruction(write(tmp_path, text))
+    told = {"field_of_view": 11.0}
+    array = MapArray(maps, ("source", "y", "x"), "1", "convergence")
+    write_light_cone(tmp_path / "lightcone.zarr", {"kappa": array}, told, {})
+    text = text.replace("maps.npy", "lightcone.zarr")
+    assert (
+        "a field of 11 degrees; must be lightcone.field_of_view = 12" in problems(tmp_path, text)[0]
+    )
+    read = read_convergence(tmp_path / "lightcone.zarr", 2, 4, 11.0)
+    np.testing.assert_array_equal(read, np.swapaxes(maps, 1, 2))

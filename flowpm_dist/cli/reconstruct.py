@@ -45,6 +45,7 @@ MAY_DIFFER = ("search.checkpoint_every", "search.keep", "run.halo")
 FIELDS = 9  # of the results, at most
 OF_ADAM = 4  # fields of a checkpoint
 OF_CHAIN = 3  # likewise
+MAPS = 3  # data, found and truth
 
 
 class ReconstructionJob(
@@ -82,6 +83,7 @@ class ReconstructionJob(
     def describe(self) -> str:
         """Returns a line that says what will be found."""
         config = self.config
+        seen = "convergence of " if config.lightcone is not None else ""
         unknowns = f"{math.prod(config.box.grid):,} cells"
         if names := ", ".join(config.priors.ranges):
             unknowns += f" and {names}"
@@ -91,8 +93,9 @@ class ReconstructionJob(
         if asked.draws:
             chains = f"; {asked.chains} chains of {asked.draws} draws, mesh {self.mesh}"
         return (
-            f"initial conditions of {data}: {unknowns}; model {config.observation.structure}, "
-            f"{config.search.optimiser}, mesh {search_mesh(self.mesh)}{chains}"
+            f"initial conditions of {seen}{data}: {unknowns}; "
+            f"model {config.observation.structure}, {config.search.optimiser}, "
+            f"mesh {search_mesh(self.mesh)}{chains}"
         )
 
     @property
@@ -157,6 +160,8 @@ class ReconstructionJob(
         """See `ResumableJob.work`."""
         from flowpm_dist.reconstruction.run import reconstruct as whole
 
+        for warning in self.config.warnings:
+            progress.warn(warning)
         return whole(
             self.config.plan,
             self.mesh,
@@ -180,13 +185,20 @@ class ReconstructionJob(
         for row in facts.get("correlations", ()):
             k, r = row["k [h/Mpc]"], row["r initial field"]
             found.append(f"r(k = {k:.2f} h/Mpc) = {r:.3f} of the initial field")
+        for row in facts.get("convergence", ()):
+            data, kappa = row["r data"], row["r found"]
+            found.append(f"convergence of {row['source']}: r = {kappa:.3f}, of the data {data:.3f}")
         more = f"\n{'; '.join(found)}." if found else ""
         if "sampling" in facts:
             more += _of_chains(facts["sampling"])
             spectra += "\n  chains.png          where the chains were; each move in draws.csv"
+        pictures = "slabs.png           data, reconstruction, and what is left"
+        if self.config.lightcone is not None:
+            pictures = pictures.replace("slabs.png      ", "convergence.png")
+            pictures += "; maps in convergence.zarr, spectra in convergence.csv"
         return f"""
 Reconstruction in {path}:
-  slabs.png           data, reconstruction, and what is left
+  {pictures}
   {spectra}
   loss.png            how it was found; a row for each iteration in iterations.csv
   reconstruction.zarr all fields; in Python: flowpm_dist.io.load_snapshot("{self.folder.fields}")
@@ -204,6 +216,8 @@ def check_data(config: ReconstructionConfig, source: Path) -> None:
         ConfigError: they cannot; the error has a problem for each file that is wrong.
         VolumeError: a file cannot be read.
     """
+    if config.lightcone is not None:
+        return  # read with the run file
     observations = Observations(
         config.observation, config.box.grid, config.data.file, config.priors.ranges
     )
@@ -222,7 +236,9 @@ def needed_bytes(config: ReconstructionConfig) -> int:
     if config.sampler.draws:
         kept = config.sampler.draws // config.sampler.keep_every
         drawn = config.sampler.chains * (3 * OF_CHAIN + 2 + kept)
-    return (searched + drawn) * field + FIGURES_AND_TABLES
+    cone = config.lightcone
+    maps = 0 if cone is None else MAPS * len(cone.sources) * cone.pixels**2 * 8
+    return (searched + drawn) * field + maps + FIGURES_AND_TABLES
 
 
 def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.full_sky import FullSkyLensingOptions
-from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
+from flowpm_dist.jobs.light_cone import ConvergenceOptions, LensingOptions, LightConeWork
 from flowpm_dist.observables.lensing.options import SourceOptions
 from flowpm_dist.observables.light_cone.options import DepthOptions
 from flowpm_dist.options import Options, three
@@ -34,12 +35,13 @@ CLOSE = 1e-6
 def light_cone_rules(file: ParsedRunFile) -> Iterator[Problem]:
     """Yield problems between the keys of [lightcone], and between them and the run."""
     cone = file.sections.get(SECTION)
-    if not isinstance(cone, LensingOptions):
+    if not isinstance(cone, ConvergenceOptions):
         return
     yield from step_problems(file, cone)
     yield from _field_of_view(file, cone)
     yield from source_problems(cone)
-    yield from _combinations(file, cone)
+    if isinstance(cone, LensingOptions):
+        yield from _combinations(file, cone)
 
 
 def light_cone_model(table: Mapping[str, Any]) -> type[Options]:
@@ -66,7 +68,7 @@ def step_problems(file: ParsedRunFile, cone: DepthOptions) -> Iterator[Problem]:
             yield Problem(f"{SECTION}.z_max", without_name(error))
 
 
-def _field_of_view(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem]:
+def _field_of_view(file: ParsedRunFile, cone: ConvergenceOptions) -> Iterator[Problem]:
     given = [_number(cone, name) for name in ("field_of_view", "z_max")]
     size, end = file.value("box", "size"), distance_of(file, cone)
     if None in given or size is None or end is None or not isinstance(cone.repeat, bool):
@@ -78,7 +80,7 @@ def _field_of_view(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Proble
         yield Problem(f"{SECTION}.field_of_view", f"= {cone.field_of_view:g}: {what}")
 
 
-def source_problems(cone: LensingOptions | FullSkyLensingOptions) -> Iterator[Problem]:
+def source_problems(cone: ConvergenceOptions | FullSkyLensingOptions) -> Iterator[Problem]:
     """Yield problems of sources with the redshift that is seen, and with alignments."""
     z_max, sources = _number(cone, "z_max"), getattr(cone, "sources", None) or ()
     if not all(isinstance(each, SourceOptions) for each in sources):
@@ -128,21 +130,31 @@ def light_cone_work(
         cells: of the force mesh, along each side of the box.
         grid: of the particles.
     """
-    half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
-    width = cone.fov / cone.pixels * half
-    cell = max(side / n for side, n in zip(size, cells, strict=True))
-    warnings = []
-    if width < cell:
-        enough = max(4, math.floor(cone.fov * half / cell))
-        warnings.append(
-            f"lightcone.pixels = {cone.pixels}: half the way to the farthest sources, where "
-            f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
-            f"{cell:.3g}; {enough} pixels show all that there is"
-        )
+    warnings = pixel_warnings(cone, cosmology, size, cells)
     end = comoving(cone.z_max, cosmology)
     seen = cone.fov**2 * end**3 / 3 * math.prod(grid) / math.prod(size)
     particles = seen if cone.particles else 0.0
-    return LightConeWork(cone, end, tuple(warnings), particles)
+    return LightConeWork(cone, end, warnings, particles)
+
+
+def pixel_warnings(
+    cone: ConvergenceOptions,
+    cosmology: CosmologyOptions,
+    size: Sequence[float],
+    cells: Sequence[float],
+) -> tuple[str, ...]:
+    """Returns a warning where pixels are finer than what is simulated; see `light_cone_work`."""
+    half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
+    width = cone.fov / cone.pixels * half
+    cell = max(side / n for side, n in zip(size, cells, strict=True))
+    if width >= cell:
+        return ()
+    enough = max(4, math.floor(cone.fov * half / cell))
+    return (
+        f"lightcone.pixels = {cone.pixels}: half the way to the farthest sources, where "
+        f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
+        f"{cell:.3g}; {enough} pixels show all that there is",
+    )
 
 
 def comoving(z: float, cosmology: CosmologyOptions) -> float:
@@ -151,13 +163,21 @@ def comoving(z: float, cosmology: CosmologyOptions) -> float:
 
 
 def distance_of(file: ParsedRunFile, cone: DepthOptions) -> float | None:
-    """Returns the distance of z_max [Mpc/h]; None if keys that it depends on are wrong."""
+    """Returns the distance of z_max [Mpc/h]; None if keys that it depends on are wrong.
+
+    Where parameters have priors, it is the greatest that it may be.
+    """
     cosmology, z = file.sections.get("cosmology"), _number(cone, "z_max")
     if not isinstance(cosmology, CosmologyOptions) or z is None:
         return None
-    if any(_number(cosmology, name) is None for name in ("Omega_m", "w0", "wa")):
+    ends = {}
+    for name in ("Omega_m", "w0", "wa"):
+        value, prior = _number(cosmology, name), file.value("priors", name)
+        ends[name] = prior if isinstance(prior, tuple) else (value,)
+    if any(None in values for values in ends.values()):
         return None
-    return comoving(z, cosmology)
+    corners = (dict(zip(ends, corner, strict=True)) for corner in itertools.product(*ends.values()))
+    return max(comoving_distance(z, **corner) for corner in corners)
 
 
 def _number(options: Any, name: str) -> Any:

@@ -93,9 +93,12 @@ def nuisances_fit(file: ParsedRunFile) -> Iterator[Problem]:
     for name in given_priors(file):
         where = f"priors.{name}"
         if name == "amplitude":
+            if file.value("observation", "kind") == "convergence":
+                yield Problem(where, "is given, but maps have no amplitude of a density")
             continue
         if name == "noise_amplitude" and not own_likelihood:
-            if file.value("observation", "sigma") is None:
+            maps = file.value("observation", "kind") == "convergence"
+            if file.value("observation", "sigma") is None and not maps:
                 yield Problem(where, "is given, but observation.sigma is not: give it there, too")
         elif isinstance(bias, dict) and name in bias:
             continue

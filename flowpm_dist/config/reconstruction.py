@@ -24,6 +24,7 @@ from flowpm_dist.config.checks import (
     to_toml,
 )
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
+from flowpm_dist.config.light_cone import SECTION, light_cone_rules, pixel_warnings
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.observation_rules import (
     files_fit,
@@ -47,8 +48,11 @@ from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import misfits, parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
+from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.observables.options import ObservationOptions
-from flowpm_dist.options import Options
+from flowpm_dist.options import Options, three
 from flowpm_dist.reconstruction.options import (
     FittedOptions,
     LikelihoodOptions,
@@ -58,10 +62,19 @@ from flowpm_dist.reconstruction.options import (
 )
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
+OF_VOLUMES = (
+    *(f"observation.{key}" for key in ("redshift_space", "bias", "mask")),
+    "data.noise_seed",
+    "likelihood.name",
+)
+"""Goes with densities and counts, not with maps, whose noise has the seed of its shape_noise."""
+
 GOES_WITH = (
     *observation_rules.GOES_WITH,
     DependentKeys("run.precision", ("float32",), ROUNDED, default_may_stand=True),
-    DependentKeys("observation.kind", ("density",), ("data.add_noise", "likelihood.error")),
+    DependentKeys("observation.kind", ("density", "convergence"), ("data.add_noise",)),
+    DependentKeys("observation.kind", ("density",), ("likelihood.error",)),
+    DependentKeys("observation.kind", ("density", "counts"), OF_VOLUMES),
     DependentKeys(
         "likelihood.name",
         (None,),
@@ -100,6 +113,7 @@ class ReconstructionConfig(Options):
     sampler: SamplerOptions
     mesh: BatchedMeshOptions
     run: RunOptions
+    lightcone: ConvergenceOptions | None = None
 
     @property
     def plan(self) -> ReconstructionPlan:
@@ -115,7 +129,17 @@ class ReconstructionConfig(Options):
             priors=self.priors,
             search=self.search,
             sampler=self.sampler,
+            lightcone=self.lightcone,
         )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before the work begins."""
+        if self.lightcone is None:
+            return ()
+        size = three(self.box.size)
+        cells = [self.evolution.mesh_factor * n for n in self.box.grid]
+        return pixel_warnings(self.lightcone, self.cosmology, size, cells)
 
     def resolved(self) -> str:
         """The run as TOML with all defaults and full paths; `load_reconstruction` reads it back.
@@ -160,7 +184,9 @@ def check_reconstruction(table: Mapping[str, Any], source: Path) -> Reconstructi
     Raises:
         ConfigError: with every problem.
     """
-    return ReconstructionConfig.model_validate(check_sections(table, source, MODELS, RULES))
+    return ReconstructionConfig.model_validate(
+        check_sections(table, source, MODELS, RULES, optional=(SECTION,))
+    )
 
 
 def check_reconstruction_mesh(
@@ -189,6 +215,30 @@ def _origin(file: ParsedRunFile) -> Iterator[Problem]:
 
 def _noise(file: ParsedRunFile) -> Iterator[Problem]:
     return needed_noise(file, ("sigma", "density"), ("mean_count", "counts"))
+
+
+def _maps(file: ParsedRunFile) -> Iterator[Problem]:
+    """Maps have a light cone with noise, through the particle mesh; densities have none."""
+    cone, kind = file.sections.get(SECTION), file.value("observation", "kind")
+    if kind != "convergence":
+        if cone is not None and kind is not None:
+            what = f'is given, but observation.kind = "{kind}": must be "convergence", or leave it'
+            yield Problem(SECTION, f"{what} out")
+        return
+    if cone is None:
+        what = 'is missing: with kind = "convergence" it says what is seen, as of simulate'
+        yield Problem(SECTION, what)
+        return
+    if "shape_noise" not in file.given[SECTION]:
+        allowed = ConvergenceOptions.model_fields["shape_noise"].description
+        yield Problem(f"{SECTION}.shape_noise", f"is missing: must be {allowed}")
+    if (structure := file.value("observation", "structure")) not in (None, "pm"):
+        what = f'= "{structure}": a light cone sees the steps of the particle mesh; must be "pm"'
+        yield Problem("observation.structure", what)
+    stages = file.value("search", "stages") or ()
+    if smoothed := [radius for radius, *_ in stages if radius]:
+        what = f"has radius {smoothed[0]:g}: maps are not smoothed; each must be 0"
+        yield Problem("search.stages", what)
 
 
 def _idle(file: ParsedRunFile) -> Iterator[Problem]:
@@ -258,11 +308,26 @@ def _advice(name: str) -> str:
 
 
 def _files(file: ParsedRunFile) -> Iterator[Problem]:
-    """The file of the data is there, and fits the box as far as it tells without being read."""
+    """The file of the data is there, and fits as far as it tells; maps are read."""
+    cone, path = file.sections.get(SECTION), file.value("data", "file")
+    if file.value("observation", "kind") == "convergence":
+        if isinstance(cone, ConvergenceOptions) and isinstance(path, str | Path):
+            yield from _file_of_maps(file.folder / path, cone)
+        return
     evolution, a = file.sections.get("evolution"), None
     if isinstance(evolution, StepOptions) and None not in (evolution.last, evolution.first):
         a = evolution.last
-    return fitting_file(file, "data", "file", a)
+    yield from fitting_file(file, "data", "file", a)
+
+
+def _file_of_maps(path: Path, cone: ConvergenceOptions) -> Iterator[Problem]:
+    sources = cone.sources if isinstance(cone.sources, tuple) else ()
+    if not sources or not isinstance(cone.pixels, int) or cone.field_of_view is None:
+        return
+    try:
+        read_convergence(path, len(sources), cone.pixels, cone.field_of_view)
+    except UserError as error:
+        yield Problem("data.file", f": {error}")
 
 
 RULES: list[Rule] = [
@@ -272,6 +337,8 @@ RULES: list[Rule] = [
     model_fits,
     _origin,
     _noise,
+    _maps,
+    light_cone_rules,
     _one_time,
     _idle,
     nuisances_fit,

@@ -52,6 +52,9 @@ def _simulates(file: ParsedRunFile) -> bool:
 
 
 def _of_model(file: ParsedRunFile) -> Iterator[Problem]:
+    if file.value("observation", "kind") == "convergence":
+        what = '= "convergence": maps can be reconstructed from; must be "density" or "counts", as '
+        yield Problem("observation.kind", f"{what}a network sees volumes")
     yield from model_fits(file)
     yield from nuisances_fit(file)
     yield from needed_noise(file, ("mean_count", "counts"))

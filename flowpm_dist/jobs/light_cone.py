@@ -20,6 +20,7 @@ from flowpm_dist.options import Options, constructed
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
     from flowpm_dist.observables.lensing.sources import Sources
+    from flowpm_dist.observables.light_cone.light_cone import LightCone
 
 # Values of a pixel that lie in memory together, measured.
 SPECTRA = 30
@@ -94,7 +95,25 @@ class PopulationOptions(Options):
         return [each.sources() for each in self.sources], alignment
 
 
-class LensingOptions(PopulationOptions, LightConeOptions):
+class ConvergenceOptions(PopulationOptions, LightConeOptions):
+    """Maps of convergence on the light cone of the flat sky, in the Born approximation.
+
+    Attributes:
+        shape_noise: noise of the shapes of galaxies.
+    """
+
+    shape_noise: Annotated[ShapeNoiseOptions | None, _tables(ShapeNoiseOptions, one=True)] = Field(
+        default=None, description="a table such as { sigma_e = 0.26, n_eff = 5.0, seed = 0 }"
+    )
+
+    def light_cone(self) -> LightCone:
+        """Returns the light cone."""
+        from flowpm_dist.observables.light_cone.light_cone import LightCone
+
+        return LightCone(**self.part(LightConeOptions).model_dump())
+
+
+class LensingOptions(ConvergenceOptions):
     """What is seen of a simulation on the light cone, and the lensing by it.
 
     Attributes:
@@ -113,9 +132,6 @@ class LensingOptions(PopulationOptions, LightConeOptions):
         default=100.0, description="a length above 0 in Mpc/h"
     )
     planes: bool = Field(default=False, description="true or false")
-    shape_noise: Annotated[ShapeNoiseOptions | None, _tables(ShapeNoiseOptions, one=True)] = Field(
-        default=None, description="a table such as { sigma_e = 0.26, n_eff = 5.0, seed = 0 }"
-    )
 
     @property
     def needs_planes(self) -> bool:

@@ -26,9 +26,7 @@ from flowpm_dist.jobs.convergence_spectra import (
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
 from flowpm_dist.observables.lensing.noise import shape_noise
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
-from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
-from flowpm_dist.observables.light_cone.options import LightConeOptions
 from flowpm_dist.simulation.simulation import ObserverOf
 from flowpm_dist.statistics.angular_power import AngularPower, angular_power, theory_in_bins
 
@@ -58,7 +56,7 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
         options: of the light cone.
         files: of this rank, for particles; None for none.
     """
-    cone = _cone(options)
+    cone = options.light_cone()
     found = []
     if not options.ray_tracing:
         found.append(cone.convergence_observer(*options.population()))
@@ -133,10 +131,6 @@ def bin_edges(fov: float, pixels: int) -> np.ndarray:
     lowest, octaves = 2 * math.pi / fov, math.log2(pixels / 2)
     count = max(1, int(BINS_PER_OCTAVE * octaves + 1e-9))
     return lowest * np.geomspace(1.0, pixels / 2, count + 1)
-
-
-def _cone(options: LensingOptions) -> LightCone:
-    return LightCone(**options.part(LightConeOptions).model_dump())
 
 
 def _lensing(

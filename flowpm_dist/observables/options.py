@@ -138,7 +138,8 @@ class ObservationOptions(ForwardModelOptions):
     Run files of all jobs have them as their section [observation].
 
     Attributes:
-        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed.
+        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed; in
+            reconstructions also "convergence", maps of weak lensing.
         sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
         mean_count: the mean count of a cell of mean density.
         mask: the share of each cell that is observed.
@@ -146,8 +147,8 @@ class ObservationOptions(ForwardModelOptions):
             of the simulation alone.
     """
 
-    kind: Literal["density", "counts"] = Field(
-        default="density", description='"density" or "counts"'
+    kind: Literal["density", "counts", "convergence"] = Field(
+        default="density", description='"density", "counts" or "convergence"'
     )
     sigma: Length | AnyPath | None = Field(
         default=None,

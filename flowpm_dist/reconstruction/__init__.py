@@ -21,6 +21,7 @@ _HOMES = {
     "EXACT": "likelihoods",
     "EvenPosterior": "posterior",
     "Gaussian": "likelihoods",
+    "GaussianMaps": "likelihoods",
     "HMC": "hmc",
     "LBFGS": "minimisers",
     "Likelihood": "likelihoods",

@@ -13,7 +13,6 @@ from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
-from flowpm_dist.reconstruction.search import easier
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
 
@@ -45,7 +44,7 @@ def warm_up(posterior: Posterior, moves: int, *, easy: bool) -> list[Phase]:
     """
     phases: list[Phase] = []
     if easy:
-        stages = easier(posterior)[:-1]
+        stages = posterior.likelihood.easier()[:-1]
         ends = np.rint(moves // 2 * np.arange(1, len(stages) + 1) / len(stages)).astype(int)
         counts = np.diff(ends, prepend=0)
         phases = [Phase(a, int(n), True) for a, n in zip(stages, counts, strict=True) if n]

@@ -77,6 +77,34 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
     return figure
 
 
+def maps_figure(maps: Mapping[str, np.ndarray], field_of_view: float, source: str) -> Figure:
+    """Returns a figure of maps of the convergence: those without noise, then those with noise.
+
+    Args:
+        maps: "truth" where it is known, "data" and "kappa", which was found, [x, y] [1].
+        field_of_view: side of the maps [deg].
+        source: name of the sources.
+    """
+    smooth = {"truth": maps["truth"]} if "truth" in maps else {}
+    smooth["reconstruction"] = maps["kappa"]
+    noisy = {"data": maps["data"], "data - reconstruction": maps["data"] - maps["kappa"]}
+    count = len(smooth) + len(noisy)
+    figure = new_figure(3.3 * count + 1.6, 3.9)
+    panels = list(figure.subplots(1, count, sharey=True))
+    for group, own in ((smooth, panels[: len(smooth)]), (noisy, panels[len(smooth) :])):
+        most = float(np.percentile(np.abs(np.stack(list(group.values()))), 99.7)) or 1e-12
+        for axes, (title, values) in zip(own, group.items(), strict=True):
+            extent, norm = (0, field_of_view, 0, field_of_view), Normalize(-most, most)
+            image = axes.imshow(values.T, origin="lower", extent=extent, norm=norm, cmap="RdBu_r")
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel(r"$x$  [deg]")
+        bar = figure.colorbar(image, ax=own, extend="both", fraction=0.05, pad=0.01)
+        bar.set_label(r"convergence $\kappa$")
+    panels[0].set_ylabel(r"$y$  [deg]")
+    figure.suptitle(f"sources: {source}", **SMALL_TITLE)
+    return figure
+
+
 def _norm(densities: Mapping[str, np.ndarray]) -> Normalize:
     """Returns the colour scale of the maps without noise.
 

@@ -9,10 +9,11 @@ from flowpm_dist.jobs.work_folder import WorkFolder
 
 MARK = "reconstruction.json"
 FIELDS = "reconstruction.zarr"
+MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
 FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
 CONTENTS = (
     MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
-    "metrics.csv", "result.json", *FIGURES,
+    "metrics.csv", "result.json", *FIGURES, *MAPS,
 )  # fmt: skip
 
 
@@ -33,6 +34,11 @@ class ReconstructionFolder(WorkFolder):
     def fields(self) -> Path:
         """The fields of the universe that was found; they are moved here last."""
         return self.path / FIELDS
+
+    @property
+    def maps(self) -> Path:
+        """The maps of a reconstruction from the convergence."""
+        return self.path / MAPS[0]
 
     @property
     def chains(self) -> Path:

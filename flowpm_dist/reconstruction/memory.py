@@ -12,6 +12,7 @@ import numpy as np
 
 from flowpm_dist.grid.decomposition import Grid
 from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.jobs.light_cone import MAPS
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 
 GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
@@ -46,4 +47,6 @@ def memory_at(plan: ReconstructionPlan, grid: Grid, axes: Mapping[str, int]) -> 
     split = ranks // axes.get("replica", 1)
     drawing = (gradient + (EXCHANGED if split > 1 else 0)) * together / split
     values = max(searching, drawing) * math.prod(grid)
+    if plan.lightcone is not None:
+        values += MAPS * len(plan.lightcone.sources) * plan.lightcone.pixels**2 * max(1, together)
     return process_bytes(axes) + SEARCH + math.ceil(values * itemsize)

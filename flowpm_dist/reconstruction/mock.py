@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
-from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.noise import counts_of, noisy_density
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.reconstruction.unknowns import Space, Use
 from flowpm_dist.simulation.state import State
 
@@ -21,14 +21,14 @@ class Mock:
 
     Attributes:
         state: its particles and initial conditions.
-        density: the density that would be observed without noise, block [x, y, z], mean 1.
+        seen: what would be observed without noise: a density of mean 1, block [x, y, z], or maps.
     """
 
     state: State
-    density: tf.Tensor
+    seen: tf.Tensor
 
     @classmethod
-    def of(cls, model: ForwardModel, seed: int) -> Mock:
+    def of(cls, model: UniverseModel, seed: int) -> Mock:
         """Returns the universe of a seed, with the white noise of `Simulation.run` for that seed.
 
         Args:
@@ -36,8 +36,7 @@ class Mock:
             seed: the seed of the white noise.
         """
         noise = noise_function(model.simulation.box)(np.asarray(seed, np.int64))
-        state = model.with_room(lambda: model.run(noise, {}))
-        return cls(state, model.observe(state, {}))
+        return cls(*model.with_room(lambda: model.look(noise, {})))
 
     @property
     def white_noise(self) -> Field:
@@ -55,7 +54,7 @@ class Mock:
         Returns:
             A float64 block; 1 where nothing is observed.
         """
-        density = np.asarray(self.density, np.float64)
+        density = np.asarray(self.seen, np.float64)
         return noisy_density(density, sigma, mask, self._unit_normal(seed))
 
     def counts(self, mean_count: float, mask: np.ndarray, seed: int) -> np.ndarray:
@@ -69,7 +68,7 @@ class Mock:
         Returns:
             A float64 block of whole numbers.
         """
-        return counts_of(self.density, mean_count, mask, self._unit_normal(seed))
+        return counts_of(self.seen, mean_count, mask, self._unit_normal(seed))
 
     def _unit_normal(self, seed: int) -> np.ndarray:
         return np.asarray(Space(self.state.box).normal(seed, Use.NOISE).field, np.float64)

@@ -10,9 +10,11 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
-from flowpm_dist.observables.forward_model import ForwardModel, forward_model_of
+from flowpm_dist.observables.convergence_model import ConvergenceModel
+from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.options import nearest, python_object
 from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
 from flowpm_dist.reconstruction.hmc import HMC
@@ -21,6 +23,7 @@ from flowpm_dist.reconstruction.likelihoods.base import in_dtype_of
 from flowpm_dist.reconstruction.microcanonical import Microcanonical
 from flowpm_dist.reconstruction.minimisers import LBFGS, AdamMinimiser, Minimiser
 from flowpm_dist.reconstruction.mock import Mock
+from flowpm_dist.reconstruction.observed_maps import ObservedMaps
 from flowpm_dist.reconstruction.options import SamplerOptions, SearchOptions
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -29,14 +32,19 @@ from flowpm_dist.reconstruction.search import Stage, default_stages
 from meshimpl.process_mesh import ProcessMesh
 
 
-def model_of(plan: ReconstructionPlan, mesh: ProcessMesh) -> ForwardModel:
+def model_of(plan: ReconstructionPlan, mesh: ProcessMesh) -> UniverseModel:
     """Returns the model from white noise to what is observed, with a halo that holds.
 
     Raises:
         ObservationError: an object of the user's own that cannot serve.
     """
     cosmology = Cosmology(**plan.cosmology.model_dump(exclude_none=True))
-    model = forward_model_of(plan.observation, plan.simulation.simulation(cosmology, mesh=mesh))
+    simulation, cone = plan.simulation.simulation(cosmology, mesh=mesh), plan.lightcone
+    model: UniverseModel
+    if cone is None:
+        model = forward_model_of(plan.observation, simulation)
+    else:
+        model = ConvergenceModel(simulation, cone.light_cone(), *cone.population())
     model.hold_halo()
     return model
 
@@ -68,12 +76,14 @@ class Observed:
         return np.where(seen, self.data / np.where(seen, per_cell, 1.0), 0.0)
 
 
-def observed_of(plan: ReconstructionPlan, model: ForwardModel) -> Observed:
-    """Returns this rank's block of the data, of files or of a mock. On all ranks together.
+def observed_of(plan: ReconstructionPlan, model: UniverseModel) -> Observed | ObservedMaps:
+    """Returns the data, of files or of a mock: this rank's block, or maps. On all ranks together.
 
     Raises:
-        VolumeError: a file cannot be read.
+        UserError: a file cannot be read.
     """
+    if plan.lightcone is not None:
+        return ObservedMaps.of(plan, model)
     box, asked = model.simulation.box, plan.data
     observations = Observations(plan.observation, plan.grid, asked.file)
     block = observations.block(box.offset, box.block)
@@ -91,7 +101,7 @@ def _data_of_mock(mock: Mock, plan: ReconstructionPlan, block: ObservedBlock) ->
         assert mean_count is not None
         return mock.counts(mean_count, block.mask, asked.noise_seed)
     if not asked.add_noise:
-        return np.where(block.mask > 0, np.asarray(mock.density, np.float64), 1.0)
+        return np.where(block.mask > 0, np.asarray(mock.seen, np.float64), 1.0)
     assert block.sigma is not None
     return mock.noisy_density(block.sigma, block.mask, asked.noise_seed)
 

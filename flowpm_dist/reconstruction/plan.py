@@ -7,6 +7,7 @@ from typing import Any
 
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.reconstruction.options import (
     FittedOptions,
@@ -31,6 +32,7 @@ class ReconstructionPlan:
         priors: the parameters that are fitted along.
         search: for the most probable initial conditions.
         sampler: chains after the search.
+        lightcone: where maps of the convergence are observed; None for densities.
     """
 
     simulation: SimulationPlan
@@ -41,6 +43,7 @@ class ReconstructionPlan:
     priors: FittedOptions = field(default_factory=FittedOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
+    lightcone: ConvergenceOptions | None = None
 
     @property
     def is_mock(self) -> bool:

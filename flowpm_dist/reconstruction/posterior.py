@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 from flowpm_dist.evolution.halo import HaloError
-from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.reconstruction.curvature import Curvature, Scaling
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
@@ -44,8 +44,8 @@ class Posterior:
     """The posterior of the initial conditions of an observed universe.
 
     Args:
-        model: the model from white noise to a density.
-        likelihood: the likelihood of the data, given that density.
+        model: the model from white noise to what is seen: a density, or maps.
+        likelihood: the likelihood of the data, given that.
         priors: name -> (low, high) of the parameters that are fitted along, uniform between.
 
     Raises:
@@ -54,7 +54,7 @@ class Posterior:
 
     def __init__(
         self,
-        model: ForwardModel,
+        model: UniverseModel,
         likelihood: Likelihood,
         priors: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
@@ -98,10 +98,10 @@ class Posterior:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([x.field, x.parameters])
             values = self.parameters(x)
-            density = self.model(x.field, values)
+            seen = self.model(x.field, values)
             mesh, named = self.likelihood.box.mesh, self.likelihood.parameters
             own = {name: replicated(mesh, values[name]) for name in named if name in values}
-            parts = self.likelihood.parts(density, annealing, **own)
+            parts = self.likelihood.parts(seen, annealing, **own)
         found = tape.gradient(
             parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

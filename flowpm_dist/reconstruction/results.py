@@ -25,6 +25,8 @@ from flowpm_dist.reconstruction.figures import (
     slabs_figure,
 )
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.reconstruction.map_results import MapResults
+from flowpm_dist.reconstruction.observed_maps import ObservedMaps
 from flowpm_dist.reconstruction.parts import Observed
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -62,7 +64,7 @@ class Results:
         plan: ReconstructionPlan,
         folder: ReconstructionFolder,
         posterior: Posterior,
-        observed: Observed,
+        observed: Observed | ObservedMaps,
         run_text: str,
     ) -> None:
         self._plan, self._folder, self._run_text = plan, folder, run_text
@@ -85,13 +87,19 @@ class Results:
         """
         parameters = self._posterior.parameters(point)
         model, mock = self._model, self._observed.mock
-        state = model.with_room(lambda: model.run(point.field, parameters))
-        found = Universe.of(model, state, parameters)
-        truth = None if mock is None else Universe.of(model, mock.state, {})
+        look = model.with_room(lambda: model.look(point.field, parameters))
+        found = Universe.of(model, *look)
+        truth = None if mock is None else Universe.of(model, mock.state, mock.seen)
         values = {name: float(value) for name, value in parameters.items()}
         spectra = Spectra.of(model, found, truth, self._plan.a)
-        slabs = slab_maps(self._observed, found, truth, self._layers)
+        slabs = maps = None
+        if isinstance(self._observed, ObservedMaps):
+            assert self._plan.lightcone is not None
+            maps = MapResults(self._plan.lightcone, self._observed, found.seen)
+        else:
+            slabs = slab_maps(self._observed, found, truth, self._layers)
         facts = {**self._facts(point, values), **spectra.correlations(), **facts}
+        facts |= {} if maps is None else maps.facts()
         facts["versions"] = versions()
         aside = self._folder.fields.with_name(f".{self._folder.fields.name}.partial")
         if self._box.mesh.rank == 0:
@@ -101,28 +109,35 @@ class Results:
         if self._box.mesh.rank == 0:
             self._write_tables(spectra, facts)
             self._draw(spectra, slabs)
+            if maps is not None:
+                maps.write(self._folder, self._header(values))
             mark_complete(aside)
             self._publish(aside)
         self._box.mesh.barrier()
         return facts
 
     def _fields(self, found: Universe, truth: Universe | None) -> dict[str, Field]:
-        observed, box = self._observed, self._box
         fields = {
             "white_noise": found.state.white_noise,
             "linear_delta": found.state.linear_delta,
             "density": found.matter,
-            "data": Field(tf.constant(observed.data, box.dtype), box),
         }
-        asked = self._plan.observation
-        if asked.bias or asked.redshift_space or AMPLITUDE in self._posterior.priors:
-            fields["expected"] = found.expected
-        if asked.mask is not None:
-            fields["mask"] = Field(tf.constant(observed.mask, box.dtype), box)
+        if isinstance(self._observed, Observed):
+            fields |= self._of_cells(self._observed, found)
         if truth is not None:
             fields["truth_white_noise"] = truth.state.white_noise
             fields["truth_linear_delta"] = truth.state.linear_delta
             fields["truth_density"] = truth.matter
+        return fields
+
+    def _of_cells(self, observed: Observed, found: Universe) -> dict[str, Field]:
+        """Returns the fields of an observed density, or of counts."""
+        box, asked = self._box, self._plan.observation
+        fields = {"data": Field(tf.constant(observed.data, box.dtype), box)}
+        if asked.bias or asked.redshift_space or AMPLITUDE in self._posterior.priors:
+            fields["expected"] = found.expected
+        if asked.mask is not None:
+            fields["mask"] = Field(tf.constant(observed.mask, box.dtype), box)
         return fields
 
     def _header(self, values: dict[str, float]) -> dict[str, Any]:

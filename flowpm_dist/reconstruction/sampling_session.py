@@ -25,6 +25,8 @@ from flowpm_dist.reconstruction.diagnostics import large_modes
 from flowpm_dist.reconstruction.draws_table import DrawsTable, Rows, mode_names, values_of
 from flowpm_dist.reconstruction.figures import Trace, chains_figure
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.reconstruction.likelihoods import Likelihood
+from flowpm_dist.reconstruction.observed_maps import likelihood_of_maps
 from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
 from flowpm_dist.reconstruction.plan import ReconstructionPlan
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -62,11 +64,7 @@ class SamplingSession:
         model = model_of(plan, mesh)
         self.box = model.simulation.box_of(asked.chains)
         self._found = load_snapshot(folder.fields)
-        observations = Observations(plan.observation, plan.grid, plan.data.file)
-        block = observations.block(self.box.offset, self.box.block)
-        data = self._block_of(self._found, "data")
-        likelihood = likelihood_of(plan, self.box, block, data)
-        self.posterior = Posterior(model, likelihood, plan.priors.ranges)
+        self.posterior = Posterior(model, self._likelihood(), plan.priors.ranges)
         self.chains = Chains(
             self.posterior,
             sampler_of(asked),
@@ -80,6 +78,16 @@ class SamplingSession:
         self._table: DrawsTable | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
         self.stopped_by: str | None = None
+
+    def _likelihood(self) -> Likelihood:
+        """Returns the likelihood of the data that the search kept."""
+        plan = self.plan
+        if plan.lightcone is not None:
+            maps = load_snapshot(self.folder.maps)["data"]
+            return likelihood_of_maps(plan.lightcone, self.box, np.swapaxes(maps, -1, -2))
+        observations = Observations(plan.observation, plan.grid, plan.data.file)
+        block = observations.block(self.box.offset, self.box.block)
+        return likelihood_of(plan, self.box, block, self._block_of(self._found, "data"))
 
     def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
         return np.asarray(snapshot.arrays[name][self.box.place[-3:]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,19 +16,6 @@ from flowpm_dist.reconstruction.unknowns import Unknowns
 
 FIRST_FIELD = 0.01
 """Standard deviation of the white noise that a search begins with."""
-
-EASY_SIGMA, EASIEST_SIGMA = 1.0, 3.0
-"""Noise [mean density] to which smaller noise is inflated at first.
-
-The first applies where scales of less than two cells are fitted. The second applies where
-smoothing leaves them out, as their lack is an error of the model, too.
-"""
-
-FIRST_RADIUS = 16.0
-"""First smoothing radius [Mpc/h]: large-scale flows are found before the structures they move."""
-
-LARGEST_CHANGE = 4.0
-"""Largest ratio of the inflation from one stage to the next."""
 
 
 @dataclass(frozen=True)
@@ -77,34 +63,14 @@ class Row:
 Told = Callable[[Row, Unknowns], None]
 
 
-def easier(posterior: Posterior) -> list[Annealing]:
-    """Returns annealings from large scales to small ones, then from greater noise to the data's.
-
-    The smoothing begins at `FIRST_RADIUS`, or at four cells if that is more. It is halved down to
-    about two cells with noise of at least `EASIEST_SIGMA`. Then come two cells and one cell with
-    noise of at least `EASY_SIGMA`. Without smoothing, that noise is lowered by factors of at most
-    `LARGEST_CHANGE`. The last annealing is `EXACT`.
-    """
-    cell = max(posterior.likelihood.box.cell)
-    sigma = 1 / math.sqrt(posterior.likelihood.typical_information)
-    easiest, easy = (max(1.0, x / sigma) for x in (EASIEST_SIGMA, EASY_SIGMA))
-    first = max(FIRST_RADIUS, 4 * cell)
-    halvings = range(math.floor(math.log2(first / cell) + 1e-9))
-    annealings = [Annealing(first / 2**n, easiest) for n in halvings]
-    annealings += [Annealing(radius, easy) for radius in (2 * cell, cell)]
-    steps = max(1, math.ceil(math.log(easy) / math.log(LARGEST_CHANGE) - 1e-9))
-    annealings += [Annealing(0.0, easy ** (1 - n / steps)) for n in range(1, steps)]
-    return [*annealings, EXACT]
-
-
 def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
-    """Returns a stage for each annealing of `easier`; later ones take more evaluations.
+    """Returns a stage for each annealing of `Likelihood.easier`; later ones take more evaluations.
 
     Args:
         posterior: the posterior of the data.
         evaluations: the number of gradient evaluations of all stages.
     """
-    annealings = easier(posterior)
+    annealings = posterior.likelihood.easier()
     weights = np.arange(1.0, len(annealings) + 1)
     ends = np.rint(evaluations * np.cumsum(weights) / weights.sum()).astype(int)
     counts = np.maximum(1, np.diff(ends, prepend=0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.reconstruction.logs import LARGE, SMALL
 from flowpm_dist.reconstruction.universe import Universe
 from flowpm_dist.statistics import Comparison, compare, power_spectrum
@@ -29,7 +29,7 @@ class Spectra:
     compared: dict[str, Comparison]
 
     @classmethod
-    def of(cls, model: ForwardModel, found: Universe, truth: Universe | None, a: float) -> Spectra:
+    def of(cls, model: UniverseModel, found: Universe, truth: Universe | None, a: float) -> Spectra:
         """Returns the spectra of a universe, or its comparison with the truth.
 
         On all ranks together.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from flowpm_dist.grid.field import Field
-from flowpm_dist.observables.forward_model import ForwardModel, Parameters
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.simulation.state import State
 
 
@@ -15,19 +17,20 @@ class Universe:
 
     Attributes:
         state: its particles and initial conditions.
+        seen: what would be observed of it without noise, see `UniverseModel.look`.
         matter: density [mean density].
-        expected: density that would be observed of it [mean density].
     """
 
     state: State
+    seen: tf.Tensor
     matter: Field
-    expected: Field
 
     @classmethod
-    def of(cls, model: ForwardModel, state: State, parameters: Parameters) -> Universe:
-        """Returns the densities of what a model's run gave."""
-        return cls(
-            state,
-            Field(model.matter(state), state.box),
-            Field(model.observe(state, parameters), state.box),
-        )
+    def of(cls, model: UniverseModel, state: State, seen: tf.Tensor) -> Universe:
+        """Returns the universe of what a model's `look` gave."""
+        return cls(state, seen, Field(model.matter(state), state.box))
+
+    @property
+    def expected(self) -> Field:
+        """The density that would be observed of it [mean density]."""
+        return Field(self.seen, self.state.box)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,20 @@ EXACT = Annealing()
 """The likelihood as it is."""
 
 
+EASY_SIGMA, EASIEST_SIGMA = 1.0, 3.0
+"""Noise [mean density] to which smaller noise is inflated at first.
+
+The first applies where scales of less than two cells are fitted. The second applies where
+smoothing leaves them out, as their lack is an error of the model, too.
+"""
+
+FIRST_RADIUS = 16.0
+"""First smoothing radius [Mpc/h]: large-scale flows are found before the structures they move."""
+
+LARGEST_CHANGE = 4.0
+"""Largest ratio of the inflation from one stage to the next."""
+
+
 class Likelihood(abc.ABC):
     """The probability of one data set, given a model's density or those of several chains.
 
@@ -44,6 +59,7 @@ class Likelihood(abc.ABC):
 
     Attributes:
         parameters: names of nuisance parameters that `parts` takes by keyword, if they have priors.
+        share: the share of this rank's `parts` in the whole: 1 for a block of its own.
 
     Args:
         box: the box of the model's densities.
@@ -51,6 +67,7 @@ class Likelihood(abc.ABC):
     """
 
     parameters: ClassVar[tuple[str, ...]] = ()
+    share: float = 1.0
 
     def __init__(self, box: Box, observed: tf.Tensor | None = None) -> None:
         self.box = box
@@ -95,7 +112,11 @@ class Likelihood(abc.ABC):
         """
         if annealing.radius:
             residual = self._smoothed(annealing.radius)(residual)
-        return sum_over_cells(tf.square(residual)) * (0.5 / annealing.inflation**2)
+        return self.sum(tf.square(residual)) * (0.5 / annealing.inflation**2)
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns this rank's share of the sum over the cells, float64: [..., x, y, z] -> [...]."""
+        return self.share * sum_over_cells(values)
 
     def _smoothed(self, radius: float) -> MeshFunction:
         if radius not in self._smoothings:
@@ -107,7 +128,7 @@ class Likelihood(abc.ABC):
 
     def information(self, annealing: Annealing = EXACT) -> float:
         """Returns the mean of the inverse variance over all cells. On all ranks together."""
-        local = sum_over_cells(self.inverse_variance(annealing))
+        local = self.sum(self.inverse_variance(annealing))
         replicas = self.box.mesh.axis_size("replica")
         return float(self.box.mesh.world.allreduce(local)) / (replicas * self.box.cells)
 
@@ -119,9 +140,33 @@ class Likelihood(abc.ABC):
     @functools.cached_property
     def count(self) -> int:
         """The number of cells that are observed."""
-        local = sum_over_cells(tf.cast(self.observed > 0, tf.float64))
+        local = self.sum(tf.cast(self.observed > 0, tf.float64))
         replicas = self.box.mesh.axis_size("replica")
-        return int(self.box.mesh.world.allreduce(local)) // replicas
+        return round(float(self.box.mesh.world.allreduce(local))) // replicas
+
+    def easier(self) -> list[Annealing]:
+        """Returns annealings from large scales to small ones, then from greater noise to its own.
+
+        The smoothing begins at `FIRST_RADIUS`, or at four cells if that is more. It is halved down
+        to about two cells with noise of at least `EASIEST_SIGMA`. Then come two cells and one cell
+        with noise of at least `EASY_SIGMA`. Without smoothing, that noise is lowered by factors of
+        at most `LARGEST_CHANGE`. The last annealing is `EXACT`.
+        """
+        cell = max(self.box.cell)
+        sigma = 1 / math.sqrt(self.typical_information)
+        easiest, easy = (max(1.0, x / sigma) for x in (EASIEST_SIGMA, EASY_SIGMA))
+        first = max(FIRST_RADIUS, 4 * cell)
+        halvings = range(math.floor(math.log2(first / cell) + 1e-9))
+        smoothed = [Annealing(first / 2**n, easiest) for n in halvings]
+        smoothed += [Annealing(radius, easy) for radius in (2 * cell, cell)]
+        return [*smoothed, *quieter(easy)]
+
+
+def quieter(inflation: float) -> list[Annealing]:
+    """Returns annealings without smoothing that follow an inflation, down to `EXACT`."""
+    steps = max(1, math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9))
+    lowered = [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps)]
+    return [*lowered, EXACT]
 
 
 def _gaussian(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, radius: float) -> tf.Tensor:

@@ -13,7 +13,6 @@ from flowpm_dist.reconstruction.likelihoods.base import (
     Annealing,
     Likelihood,
     in_dtype_of,
-    sum_over_cells,
 )
 
 
@@ -81,4 +80,4 @@ class Gaussian(Likelihood):
         ratio = 1 + larger * (1 if annealing.radius else self._share)  # of variances
         residual = self.residual(density, annealing) / tf.sqrt(ratio)
         logs = tf.where(self.observed > 0, tf.math.log(ratio), tf.zeros_like(density))
-        return self.half_squares(residual, annealing) + 0.5 * sum_over_cells(logs)
+        return self.half_squares(residual, annealing) + 0.5 * self.sum(logs)

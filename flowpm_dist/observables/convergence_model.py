@@ -1,0 +1,100 @@
+"""The forward model from white noise to maps of the convergence of weak lensing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.grid.field import Field
+from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
+from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.observables.light_cone.light_cone import LightCone
+from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.observables.universe_model import Parameters, UniverseModel
+from flowpm_dist.simulation.simulation import Simulation
+from flowpm_dist.simulation.state import State
+
+
+class ConvergenceModel(UniverseModel):
+    """Maps of the convergence that white noise becomes, by the particle mesh; differentiable.
+
+    What is seen are the maps of `LightCone.convergence`, [..., source, x, y], whole on every rank
+    of a universe.
+
+    Args:
+        simulation: from before the light cone's z_max to a = 1.
+        cone: the light cone, whose boxes are turned alike in all universes.
+        sources: populations of sources, none of them behind z_max.
+        alignment: intrinsic alignments; none by default.
+
+    Raises:
+        ValueError: no sources.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        cone: LightCone,
+        sources: Sequence[Sources],
+        alignment: IntrinsicAlignment | None = None,
+    ) -> None:
+        super().__init__(simulation)
+        self.cone, self.sources = cone, list(sources)
+        self._observer = cone.convergence_observer(sources, alignment)
+
+    def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
+        """See `UniverseModel.look`: maps of the convergence [..., source, x, y]."""
+        seen: list[Any] = []
+        state = self.simulation.run_resumably(
+            white_noise=Field(noise, self.box_of(noise)),
+            cosmology=self.cosmology(parameters),
+            observers=[self._observer],
+            on_seen=seen.extend,
+        )
+        return state, seen[0].kappa
+
+    def linear_response(self, parameters: Parameters) -> tf.Tensor:
+        """See `UniverseModel.linear_response`.
+
+        A mode of matter is seen as far as it does not average out along the line of sight: each
+        copy of the box shows those across its own. Of the geometry, only Omega_m in the lensing
+        weight follows the parameters. Which part of a copy lies in the field, and the size of the
+        pixels, are left out.
+        """
+        response = self.matter_response(parameters) * self.window() * self._sight
+        if "Omega_m" in parameters:
+            own = as_float64(self.simulation.cosmology.Omega_m)
+            ratio = as_float64(parameters["Omega_m"]) / own
+            response = response * self.factor(ratio, parameters)
+        return self.for_chains(response, parameters)
+
+    @functools.cached_property
+    def _sight(self) -> tf.Tensor:
+        """The rms over sources of |sum of W D(a) e^(i k chi) d chi| over the copies of the box.
+
+        Of this rank's modes [kz, ky, kx] [1].
+        """
+        box, cosmology = self.simulation.box, self.simulation.cosmology
+        layers = Layers.of(box, self.cone.farthest(cosmology), self.cone.tiles)
+        weights, wavenumbers = self._weights(layers, cosmology), box.wavenumbers()
+        squares = [np.zeros(k.shape) for k in wavenumbers]
+        for number, tile in enumerate(layers.tiles):
+            here, axis = layers.tile == number, tile.axes[2]
+            waves = np.exp(1j * wavenumbers[axis][..., np.newaxis] * layers.distances[here])
+            squares[axis] += np.mean(np.abs(waves @ weights[:, here].T) ** 2, axis=-1)
+        return tf.constant(np.sqrt(sum(squares)), box.dtype)
+
+    def _weights(self, layers: Layers, cosmology: Cosmology) -> np.ndarray:
+        """Returns W D(a) / D(1) d chi of layers, for each source [source, layer] [1]."""
+        distances = Distances(cosmology)
+        chi, a = layers.distances, distances.scale_factor(layers.distances)
+        growth = np.asarray(Growth(cosmology).d1(a))
+        strength = np.asarray(lensing_weight(cosmology, chi, a=a)) * growth * layers.depths
+        return np.stack([strength * source.efficiency(chi, distances) for source in self.sources])
