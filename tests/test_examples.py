@@ -138,6 +138,19 @@ def test_reconstruct_run_files(name, folder):
     assert (folder / "found" / "chains.png").exists() == (name != "reconstruct")
 
 
+def test_lensing_reconstruct_run_file(folder):
+    changes: dict[str, dict[str, Any]] = {
+        "box": {"grid": 8},
+        "evolution": {"steps": 2, "a_start": 0.4},
+        "lightcone": {"pixels": 4},
+        "search": {"evaluations": 3},
+        "sampler": {"draws": 2, "warm_up": 2, "leaps": 2},
+    }
+    flowpm("reconstruct", small("lensing_reconstruct", changes), "--output", "found")
+    for name in ("convergence.png", "convergence.csv", "chains.png"):
+        assert (folder / "found" / name).stat().st_size > 200
+
+
 def test_demo_training(folder):
     """What is asked of a network afterwards is in test_cli_training.py."""
     short = {"validate_every": 1, "checkpoint_every": 2, "warmup": 1}
