@@ -64,12 +64,13 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
     if launch.detect().size == 1:
         launch.place_devices()
-    engine.start([lines for axes in parsed for lines in lines_of(axes)])
-    if launch.detect().size > 1:
-        world = tuple(range(launch.detect().size))
-        rendezvous.stay_together(world)
-        if engine.current().wants_own_gpus:
-            rendezvous.check_gpus(world)
+    several, world = launch.detect().size > 1, tuple(range(launch.detect().size))
+    with launch.in_time():
+        engine.start([lines for axes in parsed for lines in lines_of(axes)])
+        if several:
+            rendezvous.stay_together(world)
+    if several and engine.current().wants_own_gpus:
+        rendezvous.check_gpus(world)
 
 
 def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -364,6 +365,48 @@ def test_a_rank_far_from_the_folder_of_its_job_ends_the_job(tmp_path: Path, clos
 
 
 # Below, the other rank sits in a collective or a sleep that would outlast the time limit.
+
+
+LATE = """
+import sys, time
+from meshimpl import launch
+status = launch.launch_or_join(2, sys.argv[1:])
+if status is not None:
+    sys.exit(status)
+if launch.detect().rank == 1:
+    time.sleep(60)
+from meshimpl import ProcessMesh
+ProcessMesh("row:2")
+"""
+
+
+@needs_ranks
+def test_a_rank_that_does_not_come_at_the_start_ends_the_job(tmp_path: Path) -> None:
+    """There is no other watch before Horovod has started."""
+    (tmp_path / "program.py").write_text(LATE)
+    here = {"PYTHONPATH": str(Path(launch.__file__).parents[2]), "MESHIMPL_START_LIMIT": "2"}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **here},
+        timeout=50,
+    )
+    assert done.returncode == 1
+    assert f"error: rank 0 of 2 on host {socket.gethostname()} has waited 2 s" in done.stderr
+
+
+def test_a_start_in_time(alone: pytest.MonkeyPatch) -> None:
+    alone.setattr(launch.late_start, "abort", lambda status: ended.append(status))
+    alone.setattr(launch.late_start, "detect", lambda: launch.RankEnvironment(0, 2))
+    ended: list[int] = []
+    for limit, seconds in (("0.2", 0.0), ("0", 0.3), ("0.2", 0.5)):
+        assert not ended
+        alone.setenv("MESHIMPL_START_LIMIT", limit)
+        with launch.in_time():
+            time.sleep(seconds)
+        time.sleep(0.3)
+    assert ended == [1]
 
 
 @needs_ranks

@@ -12,12 +12,14 @@ from meshimpl.launch.command import (
     set_horovod_defaults,
     silence_limit,
     stall_limit,
+    start_limit,
 )
 from meshimpl.launch.ending import HOST_LOST, abort, abort_on_error
 from meshimpl.launch.environment import WITHOUT_RANKS, LaunchError, RankEnvironment, detect
 from meshimpl.launch.gpus import check_gpus, gpu_identity, gpus_in_sight, horovod_has_nccl
 from meshimpl.launch.job import launch_or_join, relaunch
 from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
+from meshimpl.launch.late_start import in_time
 from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
 from meshimpl.launch.pmix import check_launcher, check_srun_mpi, unused_tasks
 from meshimpl.launch.resources import (
@@ -49,6 +51,7 @@ __all__ = [
     "gpus_in_sight",
     "horovod_has_nccl",
     "host_memory",
+    "in_time",
     "is_open_mpi",
     "launch_or_join",
     "mpirun_command",
@@ -58,6 +61,7 @@ __all__ = [
     "set_horovod_defaults",
     "silence_limit",
     "stall_limit",
+    "start_limit",
     "stop_name",
     "threads_per_rank",
     "unused_tasks",

@@ -21,6 +21,9 @@ ENVIRONMENT_DEFAULTS = {
     "MESHIMPL_STALL_LIMIT": "300",
     # Seconds after which a job ends in which a rank of another host gives no sign of life.
     "MESHIMPL_SILENCE_LIMIT": "30",
+    # Seconds after which a job ends whose ranks have not all come: many that load their programs
+    # from one file system may take minutes.
+    "MESHIMPL_START_LIMIT": "600",
     # Horovod itself knows only that a rank has not come to a collective, not whether it is alive:
     # it warns, and ends the job as a last resort.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
@@ -57,6 +60,17 @@ def silence_limit() -> float:
         LaunchError: the variable is not such a number.
     """
     return _seconds("MESHIMPL_SILENCE_LIMIT", "as long as MESHIMPL_STALL_LIMIT")
+
+
+def start_limit() -> float:
+    """Returns the seconds in which all ranks must start: MESHIMPL_START_LIMIT, or 600.
+
+    0 means that they wait for each other without a limit.
+
+    Raises:
+        LaunchError: the variable is not such a number.
+    """
+    return _seconds("MESHIMPL_START_LIMIT", "no limit")
 
 
 def _seconds(name: str, meaning_of_zero: str) -> float:
