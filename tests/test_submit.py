@@ -140,6 +140,10 @@ def test_a_job_of_mpirun_passes_the_warning_on(here):
     called, status = commands(text.replace("wait $mpirun", late), here)
     assert status == 0 and "requeue" not in called
     assert commands(text.replace("mpirun -n", "nowhere -n"), here)[1] == 127
+    # A lost host: the ranks have told, and mpirun has been killed.
+    lost = text.replace("wait $mpirun", 'echo 75 > "$MESHIMPL_FAILURE_FOLDER/told"; wait $mpirun')
+    called, status = commands(lost, here, status=137)
+    assert status == 75 and "scontrol requeue 7" in called
     (here / "site.toml").write_text('[site]\nlauncher = "mpirun"\n')
     assert f"\n{shlex.quote(str(find_mpirun()))} -n 8" in script("--site", "site.toml")
 

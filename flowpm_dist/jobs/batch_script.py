@@ -182,9 +182,13 @@ class BatchJob:
             return ["status=0", f"srun {options} \\", f"  {command} || status=$?"]
         options = f"-n {ranks} --map-by ppr:{self.ranks_per_node}:node"
         options += f":PE={self.threads} --bind-to core" if self.threads else " --bind-to none"
+        options += " -x MESHIMPL_FAILURE_FOLDER"
         if self.threads:
             options += " -x MESHIMPL_THREADS"
         return [
+            "# Ranks note there with which status they end: an mpirun that waits for a lost host",
+            "# has to be killed, and has another.",
+            "export MESHIMPL_FAILURE_FOLDER=$(mktemp -d)",
             "trap 'warned=yes; [ -z \"$mpirun\" ] || kill -USR1 $mpirun || true' USR1",
             f"{shlex.quote(self.mpirun)} {options} \\",
             f"  {command} &",
@@ -196,6 +200,9 @@ class BatchJob:
             "  wait $mpirun || found=$?",
             "  [ $found -eq 127 ] || status=$found",
             "done",
+            'told=$(cat "$MESHIMPL_FAILURE_FOLDER/told" 2> /dev/null || true)',
+            "status=${told:-$status}",
+            'rm -r "$MESHIMPL_FAILURE_FOLDER"',
         ]
 
     def _end(self) -> str:
