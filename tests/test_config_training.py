@@ -13,7 +13,12 @@ import pytest
 from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.config.training import MODELS, load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.planning.memory import LEAST, buffer_bytes, statistics_memory
+from flowpm_dist.cosmoflow.planning.memory import (
+    LEAST,
+    buffer_bytes,
+    dataset_memory,
+    statistics_memory,
+)
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -503,6 +508,17 @@ def test_nothing_heavy_is_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("grid", "structure", "peak"), [(96, "1lpt", 993), (128, "1lpt", 1371), (96, "pm", 1002)]
+)
+def test_a_dataset_takes_the_memory_that_was_measured(tmp_path, grid, structure, peak):
+    """Of batches of four on one rank, to 5 % [MiB]; see docs/performance.md."""
+    asked = f'[observation]\nstructure = "{structure}"\n[network]'
+    plan = load_training(write(tmp_path, changed(("[network]", asked))))
+    told = dataset_memory(plan, (grid,) * 3, {"row": 1, "col": 1})
+    assert told / 2**20 == pytest.approx(peak, rel=0.05)
 
 
 def test_statistics_of_simulated_volumes_take_the_memory_of_a_batch(tmp_path):

@@ -27,6 +27,8 @@ OF_A_STEP = 2.0
 OF_A_PREDICTION = 1.0
 """Values in memory for each output of a convolution, forward alone."""
 
+OF_A_BATCH = 8
+"""Values of a cell of each universe of a batch, beyond those of a simulation of one."""
 OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
 """Values of a cell while a statistic is measured."""
 OF_ANOTHER_STATISTIC = 10
@@ -79,12 +81,14 @@ def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> i
 
 def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a universe that is simulated on a rank, with its channels [bytes]."""
-    if plan.channels == 1:
-        return simulation_bytes(plan.simulation, grid, axes)
     split = axes.get("row", 1) * axes.get("col", 1)
+    itemsize = np.dtype(plan.simulation.run.precision).itemsize
+    batched = OF_A_BATCH * itemsize * math.prod(grid) // split
+    if plan.channels == 1:
+        return simulation_bytes(plan.simulation, grid, axes) + batched
     # Each channel is kept beside the volume of all of them.
     channels = 2 * volume_bytes(plan, grid) // split
-    return simulation_bytes(plan.simulation, grid, axes, outputs=True) + channels
+    return simulation_bytes(plan.simulation, grid, axes, outputs=True) + batched + channels
 
 
 def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
