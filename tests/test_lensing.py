@@ -1,5 +1,7 @@
 """Lensing by given planes: reference planes, gradients, identities, noise, and what is refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -263,6 +265,9 @@ def test_shape_noise():
     # The error of a variance from 16,384 values is 1.1 %.
     np.testing.assert_allclose(noise.numpy().std((2, 3)) / expected[:, None], 1, atol=0.03)
     assert abs(np.corrcoef(noise[0].numpy().reshape(2, -1))[0, 1]) < 0.03
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match=f"seed = {seed}: must be a whole number from 0"):
+            shape_noise((8, 8), 0.02, 0.26, 5.0, seed=seed)
     again = shape_noise((128, 128), 0.02, 0.26, [5.0, 30.0], seed=4)
     np.testing.assert_array_equal(again, tf.cast(noise, tf.float32))
     other = shape_noise((8, 8), 0.02, 0.26, 5.0, seed=5, components=1)
@@ -274,6 +279,26 @@ def test_shape_noise():
     assert float(tape.gradient(total, sigma)) == pytest.approx(float(2 * total / sigma))
 
 
+@pytest.mark.parametrize("follow", ["born", "ray_trace"])
+def test_sources_behind_the_last_plane_are_told(follow):
+    """Not those whose lensing by matter there would be nothing to speak of."""
+    near = SourcePlane(distance=2010.0)
+    far = [near, SourcePlane(distance=2500.0)]
+
+    def call(sources):
+        if follow == "born":
+            return born(DELTA, PLANES, sources, EVOLVING)
+        return ray_trace(DELTA, PLANES, sources, EVOLVING, FOV)
+
+    told = r"sources\[1\] lie behind the last edge .* at 2000 Mpc/h: .* efficiency is up to 0.2,"
+    with pytest.warns(UserWarning, match=told) as warned:
+        call(far)
+    assert [each.filename for each in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call([near])
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -281,6 +306,10 @@ def test_shape_noise():
         (lambda: LensPlanes([10.0, 5.0]), "increase"),
         (lambda: LensPlanes([0.0, 5.0, 10.0], chi=[5.0]), "2 planes"),
         (lambda: LensPlanes([0.0, 5.0, 10.0], chi=[5.0, 2.0]), "increase"),
+        (lambda: LensPlanes([0, 5, 10], chi=[5.1, 7]), "plane 0 is 5.1 Mpc/h: .* from 0 to 5"),
+        (lambda: LensPlanes([0, 5, 10], chi=[2, 4.9]), "plane 1 is 4.9 Mpc/h: .* from 5 to 10"),
+        (lambda: LensPlanes([0, 5, 10], a=[0.9, -0.1]), "plane 1 is -0.1: must be a scale factor"),
+        (lambda: LensPlanes([0, 5, 10], a=[1.1, 0.9]), "plane 0 is 1.1: must be a scale factor"),
         (lambda: born(DELTA[:3], PLANES, BINS, EVOLVING), "3 planes"),
         (lambda: born(DELTA, PLANES, [], EVOLVING), "one source"),
         (lambda: born(DELTA.astype(int), PLANES, BINS, EVOLVING), "floating"),

@@ -23,6 +23,7 @@ def born(
 ) -> tf.Tensor:
     """Returns the convergence of each source: the sum of W(chi_i) delta_i dchi_i over the planes.
 
+    Warns (`UserWarning`) of sources behind the last edge, if their efficiency there is above 1 %.
     Differentiable by the planes, the cosmology, and the parameters of sources and alignment.
 
     Args:

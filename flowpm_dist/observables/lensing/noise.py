@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.grid.flat_sky import FlatSky
+from flowpm_dist.options import A_SEED
 from meshimpl import philox
 
 ARCMIN = math.pi / 180 / 60
@@ -61,7 +62,8 @@ def shape_noise(
         [source, component, x, y]; without the first dimension if sigma_e and n_eff are numbers.
 
     Raises:
-        ValueError: pixels, field of view, sigma_e, n_eff or components that are not above 0.
+        ValueError: pixels, field of view, sigma_e, n_eff or components that are not above 0;
+            a seed that is no whole number from 0 to 2^63 - 1.
     """
     if len(pixels) != 2 or min(pixels) < 1 or components < 1:
         raise ValueError(f"pixels and components: two sides above 0, and at least 1; got {pixels}")
@@ -69,6 +71,8 @@ def shape_noise(
         known = tf.get_static_value(as_float64(value))
         if known is not None and not (np.isfinite(known) & (known > 0)).all():
             raise ValueError(f"{name} must be above 0, got {known}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed = {seed}: must be {A_SEED}")
     sky = FlatSky.of(tf.zeros(pixels, tf.float32), fov)
     sigma = shape_noise_sigma(sigma_e, n_eff, sky.pixel[0] * sky.pixel[1])
     shape = [*sigma.shape, components, *sky.pixels]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.sources import Sources
 
+CLOSE = 1e-6
+"""Part of the farthest distance by which planes may lie outside their slabs, for rounding."""
+LOST = 0.01
+"""Lensing efficiency at the last edge above which a warning is given."""
+
 
 @dataclass(frozen=True, eq=False)
 class LensPlanes:
@@ -22,11 +28,14 @@ class LensPlanes:
     Attributes:
         edges: comoving distances between which the slabs lie [plane + 1] [Mpc/h], increasing,
             from 0 on.
-        chi: comoving distances of the planes [plane] [Mpc/h]; by default the middle of the slabs.
-        a: scale factors of the planes [plane] [1]; by default those of the cosmology at `chi`.
+        chi: comoving distances of the planes [plane] [Mpc/h], each within its slab; by default the
+            middle of the slabs.
+        a: scale factors of the planes [plane] [1], above 0 and at most 1; by default those of the
+            cosmology at `chi`.
 
     Raises:
-        ValueError: edges that do not increase, or shapes that do not fit.
+        ValueError: edges that do not increase, shapes that do not fit, planes outside their slabs,
+            or scale factors that are not above 0 or are above 1.
     """
 
     edges: Any
@@ -48,11 +57,32 @@ class LensPlanes:
                     f"{name} of lens planes has shape {tuple(values.shape)}: there are "
                     f"{edges.shape[0] - 1} planes"
                 )
-        known = tf.get_static_value(chi)
-        if known is not None and not (known[0] > 0 and (np.diff(known) > 0).all()):
-            raise ValueError("the distances of lens planes must increase from above 0")
+        self._check_places(
+            *(None if x is None else tf.get_static_value(x) for x in (edges, chi, a))
+        )
         for name, values in (("edges", edges), ("chi", chi), ("a", a)):
             object.__setattr__(self, name, values)
+
+    @staticmethod
+    def _check_places(
+        edges: np.ndarray | None, chi: np.ndarray | None, a: np.ndarray | None
+    ) -> None:
+        if chi is not None and not (chi[0] > 0 and (np.diff(chi) > 0).all()):
+            raise ValueError("the distances of lens planes must increase from above 0")
+        if chi is not None and edges is not None:
+            room = CLOSE * edges[-1]
+            outside = np.flatnonzero((chi < edges[:-1] - room) | (chi > edges[1:] + room))
+            if outside.size:
+                n = outside[0]
+                raise ValueError(
+                    f"chi of lens plane {n} is {chi[n]:g} Mpc/h: must be within its slab, from "
+                    f"{edges[n]:g} to {edges[n + 1]:g}"
+                )
+        if a is not None and not ((a > 0) & (a <= 1)).all():
+            n = np.flatnonzero(~((a > 0) & (a <= 1)))[0]
+            raise ValueError(
+                f"a of lens plane {n} is {a[n]:g}: must be a scale factor above 0, at most 1"
+            )
 
     @classmethod
     def of_shells(cls, edges: Any) -> LensPlanes:
@@ -115,6 +145,37 @@ def lensing_efficiency(sources: Sequence[Sources], chi: Any, distances: Distance
     return tf.stack([source.efficiency(chi, distances) for source in sources])
 
 
+def efficiency_of_planes(
+    planes: LensPlanes, sources: Sequence[Sources], distances: Distances, *, stacklevel: int
+) -> tf.Tensor:
+    """Returns the lensing efficiency of planes [source, plane] [1], as `lensing_efficiency` does.
+
+    Warns of sources behind the last edge whose light would be deflected there, too, by matter that
+    is on no plane.
+
+    Args:
+        planes: where matter is.
+        sources: the populations.
+        distances: of the cosmology.
+        stacklevel: of the warning, 1 for the caller.
+    """
+    found = lensing_efficiency(sources, planes.chi, distances)
+    if not tf.executing_eagerly():
+        return found
+    last = planes.edges[-1:]
+    left = tf.get_static_value(tf.stop_gradient(lensing_efficiency(sources, last, distances)))
+    behind = np.flatnonzero(left[:, 0] > LOST)
+    if behind.size:
+        n = behind[0]
+        warnings.warn(
+            f"sources[{n}] lie behind the last edge of the lens planes, at {float(last[0]):g} "
+            f"Mpc/h: matter beyond it, whose lensing efficiency is up to {left[n, 0]:.2g}, is left "
+            "out",
+            stacklevel=1 + stacklevel,
+        )
+    return found
+
+
 def plane_weights(
     planes: LensPlanes,
     sources: Sequence[Sources],
@@ -134,9 +195,11 @@ def plane_weights(
 
     Returns:
         [source, plane] [1], float64, differentiable.
+
+    Warns (`UserWarning`) of sources behind the last edge, if their efficiency there is above 1 %.
     """
     distances = Distances(cosmology)
-    efficiency = lensing_efficiency(sources, planes.chi, distances)
+    efficiency = efficiency_of_planes(planes, sources, distances, stacklevel=3)
     weights = planes.strength(cosmology) * efficiency
     if alignment is not None:
         shares = tf.stack([source.fractions(planes.edges, distances) for source in sources])

@@ -32,7 +32,7 @@ from flowpm_dist.grid.flat_sky import (
     inverse_square,
     mixed_product,
 )
-from flowpm_dist.observables.lensing.planes import LensPlanes, lensing_efficiency
+from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
 from meshimpl.tapes import once_differentiable
 
@@ -82,6 +82,9 @@ def ray_trace(
 ) -> RayTracing:
     """Follows rays from the observer to the sources through all planes, in one pass.
 
+    The convergence lacks that of the mean of each plane, which deflects no ray.
+    Warns of sources behind the last edge as `born` does.
+
     Deflections and their derivatives are computed by FFT, of planes that are taken as periodic, and
     read bilinearly where a ray meets the plane. Differentiable by the planes, the positions, the
     cosmology and the parameters of the sources; the memory of the gradient does not grow with the
@@ -115,7 +118,7 @@ def ray_trace(
     if not theta.shape.is_fully_defined() or theta.shape[-1:] != (2,):
         raise ValueError(f"positions are a tensor [..., 2] of known shape: got {theta.shape}")
     strength = planes.strength(cosmology)
-    efficiency = lensing_efficiency(sources, planes.chi, Distances(cosmology))
+    efficiency = efficiency_of_planes(planes, sources, Distances(cosmology), stacklevel=2)
     seen = tf.broadcast_to(tf.eye(2, dtype=delta.dtype), [*theta.shape[:-1], 2, 2])
     rays = tf.concat([theta, _flat(seen)], axis=-1)
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
