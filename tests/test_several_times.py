@@ -14,6 +14,7 @@ from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.jobs import simulation_session
 from flowpm_dist.jobs.output_folder import FILES, PARTIAL
+from flowpm_dist.simulation.outputs import check_outputs
 
 TIMES = STEPS + '[output]\nredshifts = [0, 3, 1]\nfields = ["displacement", "velocity"]\n'
 here = folder_with(TIMES)
@@ -83,7 +84,8 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
     ("settings", "told"),
     [
         (["a=[0.5]"], "output.redshifts is given beside a: give one of them"),
-        (["redshifts=[9.5]"], "output.redshifts has a = 0.0952381: must be from 0.1 to 1"),
+        (["redshifts=[9.5]"], "output.redshifts has z = 9.5: must be from 0 to 9, as the"),
+        (["redshifts=[]"], "output.redshifts = []: must be a list of redshifts, of at least 0"),
         (["redshifts=[-0.5]"], "output.redshifts = [-0.5]: must be a list of redshifts"),
         (["redshifts=", "a=[0.5, 1.5]"], "output.a has a = 1.5: must be from 0.1 to 1, as the"),
         (["redshifts=", "a=[0.5, 0.50001]"], "output.a has two of one name, a_0.5000: must differ"),
@@ -95,3 +97,12 @@ def test_times_that_do_not_fit_are_told(here, settings, told):
     done = flowpm_here("simulate", "run.toml", *words)
     assert done.returncode == 2
     assert told in plain(done.stderr)
+
+
+def test_rounding_leads_no_time_beyond_the_steps():
+    """As in a run file."""
+    edges = np.array([0.1, 0.5, 1.0])
+    assert check_outputs([1 + 1e-12, 0.1 - 1e-13, 0.5], edges) == [1.0, 0.1, 0.5]
+    for a in (1 + 1e-8, 0.0999, np.nan):
+        with pytest.raises(ValueError, match="not between the first and the last of the steps"):
+            check_outputs([a], edges)

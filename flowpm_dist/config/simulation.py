@@ -6,6 +6,7 @@ a second, before any work begins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +45,7 @@ from flowpm_dist.config.sections import (
 from flowpm_dist.config.settings import Settings
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.ranges import LATEST_DARK_ENERGY, dark_energy_fades
-from flowpm_dist.cosmology.time_steps import EQUAL_STEPS
+from flowpm_dist.cosmology.time_steps import EQUAL_STEPS, SAME
 from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
@@ -52,7 +53,7 @@ from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.io.white_noise_file import WhiteNoiseError, check_white_noise_file
 from flowpm_dist.jobs.full_sky import FullSkyLensingOptions, FullSkyWork
 from flowpm_dist.jobs.light_cone import LensingOptions, LightConeWork
-from flowpm_dist.jobs.options import SAME, OutputOptions, output_name
+from flowpm_dist.jobs.options import OutputOptions, output_name
 from flowpm_dist.options import Options, three
 
 GOES_WITH = (
@@ -210,7 +211,11 @@ def _output_times(file: ParsedRunFile) -> Iterator[Problem]:
         return
     for a in times:
         if not first * (1 - SAME) <= a <= last * (1 + SAME):
-            what = f"has a = {a:g}: must be from {first:g} to {last:g}, as the steps are"
+            found, low, high = (a, first, last)
+            if given[0] == "redshifts":
+                found, low, high = (1 / x - 1 if x else math.inf for x in (a, last, first))
+            name = "z" if given[0] == "redshifts" else "a"
+            what = f"has {name} = {found:g}: must be from {low:g} to {high:g}, as the steps are"
             yield Problem(where, what)
     names = [output_name(a) for a in times]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
 """Options that `edges` replaces."""
+SAME = 1e-9
+"""Relative difference of scale factors that are the same."""
 
 
 def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.time_steps import StepOptions
+from flowpm_dist.cosmology.time_steps import SAME, StepOptions
 from flowpm_dist.io.formats import FormatName
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, FieldName
 from flowpm_dist.options import Options, distinct, listed
@@ -31,11 +31,17 @@ class OutputOptions(Options):
         BeforeValidator(listed),
         AfterValidator(distinct),
     ] = Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")
-    a: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(listed)] | None = Field(
-        default=None, description="a list of scale factors above 0"
-    )
+    a: (
+        Annotated[
+            tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(listed)
+        ]
+        | None
+    ) = Field(default=None, description="a list of scale factors above 0")
     redshifts: (
-        Annotated[tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(listed)] | None
+        Annotated[
+            tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(listed)
+        ]
+        | None
     ) = Field(default=None, description="a list of redshifts, of at least 0")
     checkpoint_every: int = Field(
         default=0, ge=0, description="a whole number of steps; 0: only when a signal stops the run"
@@ -51,10 +57,6 @@ class OutputOptions(Options):
         if steps is None or steps.first is None or steps.last is None:
             return asked
         return [max(a, steps.first) for a in asked if a < steps.last * (1.0 - SAME)]
-
-
-SAME = 1e-9
-"""Relative difference of scale factors that are the same."""
 
 
 def output_name(a: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.time_steps import SAME
 from flowpm_dist.evolution.arithmetic import combine
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.evolution.plan import Particles
@@ -26,7 +27,7 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
     """Returns the scale factors of outputs as numbers.
 
     Args:
-        outputs: scale factors, in any order.
+        outputs: scale factors, in any order; those beyond the steps by rounding are taken there.
         edges: of the steps.
 
     Raises:
@@ -35,12 +36,14 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
     times = np.atleast_1d(np.asarray(outputs, dtype=np.float64))
     if times.ndim != 1 or not times.size:
         raise ValueError(f"outputs {outputs!r}: a list of scale factors is needed")
-    outside = times[(times < edges[0]) | (times > edges[-1]) | ~np.isfinite(times)]
+    first, last = edges[0] * (1 - SAME), edges[-1] * (1 + SAME)
+    outside = times[~((times >= first) & (times <= last))]
     if outside.size:
         raise ValueError(
             f"outputs: a = {outside[0]:g} is not between the first and the last of the steps, "
             f"{edges[0]:g} and {edges[-1]:g}"
         )
+    times = np.clip(times, edges[0], edges[-1])
     if len(set(times.tolist())) < times.size:
         raise ValueError(f"outputs {outputs!r}: a scale factor is there twice")
     return times.tolist()

@@ -294,9 +294,9 @@ class State:
         """Returns the peculiar velocity of the particles, v = a dx/dt [km/s], differentiable.
 
         The canonical velocity is p = a^2 dx/dt [Mpc/h H0], so v = p / a, and 1 Mpc/h H0 is 100
-        km/s.
+        km/s. At a = 0, where p falls as a^(3/2), it is 0.
         """
-        return self.velocity * (HUBBLE / self.a)
+        return self.velocity * (HUBBLE / self.a if self.a else 0.0)
 
     def density(
         self,
@@ -351,6 +351,8 @@ class State:
         """
         if axis not in AXES:
             raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
+        if not self.a:  # where velocities move nothing
+            return self.displacement
         local = self._provenance.cosmologies
         rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
         seen = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)

@@ -54,6 +54,15 @@ def test_states_at_edges_are_those_of_runs_that_end_there(mesh, integrator):
     assert kept[0].halo == last.halo
 
 
+def test_the_first_state_is_at_rest(mesh):
+    """Where velocities of BullFrog, which may begin at a = 0, have the limit 0."""
+    (state,) = simulation(mesh, "bullfrog", np.array([0.0, 0.5, 1.0])).run(seed=3, outputs=[0.0])
+    assert not state.peculiar_velocity().block.numpy().any()
+    seen, place = state.redshift_space("z").block.numpy(), state.displacement.block.numpy()
+    np.testing.assert_allclose(seen, place, atol=1e-13)
+    assert np.abs(place).max() < 1e-13
+
+
 @pytest.mark.parametrize("integrator", SCHEMES)
 def test_states_between_edges_are_of_second_order(mesh, integrator):
     """Twice as many steps leave a quarter of the distance to a run with many."""
