@@ -1,5 +1,6 @@
 """Runs with a light cone of the whole sky by the command; power of maps on the sphere."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -62,6 +63,7 @@ here = folder_with(TEXT)
             "lightcone.observer at 200, 401, 0 Mpc/h: must be in the box",
         ),
         ("size = 400.0", "size = 40.0", "lightcone.z_max = 0.3: the sphere that is seen holds the"),
+        ("_width = 300.0", "_width = 0.1", "lightcone.shell_width = 0.1: 8343 shells up to"),
         ("shells = true", "", "lightcone.shell_width = 300.0: goes with shells = true"),
         ("shells = true", "alignment = { amplitude = 1 }", "sources[0] are at one redshift"),
     ],
@@ -71,6 +73,22 @@ def test_mistakes_are_told(here, old, new, told):
     with pytest.raises(ConfigError) as error:
         check(tomllib.loads(TEXT.replace(old, new)), Path("run.toml"))
     assert told in plain(str(error.value))
+
+
+def test_what_is_advised_will_do(here):
+    def told(text):
+        with pytest.raises(ConfigError) as error:
+            check(tomllib.loads(text), Path("run.toml"))
+        return plain(str(error.value))
+
+    many = TEXT.replace("shell_width = 300.0", "shell_width = 0.1")
+    width = re.search(r"a width of (\S+) Mpc/h would do", told(many))[1]
+    check(tomllib.loads(many.replace("width = 0.1", f"width = {width}")), Path("run.toml"))
+    small = TEXT.replace("observer = [200.0, 100.0, 0.0]", "").replace(
+        "size = 400.0", "size = 40.0"
+    )
+    times = float(re.search(r"a box that is (\S+) times as wide", told(small))[1])
+    check(tomllib.loads(small.replace("size = 40.0", f"size = {40 * times}")), Path("run.toml"))
 
 
 def test_the_resolved_run_file_is_the_same_run(here):

@@ -128,8 +128,8 @@ def test_a_table_of_sources_from_a_file(tmp_path):
     np.testing.assert_array_equal(source.n, [0.0, 1.0, 3.0])
     for text, match in (
         ("0.1 1\n0.2 -1\n", "negative"),
-        ("", "columns"),
-        ("0.1\n0.2\n", "columns"),
+        ("", "no rows"),
+        ("0.1\n0.2\n", "1 column:"),
         ("0.1 0\n0.2 0\n", "no sources"),
         ("0.2 1\n0.1 1\n", "increase"),
         ("z n\n", "no n"),
@@ -154,6 +154,11 @@ def test_a_table_of_sources_from_a_file(tmp_path):
         (lambda: SourcePlane(1.0).density(10.0, Distances(EVOLVING)), "distribution"),
         (lambda: SmailDistribution(0.0), "z0"),
         (lambda: SmailDistribution(0.5, shift=-3.5), "shift"),
+        (lambda: SmailDistribution(0.5, z_max=np.inf), "z_max must be a finite number above 0"),
+        (lambda: SmailDistribution(1e-6), "integrates to 0 above z = 0 with shift = 0"),
+        (lambda: TabulatedDistribution([0, 0.2, 0.3, 1], [1, 1, 0, 0], -0.5), "shift = -0.5: it"),
+        (lambda: TabulatedDistribution([0.1, 0.2], tf.zeros(2)), "is 0 everywhere"),
+        (lambda: TabulatedDistribution([0.1, np.inf], [1.0, 1.0]), "must be finite: got inf"),
         (lambda: TabulatedDistribution([0.1], [1.0]), "two rows"),
         (lambda: TabulatedDistribution([0.1, 0.2], [np.nan, 1.0]), "finite"),
     ],

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import math
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,6 +19,8 @@ from test_cli import RUN
 from test_resume import stopped
 
 import flowpm_dist as fpm
+from flowpm_dist.cli.resumable import Request
+from flowpm_dist.cli.simulate import SimulationJob
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Distances, Halofit, LinearPower
@@ -25,6 +29,7 @@ from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
 from flowpm_dist.io.light_cone_file import ROWS
+from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.light_cone import RECORDED
 from flowpm_dist.jobs.light_cone_results import bin_edges
 from flowpm_dist.jobs.output_folder import FILES, OF_RUN, OutputFolder
@@ -40,10 +45,12 @@ from flowpm_dist.observables.lensing import (
 )
 from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.crossings import LayerLook
+from flowpm_dist.observables.light_cone.options import LightConeOptions, plane_of_layers
 from flowpm_dist.observables.light_cone.recorder import FieldRecorder
 from flowpm_dist.observables.light_cone.sphere_recorder import SphereLook, SphereRecorder
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.statistics.angular_power import angular_power, theory_in_bins
+from meshimpl.launch import HostMemory
 
 CONE = """
 [lightcone]
@@ -101,6 +108,7 @@ def problems(text):
         ("tiles = 3", "alignment = { eta = 1.0 }", "amplitude is missing: must be A_IA, a number"),
         ("tiles = 3", "alignment = { amplitude = 1 }", "sources[0] are at one redshift: alignment"),
         ("tiles = 3", "ray_tracing = true\nalignment = { amplitude = 1 }", "beside ray_tracing"),
+        ("[0.3, 2.0, 1.5]", "[1e-6, 2.0, 1.5]", "sources[1]: n(z) of a source distribution integ"),
         (
             "sigma_e = 0.3",
             "sigma_e = -0.3",
@@ -118,13 +126,64 @@ def test_mistakes_are_told(here, old, new, told):
     [
         ("0.1 1\n0.5 -1\n", "must be finite and not negative"),
         ("0.1 0\n0.5 0\n", "is 0 everywhere"),
-        ("", "columns"),
+        ("", "sources[2]: /"),
+        ("# z, n\n", "no n(z) of sources: it has no rows of numbers"),
+        ("0.5\n0.6\n", "it has 1 column: n(z)"),
         ("0.5 1\n0.1 1\n", "must increase"),
+        ("0.5 1\ninf 1\n", "must be finite: got inf"),
     ],
 )
 def test_tables_of_sources_are_read_before_the_work(here, rows, told):
     (here / "nz.txt").write_text(rows)
     assert told in problems(TEXT.replace(", column = 2", ""))
+
+
+def test_a_shift_may_leave_some_sources(here):
+    """Not a table all of whose members it moves below z = 0; nor an advice that is refused."""
+    (here / "nz.txt").write_text("0 1\n0.2 1\n0.3 0\n1 0\n")
+    told = "sources[2]: n(z) of a source distribution integrates to 0 above z = 0 with shift = -0.5"
+    assert told in problems(TEXT.replace("column = 2", "shift = -0.5"))
+    check(tomllib.loads(TEXT.replace("column = 2", "shift = -0.25")), Path("run.toml"))
+
+
+def test_the_field_that_is_advised_fits():
+    wide = LightConeOptions(field_of_view=60.0, pixels=8, z_max=1.0)
+    for end in np.linspace(1500.0, 2500.0, 11):
+        with pytest.raises(ValueError, match="degrees fit") as told:
+            wide.check_width((64.0,) * 3, end)
+        advised = float(re.search(r"at most (\S+) degrees fit", str(told.value))[1])
+        assert advised == pytest.approx(np.rad2deg(64.0 / end), rel=1e-2)
+        wide.model_copy(update={"field_of_view": advised}).check_width((64.0,) * 3, end)
+
+
+@pytest.mark.parametrize("width", [1e-3, 90.0, 300.0, 1e5])
+def test_planes_are_told_and_estimated_as_they_are(here, width):
+    """Eight layers of 8 Mpc/h in each box; of about the width but for the last."""
+    text = TEXT.replace("plane_width = 300.0", f"plane_width = {width}")
+    cone = check(tomllib.loads(text), Path("run.toml")).light_cone
+    layers = math.ceil(cone.end / 8 - 0.5)
+    numbers = plane_of_layers(layers, 8.0, width)
+    counts = np.bincount(numbers)
+    each = min(max(1, round(width / 8)), layers)
+    assert cone.planes == len(counts) and set(counts[:-1]) <= {each}
+    assert len(counts) == 1 or 0.5 * each <= counts[-1] < 1.5 * each
+    told = [each for each in cone.warnings if "plane_width" in each]
+    assert len(told) == (width in (1e-3, 1e5))
+    assert not told or f"plane_width = {width:g}: planes are {8 * counts[0]} Mpc/h" in told[0]
+
+
+def test_checking_a_run_tells_its_warnings(here):
+    done = flowpm_here("simulate", "run.toml", "--check")
+    assert "# warning: lightcone.pixels = 8: half the way" in done.stdout
+    tomllib.loads(done.stdout)
+
+
+def test_fewer_pixels_are_advised_where_the_maps_are_too_large(here):
+    config = load("run.toml", {("lightcone", "pixels"): 65536})
+    job = SimulationJob(config, "row:1,col:1", OutputFolder(here / "out"), Request(here, 1, here))
+    host = HostMemory(limit=4 * 2**30, free=2**30, is_container=False)
+    with pytest.raises(TooLargeError, match=r"; lightcone.pixels = 2048 would fit"):
+        job.demand.check(job.estimate, host)
 
 
 def test_a_mistake_is_told_without_tensorflow(here):
@@ -261,7 +320,8 @@ def sources():
 
 @functools.cache
 def convergence():
-    return LightCone(**FIELD).convergence(simulation(), sources(), 1)
+    with pytest.warns(UserWarning, match="^pixels = 8: half the way"):
+        return LightCone(**FIELD).convergence(simulation(), sources(), 1)
 
 
 @functools.cache
@@ -348,6 +408,7 @@ def test_rays_are_those_of_python(here):
         values = np.swapaxes(getattr(rays, name), 1, 2)
         np.testing.assert_allclose(found[name], values, atol=1e-6 * abs(values).max(), err_msg=name)
     assert found.attributes["approximation"] == "ray tracing"
+    assert "without that of the mean of each plane" in found.attributes["conventions"]["kappa"]
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):

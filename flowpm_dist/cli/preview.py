@@ -41,6 +41,7 @@ class Preview:
         estimate: what it will take.
         output: folder of the results; None if there is none.
         explains_mesh: whether it is told why the mesh is that one, where none was asked for.
+        warnings: of what a user should know, that are told again when the work begins.
     """
 
     resolved: str
@@ -48,6 +49,7 @@ class Preview:
     estimate: Estimate
     output: Path | None = None
     explains_mesh: bool = False
+    warnings: tuple[str, ...] = ()
 
     def check_memory(self, *, ignore: bool) -> None:
         """Check that the work fits into the memory of this host.
@@ -79,6 +81,7 @@ class Preview:
         if self.output is not None:
             free = shutil.disk_usage(existing_part(self.output)).free
             lines.append(f"results: in {self.output}, where {human_size(free)} are free")
+        lines += [f"warning: {each}" for each in self.warnings]
         print("\n".join([self.resolved.rstrip(), "", *(f"# {line}" for line in lines)]))
 
     @contextmanager

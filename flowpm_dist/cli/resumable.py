@@ -121,7 +121,19 @@ class ResumableJob(ABC, Generic[ConfigT, FolderT, OutcomeT]):
     def preview(self) -> Preview:
         """What is told of the work before it begins."""
         output = self.folder.path
-        return Preview(self.resolved, self.demand, self.estimate, output, explains_mesh=True)
+        return Preview(
+            self.resolved,
+            self.demand,
+            self.estimate,
+            output,
+            explains_mesh=True,
+            warnings=self.warnings,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know of the work."""
+        return ()
 
     @abstractmethod
     def remember(self, outcome: OutcomeT) -> None:

@@ -28,7 +28,7 @@ from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, human_size
 from flowpm_dist.io.formats import snapshot_name
 from flowpm_dist.jobs.estimate import Demand, Estimate
-from flowpm_dist.jobs.light_cone import particle_bytes
+from flowpm_dist.jobs.light_cone import LightConeWork, particle_bytes
 from flowpm_dist.jobs.options import output_name
 from flowpm_dist.jobs.output_folder import OutputFolder
 from flowpm_dist.jobs.progress import Progress
@@ -101,6 +101,8 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
         """See `ResumableJob.describe`."""
         count, steps = math.prod(self.config.box.grid), self.config.evolution.step_count
         told, cone = f"{count:,} particles, {steps} steps, mesh {self.mesh}", self.config.light_cone
+        if isinstance(cone, LightConeWork) and cone.planes:
+            told += f"; {cone.planes} planes of {cone.plane_width:g} Mpc/h on the light cone"
         if cone is None or not cone.particles:
             return told
         work, itemsize = self.simulation, np.dtype(self.config.run.precision).itemsize
@@ -112,6 +114,12 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
     def resolved(self) -> str:
         """See `ResumableJob.resolved`."""
         return self.config.resolved()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `ResumableJob.warnings`."""
+        cone = self.config.light_cone
+        return () if cone is None else cone.warnings
 
     @property
     def demand(self) -> Demand:
@@ -159,7 +167,7 @@ class SimulationJob(ResumableJob[RunConfig, OutputFolder, "SimulationOutcome"]):
         """See `ResumableJob.work`."""
         from flowpm_dist.jobs.simulation_session import SimulationSession, unfinished_removed
 
-        for warning in () if self.config.light_cone is None else self.config.light_cone.warnings:
+        for warning in self.warnings:
             progress.warn(warning)
         with unfinished_removed(self.folder):
             session = SimulationSession(self.simulation, self.mesh, self.folder, progress)

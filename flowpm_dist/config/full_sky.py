@@ -16,7 +16,6 @@ from flowpm_dist.config.light_cone import (
     without_name,
 )
 from flowpm_dist.cosmology.options import CosmologyOptions
-from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.jobs.full_sky import NS_PER_COPY, FullSkyLensingOptions, FullSkyWork
 from flowpm_dist.observables.light_cone.options import boxes_within
 from flowpm_dist.options import three
@@ -47,6 +46,11 @@ def full_sky_rules(file: ParsedRunFile) -> Iterator[Problem]:
             cone.check_boxes(three(size), end)
         except ValueError as error:
             yield Problem(f"{SECTION}.z_max", without_name(error))
+    if end is not None and cone.shells is True and isinstance(cone.shell_width, float):
+        try:
+            cone.shell_count(cone.shell_width, end)
+        except ValueError as error:
+            yield Problem(f"{SECTION}.shell_width", without_name(error))
 
 
 def full_sky_work(
@@ -67,18 +71,9 @@ def full_sky_work(
     """
     end = comoving(cone.z_max, cosmology)
     half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
-    width = math.sqrt(Healpix(cone.nside).pixel_area) * half
     cell = max(side / n for side, n in zip(size, cells, strict=True))
-    warnings = []
-    if width < cell:
-        enough = cone.nside
-        while enough > 1 and width * cone.nside / enough < cell:
-            enough //= 2
-        warnings.append(
-            f"lightcone.nside = {cone.nside}: half the way to the farthest sources, where lensing "
-            f"is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
-            f"{cell:.3g}; nside = {enough} shows all that there is"
-        )
+    fine = cone.too_fine(half, cell)
+    warnings = [f"{SECTION}.{fine}"] if fine else []
     boxes = boxes_within(end, size)
     if boxes > MANY:
         seconds = boxes * math.prod(grid) * NS_PER_COPY * 1e-9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem
@@ -14,7 +15,12 @@ from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.full_sky import FullSkyLensingOptions
-from flowpm_dist.jobs.light_cone import ConvergenceOptions, LensingOptions, LightConeWork
+from flowpm_dist.jobs.light_cone import (
+    FEWEST_PIXELS,
+    ConvergenceOptions,
+    LensingOptions,
+    LightConeWork,
+)
 from flowpm_dist.observables.lensing.options import SourceOptions
 from flowpm_dist.observables.light_cone.options import DepthOptions
 from flowpm_dist.options import Options, three
@@ -27,6 +33,9 @@ OF_PLANES = DependentKeys(
     (f"{SECTION}.plane_width",),
     goes_with="ray_tracing or planes = true",
 )
+
+OTHER = 0.1
+"""Relative difference of the width of planes from what is asked that is told."""
 
 CLOSE = 1e-6
 """Relative distance that sources may lie behind z_max, for rounding."""
@@ -90,7 +99,7 @@ def source_problems(cone: ConvergenceOptions | FullSkyLensingOptions) -> Iterato
         try:
             farthest = source.farthest
         except UserError as error:
-            yield Problem(where, f": {error}")
+            yield Problem(f"{where}:", str(error))
             continue
         if farthest <= 0:
             what = f"have no member above z = 0 with shift = {source.shift:g}"
@@ -100,6 +109,11 @@ def source_problems(cone: ConvergenceOptions | FullSkyLensingOptions) -> Iterato
             cut = ", or end the table there" if source.file else cut
             what = f"reach to z = {farthest:.4g}, behind z_max = {z_max:g}: see farther"
             yield Problem(where, f"{what}{cut}")
+        else:
+            try:
+                source.check_members()
+            except ValueError as error:
+                yield Problem(f"{where}:", str(error))
         if source.redshift is not None and cone.alignment is not None:
             what = "are at one redshift: alignments need smail or file"
             yield Problem(where, what)
@@ -110,8 +124,9 @@ def _combinations(file: ParsedRunFile, cone: LensingOptions) -> Iterator[Problem
         what = "is given beside ray_tracing, which has none: leave one of them out"
         yield Problem(f"{SECTION}.alignment", what)
     pixels = _number(cone, "pixels")
-    if pixels is not None and 2 <= pixels < 4:
-        yield Problem(f"{SECTION}.pixels", f"= {pixels}: must be at least 4, to measure a spectrum")
+    if pixels is not None and 2 <= pixels < FEWEST_PIXELS:
+        what = f"= {pixels}: must be at least {FEWEST_PIXELS}, to measure a spectrum"
+        yield Problem(f"{SECTION}.pixels", what)
 
 
 def light_cone_work(
@@ -134,7 +149,15 @@ def light_cone_work(
     end = comoving(cone.z_max, cosmology)
     seen = cone.fov**2 * end**3 / 3 * math.prod(grid) / math.prod(size)
     particles = seen if cone.particles else 0.0
-    return LightConeWork(cone, end, warnings, particles)
+    work = LightConeWork(cone, end, size[2] / grid[2], warnings, particles)
+    asked, width = cone.plane_width, work.plane_width
+    if cone.needs_planes and abs(width - asked) > OTHER * asked:
+        told = (
+            f"{SECTION}.plane_width = {asked:g}: planes are {width:g} Mpc/h wide, made of whole "
+            f"layers of particles, {work.layer:g} Mpc/h apart"
+        )
+        return replace(work, warnings=(*warnings, told))
+    return work
 
 
 def pixel_warnings(
@@ -145,16 +168,9 @@ def pixel_warnings(
 ) -> tuple[str, ...]:
     """Returns a warning where pixels are finer than what is simulated; see `light_cone_work`."""
     half = 0.5 * comoving(max(source.farthest for source in cone.sources), cosmology)
-    width = cone.fov / cone.pixels * half
     cell = max(side / n for side, n in zip(size, cells, strict=True))
-    if width >= cell:
-        return ()
-    enough = max(4, math.floor(cone.fov * half / cell))
-    return (
-        f"lightcone.pixels = {cone.pixels}: half the way to the farthest sources, where "
-        f"lensing is strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
-        f"{cell:.3g}; {enough} pixels show all that there is",
-    )
+    fine = cone.too_fine(half, cell)
+    return (f"{SECTION}.{fine}",) if fine else ()
 
 
 def comoving(z: float, cosmology: CosmologyOptions) -> float:

@@ -35,8 +35,10 @@ CONVENTIONS = {
     "rotation": "(A21 - A12) / 2 of the Jacobian A = d beta / d theta",
     "planes": "overdensity of the matter between two distances, against the mean of the universe",
 }
-
-
+CONVENTIONS_OF_RAYS = {
+    **CONVENTIONS,
+    "kappa": "convergence without that of the mean of each plane, which deflects no ray",
+}
 CONVENTIONS_OF_SPHERE = {
     **_OF_ALL,
     "axes": "a map is [pixel], HEALPix of nside in the order of rings",

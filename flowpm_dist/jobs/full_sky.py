@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -61,7 +62,15 @@ class FullSkyWork:
     def shells(self) -> int:
         """The number of shells of matter."""
         options = self.options
-        return max(1, round(self.end / options.shell_width)) if options.shells else 0
+        return options.shell_count(options.shell_width, self.end) if options.shells else 0
+
+    def coarser(self) -> Iterator[tuple[str, FullSkyWork]]:
+        """Yields the same with fewer pixels, and their key and number."""
+        nside = self.options.nside // 2
+        while nside:
+            options = self.options.model_copy(update={"nside": nside})
+            yield f"lightcone.nside = {nside}", replace(self, options=options)
+            nside //= 2
 
     def memory(self, itemsize: int) -> int:
         """Returns the memory of the maps on a rank, an upper estimate [bytes].

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from flowpm_dist.io.light_cone_file import NUMBERS, ROWS
@@ -14,7 +16,7 @@ from flowpm_dist.observables.lensing.options import (
     ShapeNoiseOptions,
     SourceOptions,
 )
-from flowpm_dist.observables.light_cone.options import LightConeOptions
+from flowpm_dist.observables.light_cone.options import LightConeOptions, plane_of_layers
 from flowpm_dist.options import Options, constructed
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ THEORY = 110 * 2**20
 """Memory of theory and figures [bytes]."""
 COMPILED = 64 * 2**20
 """Memory of what is compiled for ray tracing [bytes]."""
-
-
+FEWEST_PIXELS = 4
+"""Along a side of a map whose spectrum is measured."""
 RECORDED = 160 * 2**20
 """Memory of the particles that are written, while they are found [bytes]."""
 
@@ -146,14 +148,39 @@ class LightConeWork:
     Attributes:
         options: of the run file.
         end: comoving distance of z_max [Mpc/h].
+        layer: depth of a layer of particles [Mpc/h].
         warnings: of what a user should know; they are kept with the maps.
         particles: number of those that are written, about.
     """
 
     options: LensingOptions
     end: float
+    layer: float
     warnings: tuple[str, ...] = ()
     particles: float = 0.0
+
+    @property
+    def planes(self) -> int:
+        """The number of planes that are painted."""
+        return 1 + int(self._plane_of_layers[-1]) if self.options.needs_planes else 0
+
+    @property
+    def plane_width(self) -> float:
+        """The width of the first of them [Mpc/h], and of all others but the last."""
+        return self.layer * int(np.sum(self._plane_of_layers == 0))
+
+    @property
+    def _plane_of_layers(self) -> np.ndarray:
+        layers = max(1, math.ceil(self.end / self.layer - 0.5))
+        return plane_of_layers(layers, self.layer, self.options.plane_width)
+
+    def coarser(self) -> Iterator[tuple[str, LightConeWork]]:
+        """Yields the same with fewer pixels, and their key and number."""
+        pixels = self.options.pixels // 2
+        while pixels >= FEWEST_PIXELS:
+            options = self.options.model_copy(update={"pixels": pixels})
+            yield f"lightcone.pixels = {pixels}", replace(self, options=options)
+            pixels //= 2
 
     def memory(self, itemsize: int) -> int:
         """Returns the memory of the maps on a rank, an upper estimate [bytes].
@@ -162,7 +189,7 @@ class LightConeWork:
             itemsize: size of a value [bytes].
         """
         cone = self.options
-        values = SPECTRA + MAPS * len(cone.sources) + PLANES * self._planes(cone.needs_planes)
+        values = SPECTRA + MAPS * len(cone.sources) + PLANES * self.planes
         if cone.ray_tracing:
             values += RAYS + 6 * len(cone.sources)
         others = THEORY + (COMPILED if cone.ray_tracing else 0)
@@ -176,16 +203,13 @@ class LightConeWork:
             files: of particles, at most.
         """
         each = 4 if self.options.ray_tracing else 3
-        values = each * len(self.options.sources) + self._planes(self.options.planes)
+        values = each * len(self.options.sources) + (self.planes if self.options.planes else 0)
         return self._bytes(values, itemsize) + particle_bytes(self.particles, itemsize, files)
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
         born = 0 if self.options.ray_tracing else len(self.options.sources)
-        return self._bytes(born + self._planes(self.options.needs_planes), itemsize)
-
-    def _planes(self, wanted: bool) -> int:
-        return math.ceil(self.end / self.options.plane_width) if wanted else 0
+        return self._bytes(born + self.planes, itemsize)
 
     def _bytes(self, values: int, itemsize: int) -> int:
         return values * self.options.pixels**2 * itemsize

@@ -14,7 +14,12 @@ import tensorflow as tf
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.light_cone_file import LightConeFiles
-from flowpm_dist.io.light_cone_maps import CONVENTIONS, MapArray, write_light_cone
+from flowpm_dist.io.light_cone_maps import (
+    CONVENTIONS,
+    CONVENTIONS_OF_RAYS,
+    MapArray,
+    write_light_cone,
+)
 from flowpm_dist.jobs.convergence_spectra import (
     ConvergenceSpectra,
     Theory,
@@ -95,7 +100,8 @@ def write_light_cone_results(
         "approximation": "ray tracing" if options.ray_tracing else "Born",
         **about,
     }
-    write_light_cone(folder / LIGHT_CONE, arrays, attributes, CONVENTIONS)
+    conventions = CONVENTIONS_OF_RAYS if options.ray_tracing else CONVENTIONS
+    write_light_cone(folder / LIGHT_CONE, arrays, attributes, conventions)
     spectra = measure(maps.kappa, options, cosmology)
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)

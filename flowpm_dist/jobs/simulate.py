@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
 from flowpm_dist.io.checksums import checksum
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.io.white_noise_file import open_white_noise
-from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.full_sky import FullSkyWork
 from flowpm_dist.jobs.light_cone import LightConeWork
@@ -126,17 +127,28 @@ def demand_of(work: SimulationWork, mesh: str) -> Demand:
         mesh: shape of the mesh of ranks.
     """
     plan, grid, cone = work.plan, work.plan.box.grid, work.light_cone
-    maps = 0 if cone is None else cone.memory(np.dtype(plan.run.precision).itemsize)
+    itemsize = np.dtype(plan.run.precision).itemsize
+    maps = 0 if cone is None else cone.memory(itemsize)
+
+    def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
+        return (
+            process_bytes(axes)
+            + simulation_bytes(plan, grid, axes, outputs=bool(work.output.times(plan.steps)))
+            + writing_bytes(plan, grid, axes)
+        )
+
+    def coarser(fits: Fits) -> Iterator[str]:
+        rest = without_maps(grid, parse_mesh(mesh))
+        every = () if cone is None else cone.coarser()
+        fitting = (told for told, seen in every if fits(rest + seen.memory(itemsize)))
+        yield from itertools.islice(fitting, 1)
+
     return Demand(
         "the simulation",
         grid,
         mesh,
-        lambda grid, axes: (
-            process_bytes(axes)
-            + simulation_bytes(plan, grid, axes, outputs=bool(work.output.times(plan.steps)))
-            + writing_bytes(plan, grid, axes)
-            + maps
-        ),
+        lambda grid, axes: without_maps(grid, axes) + maps,
         lambda ranks: default_mesh(ranks, grid),
+        coarser,
         grid_is_free=work.white_noise is None,
     )

@@ -9,6 +9,7 @@ from flowpm_dist.options.base import Options, constructed
 from flowpm_dist.options.hints import MOVED, RENAMED, nearest
 from flowpm_dist.options.named import checked_name, object_named
 from flowpm_dist.options.python_names import checked_python_name, is_python_name, python_object
+from flowpm_dist.options.rounding import rounded_down, rounded_up
 from flowpm_dist.options.types import (
     A_SEED,
     AnyPath,
@@ -53,6 +54,8 @@ __all__ = [
     "nearest",
     "python_object",
     "object_named",
+    "rounded_down",
+    "rounded_up",
     "rows",
     "three",
 ]

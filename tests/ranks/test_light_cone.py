@@ -9,6 +9,7 @@ import tensorflow as tf
 from conftest import SIZE, by_rank_zero, shared_folder
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo, weights_of
 
+from flowpm_dist.cosmology import Growth
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.io import light_cone_file
@@ -278,15 +279,26 @@ def test_a_rank_without_a_layer_takes_part_in_the_gradient(mesh, tiles):
 
 
 def test_all_sources_have_their_share_of_alignments(mesh):
-    """A plane of sources at z_max lies in the last layer, wherever its border is."""
+    """A plane of sources at z_max lies in the last layer, wherever its border is.
+
+    Alignments add F(a) n(chi) delta: of that layer, F times its overdensity.
+    """
     sim = simulation(mesh)
+    deep = LightCone(field_of_view=12.0, pixels=4, z_max=0.212)
+    layers = deep.planes(sim, SIDE / GRID, seed=3)
+    chi, growth = layers.planes.chi, Growth(sim.cosmology)
     for z in (0.2, 0.203, 0.206, 0.209, 0.212):
         cone = LightCone(field_of_view=12.0, pixels=4, z_max=z)
         plain, aligned = (
             cone.convergence(sim, [SourcePlane(z)], seed=3, alignment=alignment).kappa.numpy()
             for alignment in (None, IntrinsicAlignment(5.0))
         )
-        assert np.abs(aligned - plain).max() > 1e-3
+        last = int(np.sum(chi < cone.farthest(sim.cosmology))) - 1
+        a = Distances(sim.cosmology).scale_factor(chi[last])
+        response = -5.0 * 0.0134 * float(sim.cosmology.Omega_m) * growth.d1(1.0) / growth.d1(a)
+        expected = response * layers.delta[last]
+        np.testing.assert_allclose((aligned - plain)[0], expected, atol=1e-9)
+        assert np.abs(expected).max() > 1e-3
 
 
 def test_tiles_are_turned_anew_and_hold_each_layer_once(mesh):

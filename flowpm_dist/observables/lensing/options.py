@@ -15,7 +15,13 @@ from pydantic import (
 )
 
 from flowpm_dist.io.checksums import checksum
-from flowpm_dist.observables.lensing.tables import read_distribution
+from flowpm_dist.observables.lensing.tables import (
+    check_total,
+    quadrature,
+    read_distribution,
+    smail,
+    smail_edges,
+)
 from flowpm_dist.options import A_SEED, AnyPath, Options, Seed, listed
 
 if TYPE_CHECKING:
@@ -100,6 +106,19 @@ class SourceOptions(Options):
         if self.file is not None:
             return float(self.table[0][-1]) + self.shift
         return (self.z_max if self.redshift is None else self.redshift) + self.shift
+
+    def check_members(self) -> None:
+        """Check that there are sources above z = 0, after the shift.
+
+        Raises:
+            ValueError: there are none; or the file has no n(z), a UserError.
+        """
+        if self.redshift is not None:
+            return
+        edges = smail_edges(self.z_max) if self.smail else self.table[0]
+        z, weights = quadrature(edges, self.shift)
+        n = smail(z, *self.smail) if self.smail else np.interp(z, *self.table)
+        check_total(n, weights, self.shift)
 
     @property
     def name(self) -> str:

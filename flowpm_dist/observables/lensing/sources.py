@@ -15,13 +15,16 @@ from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.parameters import Parameter, as_float64
 from flowpm_dist.observables.lensing.tables import (
+    NODES,
+    WEIGHTS,
+    Z_MIN,
     check_numbers,
     check_redshifts,
+    check_total,
+    quadrature,
     read_distribution,
+    smail_edges,
 )
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_Z_MIN = 1e-9  # of sources: at 0 the inverse of their distance is infinite
 
 
 class Sources(abc.ABC):
@@ -117,6 +120,9 @@ class SourceDistribution(Sources):
 
     Attributes:
         edges: redshifts [cell + 1] [1], increasing, before the shift.
+
+    Raises:
+        ValueError: there are no sources above z = 0, as far as the parameters are known.
     """
 
     edges: np.ndarray
@@ -125,6 +131,14 @@ class SourceDistribution(Sources):
         self.shift = shift
         last = float(self.edges[-1])
         _check("shift", shift, lambda moved: moved + last > 0, f"a number above {-last:g}")
+        moved = tf.get_static_value(as_float64(shift))
+        if moved is None:
+            return
+        z, weights = quadrature(self.edges, float(moved))
+        cell = tf.broadcast_to(tf.range(len(z))[:, tf.newaxis], z.shape)
+        known = tf.get_static_value(self.unshifted(tf.constant(z), cell))
+        if known is not None:
+            check_total(known, weights, float(moved))
 
     @abc.abstractmethod
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
@@ -164,7 +178,7 @@ class SourceDistribution(Sources):
 
     def _limits(self) -> tf.Tensor:
         """Returns the edges after the shift, of those above z = 0 [cell + 1]."""
-        return tf.maximum(self.edges + as_float64(self.shift), _Z_MIN)
+        return tf.maximum(self.edges + as_float64(self.shift), Z_MIN)
 
     def _beyond(self, chi: tf.Tensor, distances: Distances) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the share of the sources beyond chi [1] and their sum of 1/chi_s [h/Mpc]."""
@@ -190,9 +204,9 @@ class SourceDistribution(Sources):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the integrals of n(z) and n(z) / chi(z) between limits within one cell each."""
         half = 0.5 * (upper - lower)[..., tf.newaxis]
-        z = lower[..., tf.newaxis] + half * (1.0 + _NODES)
+        z = lower[..., tf.newaxis] + half * (1.0 + NODES)
         cells = tf.broadcast_to(cell[..., tf.newaxis], tf.shape(z))
-        weighted = half * _WEIGHTS * self.unshifted(z - as_float64(self.shift), cells)
+        weighted = half * WEIGHTS * self.unshifted(z - as_float64(self.shift), cells)
         over = weighted / distances.comoving(1.0 / (1.0 + z))
         return tf.reduce_sum(weighted, axis=-1), tf.reduce_sum(over, axis=-1)
 
@@ -210,7 +224,7 @@ class SmailDistribution(SourceDistribution):
     z0, alpha, beta and the shift may be scalar tensors, to differentiate by.
 
     Raises:
-        ValueError: a parameter that is not above 0.
+        ValueError: a parameter that is not above 0 or not finite; no sources above z = 0.
     """
 
     def __init__(
@@ -223,9 +237,9 @@ class SmailDistribution(SourceDistribution):
     ) -> None:
         given = {"z0": z0, "alpha": alpha, "beta": beta, "z_max": z_max}
         for name, value in given.items():
-            _check(name, value, lambda number: number > 0)
+            _check(name, value, lambda number: 0 < number < np.inf, "a finite number above 0")
         self.z0, self.alpha, self.beta = z0, alpha, beta
-        self.edges = np.linspace(0.0, z_max, 49)
+        self.edges = smail_edges(z_max)
         super().__init__(shift)
 
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
@@ -244,7 +258,7 @@ class TabulatedDistribution(SourceDistribution):
 
     Raises:
         ValueError: redshifts that do not increase; n(z) that is negative, not finite, or 0
-            everywhere; fewer than two rows.
+            everywhere above z = 0; fewer than two rows.
     """
 
     def __init__(self, z: Any, n: Any, shift: Parameter = 0.0) -> None:

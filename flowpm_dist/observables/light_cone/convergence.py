@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -14,8 +15,13 @@ from flowpm_dist.cosmology.growth import GrowthFunctions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.sources import Sources
-from flowpm_dist.observables.light_cone.options import DepthOptions
+from flowpm_dist.observables.light_cone.options import (
+    DepthOptions,
+    FullSkyOptions,
+    LightConeOptions,
+)
 from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.simulation import Simulation
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import ProcessMesh
 
@@ -56,7 +62,9 @@ class Population:
     def aligned(
         self, distances: Distances, edges: np.ndarray, a: tf.Tensor, growth: GrowthFunctions
     ) -> list[tf.Tensor] | None:
-        """Returns what alignments add to W between edges [n + 1], [n] [h/Mpc]; None for nothing.
+        """Returns the integrals of what alignments add to W between edges [n + 1]: [n] [1].
+
+        None for nothing.
 
         Args:
             distances, growth: of the cosmology.
@@ -65,7 +73,7 @@ class Population:
         """
         if self._alignment is None:
             return None
-        response = self._alignment.response(a, distances.cosmology, growth) / np.diff(edges)
+        response = self._alignment.response(a, distances.cosmology, growth)
         return [response * source.fractions(edges, distances) for source in self.sources]
 
     def _check(self, distances: Distances) -> None:
@@ -78,6 +86,25 @@ class Population:
                     f"sources[{number}] reach to z = {z:.4g}, behind z_max = "
                     f"{self._cone.z_max:g}: see farther, or cut their distribution"
                 )
+
+
+def warn_of_fine_pixels(
+    cone: LightConeOptions | FullSkyOptions, simulation: Simulation, sources: Sequence[Sources]
+) -> None:
+    """Warns where the pixels of a light cone are finer than the force mesh. On rank 0.
+
+    Args:
+        cone: with the pixels.
+        simulation: with the mesh.
+        sources: the populations.
+    """
+    distances, box = Distances(simulation.cosmology), simulation.box
+    if box.mesh.rank or not sources:
+        return
+    half = 0.5 * max(float(source.farthest(distances)) for source in sources)
+    told = cone.too_fine(half, max(box.cell) / simulation.options.mesh_factor)
+    if told:
+        warnings.warn(told, stacklevel=3)
 
 
 def farthest(cone: DepthOptions, cosmology: Cosmology) -> float:

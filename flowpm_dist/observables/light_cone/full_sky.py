@@ -23,6 +23,7 @@ from flowpm_dist.observables.light_cone.convergence import (
     check_latest,
     farthest_of_all,
     stacked_means,
+    warn_of_fine_pixels,
 )
 from flowpm_dist.observables.light_cone.maps import DensityShells, SphericalConvergence
 from flowpm_dist.observables.light_cone.options import FullSkyOptions
@@ -35,8 +36,6 @@ from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 
 NODES = 512
 """Of the distance, between which weights are linear, at least: at most twice as many."""
-MOST_SHELLS = 1024
-"""That are painted in one run."""
 
 
 class FullSkyLightCone(FullSkyOptions):
@@ -75,6 +74,7 @@ class FullSkyLightCone(FullSkyOptions):
                 begins too late or ends too early, sources behind z_max, or what `Simulation.run`
                 refuses.
         """
+        warn_of_fine_pixels(self, simulation, sources)
         return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def shells(
@@ -224,8 +224,7 @@ class _Convergence(SpherePainter):
             slopes = [w / chi for w in population.lensing(distances, chi, a)]
             aligned = population.aligned(distances, edges, a, growth)
             if aligned is not None:
-                depths = np.diff(edges) / moments
-                slopes = [s + more * depths for s, more in zip(slopes, aligned, strict=True)]
+                slopes = [s + more / moments for s, more in zip(slopes, aligned, strict=True)]
             means.append(tf.stack([tf.reduce_sum(s * moments) for s in slopes]))
             return tf.stack(slopes, axis=-1) / number
 
@@ -248,13 +247,7 @@ class _Shells(SpherePainter):
         end = cone.reach(inputs)
         edges = given
         if not given.ndim:
-            shells = max(1, round(end / float(given)))
-            if shells > MOST_SHELLS:
-                raise ValueError(
-                    f"width = {given:g}: {shells} shells up to {end:.6g} Mpc/h, at most "
-                    f"{MOST_SHELLS} are painted: a width of {end / MOST_SHELLS:.3g} Mpc/h would do"
-                )
-            edges = np.linspace(0.0, end, shells + 1)
+            edges = np.linspace(0.0, end, cone.shell_count(float(given), end) + 1)
         if edges[-1] > end * (1 + 1e-9):
             raise ValueError(
                 f"shells up to {edges[-1]:g} Mpc/h: z_max = {cone.z_max:g} is at {end:.6g} Mpc/h"

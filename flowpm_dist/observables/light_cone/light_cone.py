@@ -24,10 +24,11 @@ from flowpm_dist.observables.light_cone.convergence import (
     farthest,
     farthest_of_all,
     stacked_means,
+    warn_of_fine_pixels,
 )
 from flowpm_dist.observables.light_cone.maps import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.observer import SkyPainter
-from flowpm_dist.observables.light_cone.options import LightConeOptions
+from flowpm_dist.observables.light_cone.options import LightConeOptions, plane_of_layers
 from flowpm_dist.observables.light_cone.recorder import FieldRecorder, write_particles
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.simulation.inputs import Inputs
@@ -71,6 +72,7 @@ class LightCone(LightConeOptions):
             ValueError: a field that is wider than the box, a run that begins too late or ends too
                 early, sources behind z_max, or what `Simulation.run` refuses.
         """
+        warn_of_fine_pixels(self, simulation, sources)
         return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
@@ -86,7 +88,8 @@ class LightCone(LightConeOptions):
 
         Args:
             simulation: as for `convergence`.
-            width: of a slab [Mpc/h]; the nearest number of layers of particles is taken.
+            width: of a slab [Mpc/h]; the nearest number of layers of particles is taken, and less
+                than half of it that is left over joins the last slab.
             seed, **run: as for `convergence`.
 
         Raises:
@@ -203,7 +206,8 @@ class _Convergence(SkyPainter):
             slopes = [_slopes(weight, chi) for weight in weights]
             aligned = population.aligned(distances, edges, a, growth)
             if aligned is not None:
-                weights = [w + more for w, more in zip(weights, aligned, strict=True)]
+                depths = layers.depths
+                weights = [w + more / depths for w, more in zip(weights, aligned, strict=True)]
             means.append(tf.stack([tf.reduce_sum(w * layers.depths) for w in weights]))
             pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
             return tf.stack(pairs, axis=1) / number
@@ -225,8 +229,7 @@ class _Planes(SkyPainter):
 
     def __init__(self, cone: LightCone, inputs: Inputs, width: float) -> None:
         layers = cone.layers(inputs)
-        each = max(1, round(width / float(layers.depths[0])))
-        of_layer = (np.arange(len(layers.distances)) // each).astype(np.int32)
+        of_layer = plane_of_layers(len(layers.distances), float(layers.depths[0]), width)
         ends = np.append(np.flatnonzero(np.diff(of_layer)), len(of_layer) - 1)
         self._planes = LensPlanes(np.append(0.0, layers.edges[ends + 1]))
         widths = np.asarray(self._planes.widths)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.grid.healpix import LARGEST, is_nside
-from flowpm_dist.options import A_SEED, Options, Seed, listed
+from flowpm_dist.grid.healpix import LARGEST, Healpix, is_nside
+from flowpm_dist.options import A_SEED, Options, Seed, listed, rounded_down, rounded_up
 
 
 def _power_of_two(nside: int) -> int:
@@ -20,6 +21,8 @@ def _power_of_two(nside: int) -> int:
 
 MOST_BOXES = 20_000
 """In a sphere that is seen."""
+MOST_SHELLS = 1024
+"""That are painted in one run."""
 
 
 def boxes_within(end: float, size: Sequence[float]) -> float:
@@ -30,6 +33,30 @@ def boxes_within(end: float, size: Sequence[float]) -> float:
         size: of the box [Mpc/h].
     """
     return 4 * math.pi / 3 * end**3 / math.prod(size)
+
+
+def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
+    """Returns the number of the plane that each layer of particles is painted on, int32 [layers].
+
+    The whole number of layers that is nearest to the width makes a plane. Less than half of it that
+    is left over at the end joins the last one.
+
+    Args:
+        layers: their number.
+        depth: of each [Mpc/h].
+        width: of a plane [Mpc/h].
+    """
+    each = max(1, round(width / depth))
+    planes = max(1, math.floor(layers / each + 0.5))
+    return np.minimum(np.arange(layers) // each, planes - 1).astype(np.int32)
+
+
+def _too_fine(asked: str, pixel: float, cell: float, enough: str) -> str:
+    return (
+        f"{asked}: half the way to the farthest sources, where lensing is strongest, a pixel is "
+        f"{pixel:.3g} Mpc/h wide and a cell of the force mesh {cell:.3g}; {enough} all that there "
+        "is"
+    )
 
 
 class DepthOptions(Options):
@@ -96,9 +123,22 @@ class LightConeOptions(DepthOptions):
             raise ValueError(
                 f"a field of {self.field_of_view:g} degrees is {wide:.4g} Mpc/h wide at z = "
                 f"{self.z_max:g}, and the box {narrowest:g}: at most "
-                f"{math.degrees(narrowest / end):.3g} degrees fit; repeat = True repeats the box "
-                "across the field"
+                f"{rounded_down(math.degrees(narrowest / end))} degrees fit; repeat = True repeats "
+                "the box across the field"
             )
+
+    def too_fine(self, half: float, cell: float) -> str | None:
+        """Returns a warning of pixels that are finer than the force mesh; None if they are not.
+
+        Args:
+            half: half the distance of the farthest sources [Mpc/h].
+            cell: the longest side of a cell of the force mesh [Mpc/h].
+        """
+        width = self.fov / self.pixels * half
+        if width >= cell or self.pixels <= 4:
+            return None
+        enough = max(4, math.floor(self.fov * half / cell))
+        return _too_fine(f"pixels = {self.pixels}", width, cell, f"{enough} pixels show")
 
 
 class FullSkyOptions(DepthOptions):
@@ -129,12 +169,40 @@ class FullSkyOptions(DepthOptions):
         """
         boxes = boxes_within(end, size)
         if boxes > MOST_BOXES:
-            larger = (boxes / MOST_BOXES) ** (1 / 3)
+            larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))
             raise ValueError(
                 f"z_max = {self.z_max:g}: the sphere that is seen holds the box {boxes:.0f} times, "
-                f"and may {MOST_BOXES} times: take a box that is {larger:.2g} times as wide, or "
+                f"and may {MOST_BOXES} times: take a box that is {larger} times as wide, or "
                 "see less far"
             )
+
+    def shell_count(self, width: float, end: float) -> int:
+        """Returns the number of shells of about a width up to a distance.
+
+        Args:
+            width: of a shell [Mpc/h].
+            end: comoving distance of z_max [Mpc/h].
+
+        Raises:
+            ValueError: there are too many.
+        """
+        shells = max(1, round(end / width))
+        if shells > MOST_SHELLS:
+            raise ValueError(
+                f"width = {width:g}: {shells} shells up to {end:.6g} Mpc/h, at most {MOST_SHELLS} "
+                f"are painted: a width of {rounded_up(end / MOST_SHELLS)} Mpc/h would do"
+            )
+        return shells
+
+    def too_fine(self, half: float, cell: float) -> str | None:
+        """Returns a warning as `LightConeOptions.too_fine` does."""
+        width = math.sqrt(Healpix(self.nside).pixel_area) * half
+        if width >= cell or self.nside == 1:
+            return None
+        enough = self.nside
+        while enough > 1 and width * self.nside / enough < cell:
+            enough //= 2
+        return _too_fine(f"nside = {self.nside}", width, cell, f"nside = {enough} shows")
 
     def place(self, size: Sequence[float], grid: Sequence[int]) -> tuple[float, float, float]:
         """Returns the place of the observer in a box [Mpc/h].
