@@ -14,6 +14,15 @@ from flowpm_dist.statistics import (
     soft_map_histogram,
     theory_in_bins,
 )
+from flowpm_dist.statistics.map_summaries import (
+    HEIGHTS,
+    MAP_STATISTICS,
+    NoisyMaps,
+    map_histograms,
+    map_peaks,
+    map_power,
+    measured_maps,
+)
 
 RNG = np.random.default_rng(11)
 FOV = (0.1, 0.05)
@@ -176,3 +185,39 @@ def test_theory_in_bins_is_the_mean_over_their_modes():
     expected = theory_in_bins(power, sky.pixels, fov, edges)
     np.testing.assert_allclose(found.power, expected, rtol=1e-4)
     assert (expected[0] > 1.01 * power(found.ell)[0]).all()
+
+
+def test_summaries_of_white_maps():
+    """Their power is sigma^2 times a pixel's area, and that of two alike is correlated by 1."""
+    fov, sigma = 0.2, 0.01
+    kappa = sigma * np.random.default_rng(3).normal(size=(40, 2, 16, 16))
+    maps = NoisyMaps(kappa, fov, sigma)
+    power = map_power(maps)
+    bins = power.shape[1] // 3
+    auto = np.exp(power[:, : 2 * bins]).mean(axis=0) / (sigma * fov / 16) ** 2
+    edges = 2 * np.pi / fov * np.geomspace(1.0, 8.0, bins + 1)
+    modes = np.tile(angular_power(kappa[0, 0], fov, edges).modes, 2)
+    # Half of the modes are independent.
+    np.testing.assert_array_less(np.abs(auto - 1), 5 * np.sqrt(2 / modes / 40))
+    same = NoisyMaps(np.stack([kappa[:, 0], -2 * kappa[:, 0]], axis=1), fov, sigma)
+    np.testing.assert_allclose(map_power(same)[:, 2 * bins :], -1, rtol=1e-12)
+    coarse = maps.coarser()
+    assert (coarse.fov, coarse.sigma) == (fov, sigma / 2)
+    assert coarse.kappa.std() == pytest.approx(coarse.sigma, rel=5 / np.sqrt(2 * 40 * 2 * 64))
+    shares = map_histograms(maps) ** 2
+    np.testing.assert_allclose(shares[:, : shares.shape[1] // 2].sum(axis=1), 2 * 256)
+    counts = peaks(kappa, HEIGHTS, sigma=sigma).counts.reshape(40, -1)
+    np.testing.assert_allclose(map_peaks(maps)[:, : counts.shape[1]] ** 2, counts, atol=1e-12)
+
+
+def test_summaries_of_maps_by_name(monkeypatch):
+    maps = NoisyMaps(np.random.default_rng(3).normal(size=(3, 1, 8, 8)), 0.2, 1.0)
+    found = measured_maps(tuple(MAP_STATISTICS), maps)
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 3)
+    monkeypatch.setitem(MAP_STATISTICS, "means", lambda m: m.kappa.mean(axis=(1, 2, 3)))
+    assert measured_maps(["means"], maps)["means"].shape == (3, 1)
+    monkeypatch.setitem(MAP_STATISTICS, "means", lambda m: np.full(3, np.nan))
+    with pytest.raises(ValueError, match="means has values that are not finite"):
+        measured_maps(["means"], maps)
+    with pytest.raises(ValueError, match="statistic of maps"):
+        measured_maps(["nothing"], maps)

@@ -132,16 +132,25 @@ def measured(
     universes = density.box.batch or 1
     found = {}
     for name in names:
-        vectors = np.asarray(statistic_of(name, values)(density), np.float64)
-        if vectors.size == 0 or vectors.size % universes or vectors.ndim > 2:
-            raise ValueError(
-                f"the statistic {name} returned an array of shape {vectors.shape}; must be a "
-                f"vector for each of {universes} universes"
-            )
-        found[name] = vectors.reshape(universes, -1)
-        if not np.isfinite(found[name]).all():
-            raise ValueError(f"the statistic {name} has values that are not finite")
+        found[name] = vectors_of(name, statistic_of(name, values)(density), universes)
     return found
+
+
+def vectors_of(name: str, returned: np.ndarray, universes: int) -> np.ndarray:
+    """Returns what a statistic returned as float64 [universe, value].
+
+    Raises:
+        ValueError: that is no vector of finite numbers for each universe.
+    """
+    vectors = np.asarray(returned, np.float64)
+    if vectors.size == 0 or vectors.size % universes or vectors.ndim > 2:
+        raise ValueError(
+            f"the statistic {name} returned an array of shape {vectors.shape}; must be a "
+            f"vector for each of {universes} universes"
+        )
+    if not np.isfinite(vectors).all():
+        raise ValueError(f"the statistic {name} has values that are not finite")
+    return vectors.reshape(universes, -1)
 
 
 def joined(parts: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
