@@ -111,6 +111,11 @@ class Simulation:
         return self._cosmologies.own.powers[0]
 
     @property
+    def spacing(self) -> float:
+        """The largest side of a cell of the particles' lattice [Mpc/h]."""
+        return max(length / n for length, n in zip(self._box_size, self._grid, strict=True))
+
+    @property
     def box(self) -> Box:
         """The box of one universe.
 

@@ -22,6 +22,7 @@ from flowpm_dist.observables.light_cone.options import (
 )
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import Simulation
+from meshimpl import launch
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import ProcessMesh
 
@@ -98,11 +99,11 @@ def warn_of_fine_pixels(
         simulation: with the mesh.
         sources: the populations.
     """
-    distances, box = Distances(simulation.cosmology), simulation.box
-    if box.mesh.rank or not sources:
+    if launch.detect().rank or not sources:
         return
+    distances = Distances(simulation.cosmology)
     half = 0.5 * max(float(source.farthest(distances)) for source in sources)
-    told = cone.too_fine(half, max(box.cell) / simulation.options.mesh_factor)
+    told = cone.too_fine(half, simulation.spacing / simulation.options.mesh_factor)
     if told:
         warnings.warn(told, stacklevel=3)
 
