@@ -54,7 +54,7 @@ def main() -> None:
         x, y = np.ogrid[:grid, :grid]
         return (1 - share) * moved[low, x, y, plane] + share * moved[low + 1, x, y, plane]
 
-    squares, sizes, angles = [], [], []
+    squares, sizes = [], []
     for number in range(int(chi[0] / box * grid)):
         plane, distance = number % grid, (number + 0.5) * box / grid
         seen = np.full((grid, grid), np.interp(distance, chi[::-1], fine[::-1]))
@@ -68,15 +68,12 @@ def main() -> None:
         shown = at(plane, seen)
         off = (shown - at(plane, (early + late) / 2))[inside]
         squares.append(off**2)
-        angles.append(np.hypot(off[:, 0], off[:, 1]) / distance)
         sizes.append(np.sum(shown[inside] ** 2, -1))
     rms = np.sqrt(np.mean(np.concatenate(squares), 0))
-    seconds = np.sqrt(np.mean(np.concatenate(angles) ** 2)) * 180 / np.pi * 3600
     print(f"displacements: {np.sqrt(np.mean(np.concatenate(sizes))):.2f} Mpc/h rms")
     print(
         f"across: {np.hypot(rms[0], rms[1]):.4f} Mpc/h rms; along the line of sight: {rms[2]:.4f}"
     )
-    print(f"across, as an angle: {seconds:.2f} seconds of arc rms")
 
 
 if __name__ == "__main__":
