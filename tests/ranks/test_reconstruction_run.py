@@ -116,7 +116,7 @@ class Louder(Gaussian):
 LOUDER = '[likelihood]\nname = "test_reconstruction_run:Louder"\n[priors]\n'
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_factory):
     """As the noise amplitude is, which it multiplies sigma by, too: with the same prior."""
     keys = 'stages = [[0, 1, 8]]\n[sampler]\ndraws = 3\nwarm_up = 1\nleaps = 2\nstart = "found"\n'
