@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import flowpm
 
 from meshimpl import launch
 
@@ -270,8 +271,7 @@ def network(folder: Path, options: argparse.Namespace) -> None:
         ["evaluate", training, *judge, *ranks],
         ["predict", training, volume, "--box-size", size, "--output", folder / "answer"],
     ):
-        command = [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
-        subprocess.run(command, check=True)
+        subprocess.run(flowpm(*words), check=True)
 
 
 def report(folder: Path, options: argparse.Namespace) -> None:

@@ -40,6 +40,11 @@ def start_worker(script: str, arguments: Sequence[str], ranks: int, threads: int
         return json.loads(path.read_text())
 
 
+def flowpm(*words: object) -> list[str]:
+    """Returns the command line of `flowpm-dist` with the Python that runs this."""
+    return [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
+
+
 def report(result: dict[str, Any]) -> None:
     """Hand a worker's result to the process that started it; rank 0 alone does."""
     if launch.detect().rank == 0:

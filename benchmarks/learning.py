@@ -21,10 +21,11 @@ import json
 import operator
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from common import flowpm
 
 RUN_FILE = """
 [box]
@@ -108,9 +109,8 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         text.write_text(run_file(*case))
         words = ["train", text, "--output", training, "--ranks", options.ranks]
         words += ["--resume"] if training.exists() else []
-        command = [sys.executable, "-m", "flowpm_dist.cli", *map(str, words)]
         started = time.monotonic()
-        job = subprocess.Popen(command)
+        job = subprocess.Popen(flowpm(*words))
         try:
             status = job.wait(left)
         except subprocess.TimeoutExpired:
@@ -132,8 +132,7 @@ def judge(folder: Path, options: argparse.Namespace) -> None:
         if ready:
             words = [*ready, "--posteriors", "--head", "gaussian", "--head", "flow"]
             words += ["--ranks", str(options.ranks), "--output", str(folder / setting / "judged")]
-            command = [sys.executable, "-m", "flowpm_dist.cli", "evaluate", *words]
-            subprocess.run(command, check=True)
+            subprocess.run(flowpm("evaluate", *words), check=True)
 
 
 def spikes(folder: Path, options: argparse.Namespace) -> None:

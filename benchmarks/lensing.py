@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy.interpolate import RegularGridInterpolator
+from lensing_resolution import COSMOLOGY, SOURCE, interlaced_power, scaled
 from scipy.ndimage import map_coordinates
 from scipy.signal.windows import tukey
 
@@ -54,8 +54,6 @@ from flowpm_dist.observables.light_cone import LightCone
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.statistics import angular_power, binned_angular_power, theory_in_bins
 
-COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
-SOURCE = 1.0  # redshift
 _REDSHIFTS = np.linspace(0.0, SOURCE, 41)
 SOURCES = [
     SourcePlane(SOURCE),
@@ -262,9 +260,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
 
     def measure(state: fpm.State) -> None:
         nonlocal wavenumbers
-        densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
-        bins = np.arange(0.5, 0.8 * grid) * (2 * np.pi / box)  # the mesh resolves grid
-        found = fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
+        found = interlaced_power(state, grid, box)
         wavenumbers = found.k
         spectra[-1].append(found.power / theory(found.k, state.a).numpy())
 
@@ -288,12 +284,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         print(f"{seed + 1} of {seeds}", flush=True)
     view = cone_of(box, 2 * grid, 0)
     ratio = np.mean(spectra, 0)
-    read = RegularGridInterpolator((times, wavenumbers), ratio, bounds_error=False, fill_value=None)
-
-    def own(k: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
-        held = np.clip(k.numpy(), wavenumbers[0], wavenumbers[-1])
-        found = read(np.stack(np.broadcast_arrays(a.numpy(), held), -1))
-        return theory(k, a) * found
+    own = scaled(theory, times, wavenumbers, ratio)
 
     def of_box(k: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
         return tf.where(k < 0.75 * wavenumbers[0], tf.zeros_like(k), own(k, a))

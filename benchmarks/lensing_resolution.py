@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from lensing import COSMOLOGY, SOURCE
 from scipy.interpolate import RegularGridInterpolator
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.nonlinear import NonlinearPower
 from flowpm_dist.observables.lensing import SourcePlane, convergence_power
 
+COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
+SOURCE = 1.0  # redshift
 MULTIPOLES = np.array([250.0, 500, 700, 1000, 1400, 2000, 2800])
 WAVENUMBERS = (0.5, 1.0, 2.0, 3.0, 5.0)
 """At which P(k) of a = 1 is printed [h/Mpc]."""
@@ -49,6 +50,24 @@ Case = tuple[int, int, int, bool]
 Power = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
+def interlaced_power(state: fpm.State, grid: int, box: float) -> Any:
+    """Returns the spectrum of a state, up to 0.8 times the waves of as many cells as particles."""
+    densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
+    bins = np.arange(0.5, 0.8 * grid) * (2 * np.pi / box)  # the mesh resolves grid
+    return fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
+
+
+def scaled(power: Power, times: np.ndarray, k: np.ndarray, ratio: np.ndarray) -> Power:
+    """Returns `power` times a ratio [time, k], which is held beyond the last wavenumbers."""
+    read = RegularGridInterpolator((times, k), ratio, bounds_error=False, fill_value=None)
+
+    def product(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+        held = np.clip(wavenumber.numpy(), k[0], k[-1])
+        return power(wavenumber, a) * read(np.stack(np.broadcast_arrays(a.numpy(), held), -1))
+
+    return product
+
+
 def spectra(case: Case, box: float, seed: int) -> tuple[Any, Any]:
     """Returns the wavenumbers [h/Mpc] and P(k) [(Mpc/h)^3] at each of TIMES, [time, k]."""
     grid, mesh_factor, steps, deconvolve = case
@@ -59,25 +78,10 @@ def spectra(case: Case, box: float, seed: int) -> tuple[Any, Any]:
     found = []
 
     def measure(state: fpm.State) -> None:
-        densities = [state.density(2, shift=shift).delta() for shift in (0.0, 0.5)]
-        bins = np.arange(0.5, 0.8 * grid) * (2 * np.pi / box)
-        found.append(
-            fpm.power_spectrum(densities[0], interlaced=densities[1], window="cic", bins=bins)
-        )
+        found.append(interlaced_power(state, grid, box))
 
     sim.run_resumably(seed // 2, paired=seed % 2 == 1, outputs=TIMES, on_output=measure)
     return found[0].k, np.stack([np.asarray(one.power) for one in found])
-
-
-def times(power: Power, k: np.ndarray, ratio: np.ndarray) -> Power:
-    """Returns `power` times a ratio [time, k], which is held beyond the last wavenumber."""
-    read = RegularGridInterpolator((TIMES, k), ratio, bounds_error=False, fill_value=None)
-
-    def product(wavenumber: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
-        inside = np.clip(wavenumber.numpy(), k[0], k[-1])
-        return power(wavenumber, a) * read(np.stack(np.broadcast_arrays(a.numpy(), inside), -1))
-
-    return product
 
 
 def convergence(power: Power) -> np.ndarray:
@@ -101,7 +105,7 @@ def main() -> None:
     print(f"| cell [Mpc/h] | B | steps | deconvolved | {' | '.join(titles)} | universe | minutes |")
 
     def row(case: Case, k: np.ndarray, ratio: np.ndarray, name: str) -> None:
-        told = convergence(times(halofit, k, ratio)) / whole
+        told = convergence(scaled(halofit, TIMES, k, ratio)) / whole
         told = np.append(told, np.interp(WAVENUMBERS, k, ratio[-1]))
         figures = " | ".join(f"{value:.3f}" for value in told)
         cell = f"{options.box / case[0]:.2f} | {case[1]} | {case[2]} | {case[3]}"

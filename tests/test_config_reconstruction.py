@@ -19,16 +19,18 @@ from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
 from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.reconstruction.plan import search_mesh
 
-GOOD = """
-[box]
-grid = 8
-size = 64.0
+COSMOLOGY = """
 [cosmology]
 Omega_m = 0.3
 Omega_b = 0.05
 h = 0.7
 n_s = 0.96
 sigma8 = 0.8
+"""
+GOOD = f"""{COSMOLOGY}
+[box]
+grid = 8
+size = 64.0
 [evolution]
 steps = 2
 [observation]
@@ -440,16 +442,10 @@ def test_nothing_heavy_is_imported():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-MAPS = """
+MAPS = f"""{COSMOLOGY}
 [box]
 grid = 16
 size = 256.0
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
 [evolution]
 a_start = 0.3
 steps = 2
@@ -459,8 +455,8 @@ kind = "convergence"
 field_of_view = 12.0
 pixels = 4
 z_max = 0.3
-sources = [{ redshift = 0.2 }, { redshift = 0.3 }]
-shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
+sources = [{{ redshift = 0.2 }}, {{ redshift = 0.3 }}]
+shape_noise = {{ sigma_e = 0.26, n_eff = 10.0 }}
 [data]
 mock_seed = 1
 [priors]

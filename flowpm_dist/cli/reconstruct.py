@@ -192,13 +192,13 @@ class ReconstructionJob(
         if "sampling" in facts:
             more += _of_chains(facts["sampling"])
             spectra += "\n  chains.png          where the chains were; each move in draws.csv"
-        pictures = "slabs.png           data, reconstruction, and what is left"
+        picture, files = "slabs.png", ""
         if self.config.lightcone is not None:
-            pictures = pictures.replace("slabs.png      ", "convergence.png")
-            pictures += "; maps in convergence.zarr, spectra in convergence.csv"
+            picture = "convergence.png"
+            files = "; maps in convergence.zarr, spectra in convergence.csv"
         return f"""
 Reconstruction in {path}:
-  {pictures}
+  {picture:19} data, reconstruction, and what is left{files}
   {spectra}
   loss.png            how it was found; a row for each iteration in iterations.csv
   reconstruction.zarr all fields; in Python: flowpm_dist.io.load_snapshot("{self.folder.fields}")

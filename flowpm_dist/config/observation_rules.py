@@ -89,15 +89,15 @@ def nuisances_fit(file: ParsedRunFile) -> Iterator[Problem]:
     bias = file.given.get("observation", {}).get("bias", {})
     scheme = file.value("observation", "bias_scheme")
     own_likelihood = file.value("likelihood", "name") is not None
+    maps = file.value("observation", "kind") == "convergence"
     models = {name: type(section) for name, section in file.sections.items()}
     for name in given_priors(file):
         where = f"priors.{name}"
         if name == "amplitude":
-            if file.value("observation", "kind") == "convergence":
+            if maps:
                 yield Problem(where, "is given, but maps have no amplitude of a density")
             continue
         if name == "noise_amplitude" and not own_likelihood:
-            maps = file.value("observation", "kind") == "convergence"
             if file.value("observation", "sigma") is None and not maps:
                 yield Problem(where, "is given, but observation.sigma is not: give it there, too")
         elif isinstance(bias, dict) and name in bias:
