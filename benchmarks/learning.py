@@ -49,7 +49,7 @@ precision = "bfloat16"
 seed = {seed}
 batch = 16
 learning_rate = 1e-4
-validate_every = 32
+validate_every = 64
 checkpoint_every = 64
 [data]
 simulations = {simulations}

@@ -71,14 +71,12 @@ def draw(folder: Path, universes: int, pixels: int) -> None:
 
 def noisy_maps(folder: Path):
     """Returns the maps of a folder with noise, and their parameters."""
-    from flowpm_dist.observables.lensing.noise import shape_noise_sigma
     from flowpm_dist.statistics.map_summaries import NoisyMaps
 
     cone = plan_of(json.loads((folder / "about.json").read_text())["pixels"]).lightcone
     files = [np.load(path) for path in sorted(folder.glob("maps-*.npz"))]
     kappa, truth = (np.concatenate([file[name] for file in files]) for name in ("kappa", "truth"))
-    asked = cone.shape_noise
-    sigma = float(shape_noise_sigma(asked.sigma_e, asked.n_eff, (cone.fov / cone.pixels) ** 2))
+    sigma = cone.pixel_sigma()
     kappa = kappa + sigma * np.random.default_rng(2).normal(size=kappa.shape)
     return NoisyMaps(kappa, cone.fov, sigma), truth
 

@@ -13,7 +13,7 @@ import zarr
 from test_config_training import FILES, GOOD, changed, dataset, problems, write
 
 from flowpm_dist.config.checks import check_resumed
-from flowpm_dist.config.training import load_training
+from flowpm_dist.config.training import load_training, warnings_of
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import (
@@ -344,3 +344,69 @@ def test_files_tell_what_was_observed(tmp_path):
     damaged = Volume(None, "v.zarr", observation={"kind": "stars"})
     with pytest.raises(ObservationError, match="v.zarr: observation is not readable"):
         check_observation(RECORD, damaged)
+
+
+MAPS = (
+    GOOD.replace("steps = 5", "steps = 5\na_start = 0.3").replace(
+        "[network]", '[network]\nname = "flowpm_dist.cosmoflow.network.map_models:convolutions"'
+    )
+    + """[observation]
+kind = "convergence"
+[lightcone]
+field_of_view = 10.0
+pixels = 4
+z_max = 0.3
+sources = [{ redshift = 0.2 }, { redshift = 0.3 }]
+shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
+"""
+)
+
+
+def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_path):
+    plan = load_training(write(tmp_path, MAPS))
+    assert (plan.seen, plan.cells, plan.channels) == ((4, 4, 1), 16, 2)
+    assert (plan.grid, plan.width) == ((32, 32, 32), 4)
+    assert (plan.network.input, plan.data.augment) == ("convergence", "symmetries")
+    assert plan.observation.options.line_of_sight == "z"  # views turn maps about it
+    assert not plan.observation.has_mean_one and not plan.observation.options.is_positive
+    again = load_training(write(tmp_path, plan.resolved()))
+    assert again == plan
+    other = load_training(write(tmp_path, MAPS.replace("n_eff = 10.0", "n_eff = 20.0")))
+    assert differences(plan.universes(), other.universes()) == ["lightcone.shape_noise.n_eff"]
+    assert buffer_bytes(plan, plan.grid, {}) == 400 * 16 * 2 * 4
+    assert warnings_of(plan) == ()
+    fine = load_training(write(tmp_path, MAPS.replace("pixels = 4", "pixels = 64")))
+    assert "pixels show all that there is" in warnings_of(fine)[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("[lightcone]", "[run]\n[nothing]", "lightcone is missing"),
+        ("shape_noise", "# shape_noise", "lightcone.shape_noise is missing: must be a table"),
+        ('"convergence"', '"density"', 'lightcone is given, but observation.kind = "density"'),
+        (
+            '"flowpm_dist.cosmoflow.network.map_models:convolutions"',
+            '"sc18"',
+            'network.name = "sc18": sees volumes; of maps it must',
+        ),
+        ("[network]", '[network]\ninput = "log1p"', 'network.input = "log1p": does not go with'),
+        ("[data]", "[data]\naugment = true", "data.augment = true: maps have edges"),
+        ("[data]", '[data]\nsource = "dummy"', 'data.source = "dummy": maps are simulated'),
+        ("[cosmology]", '[cosmology]\ntransfer = "camb"', 'cosmology.transfer = "camb": maps'),
+        ("z_max = 0.3", "z_max = 0.25", "lightcone.sources[1] reach to z = 0.3"),
+        ("view = 10.0", "view = 19.0", "lightcone.field_of_view = 19"),
+        ("[evolution]", "[evolution]\na_stop = 0.9", "evolution.a_stop ends the run at a = 0.9"),
+        ("[priors]", "[priors]\namplitude = [0.5, 2.0]", "priors.amplitude is given, but maps"),
+        ('"convergence"', '"convergence"\nredshifts = [1, 0]', "observation.redshifts"),
+    ],
+)
+def test_mistakes_about_maps_are_told(tmp_path, old, new, told):
+    assert old in MAPS
+    assert any(told in one for one in problems(tmp_path, MAPS.replace(old, new, 1)))
+
+
+def test_volumes_are_no_convergence(tmp_path):
+    text = GOOD.replace("[network]", '[network]\ninput = "convergence"')
+    (found,) = problems(tmp_path, text)
+    assert 'network.input = "convergence": does not go with observation.kind = "density"' in found

@@ -35,7 +35,7 @@ from flowpm_dist.config.simulation import load
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.training.parts import maker_of
-from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.parts import model_of, observed_of

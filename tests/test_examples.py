@@ -16,6 +16,9 @@ import tomli_w
 from commands import flowpm_here
 from test_docs import LOADERS
 
+from flowpm_dist.config.training import warnings_of
+from flowpm_dist.cosmoflow.network.keras_network import made_model
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BENCHMARKS = EXAMPLES.with_name("benchmarks")
 pytestmark = pytest.mark.timeout(300)
@@ -164,6 +167,17 @@ def test_survey_training():
     plan = LOADERS["network"]((EXAMPLES / "survey_training").with_suffix(".toml"))
     assert plan.parameters == ("Omega_m", "sigma8") and plan.network.input == "asinh"
     assert set(plan.observation.nuisances) == {"b1", "noise_amplitude"}
+
+
+def test_lensing_train():
+    """Its universes and its training are tested in tests/ranks/test_map_training.py."""
+    path = (EXAMPLES / "lensing_train").with_suffix(".toml")
+    plan = LOADERS["network"](path)
+    assert (plan.seen, plan.channels, plan.parameters) == ((12, 12, 1), 2, ("Omega_m", "sigma8"))
+    name, outputs = plan.network.name, plan.outputs
+    model = made_model(name, (12, 12, 2), outputs, "float32", 0)
+    assert model.output_shape == (None, outputs) and model.count_params() > 1e5
+    assert warnings_of(plan) == ()
 
 
 def test_cosmoflow(monkeypatch, folder):

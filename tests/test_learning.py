@@ -27,7 +27,8 @@ from flowpm_dist.cosmoflow.training.parts import (
     standardiser_of,
 )
 from flowpm_dist.cosmoflow.training.training import Trainer, predict
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, InSituSource, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch, InSituSource
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from meshimpl.process_mesh import ProcessMesh
 
 SMALL = Declaration(

@@ -79,8 +79,9 @@ def evaluate(
     """Judge trained networks on simulations they were not trained on, beside other methods."""
     with planning():
         fits = bool(posteriors or head or baseline)
-        wanted = posterior_options(head, baseline) if fits else None
         read = [read_training(folder) for folder in trainings]
+        of_maps = read[0].plan.lightcone is not None
+        wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
         for training in read:
             plan = training.plan
             held = plan.data.test if split is Split.test else plan.data.validation

@@ -19,7 +19,7 @@ from flowpm_dist.cli.resumable import (
     start,
 )
 from flowpm_dist.config.trained import read_training
-from flowpm_dist.config.training import load_training
+from flowpm_dist.config.training import load_training, warnings_of
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
@@ -131,7 +131,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     def estimate(self) -> Estimate:
         """See `ResumableJob.estimate`."""
         config, demand = self.config, self.demand
-        rate = measured_rate(self._kind, config.width**3)
+        rate = measured_rate(self._kind, config.cells)
         steps = config.total_steps - int(str(self.folder.mark().get("step", 0))) * self.resume
         seconds = None if rate is None else rate * self._cells * steps
         return demand.estimate(training_bytes(config, self.folder), seconds)
@@ -140,7 +140,12 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         """See `ResumableJob.remember`."""
         seconds = sum(outcome.phases.values())
         if seconds and outcome.step >= ENOUGH:
-            record_rate(self._kind, self.config.width**3, seconds / self._cells)
+            record_rate(self._kind, self.config.cells, seconds / self._cells)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `ResumableJob.warnings`."""
+        return warnings_of(self.config)
 
     @property
     def _kind(self) -> Kind:
@@ -150,7 +155,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     @property
     def _cells(self) -> int:
         """Cells of a batch."""
-        return self.config.training.batch * self.config.width**3
+        return self.config.training.batch * self.config.cells
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `ResumableJob.last_checkpoint`."""

@@ -12,7 +12,7 @@ from flowpm_dist.config.checks import ParsedRunFile, Problem
 from flowpm_dist.config.dependent_keys import DependentKeys
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
-from flowpm_dist.cosmology.options import CosmologyOptions
+from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.full_sky import FullSkyLensingOptions
 from flowpm_dist.jobs.light_cone import (
@@ -51,6 +51,26 @@ def light_cone_rules(file: ParsedRunFile) -> Iterator[Problem]:
     yield from source_problems(cone)
     if isinstance(cone, LensingOptions):
         yield from _combinations(file, cone)
+
+
+def maps_fit(file: ParsedRunFile) -> Iterator[Problem]:
+    """Yield problems of maps without a light cone with noise, and of light cones without maps."""
+    cone, kind = file.sections.get(SECTION), file.value("observation", "kind")
+    if kind != "convergence":
+        if cone is not None and kind is not None:
+            what = f'is given, but observation.kind = "{kind}": must be "convergence", or leave it'
+            yield Problem(SECTION, f"{what} out")
+        return
+    if cone is None:
+        what = 'is missing: with kind = "convergence" it says what is seen, as of simulate'
+        yield Problem(SECTION, what)
+        return
+    if "shape_noise" not in file.given[SECTION]:
+        allowed = ConvergenceOptions.model_fields["shape_noise"].description
+        yield Problem(f"{SECTION}.shape_noise", f"is missing: must be {allowed}")
+    if (structure := file.value("observation", "structure")) not in (None, "pm"):
+        what = f'= "{structure}": a light cone sees the steps of the particle mesh; must be "pm"'
+        yield Problem("observation.structure", what)
 
 
 def light_cone_model(table: Mapping[str, Any]) -> type[Options]:
@@ -184,7 +204,7 @@ def distance_of(file: ParsedRunFile, cone: DepthOptions) -> float | None:
     Where parameters have priors, it is the greatest that it may be.
     """
     cosmology, z = file.sections.get("cosmology"), _number(cone, "z_max")
-    if not isinstance(cosmology, CosmologyOptions) or z is None:
+    if not isinstance(cosmology, PartialCosmologyOptions) or z is None:
         return None
     ends = {}
     for name in ("Omega_m", "w0", "wa"):

@@ -19,6 +19,11 @@ from flowpm_dist.options import three
 GOES_WITH = (
     DependentKeys("observation.kind", ("density",), ("observation.sigma",)),
     DependentKeys("observation.kind", ("counts",), ("observation.mean_count",)),
+    DependentKeys(
+        "observation.kind",
+        ("density", "counts"),
+        tuple(f"observation.{key}" for key in ("redshift_space", "bias", "mask", "redshifts")),
+    ),
     DependentKeys("observation.bias", (), ("observation.bias_scheme",), goes_with="bias"),
 )
 """Keys that have no meaning beside some values of others."""

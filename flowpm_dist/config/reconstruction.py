@@ -24,7 +24,7 @@ from flowpm_dist.config.checks import (
     to_toml,
 )
 from flowpm_dist.config.dependent_keys import DependentKeys, idle_key_problems, idle_keys
-from flowpm_dist.config.light_cone import SECTION, light_cone_rules, pixel_warnings
+from flowpm_dist.config.light_cone import SECTION, light_cone_rules, maps_fit, pixel_warnings
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.observation_rules import (
     files_fit,
@@ -62,11 +62,7 @@ from flowpm_dist.reconstruction.options import (
 )
 from flowpm_dist.reconstruction.plan import ReconstructionPlan, search_mesh
 
-OF_VOLUMES = (
-    *(f"observation.{key}" for key in ("redshift_space", "bias", "mask")),
-    "data.noise_seed",
-    "likelihood.name",
-)
+OF_VOLUMES = ("data.noise_seed", "likelihood.name")
 """Goes with densities and counts, not with maps, whose noise has the seed of its shape_noise."""
 
 GOES_WITH = (
@@ -217,26 +213,11 @@ def _noise(file: ParsedRunFile) -> Iterator[Problem]:
     return needed_noise(file, ("sigma", "density"), ("mean_count", "counts"))
 
 
-def _maps(file: ParsedRunFile) -> Iterator[Problem]:
-    """Maps have a light cone with noise, through the particle mesh; densities have none."""
-    cone, kind = file.sections.get(SECTION), file.value("observation", "kind")
-    if kind != "convergence":
-        if cone is not None and kind is not None:
-            what = f'is given, but observation.kind = "{kind}": must be "convergence", or leave it'
-            yield Problem(SECTION, f"{what} out")
-        return
-    if cone is None:
-        what = 'is missing: with kind = "convergence" it says what is seen, as of simulate'
-        yield Problem(SECTION, what)
-        return
-    if "shape_noise" not in file.given[SECTION]:
-        allowed = ConvergenceOptions.model_fields["shape_noise"].description
-        yield Problem(f"{SECTION}.shape_noise", f"is missing: must be {allowed}")
-    if (structure := file.value("observation", "structure")) not in (None, "pm"):
-        what = f'= "{structure}": a light cone sees the steps of the particle mesh; must be "pm"'
-        yield Problem("observation.structure", what)
+def _stages_of_maps(file: ParsedRunFile) -> Iterator[Problem]:
+    """Maps are not smoothed."""
     stages = file.value("search", "stages") or ()
-    if smoothed := [radius for radius, *_ in stages if radius]:
+    smoothed = [radius for radius, *_ in stages if radius]
+    if smoothed and file.value("observation", "kind") == "convergence":
         what = f"has radius {smoothed[0]:g}: maps are not smoothed; each must be 0"
         yield Problem("search.stages", what)
 
@@ -337,7 +318,8 @@ RULES: list[Rule] = [
     model_fits,
     _origin,
     _noise,
-    _maps,
+    maps_fit,
+    _stages_of_maps,
     light_cone_rules,
     _one_time,
     _idle,

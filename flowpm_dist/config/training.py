@@ -13,6 +13,7 @@ from typing import Any
 from flowpm_dist.config.checks import ParsedRunFile, check_sections, models_of, read_table, to_table
 from flowpm_dist.config.dataset_tables import with_dataset
 from flowpm_dist.config.dependent_keys import idle_keys
+from flowpm_dist.config.light_cone import SECTION, pixel_warnings
 from flowpm_dist.config.objects import simulation_plan
 from flowpm_dist.config.sections import EvolutionSection
 from flowpm_dist.config.settings import Settings
@@ -40,11 +41,12 @@ from flowpm_dist.cosmoflow.planning.options import (
 from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan
 from flowpm_dist.cosmoflow.planning.presets import with_preset
 from flowpm_dist.cosmoflow.volumes.draws import most_filled
-from flowpm_dist.cosmology.options import PartialCosmologyOptions
+from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.evolution.options import HaloOptions, RunOptions
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.options import Options
 
@@ -68,6 +70,7 @@ class TrainingRunFile(Options):
     mesh: BatchedMeshOptions
     run: HaloOptions
     observation: ObservationOptions
+    lightcone: ConvergenceOptions | None = None
 
     def plan(self) -> TrainingPlan:
         """Returns the training as one object."""
@@ -85,6 +88,7 @@ class TrainingRunFile(Options):
             mesh=self.mesh.shape,
             settings=self.settings(),
             observation=record_of(self.observation, drawn, simulates=self.simulates),
+            lightcone=self.lightcone,
         )
 
     @property
@@ -127,9 +131,19 @@ def load_training(path: str | Path, settings: Settings | None = None) -> Trainin
     dependent = [(key, each.other, each.values) for each in GOES_WITH for key in each.keys]
     table = with_preset(read_table(source, settings), dependent)
     table = with_dataset(table, source.parent)
-    sections = check_sections(table, source, MODELS, RULES)
+    sections = check_sections(table, source, MODELS, RULES, optional=(SECTION,))
     completed = _completed(ParsedRunFile(sections, {}, source.parent))
     return TrainingRunFile.model_validate(completed).plan()
+
+
+def warnings_of(plan: TrainingPlan) -> tuple[str, ...]:
+    """Returns what a user should know before a training begins."""
+    if plan.lightcone is None:
+        return ()
+    middle = {name: sum(ends) / 2 for name, ends in plan.priors.drawn.items() if name in VARIABLE}
+    cosmology = CosmologyOptions(**{**plan.fixed_parameters, **middle})
+    cells = [plan.simulation.force.mesh_factor * n for n in plan.grid]
+    return pixel_warnings(plan.lightcone, cosmology, plan.box_size, cells)
 
 
 def _completed(file: ParsedRunFile) -> dict[str, Options]:
@@ -161,9 +175,9 @@ def _completed(file: ParsedRunFile) -> dict[str, Options]:
         data["parameters"] = dataset[0].parameters
     public = file.value("data", "source") == "files" and dataset is None
     if file.value("data", "augment") is None:
-        arrays = file.value("data", "source") == "arrays"
+        parts = public or file.value("data", "source") == "arrays" or SECTION in file.sections
         stays = bool(observation_of(file).files)
-        data["augment"] = not stays and ("symmetries" if public or arrays else True)
+        data["augment"] = not stays and ("symmetries" if parts else True)
     if file.value("network", "input") is None:
         network["input"] = "log1p-counts" if public else input_of(observation_of(file))
     changes = {"training": training, "data": data, "network": network}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem
 from flowpm_dist.config.dataset_tables import stated
+from flowpm_dist.config.light_cone import light_cone_rules, maps_fit
 from flowpm_dist.config.observation_rules import (
     files_fit,
     given_priors,
@@ -17,6 +18,7 @@ from flowpm_dist.config.observation_rules import (
     nuisances_fit,
     redshifts_fit,
 )
+from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
 from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
@@ -24,6 +26,10 @@ from flowpm_dist.options import Options
 
 OF_DENSITIES = ("log1p", "log1p-counts")
 """Inputs of a network that take no values below 0."""
+
+
+OF_MAPS = "flowpm_dist.cosmoflow.network.map_models:convolutions"
+"""A network of maps, see there."""
 
 
 def observation_of(file: ParsedRunFile) -> ObservationOptions:
@@ -34,8 +40,8 @@ def observation_of(file: ParsedRunFile) -> ObservationOptions:
 
 def input_of(options: ObservationOptions) -> str:
     """Returns what is done to volumes of an observation before a network sees them."""
-    if options.kind == "counts":
-        return "log1p-counts"
+    if options.kind != "density":
+        return "log1p-counts" if options.kind == "counts" else options.kind
     return "log1p" if options.is_positive else "asinh"
 
 
@@ -52,9 +58,6 @@ def _simulates(file: ParsedRunFile) -> bool:
 
 
 def _of_model(file: ParsedRunFile) -> Iterator[Problem]:
-    if file.value("observation", "kind") == "convergence":
-        what = '= "convergence": maps can be reconstructed from; must be "density" or "counts", as '
-        yield Problem("observation.kind", f"{what}a network sees volumes")
     yield from model_fits(file)
     yield from nuisances_fit(file)
     yield from needed_noise(file, ("mean_count", "counts"))
@@ -78,9 +81,35 @@ def _targets(file: ParsedRunFile) -> Iterator[Problem]:
             yield Problem("priors.targets", what)
 
 
+def _maps(file: ParsedRunFile) -> Iterator[Problem]:
+    """Maps are simulated while a Keras model learns from them, and are not periodic."""
+    maps = file.value("observation", "kind") == "convergence"
+    chosen, name = file.value("network", "input"), file.value("network", "name")
+    if chosen is not None and (chosen == "convergence") != maps:
+        kind = file.value("observation", "kind") or "density"
+        what = f'= "{chosen}": does not go with observation.kind = "{kind}"'
+        yield Problem("network.input", what)
+    if not maps:
+        return
+    if not _simulates(file) and (source := file.value("data", "source")) is not None:
+        what = f'= "{source}": maps are simulated while the network learns; must be "simulate"'
+        yield Problem("data.source", what)
+    if name is not None and not declaration(name).is_keras:
+        what = f'= "{name}": sees volumes; of maps it must be a Keras model, such as "{OF_MAPS}"'
+        yield Problem("network.name", what)
+    if file.value("data", "augment") is True:
+        what = "= true: maps have edges, where a shift leaves a seam: give "
+        yield Problem("data.augment", f'{what}"symmetries" or false')
+    if file.value("cosmology", "transfer") == "camb":
+        what = '= "camb": maps are made of many cosmologies at once: use "eisenstein-hu"'
+        yield Problem("cosmology.transfer", what)
+
+
 def _input(file: ParsedRunFile) -> Iterator[Problem]:
     """The network's input takes what is seen."""
     options, chosen = observation_of(file), file.value("network", "input")
+    if options.kind == "convergence":
+        return
     if chosen in OF_DENSITIES and not options.is_positive:
         what = f'= "{chosen}": what [observation] sees may be below 0; give "asinh" or "density"'
         yield Problem("network.input", what)
@@ -121,7 +150,7 @@ def _of_dataset(file: ParsedRunFile) -> Iterator[Problem]:
             yield Problem(f"priors.{name}", what)
 
 
-RULES = [_of_model, _targets, _input, _augment, _of_dataset]
+RULES = [_of_model, maps_fit, light_cone_rules, _maps, _targets, _input, _augment, _of_dataset]
 """All that must hold between [observation] and the rest of a training's run file."""
 
 

@@ -37,7 +37,9 @@ _HOMES = {
     "TrainingOptions": "planning.options",
     "TrainingPlan": "planning.plan",
     "TrainingRun": "training.run",
-    "UniverseMaker": "volumes.in_situ",
+    "MapMaker": "volumes.maps",
+    "UniverseMaker": "volumes.universes",
+    "VolumeMaker": "volumes.universes",
 }
 
 __all__ = [

@@ -114,6 +114,28 @@ class ConvergenceOptions(PopulationOptions, LightConeOptions):
 
         return LightCone(**self.part(LightConeOptions).model_dump())
 
+    def pixel_sigma(self) -> float:
+        """Returns the standard deviation of the shape noise of a pixel, which must be given [1]."""
+        from flowpm_dist.observables.lensing.noise import shape_noise_sigma
+
+        asked = self.shape_noise
+        assert asked is not None
+        return float(shape_noise_sigma(asked.sigma_e, asked.n_eff, (self.fov / self.pixels) ** 2))
+
+    def noise(self, seed: int) -> np.ndarray:
+        """Returns shape noise, which must be given, in maps [source, x, y] [1], float64.
+
+        Args:
+            seed: in place of the one that is given.
+        """
+        from flowpm_dist.observables.lensing.noise import shape_noise
+
+        asked, sides = self.shape_noise, (self.pixels, self.pixels)
+        assert asked is not None
+        each = np.full(len(self.sources), asked.sigma_e)
+        drawn = shape_noise(sides, self.fov, each, asked.n_eff, seed, 1, np.float64)
+        return np.asarray(drawn[:, 0])
+
 
 class LensingOptions(ConvergenceOptions):
     """What is seen of a simulation on the light cone, and the lensing by it.

@@ -138,8 +138,8 @@ class ObservationOptions(ForwardModelOptions):
     Run files of all jobs have them as their section [observation].
 
     Attributes:
-        kind: a "density" with Gaussian noise, or "counts", which are Poisson distributed; in
-            reconstructions also "convergence", maps of weak lensing.
+        kind: a "density" with Gaussian noise, "counts", which are Poisson distributed, or
+            "convergence", maps of weak lensing with the noise of shapes.
         sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
         mean_count: the mean count of a cell of mean density.
         mask: the share of each cell that is observed.
@@ -169,6 +169,11 @@ class ObservationOptions(ForwardModelOptions):
     )
 
     @property
+    def line_of_sight(self) -> LineOfSight | None:
+        """The direction in which the survey looks; None where all are alike."""
+        return "z" if self.kind == "convergence" else self.redshift_space
+
+    @property
     def channels(self) -> int:
         """The number of values of a cell."""
         return 1 if self.redshifts is None else len(self.redshifts)
@@ -196,7 +201,7 @@ class ObservationOptions(ForwardModelOptions):
     @property
     def is_noisy(self) -> bool:
         """Whether what is seen differs from the density by chance."""
-        return self.kind == "counts" or self.sigma is not None
+        return self.kind in ("counts", "convergence") or self.sigma is not None
 
     @property
     def is_positive(self) -> bool:
@@ -206,7 +211,8 @@ class ObservationOptions(ForwardModelOptions):
     @property
     def is_positive_without_noise(self) -> bool:
         """Whether the density that is seen is never below 0 before noise is added."""
-        return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
+        of_particles = self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
+        return of_particles and self.kind != "convergence"
 
     @property
     def own_values(self) -> dict[str, float]:

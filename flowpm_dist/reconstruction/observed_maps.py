@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.jobs.light_cone import ConvergenceOptions
-from flowpm_dist.observables.lensing.noise import shape_noise, shape_noise_sigma
 from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.reconstruction.likelihoods import GaussianMaps
@@ -47,17 +46,10 @@ class ObservedMaps:
         else:
             mock = Mock.of(model, asked.mock_seed)
             data = np.asarray(mock.seen, np.float64)
-            data = data + (noise_of(cone) if asked.add_noise else 0.0)
+            if asked.add_noise:
+                assert cone.shape_noise is not None
+                data = data + cone.noise(cone.shape_noise.seed)
         return cls(data, likelihood_of_maps(cone, model.simulation.box, data), mock)
-
-
-def noise_of(cone: ConvergenceOptions) -> np.ndarray:
-    """Returns the noise of the shapes of galaxies in maps [source, x, y] [1], float64."""
-    asked, sides = cone.shape_noise, (cone.pixels, cone.pixels)
-    assert asked is not None
-    each = np.full(len(cone.sources), asked.sigma_e)
-    drawn = shape_noise(sides, cone.fov, each, asked.n_eff, asked.seed, 1, tf.float64)
-    return np.asarray(drawn[:, 0])
 
 
 def likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) -> GaussianMaps:
@@ -68,7 +60,4 @@ def likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) -> 
         box: of one universe, or of several chains.
         data: [source, x, y].
     """
-    asked = cone.shape_noise
-    assert asked is not None
-    sigma = shape_noise_sigma(asked.sigma_e, asked.n_eff, (cone.fov / cone.pixels) ** 2)
-    return GaussianMaps(box, tf.constant(data, box.dtype), float(sigma))
+    return GaussianMaps(box, tf.constant(data, box.dtype), cone.pixel_sigma())

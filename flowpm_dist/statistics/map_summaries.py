@@ -22,8 +22,8 @@ BINS_PER_OCTAVE = 2
 HEIGHTS = np.linspace(-3.0, 7.0, 11)
 """Edges of bins of peaks [standard deviations of the noise]."""
 
-LEVELS = np.linspace(-6.0, 8.0, 29)
-"""Edges of bins of pixels [standard deviations of the noise]."""
+LEVELS = np.array([-np.inf, *np.linspace(-6.0, 8.0, 29)[1:-1], np.inf])
+"""Edges of bins of pixels [standard deviations of the noise]; every pixel is in one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class NoisyMaps:
     fov: float
     sigma: float
 
+    @property
+    def power_edges(self) -> np.ndarray:
+        """Edges of the bins of the angular power [bin + 1], see `BINS_PER_OCTAVE`."""
+        pixels = self.kappa.shape[-1]
+        count = max(1, int(BINS_PER_OCTAVE * np.log2(pixels / 2) + 1e-9))
+        return 2 * np.pi / self.fov * np.geomspace(1.0, pixels / 2, count + 1)
+
     def coarser(self) -> NoisyMaps:
         """Returns the means over squares of 2 x 2 pixels; an odd last one is left out."""
         half = self.kappa.shape[-1] // 2
@@ -54,9 +61,7 @@ MapStatistic = Callable[[NoisyMaps], np.ndarray]
 
 def map_power(maps: NoisyMaps) -> np.ndarray:
     """Returns ln C_l of each source, and C_l of pairs over the root of those of both."""
-    pixels, fov = maps.kappa.shape[-1], maps.fov
-    count = max(1, int(BINS_PER_OCTAVE * np.log2(pixels / 2) + 1e-9))
-    edges = 2 * np.pi / fov * np.geomspace(1.0, pixels / 2, count + 1)
+    fov, edges = maps.fov, maps.power_edges
     first, second = np.triu_indices(maps.kappa.shape[1], 1)
     auto = angular_power(maps.kappa, fov, edges).power
     found = [np.log(auto).reshape(len(auto), -1)]

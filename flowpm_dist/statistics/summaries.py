@@ -20,7 +20,6 @@ from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, convolve
 from flowpm_dist.options import object_named
-from flowpm_dist.statistics import cell_values
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.bispectrum import bispectrum
 from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
@@ -90,7 +89,8 @@ def reduced_bispectrum(density: Field) -> np.ndarray:
     return found.bispectrum / (first * second + second * third + third * first)
 
 
-DEFINITION = zlib.crc32(b"".join(Path(p).read_bytes() for p in (__file__, cell_values.__file__)))
+_FILES = ("summaries.py", "cell_values.py", "map_summaries.py")
+DEFINITION = zlib.crc32(b"".join(Path(__file__).with_name(n).read_bytes() for n in _FILES))
 """Changes with these files: what was measured otherwise must not be mixed with these."""
 
 STATISTICS: dict[str, Statistic] = {

@@ -34,8 +34,8 @@ from flowpm_dist.cosmoflow.training.parts import maker_of, network_of, optimiser
 from flowpm_dist.cosmoflow.training.trained import TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OutputError

@@ -12,13 +12,13 @@ from scipy import stats
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.volumes.augmentation import View
-from flowpm_dist.cosmoflow.volumes.in_situ import (
+from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.universes import (
     HISTOGRAM_EDGES,
     OF_SURVEY,
     Lanes,
-    UniverseMaker,
+    VolumeMaker,
 )
-from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
@@ -78,7 +78,7 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     own = simulation(mesh.without("replica"))
     noise, lanes = SurveyNoise(options, own.box), Lanes.of(mesh, BATCH)
     model, values = forward_model_of(options, own), CellValues(positive=False)
-    maker = UniverseMaker(model, PRIORS, lanes, ["sigma8"], noise, values)
+    maker = VolumeMaker(model, PRIORS, lanes, ["sigma8"], noise, values)
     made = maker.make("train", 0)
     np.testing.assert_allclose(made.histogram.sum(axis=1), 1, rtol=1e-13)
     np.testing.assert_array_equal(made.edges, values.bins(HISTOGRAM_EDGES))

@@ -19,15 +19,15 @@ from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, summarise
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
 from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.in_situ import (
+from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource
+from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.universes import (
     OF_SURVEY,
     Generation,
-    InSituSource,
     Lanes,
-    UniverseMaker,
+    VolumeMaker,
     noise_key,
 )
-from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.progress import Progress
@@ -108,14 +108,14 @@ def test_each_channel_is_the_model_at_its_redshift(structure):
     model, noise = forward_model_of(options, own), SurveyNoise(options, own.box)
     times = options.scale_factors(EDGES[-1])
     assert times == list(EDGES[1:])
-    maker = UniverseMaker(model, priors, lanes, ["sigma8"], noise, times=times)
+    maker = VolumeMaker(model, priors, lanes, ["sigma8"], noise, times=times)
     made = maker.make("train", 0)
     place = own.box.place[-3:]
     wanted = [volume[place] for volume in expected["volumes"][list(lanes)]]
     np.testing.assert_allclose(made.volumes, wanted, rtol=0, atol=1e-11)
     assert made.power.shape == (lanes.count, 3 * made.k.size)
     if structure == "1lpt":
-        single = UniverseMaker(model, priors, lanes, ["sigma8"], noise).make("train", 0)
+        single = VolumeMaker(model, priors, lanes, ["sigma8"], noise).make("train", 0)
         np.testing.assert_array_equal(single.volumes, made.volumes[..., -1])
         np.testing.assert_array_equal(single.power, made.power[:, -made.k.size :])
 

@@ -20,7 +20,7 @@ from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.training import sources
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
 from flowpm_dist.cosmoflow.training.parts import cell_values_of, header_of
-from flowpm_dist.cosmoflow.volumes.in_situ import Generation, Lanes
+from flowpm_dist.cosmoflow.volumes.universes import Generation, Lanes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
 

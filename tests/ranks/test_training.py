@@ -23,7 +23,8 @@ from flowpm_dist.cosmoflow.training.trained import trained_network
 from flowpm_dist.cosmoflow.training.training import DivergedError, Trainer
 from flowpm_dist.cosmoflow.volumes.augmentation import View, block_of, seen, whole_volumes
 from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.tables import read_rows
 

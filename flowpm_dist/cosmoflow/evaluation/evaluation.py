@@ -51,8 +51,9 @@ from flowpm_dist.cosmoflow.training.trained import (
 from flowpm_dist.cosmoflow.training.training import predict
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import HISTOGRAM_EDGES, Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch
 from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
+from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES, Lanes
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
@@ -335,7 +336,9 @@ def judge(
     curves = network_curves(groups, scores)
     baselines: dict[str, Predictions] = {}
     if sets:
-        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in methods.BASELINES}
+        of_maps = largest.training.plan.lightcone is not None
+        known = methods.MAP_BASELINES if of_maps else methods.BASELINES
+        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in known}
         measured = len(sets[split].truth)
         if measured < samples:
             notes.append(
@@ -347,7 +350,7 @@ def judge(
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
         sizes = curve_sizes(len(sets["train"].truth))
         splits = sets["train"], sets["validation"], sets[split]
-        curves |= methods.learning_curve(methods.BASELINES[1:], *splits, sizes)
+        curves |= methods.learning_curve(known[1:], *splits, sizes)
     main, predictions = next(iter(networks)), {**networks, **baselines}
     return Evaluation(
         main=main,

@@ -23,9 +23,11 @@ from flowpm_dist.cosmoflow.scores.paired import (
     mean_difference,
 )
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.options import object_named
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
 from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.novelty import FeatureDensity
+from flowpm_dist.statistics.map_summaries import MAP_STATISTICS
 from flowpm_dist.statistics.summaries import joined, statistic_of
 
 SAMPLES = 1000
@@ -44,7 +46,10 @@ def check_names(options: PosteriorOptions) -> None:
         for head in options.heads:
             head_of(head)
         for statistic in options.statistics:
-            statistic_of(statistic)
+            if options.of_maps:
+                object_named(statistic, MAP_STATISTICS, "statistic of maps")
+            else:
+                statistic_of(statistic)
     except ValueError as error:
         raise PosteriorError(str(error)) from error
 

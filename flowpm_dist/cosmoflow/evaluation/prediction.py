@@ -14,6 +14,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     posterior_of_volume,
 )
 from flowpm_dist.cosmoflow.training.trained import Training, trained_network
+from flowpm_dist.cosmoflow.volumes.map_layout import as_volumes
 from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, RecordError, read_header
 from flowpm_dist.cosmoflow.volumes.volume import (
     as_observed,
@@ -22,8 +23,11 @@ from flowpm_dist.cosmoflow.volumes.volume import (
     read_part,
     refuse_values,
 )
+from flowpm_dist.io.light_cone_maps import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
@@ -63,7 +67,11 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
     Raises:
         VolumeError, ObservationError: see `predict_volume`.
     """
-    plan, volume = training.plan, open_volume(volume_path)
+    plan = training.plan
+    if plan.lightcone is not None:
+        _maps(plan.lightcone, Path(volume_path), box_size)
+        return
+    volume = open_volume(volume_path)
     channels: int | None = plan.channels
     if plan.data.source == "arrays":
         header = training.header()
@@ -152,8 +160,8 @@ def predict_volume(
 
     Args:
         training: whose network is asked.
-        volume_path: see `open_volume`. A density or counts: it is divided by its mean where those
-            were that the network was trained on.
+        volume_path: see `open_volume`, or of maps `read_convergence`. A density or counts: it is
+            divided by its mean where those were that the network was trained on.
         mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
@@ -173,27 +181,15 @@ def predict_volume(
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
     from flowpm_dist.cosmoflow.training.training import in_physical_units
 
-    plan, volume = training.plan, open_volume(volume_path)
-    header = training.header()
-    a = _scale_factor(training)
-    channels = training.channels(header)
-    notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
-    notes += check_observation_once(plan.observation, volume, mesh)
-    progress.note(f"reading {volume.where}")
-    block = _read_block(volume, mesh, _seen_by(training))
-    mean = _checked_mean(volume, block, mesh, _seen_by(training))
-    if training.divides_by_mean(header):
-        notes += _normalise(block, mean)
-    elif (
-        header is not None
-        and header.unit not in COUNTED
-        and np.any(np.abs(mean - 1) > MEAN_TOLERANCE)
-    ):
-        notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
+    cone = training.plan.lightcone
+    if cone is None:
+        block, notes = _volume(training, volume_path, mesh, progress, box_size)
+    else:
+        kappa = _maps(cone, Path(volume_path), box_size)
+        block, notes = as_volumes(kappa[np.newaxis])[0], _notes_of_maps(cone, Path(volume_path))
     progress.note("asking the network; compiling")
     asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
     network, standardiser = asked.network, asked.standardiser
-    block = block[..., 0] if channels == 1 else block
     features = features_of(network, block[np.newaxis])
     values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
     posterior, said = posterior_of_volume(training, volume_path, features, asked.step, head)
@@ -207,6 +203,62 @@ def predict_volume(
     if posterior is None:
         notes += _beyond(parameters, standardiser)
     return Found(parameters, tuple(notes), posterior)
+
+
+def _volume(
+    training: Training,
+    path: str | Path,
+    mesh: ProcessMesh,
+    progress: Progress,
+    box_size: float | None,
+) -> tuple[np.ndarray, list[str]]:
+    """Returns this rank's block of a volume, as the network takes it, and notes."""
+    plan, volume, header = training.plan, open_volume(path), training.header()
+    a, channels = _scale_factor(training), training.channels(header)
+    notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
+    notes += check_observation_once(plan.observation, volume, mesh)
+    progress.note(f"reading {volume.where}")
+    block = _read_block(volume, mesh, _seen_by(training))
+    mean = _checked_mean(volume, block, mesh, _seen_by(training))
+    if training.divides_by_mean(header):
+        notes += _normalise(block, mean)
+    elif (
+        header is not None
+        and header.unit not in COUNTED
+        and np.any(np.abs(mean - 1) > MEAN_TOLERANCE)
+    ):
+        notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
+    return block[..., 0] if channels == 1 else block, notes
+
+
+def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.ndarray:
+    """Returns maps of a file [source, x, y] [1], float64.
+
+    Raises:
+        ObservationError: they are not such as the network was trained on.
+    """
+    if box_size is not None:
+        raise ObservationError("--box-size is that of a volume, and the network sees maps")
+    kappa = read_convergence(path, len(cone.sources), cone.pixels, cone.field_of_view)
+    if path.suffix != ".npy":
+        told = load_light_cone(path).attributes.get("sources") or ()
+        there, own = [each.get("name") for each in told], [each.name for each in cone.sources]
+        if there != own:
+            raise ObservationError(
+                f"{path} has the sources {', '.join(map(str, there))}; the network was trained on "
+                f"{', '.join(own)}: train one for them"
+            )
+    return kappa
+
+
+def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
+    """Returns what one should know about maps of a file, in sentences."""
+    if path.suffix == ".npy":
+        return []
+    return [
+        f"{path} has maps without the noise of shapes, of {cone.pixel_sigma():.3g} in a pixel, "
+        "which the network learned with: the answer is one for maps with that noise."
+    ]
 
 
 def _read_block(volume: Volume, mesh: ProcessMesh, seen: ObservationOptions | None) -> np.ndarray:

@@ -16,10 +16,13 @@ from flowpm_dist.cosmoflow.training.parts import block_of_volumes, cell_values_o
 from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch
+from flowpm_dist.cosmoflow.volumes.map_layout import as_maps
 from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.statistics.map_summaries import MAP_STATISTICS, NoisyMaps, measured_maps
 from flowpm_dist.statistics.summaries import DEFINITION, STATISTICS, measured
 from meshimpl.process_mesh import ProcessMesh
 
@@ -45,7 +48,8 @@ class SplitSummaries:
 
     def write(self, path: Path) -> None:
         """Writes what does not depend on a user's own code to a .npz file. Raises WriteError."""
-        kept = {k: v for k, v in self.parts.items() if k in (OUTPUTS, HIDDEN, *STATISTICS)}
+        known = {OUTPUTS, HIDDEN, *STATISTICS, *MAP_STATISTICS}
+        kept = {name: values for name, values in self.parts.items() if name in known}
         numbers = {"step": np.array(self.step), "definition": np.array(DEFINITION)}
         save_arrays(path, {"truth": self.truth, **numbers, **kept})
 
@@ -80,7 +84,8 @@ def summarise(
     Args:
         training: whose network is asked.
         splits: their names.
-        statistics: names of `STATISTICS`, or "package.module:function".
+        statistics: names of `STATISTICS`, or of maps of `MAP_STATISTICS`, or
+            "package.module:function".
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
         which: the weights, "best" of the validations or "last".
@@ -185,13 +190,21 @@ def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarra
 def _measured(
     training: Training, statistics: Sequence[str], volumes: np.ndarray, mesh: ProcessMesh
 ) -> dict[str, np.ndarray]:
-    """Returns statistics of a batch, [n, value] each, of all replicas and channels.
+    """Returns statistics of a batch of volumes or maps, [n, value] each, of all replicas.
+
+    Those of volumes are of one channel after another.
 
     Volumes in files are measured one at a time: the memory of a batch of fields, which simulating
     one takes anyway, is not foreseen for them.
     """
-    together, box_size = len(volumes) if training.simulated else 1, training.plan.box_size
-    values = cell_values_of(training.plan)
+    plan = training.plan
+    if plan.lightcone is not None:
+        cone = plan.lightcone
+        maps = NoisyMaps(as_maps(volumes), cone.fov, cone.pixel_sigma())
+        found = measured_maps(statistics, maps)
+        return {name: of_all_replicas(values, mesh) for name, values in found.items()}
+    together, box_size = len(volumes) if training.simulated else 1, plan.box_size
+    values = cell_values_of(plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):
         fields = fields_of(volumes[first : first + together], box_size, mesh)

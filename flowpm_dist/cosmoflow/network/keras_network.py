@@ -41,11 +41,12 @@ class KerasNetwork(tf.Module):
 
     Args:
         name: of a function "package.module:function" that is given the shape of the input,
-            (width, width, width, channels), and the number of outputs, and returns a
-            `keras.Model` from batches of such volumes to [batch, outputs].
+            (width, width, width, channels) or, of maps, (width, width, channels), and the number
+            of outputs, and returns a `keras.Model` from batches of such to [batch, outputs].
         mesh: the ranks, of the axis `replica` alone, or others of size 1.
         width, batch, parameters, channels, loss, input, within: see `Network`.
         precision: Keras's policy while the model is made: "bfloat16" is "mixed_bfloat16".
+        flat: whether volumes are maps, of one layer [batch, width, width, 1] or with channels.
         seed: of the weights.
 
     Raises:
@@ -68,6 +69,7 @@ class KerasNetwork(tf.Module):
         input: str = "log1p",
         precision: Precision = "float32",
         within: float | None = None,
+        flat: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(name="keras_network")
@@ -79,7 +81,8 @@ class KerasNetwork(tf.Module):
         self._input = INPUTS[input]
         self._dtype = tf.float64 if precision == "float64" else tf.float32
         self.stopwatch = Stopwatch()
-        shape = (width, width, width, channels)
+        self.flat = flat
+        shape = (*((width,) * (2 if flat else 3)), channels)
         self.model = made_model(name, shape, self.outputs, precision, seed)
         kept, others = self.model.non_trainable_weights, self.model.non_trainable_variables
         self.weights = [weight.value for weight in self.model.trainable_weights]
@@ -111,7 +114,8 @@ class KerasNetwork(tf.Module):
 
     def _prepared(self, volume: tf.Tensor) -> tf.Tensor:
         x = self._input(tf.cast(volume, self._dtype))
-        return x if self.channels > 1 else x[..., tf.newaxis]
+        x = x if self.channels > 1 else x[..., tf.newaxis]
+        return tf.squeeze(x, 3) if self.flat else x
 
     def _outputs(self, volume: tf.Tensor, *, training: bool) -> tf.Tensor:
         outputs = tf.cast(self.model(self._prepared(volume), training=training), self._dtype)

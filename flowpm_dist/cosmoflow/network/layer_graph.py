@@ -30,11 +30,15 @@ from meshimpl.operations import layers
 from meshimpl.operations.convolution import convolution
 from meshimpl.operations.local import layer
 
+USUAL_CONVERGENCE = 0.02
+"""About that of lines of sight to galaxies at a redshift of 1; networks are given multiples."""
+
 INPUTS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "density": tf.identity,
     "log1p": lambda density: tf.math.log1p(density) - np.log(2.0),
     "log1p-counts": tf.math.log1p,
     "asinh": lambda density: tf.math.asinh(density - 1),
+    "convergence": lambda convergence: convergence / USUAL_CONVERGENCE,
 }
 """What may be done to the volumes: "log1p" and "asinh" are 0 at the mean density, "log1p-counts" at
 0. "asinh" also takes densities below 0, as noise makes them.

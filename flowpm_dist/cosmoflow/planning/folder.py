@@ -125,5 +125,5 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     needed = ((plan.training.keep + 1) * 3 + 2) * weights * itemsize
     if plan.simulates and not folder.held_out.exists():
         held_out = (plan.data.validation + plan.data.test) * plan.channels
-        needed += held_out * plan.width**3 * itemsize
+        needed += held_out * plan.cells * itemsize
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps

@@ -36,8 +36,9 @@ OF_ANOTHER_STATISTIC = 10
 
 
 def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
-    """Returns the size of a volume with all its channels [bytes]."""
-    return plan.channels * math.prod(grid) * (8 if plan.network.precision == "float64" else 4)
+    """Returns the size of a volume, or of maps, with all channels [bytes]."""
+    cells = math.prod(grid) if plan.lightcone is None else plan.cells
+    return plan.channels * cells * (8 if plan.network.precision == "float64" else 4)
 
 
 def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:

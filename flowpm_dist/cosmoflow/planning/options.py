@@ -122,10 +122,10 @@ class NetworkOptions(Options):
     loss: Literal["likelihood", "l1", "l2"] = Field(
         default="likelihood", description='"likelihood" (with error bars), "l1" or "l2"'
     )
-    input: Literal["log1p", "log1p-counts", "asinh", "density"] | None = Field(
+    input: Literal["log1p", "log1p-counts", "asinh", "density", "convergence"] | None = Field(
         default=None,
         description='"log1p", ln((1 + density) / 2), "log1p-counts", ln(1 + counts), "asinh", '
-        'arsinh(density - 1), or "density"',
+        'arsinh(density - 1), "density", or "convergence", of maps, over 0.02',
     )
     precision: Literal["float32", "bfloat16", "float64"] = Field(
         default="float32", description='"float32", "bfloat16" or "float64"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +16,14 @@ from flowpm_dist.cosmoflow.planning.options import (
     PriorOptions,
     TrainingOptions,
 )
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.simulation.plan import SimulationPlan
 
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""
 
-OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution", "observation")
+OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution", "observation", "lightcone")
 """Settings that say what is simulated."""
 
 
@@ -39,6 +41,7 @@ class TrainingPlan:
         data: where volumes come from.
         mesh: the shape of the ranks, such as "replica:2,row:2"; None where it is chosen later.
         observation: what is seen of the universes; None for files that do not tell it.
+        lightcone: the maps of weak lensing that are seen, with their noise; None for volumes.
         settings: section -> key -> value of everything that the run depends on, with defaults;
             written beside the results, and compared between trainings.
     """
@@ -52,21 +55,34 @@ class TrainingPlan:
     mesh: str | None
     settings: Mapping[str, Mapping[str, Any]]
     observation: ObservationRecord | None = None
+    lightcone: ConvergenceOptions | None = None
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Cells along each side of a volume."""
+        """Cells along each side of the box."""
         return self.simulation.box.grid
 
     @property
     def box_size(self) -> tuple[float, float, float]:
-        """Sides of a volume [Mpc/h]."""
+        """Sides of the box [Mpc/h]."""
         return self.simulation.box.size
 
     @property
+    def seen(self) -> tuple[int, int, int]:
+        """Cells along each side of what the network sees: a volume, or maps as one layer of it."""
+        if self.lightcone is None:
+            return self.grid
+        return self.lightcone.pixels, self.lightcone.pixels, 1
+
+    @property
     def width(self) -> int:
-        """Cells along a side of a volume, which is a cube."""
-        return self.grid[0]
+        """Cells along a side of a volume, which is a cube, or of maps."""
+        return self.seen[0]
+
+    @property
+    def cells(self) -> int:
+        """Cells of what the network sees."""
+        return math.prod(self.seen)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -75,7 +91,12 @@ class TrainingPlan:
 
     @property
     def channels(self) -> int:
-        """Values of a cell: one for each redshift. Files that tell no observation may have more."""
+        """Values of a cell: one for each redshift, or source of lensing.
+
+        Files that tell no observation may have more.
+        """
+        if self.lightcone is not None:
+            return len(self.lightcone.sources)
         return 1 if self.observation is None else self.observation.options.channels
 
     @property

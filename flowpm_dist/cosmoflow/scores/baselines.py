@@ -113,6 +113,7 @@ class SmallNetwork:
 
     Attributes:
         histogram: whether it sees the density histogram.
+        spectrum: what the power is called.
         hidden: widths of the hidden layers to choose from.
         alphas: L2 penalties to choose from.
         seeds: networks averaged; the settings are chosen with the first.
@@ -121,6 +122,7 @@ class SmallNetwork:
     """
 
     histogram: bool = False
+    spectrum: str = "P(k)"
     hidden: tuple[tuple[int, ...], ...] = ((64,), (64, 64))
     alphas: tuple[float, ...] = (1e-4, 1e-1)
     seeds: int = 3
@@ -130,7 +132,7 @@ class SmallNetwork:
     @property
     def name(self) -> str:
         """The name in tables and figures."""
-        return "MLP on log P(k) + histogram" if self.histogram else "MLP on log P(k)"
+        return f"MLP on log {self.spectrum}{' + histogram' if self.histogram else ''}"
 
     def fit(self, train: Features, validation: Features) -> Predictor:
         """See `Baseline.fit`."""
@@ -199,6 +201,13 @@ BASELINES: tuple[Baseline, ...] = (
     SmallNetwork(),
     SmallNetwork(histogram=True),
 )
+MAP_BASELINES: tuple[Baseline, ...] = (
+    Mean(),
+    RidgeOnPower("ridge on log C_l"),
+    SmallNetwork(spectrum="C_l"),
+    SmallNetwork(histogram=True, spectrum="C_l"),
+)
+"""The same of maps."""
 
 
 def learning_curve(

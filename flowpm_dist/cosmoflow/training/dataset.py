@@ -139,7 +139,7 @@ def write_dataset(
     """
     from flowpm_dist.cosmoflow.training.held_out import Statistics, make_volumes
     from flowpm_dist.cosmoflow.training.parts import header_of, maker_of
-    from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
+    from flowpm_dist.cosmoflow.volumes.universes import Lanes
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
     check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)

@@ -72,7 +72,7 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     network, standardiser, header = asked.network, asked.standardiser, training.header()
     over_mean = training.divides_by_mean(header)
     double = training.plan.network.precision == "float64"
-    shape = [None, *training.plan.grid, *([network.channels] if network.channels > 1 else [])]
+    shape = [None, *training.plan.seen, *([network.channels] if network.channels > 1 else [])]
     volumes = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
 
     def ask(volumes: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -89,7 +89,7 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     about = {
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
-        "volumes": [*training.plan.grid, network.channels],
+        "volumes": [*training.plan.seen, network.channels],
         "box_size": list(training.plan.box_size),
         "divided_by_mean": over_mean,
         **_observed(training.plan.observation),

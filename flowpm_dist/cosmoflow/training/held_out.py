@@ -14,20 +14,20 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.features import Features
 from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of
-from flowpm_dist.cosmoflow.volumes.in_situ import (
-    HISTOGRAM_EDGES,
-    Batch,
-    Generation,
-    Lanes,
-    UniverseMaker,
-    measured,
-)
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch
 from flowpm_dist.cosmoflow.volumes.records import (
     DatasetHeader,
     RecordError,
     RecordWriter,
     finish_dataset,
     read_header,
+)
+from flowpm_dist.cosmoflow.volumes.universes import (
+    HISTOGRAM_EDGES,
+    Generation,
+    Lanes,
+    UniverseMaker,
+    measured,
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field

@@ -21,12 +21,14 @@ from flowpm_dist.cosmoflow.network.schedules import (
 )
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.in_situ import Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.volumes.maps import MapMaker
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.cosmoflow.volumes.record_files import MEAN_DENSITY, MEAN_ONE, ONE_COUNT
 from flowpm_dist.cosmoflow.volumes.records import DatasetHeader
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, UniverseMaker, VolumeMaker
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
@@ -47,6 +49,9 @@ def standardiser_of(plan: TrainingPlan, header: DatasetHeader | None = None) -> 
         ranges = {name: ranges.get(name, (-1.0, 1.0)) for name in header.parameters}
     return Standardiser(ranges, bounded=plan.declaration.bounded)
 
+
+UNITS = {"counts": ONE_COUNT, "convergence": "convergence 1"}
+"""Of what is seen, by its kind; see `DatasetHeader`."""
 
 EDGE_OF_PRIOR = np.sqrt(3.0)
 """The ends of a uniform prior, in its standard deviations; no posterior mean lies beyond them."""
@@ -86,7 +91,7 @@ def network_of(
         "seed": plan.training.seed,
     }
     if plan.declaration.is_keras:
-        return KerasNetwork(chosen.name, mesh, **common)
+        return KerasNetwork(chosen.name, mesh, flat=plan.lightcone is not None, **common)
     return Network(
         chosen.name,
         mesh,
@@ -151,14 +156,17 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     middle = {name: sum(ends) / 2 for name, ends in drawn if name in VARIABLE}
     cosmology = Cosmology(**{**plan.fixed_parameters, **middle})
     simulation = plan.simulation.simulation(cosmology, mesh=mesh.without("replica"))
-    asked = (plan.observation or BARE).options
+    asked, targets = (plan.observation or BARE).options, tuple(plan.priors.ranges)
+    if plan.lightcone is not None:
+        cone = plan.lightcone
+        seen = ConvergenceModel(simulation, cone.light_cone(), *cone.population())
+        return MapMaker(seen, cone, priors_of(plan), lanes, targets)
     noise = None
     if asked.is_noisy or asked.mask is not None:
         noise = SurveyNoise(asked, simulation.box)
     model = forward_model_of(asked, simulation)
-    targets, values = tuple(plan.priors.ranges), cell_values_of(plan)
-    times = asked.scale_factors(float(simulation.edges[-1]))
-    return UniverseMaker(model, priors_of(plan), lanes, targets, noise, values, times)
+    values, times = cell_values_of(plan), asked.scale_factors(float(simulation.edges[-1]))
+    return VolumeMaker(model, priors_of(plan), lanes, targets, noise, values, times)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
@@ -191,14 +199,14 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
     seen = plan.observation or BARE
     unit = MEAN_ONE if seen.has_mean_one else MEAN_DENSITY
     return DatasetHeader(
-        grid=plan.grid,
+        grid=plan.seen,
         parameters=tuple(plan.priors.ranges),
         channels=plan.channels,
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
-        box_size=plan.box_size,
+        box_size=plan.box_size if plan.lightcone is None else None,
         priors=plan.priors.ranges,
         attributes={"run": plan.resolved(), ATTRIBUTE: seen.table()},
-        unit=ONE_COUNT if seen.options.kind == "counts" else unit,
+        unit=UNITS.get(seen.options.kind, unit),
         **options,
     )
 

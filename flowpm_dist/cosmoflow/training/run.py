@@ -31,9 +31,9 @@ from flowpm_dist.cosmoflow.training.trained import restore_weights
 from flowpm_dist.cosmoflow.training.training import StepReport, Trainer, mean_errors
 from flowpm_dist.cosmoflow.volumes.draws import summary_of_draws, summary_of_passes
 from flowpm_dist.cosmoflow.volumes.file_source import FilesDataset, in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Lanes
 from flowpm_dist.cosmoflow.volumes.record_batches import check_lane
 from flowpm_dist.cosmoflow.volumes.records import DummyDataset
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import write_run_file
 from flowpm_dist.jobs.progress import Progress

@@ -13,8 +13,9 @@ from flowpm_dist.cosmoflow.training.parts import block_of_volumes, draws_of, mak
 from flowpm_dist.cosmoflow.training.training import BatchSource
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import FilesDataset, FileSource
-from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource, Lanes, UniverseMaker
+from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource
 from flowpm_dist.cosmoflow.volumes.records import DummyDataset, RecordDataset, stage
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, UniverseMaker
 from flowpm_dist.jobs.progress import Progress
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
@@ -70,7 +71,7 @@ def volumes_of(
     """
     data, seed = plan.data, plan.training.seed
     augment, seen = data.augment or False, plan.observation
-    axis = None if seen is None else seen.options.redshift_space
+    axis = None if seen is None else seen.options.line_of_sight
     if plan.simulates:
         maker = maker_of(plan, mesh, lanes)
         statistics = Statistics(folder.statistics("train"), mesh, maker.targets)
@@ -111,4 +112,4 @@ def files_of(
         return ArrayDataset(arrays_of(plan), split, block)
     assert path is not None
     parameters = data.parameters if data.source == "files" else None
-    return RecordDataset(path, split, grid=plan.grid, block=block, parameters=parameters, mesh=mesh)
+    return RecordDataset(path, split, grid=plan.seen, block=block, parameters=parameters, mesh=mesh)

@@ -158,7 +158,7 @@ class Training:
         folder = self.folder.held_out if self.simulated else data.folder
         assert folder is not None
         names = None if self.simulated else data.parameters
-        grid = self.plan.grid
+        grid = self.plan.seen
         found = RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
         told = found.header.attributes.get(ATTRIBUTE)
         if told is not None and self.plan.observation is not None:

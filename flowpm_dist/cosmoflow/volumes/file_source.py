@@ -11,8 +11,9 @@ import numpy as np
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset
 from flowpm_dist.cosmoflow.volumes.augmentation import Augment, View, seen
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, Lanes
+from flowpm_dist.cosmoflow.volumes.in_situ import Batch
 from flowpm_dist.cosmoflow.volumes.records import DummyDataset, RecordDataset
+from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from meshimpl.process_mesh import ProcessMesh
 
 FilesDataset = RecordDataset | ArrayDataset

@@ -2,62 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
 from flowpm_dist.cosmoflow.planning.phases import PhaseClock
 from flowpm_dist.cosmoflow.volumes.augmentation import Augment, View, seen
 from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.priors import Priors
-from flowpm_dist.grid.field import Field
-from flowpm_dist.observables.forward_model import ForwardModel
-from flowpm_dist.observables.noise import SurveyNoise
-from flowpm_dist.statistics import power_spectrum
-from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
+from flowpm_dist.cosmoflow.volumes.universes import Generation, UniverseMaker
 from meshimpl.process_mesh import ProcessMesh
-
-HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
-"""Bin edges, see `CellValues.histogram`, of the distribution that baselines are fitted to."""
-
-OF_SURVEY = 1
-"""Key of the seeds of the noise of what is seen, beside those of the universes."""
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """This replica's places in every batch.
-
-    A batch has as many lanes as volumes. Each universe belongs to one lane, see `Draws`, and is
-    used there only. So the samples of a step do not depend on the number of replicas.
-
-    Attributes:
-        batch: the number of volumes of a step over all replicas.
-        first, count: the first and the number of this replica's lanes.
-    """
-
-    batch: int
-    first: int
-    count: int
-
-    @classmethod
-    def of(cls, mesh: ProcessMesh, batch: int) -> Lanes:
-        """Returns the lanes of this rank's replica.
-
-        Raises:
-            ValueError: if the batch does not divide over the replicas.
-        """
-        replicas = mesh.axis_size("replica")
-        if batch % replicas:
-            raise ValueError(f"a batch of {batch} volumes does not divide over {replicas} replicas")
-        count = batch // replicas
-        return cls(batch, mesh.coordinate("replica") * count, count)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.first, self.first + self.count))
 
 
 @dataclass(frozen=True)
@@ -74,138 +29,6 @@ class Batch:
     volumes: np.ndarray
     parameters: np.ndarray
     samples: np.ndarray
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One universe for each of this replica's lanes.
-
-    Attributes:
-        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col,
-            z] or with channels, one for each redshift, in the simulation's dtype.
-        parameters: [lane, parameter] [physical units].
-        index: the number of each simulation in its stream, int64 [lane].
-        seeds: the seeds of the white noise, int64 [lane].
-        k: the wavenumbers of the power [bin] [h/Mpc].
-        power: P(k) [lane, bin] [(Mpc/h)^3], of one channel after another.
-        histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`, of
-            one channel after another.
-        edges: of these bins [bin + 1], of ln(density) or of the values.
-    """
-
-    volumes: np.ndarray
-    parameters: np.ndarray
-    index: np.ndarray
-    seeds: np.ndarray
-    k: np.ndarray
-    power: np.ndarray
-    histogram: np.ndarray
-    edges: np.ndarray = field(default_factory=HISTOGRAM_EDGES.copy)
-
-
-def measured(
-    channels: Sequence[Field], values: CellValues = DENSITIES
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns k, power, histogram and edges of volumes, see `Generation`.
-
-    Must be called on all ranks of the volumes together.
-
-    Args:
-        channels: densities or counts of a batch of universes.
-        values: what they are.
-    """
-    spectra = [power_spectrum(field, window="cic") for field in channels]
-    histograms = [values.histogram(field, HISTOGRAM_EDGES) for field in channels]
-    power = np.concatenate([spectrum.power for spectrum in spectra], axis=-1)
-    shares = np.concatenate([found.counts / found.cells for found in histograms], axis=-1)
-    return spectra[0].k, power, shares, histograms[0].edges
-
-
-def noise_key(channel: int, channels: int) -> tuple[int, ...]:
-    """Returns the key of the seeds of a channel's noise: the last has that of a single one."""
-    before = channels - 1 - channel
-    return (OF_SURVEY, before) if before else (OF_SURVEY,)
-
-
-class UniverseMaker:
-    """A maker of universes, which simulates a generation at a time: one universe for each lane.
-
-    Args:
-        model: from white noise to the density that is seen, of a simulation on
-            `mesh.without("replica")`: each replica simulates its own universes. The simulation's
-            cosmology gives the parameters that have no prior.
-        priors: the priors of all parameters that vary, and the seeds.
-        lanes: this replica's lanes.
-        targets: names of the parameters that generations tell; by default all that vary.
-        noise: of what is seen, if there is any, or a mask.
-        values: what the numbers are that are seen.
-        times: scale factors at which universes are seen, increasing, a channel each; the last is
-            that of the last of the simulation's steps, which is the only one by default.
-    """
-
-    def __init__(
-        self,
-        model: ForwardModel,
-        priors: Priors,
-        lanes: Lanes,
-        targets: Sequence[str] | None = None,
-        noise: SurveyNoise | None = None,
-        values: CellValues = DENSITIES,
-        times: Sequence[float] | None = None,
-    ) -> None:
-        self.model, self.priors, self.lanes, self.noise = model, priors, lanes, noise
-        self.values = values
-        self.times = [float(model.simulation.edges[-1])] if times is None else list(times)
-        self.targets = priors.names if targets is None else tuple(targets)
-        self._told = [priors.names.index(name) for name in self.targets]
-
-    def make(self, stream: str, generation: int, numbers: np.ndarray | None = None) -> Generation:
-        """Simulates a generation. Must be called on all ranks of the replica together.
-
-        Args:
-            stream: of the universes.
-            generation: its number.
-            numbers: of the universes of all lanes, int64 [batch], in any order; by default in
-                that of the stream.
-
-        Raises:
-            HaloError: if a particle left the halo.
-            ObservationError: see `ForwardModel.seen_at`.
-        """
-        batch, begin = self.lanes.batch, generation * self.lanes.batch
-        index = begin + np.arange(batch) if numbers is None else numbers
-        index = index[self.lanes.first : self.lanes.first + self.lanes.count]
-        drawn = self.priors.draw(stream, begin, batch)[index - begin]
-        seeds = self.priors.noise_seeds(stream, begin, batch)[index - begin]
-        values = dict(zip(self.priors.names, drawn.T, strict=True))
-        channels = self._clean(seeds, values)
-        if self.noise is not None:
-            louder = values.get("noise_amplitude")
-            for number, field in enumerate(channels):
-                key = noise_key(number, len(channels))
-                of_noise = self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
-                seen = self.noise.seen(field.block, field.box, of_noise.tolist(), louder)
-                channels[number] = Field(tf.constant(seen), field.box)
-        blocks = [field.block.numpy() for field in channels]
-        volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
-        found = measured(channels, self.values)
-        return Generation(volumes, drawn[:, self._told], index, seeds, *found)
-
-    def _clean(self, seeds: np.ndarray, values: Mapping[str, np.ndarray]) -> list[Field]:
-        """Returns what is seen of universes [lane] but for noise and mask, at each of the times.
-
-        Args:
-            seeds: of their white noise.
-            values: of the parameters that vary, [lane] each.
-        """
-        base = self.model.simulation.cosmology
-        own = {name: column for name, column in values.items() if name in base.names}
-        cosmologies = [
-            base.replace(**dict(zip(own, map(float, row), strict=True)))
-            for row in np.stack(list(own.values()), axis=1)
-        ]
-        nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
-        return self.model.seen_at(self.times, seeds.tolist(), cosmologies, nuisances)
 
 
 class ReplayBuffer:

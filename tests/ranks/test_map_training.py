@@ -1,0 +1,185 @@
+"""Trainings on maps of weak lensing: what is seen, and one answer on any number of ranks."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import RANK, SIZE, by_rank_zero, process_mesh, shared_folder
+from sky_runs import solo
+from test_training import assert_same, train
+
+from flowpm_dist import Cosmology
+from flowpm_dist.config.trained import read_training
+from flowpm_dist.config.training import load_training
+from flowpm_dist.cosmoflow.evaluation import summaries
+from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
+from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
+from flowpm_dist.cosmoflow.evaluation.prediction import check_question, predict_volume
+from flowpm_dist.cosmoflow.network import map_models
+from flowpm_dist.cosmoflow.scores import baselines
+from flowpm_dist.cosmoflow.training import sources
+from flowpm_dist.cosmoflow.training.parts import maker_of
+from flowpm_dist.cosmoflow.training.training import Trainer
+from flowpm_dist.cosmoflow.volumes.map_layout import as_maps
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes
+from flowpm_dist.grid.field import Field
+from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.statistics.angular_power import angular_power
+
+BATCH, PIXELS = 4, 8
+RUN = """
+[box]
+grid = 8
+size = 160.0
+[cosmology]
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.7, 0.95]
+noise_amplitude = [0.5, 1.5]
+targets = ["Omega_m", "sigma8"]
+[evolution]
+a_start = 0.4
+steps = 2
+[observation]
+kind = "convergence"
+[lightcone]
+field_of_view = 10.0
+pixels = 8
+z_max = 0.25
+tiles = 3
+sources = [{ redshift = 0.2 }, { smail = [0.1, 2.0, 1.5], z_max = 0.23 }]
+shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
+[network]
+name = "flowpm_dist.cosmoflow.network.map_models:convolutions"
+precision = "float64"
+[training]
+batch = 4
+validate_every = 2
+checkpoint_every = 2
+[data]
+simulations = 8
+reuse = 2
+validation = 4
+test = 8
+"""
+
+pytestmark = pytest.mark.timeout(300, method="thread")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return shared_folder(tmp_path_factory)
+
+
+def plan_of(folder, text=RUN):
+    path = folder / f"run-{RANK}.toml"
+    path.write_text(text)
+    return load_training(path)
+
+
+def alone(plan):
+    """Maps without noise, of the light cone of each universe of a generation on a single rank."""
+    simulation = plan.simulation.simulation(Cosmology.planck18(), mesh=solo())
+    priors = maker_of(plan, solo(), Lanes(BATCH, 0, BATCH)).priors
+    seeds, rows = (draw("train", BATCH, BATCH) for draw in (priors.noise_seeds, priors.draw))
+    cone, (sources, alignment) = plan.lightcone.light_cone(), plan.lightcone.population()
+    maps = []
+    for seed, (omega_m, sigma8) in zip(seeds, rows[:, :2], strict=True):
+        cosmology = Cosmology(**plan.fixed_parameters, Omega_m=omega_m, sigma8=sigma8)
+        noise = Field(noise_function(simulation.box)(seed), simulation.box)
+        run = {"white_noise": noise, "cosmology": cosmology, "alignment": alignment}
+        maps.append(cone.convergence(simulation, sources, **run).kappa.numpy())
+    of_noise = priors.noise_seeds("train", BATCH, BATCH, OF_SURVEY)
+    return {"kappa": np.stack(maps), "rows": rows, "noise_seeds": of_noise}
+
+
+@pytest.mark.ranks(4)
+def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared):
+    plan = plan_of(shared)
+    mesh = process_mesh(f"replica:{SIZE}")
+    lanes = Lanes.of(mesh, BATCH)
+    made = maker_of(plan, mesh, lanes).make("train", 1)
+    known = by_rank_zero("maps", lambda: alone(plan))
+    own = slice(lanes.first, lanes.first + lanes.count)
+    assert tuple(plan.priors.drawn) == ("Omega_m", "sigma8", "noise_amplitude")
+    rows, louder = known["rows"][own, :2], known["rows"][own, 2]
+    np.testing.assert_array_equal(made.parameters, rows)
+    cone = plan.lightcone
+    noise = [f * cone.noise(s) for f, s in zip(louder, known["noise_seeds"][own], strict=True)]
+    assert made.volumes.shape == (lanes.count, PIXELS, PIXELS, 1, 2)
+    kappa = as_maps(made.volumes)
+    np.testing.assert_allclose(kappa, known["kappa"][own] + noise, rtol=0, atol=1e-12)
+    assert np.std(known["kappa"]) > 1e-4
+    relative = [np.std(n) / f for n, f in zip(noise, louder, strict=True)]
+    np.testing.assert_allclose(relative, cone.pixel_sigma(), rtol=0.3)  # of 128 pixels
+    edges = 2 * np.pi / cone.fov * 2 ** (np.arange(5) / 2)
+    power = angular_power(kappa, cone.fov, edges).power
+    np.testing.assert_allclose(made.power, power.reshape(lanes.count, -1), rtol=1e-9)
+    np.testing.assert_allclose(made.histogram.reshape(lanes.count, 2, -1).sum(-1), 1, rtol=1e-12)
+
+
+@pytest.mark.ranks(2)
+def test_a_training_in_two_sessions_is_that_of_one_rank_at_once(shared, monkeypatch):
+    """Then its network is judged, and asked about maps in files."""
+    monkeypatch.setattr(map_models, "CHANNELS", (8,))
+    plan, mesh = plan_of(shared), process_mesh(f"replica:{SIZE}")
+
+    def rank_zeros():
+        _, rows, weights = train(plan, solo(), shared / "alone")
+        return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
+
+    known = by_rank_zero("training of maps", rank_zeros)
+    rows = json.loads(str(known.pop("rows")))
+    maker = maker_of(plan, mesh, Lanes.of(mesh, BATCH))  # one: lowering it takes seconds
+    monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
+    with pytest.raises(ZeroDivisionError):
+        train(plan, mesh, shared / "run")
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(summaries, "maker_of", lambda *_: maker)
+    few = (baselines.Mean(), baselines.RidgeOnPower("ridge on log C_l", alphas=(1e-2,)))
+    monkeypatch.setattr(baselines, "MAP_BASELINES", few)
+    found = train(plan, mesh, shared / "run", resume=True)
+    assert_same(found, (None, rows, [known[name] for name in sorted(known)]))
+    check_answers(read_training(shared / "run"), mesh, shared)
+
+
+def check_answers(training, mesh, shared):
+    """A network's answers about its test set, and about maps of it in files."""
+    quiet = Progress(rank=1)
+    volumes, truth, _ = next(iter(training.files("test").batches(1, shuffle=False)))
+    maps = np.swapaxes(as_maps(np.asarray(volumes))[0], -1, -2)
+    np.save(shared / f"maps-{RANK}.npy", maps)
+    mesh.barrier()
+    answer = predict_volume(training, shared / "maps-0.npy", mesh, quiet)
+    fitted = PosteriorOptions(("gaussian",), (("power", "peaks"),), of_maps=True)
+    judged = evaluate([training], mesh, quiet, posteriors=fitted)
+    if RANK == 0:
+        assert {"network", "mean", "ridge on log C_l"} == set(judged.scores)
+        assert ("power + peaks", "gaussian") in judged.posteriors.found
+        asked = judged.predictions["network"]
+        row = np.argmin(np.abs(asked.truth - truth.numpy()[0]).sum(axis=1))
+        means, sigmas = ([x[n] for x in answer.parameters] for n in (1, 2))
+        np.testing.assert_allclose(means, asked.mean[row], rtol=1e-6)
+        np.testing.assert_allclose(sigmas, asked.sigma[row], rtol=1e-6)
+    mesh.barrier()
+    assert predict_volume(training, shared / "maps-0.npy", mesh, quiet).posterior is not None
+    if RANK:
+        return
+    cone = training.plan.lightcone
+    for names, path in (([each.name for each in cone.sources], "same"), (["z = 1"], "other")):
+        array = {"kappa": MapArray(maps, ("source", "y", "x"), "1", "convergence")}
+        told = {"field_of_view": 10.0, "sources": [{"name": name} for name in names]}
+        write_light_cone(shared / path / "lightcone.zarr", array, told, {})
+    check_question(training, shared / "same" / "lightcone.zarr", None)
+    with pytest.raises(ObservationError, match=r"has the sources z = 1; the network was trained"):
+        check_question(training, shared / "other" / "lightcone.zarr", None)
+    with pytest.raises(ObservationError, match="the network sees maps"):
+        check_question(training, shared / "maps-0.npy", 160.0)
