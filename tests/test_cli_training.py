@@ -308,7 +308,7 @@ def test_a_network_is_judged_and_asked(here, trained):
     folder, _ = trained
     done = flowpm_here("evaluate", str(folder))
     assert done.returncode == 0, done.stderr
-    for word in ("On 4 test volumes", "RMSE", "sigma8", "ridge on log P(k)"):
+    for word in ("On 4 test samples", "RMSE", "sigma8", "ridge on log P(k)"):
         assert word in plain(done.stdout)
     scores = json.loads((folder / "evaluation" / "scores.json").read_text())
     assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())

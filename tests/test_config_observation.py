@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ import pytest
 import zarr
 from test_config_training import FILES, GOOD, changed, dataset, problems, write
 
-from flowpm_dist.config.checks import check_resumed
+from flowpm_dist import Cosmology
+from flowpm_dist.config.checks import ConfigError, check_resumed
 from flowpm_dist.config.training import load_training, warnings_of
+from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import (
@@ -23,11 +26,15 @@ from flowpm_dist.cosmoflow.planning.memory import (
     training_memory,
 )
 from flowpm_dist.cosmoflow.planning.plan import differences
-from flowpm_dist.cosmoflow.training.dataset import dataset_bytes
+from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.cosmoflow.volumes import records
+from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader
 from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.jobs.cone_record import cone_table, differences_from_file
+from flowpm_dist.jobs.convergence_spectra import attributes_of
+from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
@@ -354,7 +361,7 @@ MAPS = (
 kind = "convergence"
 [lightcone]
 field_of_view = 10.0
-pixels = 4
+pixels = 6
 z_max = 0.3
 sources = [{ redshift = 0.2 }, { redshift = 0.3 }]
 shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
@@ -364,8 +371,8 @@ shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
 
 def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_path):
     plan = load_training(write(tmp_path, MAPS))
-    assert (plan.seen, plan.cells, plan.channels) == ((4, 4, 1), 16, 2)
-    assert (plan.grid, plan.width) == ((32, 32, 32), 4)
+    assert (plan.seen, plan.cells, plan.channels) == ((6, 6, 1), 36, 2)
+    assert (plan.grid, plan.width) == ((32, 32, 32), 6)
     assert (plan.network.input, plan.data.augment) == ("convergence", "symmetries")
     assert plan.observation.options.line_of_sight == "z"  # views turn maps about it
     assert not plan.observation.has_mean_one and not plan.observation.options.is_positive
@@ -373,10 +380,50 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
     assert again == plan
     other = load_training(write(tmp_path, MAPS.replace("n_eff = 10.0", "n_eff = 20.0")))
     assert differences(plan.universes(), other.universes()) == ["lightcone.shape_noise.n_eff"]
-    assert buffer_bytes(plan, plan.grid, {}) == 400 * 16 * 2 * 4
+    assert buffer_bytes(plan, plan.grid, {}) == 400 * 36 * 2 * 4
     assert warnings_of(plan) == ()
-    fine = load_training(write(tmp_path, MAPS.replace("pixels = 4", "pixels = 64")))
+    fine = load_training(write(tmp_path, MAPS.replace("pixels = 6", "pixels = 64")))
     assert "pixels show all that there is" in warnings_of(fine)[0]
+    assert dataset_memory(fine, fine.grid, {}) > dataset_memory(plan, plan.grid, {})
+    long = load_training(write(tmp_path, MAPS.replace("256.0", "[256.0, 256.0, 512.0]")))
+    assert long.seen == plan.seen  # a box need not be a cube
+    with pytest.raises(ConfigError, match="maps are whole on a rank: use the mesh replica:2"):
+        check_training_mesh(plan, 2, source=tmp_path, shape="row:2")
+    with pytest.raises(ConfigError, match="has volumes for 1 of 3 ranks, and maps are whole"):
+        check_training_mesh(plan, 3, source=tmp_path)
+    with pytest.raises(OutputError, match="maps are simulated while a network learns"):
+        check_dataset(plan, tmp_path / "set", ["train"])
+
+
+def test_an_n_of_z_that_was_changed_is_told(tmp_path):
+    table = np.array([[0.0, 0.0], [0.1, 1.0], [0.25, 0.0]])
+    np.savetxt(tmp_path / "nz.txt", table)
+    text = MAPS.replace("{ redshift = 0.2 }", '{ file = "nz.txt" }')
+    plan = load_training(write(tmp_path, text))
+    training = Training(TrainingFolder(tmp_path / "run"), plan, complete=False)
+    attributes = {"lightcone": json.loads(json.dumps(cone_table(plan.lightcone)))}
+    header = DatasetHeader(plan.seen, ("sigma8",), channels=2, attributes=attributes)
+    training.check_seen(header, tmp_path)
+    np.savetxt(tmp_path / "nz.txt", table * [1, 2] + [0, 0.1])
+    training = replace(training, plan=load_training(write(tmp_path, text)))
+    with pytest.raises(ObservationError, match=r"another light cone: sources of \[lightcone\]"):
+        training.check_seen(header, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, []),
+        ({"z_max": 0.5}, ["z_max"]),
+        ({"alignment": {"amplitude": 1.0}}, ["alignment"]),
+        ({"approximation": "ray tracing"}, ["ray_tracing"]),
+        ({"sources": [{"name": "z = 0.2", "redshift": 0.2, "shift": 0.0}]}, ["sources"]),
+    ],
+)
+def test_maps_of_another_light_cone(tmp_path, changed, told):
+    cone = load_training(write(tmp_path, MAPS)).lightcone
+    attributes = attributes_of(cone, 800.0, Cosmology.planck18(), [])
+    assert differences_from_file(cone, json.loads(json.dumps(attributes | changed))) == told
 
 
 @pytest.mark.parametrize(
@@ -391,6 +438,9 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
             'network.name = "sc18": sees volumes; of maps it must',
         ),
         ("[network]", '[network]\ninput = "log1p"', 'network.input = "log1p": does not go with'),
+        ("pixels = 6", "pixels = 5", "lightcone.pixels = 5: must be at least 6"),
+        ("10.0 }", "10.0, seed = 1 }", "shape_noise.seed is given, but each universe has noise of"),
+        ("[priors]", "[priors]\nb1 = [0, 1]", "priors.b1 is given, but maps of weak lensing have"),
         ("[data]", "[data]\naugment = true", "data.augment = true: maps have edges"),
         ("[data]", '[data]\nsource = "dummy"', 'data.source = "dummy": maps are simulated'),
         ("[cosmology]", '[cosmology]\ntransfer = "camb"', 'cosmology.transfer = "camb": maps'),

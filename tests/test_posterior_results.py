@@ -10,6 +10,7 @@ from test_posteriors import PRIORS, answers, fitted
 from flowpm_dist.cosmoflow.evaluation.posterior_judging import own_answers
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import Question, VolumePosterior
 from flowpm_dist.cosmoflow.evaluation.posterior_options import (
+    MAP_STATISTIC_NAMES,
     STATISTIC_NAMES,
     PosteriorError,
     posterior_options,
@@ -27,6 +28,7 @@ from flowpm_dist.posteriors.heads import Posterior
 from flowpm_dist.posteriors.novelty import FeatureDensity
 from flowpm_dist.posteriors.options import HEADS
 from flowpm_dist.statistics import summaries
+from flowpm_dist.statistics.map_summaries import MAP_STATISTICS
 
 
 def test_the_posteriors_that_a_loss_has_trained():
@@ -123,6 +125,9 @@ def test_what_a_command_is_asked_for():
     assert posterior_options().baselines[-1] == ("power", "histograms", "bispectrum")
     assert posterior_options().heads == tuple(HEADS)
     assert tuple(summaries.STATISTICS) == STATISTIC_NAMES
+    assert tuple(MAP_STATISTICS) == MAP_STATISTIC_NAMES
+    of_maps = posterior_options(None, None, of_maps=True)
+    assert of_maps.of_maps and of_maps.baselines[-1] == ("power", "peaks", "histograms")
     twice = posterior_options(["flow", "flow"], ["power+power", "power"])
     assert twice.heads == ("flow",) and twice.baselines == (("power",),)
     with pytest.raises(

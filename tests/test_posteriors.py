@@ -286,8 +286,8 @@ def test_how_often_ordinary_data_are_called_unusual():
     assert density.whole and not density.distances(rng.standard_normal((50, 3)))[:, 1].any()
     told = [density.warning(x) for x in rng.standard_normal((1000, 3))]
     assert np.mean([bool(t) for t in told]) < 0.03
-    assert "99% of 100 held-out volumes at most" in density.warning(np.full(3, 9.0))
-    assert "of ordinary volumes about 1% are called unlike" in density.warning(np.full(3, 9.0))
+    assert "99% of 100 held out at most" in density.warning(np.full(3, 9.0))
+    assert "of ordinary ones about 1% are called unlike" in density.warning(np.full(3, 9.0))
     few = replace(density, known=density.known[:4])
     assert "about 20% are called unlike" in few.warning(np.full(3, 9.0))
 

@@ -17,7 +17,7 @@ from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.planning.memory import dataset_memory
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
-from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
+from flowpm_dist.cosmoflow.volumes.record_files import read_header
 from flowpm_dist.jobs.estimate import Demand
 from meshimpl import launch
 
@@ -66,11 +66,6 @@ def dataset(
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
     with planning():
         plan = load_training(run_file, parse_settings(changes or []))
-        if plan.lightcone is not None:
-            raise RecordError(
-                f'{run_file}: observation.kind = "convergence": maps are simulated while a network '
-                "learns, with flowpm-dist train, and not written as a dataset"
-            )
         shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
             "the dataset",

@@ -114,7 +114,7 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
     fitted = ", which no method was fitted to" if evaluation.split == Split.test else ""
-    console.print(f"On {count} {evaluation.split} volumes{fitted}:")
+    console.print(f"On {count} {evaluation.split} samples{fitted}:")
     console.print(evaluation.table(console.width))
     if evaluation.posteriors is not None:
         console.print(evaluation.posteriors.table())

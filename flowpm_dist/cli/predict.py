@@ -31,7 +31,10 @@ def predict(
     training: Annotated[Path, typer.Argument(metavar="DIR", help="A training.")],
     volume: Annotated[
         str,
-        typer.Argument(metavar="VOLUME", help="A density: .npy, zarr such as a run's, or HDF5."),
+        typer.Argument(
+            metavar="VOLUME",
+            help="A density or counts: .npy, zarr or HDF5; or maps of lensing.",
+        ),
     ],
     ranks: Ranks = None,
     mesh: Mesh = None,
@@ -54,7 +57,7 @@ def predict(
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
-    """Find the parameters of a volume with a trained network."""
+    """Find the parameters of a volume, or of maps of lensing, with a trained network."""
     with planning():
         trained = read_training(training)
         shape = prediction_mesh(trained, job_size(ranks), mesh)

@@ -24,6 +24,7 @@ from flowpm_dist.config.training_mesh import check_training_mesh, training_deman
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Demand, Estimate
@@ -57,6 +58,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
             TrainedError: there are no weights to start from, or they are in the folder itself.
+            ObservationError: a file that the observation names has changed since it was begun.
         """
         config = load_training(asked.run_file, asked.settings)
         shape = check_training_mesh(config, asked.ranks, source=asked.run_file, shape=asked.mesh)
@@ -65,6 +67,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             planned._check_start()
+            if asked.resume and config.simulates:
+                Training(folder, config, complete=False).check_held_out()
             planned.check_folder(
                 config.resolved(),
                 training_bytes(config, folder),
@@ -115,7 +119,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         told = f"{config.network.name}, {count}mesh {self.mesh}"
         if not kept:
             return told
-        return f"{told}; {config.data.buffer} volumes kept: {human_size(kept)} on each rank"
+        what = "volumes" if config.lightcone is None else "universes' maps"
+        return f"{told}; {config.data.buffer} {what} kept: {human_size(kept)} on each rank"
 
     @property
     def resolved(self) -> str:
@@ -131,7 +136,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     def estimate(self) -> Estimate:
         """See `ResumableJob.estimate`."""
         config, demand = self.config, self.demand
-        rate = measured_rate(self._kind, config.cells)
+        rate = measured_rate(self._kind, self._size)
         steps = config.total_steps - int(str(self.folder.mark().get("step", 0))) * self.resume
         seconds = None if rate is None else rate * self._cells * steps
         return demand.estimate(training_bytes(config, self.folder), seconds)
@@ -140,7 +145,7 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         """See `ResumableJob.remember`."""
         seconds = sum(outcome.phases.values())
         if seconds and outcome.step >= ENOUGH:
-            record_rate(self._kind, self.config.cells, seconds / self._cells)
+            record_rate(self._kind, self._size, seconds / self._cells)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -155,7 +160,13 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
     @property
     def _cells(self) -> int:
         """Cells of a batch."""
-        return self.config.training.batch * self.config.cells
+        return self.config.training.batch * self._size
+
+    @property
+    def _size(self) -> int:
+        """Cells of a volume; of maps those of the box behind them, which cost more."""
+        config = self.config
+        return config.cells if config.lightcone is None else math.prod(config.grid)
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `ResumableJob.last_checkpoint`."""
@@ -217,7 +228,7 @@ def train(
     ignore_memory: IgnoreMemory = False,
     changes: Set = None,
 ) -> None:
-    """Train a network that finds cosmological parameters in volumes, simulated as it learns."""
+    """Train a network that finds parameters in volumes or maps, simulated as it learns."""
     start(
         TrainingJob, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
         check=check, ignore_memory=ignore_memory, changes=changes,

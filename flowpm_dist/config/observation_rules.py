@@ -109,6 +109,8 @@ def nuisances_fit(file: ParsedRunFile) -> Iterator[Problem]:
             continue
         elif own_likelihood and name not in BIASES:
             continue  # known when the likelihood is made
+        elif maps and name in BIASES:
+            yield Problem(where, "is given, but maps of weak lensing have no bias: leave it out")
         elif name in BIASES or scheme is not None:
             advice = "give it there, too: the mock's, or about what is expected"
             yield Problem(where, f"is given, but observation.bias has no {name}: {advice}")

@@ -110,7 +110,9 @@ class TrainingRunFile(Options):
             for section in (*untold, "observation"):
                 part = getattr(self, section)
                 idle.setdefault(section, []).extend(set(part.model_dump()) - part.model_fields_set)
-        return to_table(self, idle)
+        table = to_table(self, idle)
+        table.get(SECTION, {}).get("shape_noise", {}).pop("seed", None)  # of each universe its own
+        return table
 
 
 MODELS = models_of(TrainingRunFile)
@@ -140,8 +142,7 @@ def warnings_of(plan: TrainingPlan) -> tuple[str, ...]:
     """Returns what a user should know before a training begins."""
     if plan.lightcone is None:
         return ()
-    middle = {name: sum(ends) / 2 for name, ends in plan.priors.drawn.items() if name in VARIABLE}
-    cosmology = CosmologyOptions(**{**plan.fixed_parameters, **middle})
+    cosmology = CosmologyOptions(**plan.middle)
     cells = [plan.simulation.force.mesh_factor * n for n in plan.grid]
     return pixel_warnings(plan.lightcone, cosmology, plan.box_size, cells)
 

@@ -63,6 +63,8 @@ def batched_mesh(
 
     def misfits_of(text: str) -> list[str]:
         axes = parse_mesh(text, batched=True)
+        if plan.lightcone is not None and axes.get("row", 1) * axes.get("col", 1) > 1:
+            return [f"maps are whole on a rank: use the mesh replica:{ranks}"]
         wrong = misfits(axes, grid, ranks, batch)
         reason = plan.declaration.whole_because
         if axes.get("row", 1) * axes.get("col", 1) > 1 and reason:
@@ -81,6 +83,8 @@ def batched_mesh(
     if replicas == ranks:
         return f"replica:{ranks}"
     try:
+        if plan.lightcone is not None:
+            raise ValueError("maps are whole on a rank")
         chosen = f"replica:{replicas},{default_mesh(ranks // replicas, grid)}"
         wrong = misfits_of(chosen)
     except ValueError as error:

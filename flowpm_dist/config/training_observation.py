@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from flowpm_dist.config.checks import ParsedRunFile, Problem
 from flowpm_dist.config.dataset_tables import stated
-from flowpm_dist.config.light_cone import light_cone_rules, maps_fit
+from flowpm_dist.config.light_cone import SECTION, light_cone_rules, maps_fit
 from flowpm_dist.config.observation_rules import (
     files_fit,
     given_priors,
@@ -20,6 +20,8 @@ from flowpm_dist.config.observation_rules import (
 )
 from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError, read_header
+from flowpm_dist.jobs.light_cone import ConvergenceOptions
+from flowpm_dist.observables.lensing.options import ShapeNoiseOptions
 from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 from flowpm_dist.options import Options
@@ -27,6 +29,9 @@ from flowpm_dist.options import Options
 OF_DENSITIES = ("log1p", "log1p-counts")
 """Inputs of a network that take no values below 0."""
 
+
+FEWEST = 6
+"""Pixels along a side of maps whose statistics are measured, also at half the resolution."""
 
 OF_MAPS = "flowpm_dist.cosmoflow.network.map_models:convolutions"
 """A network of maps, see there."""
@@ -97,6 +102,14 @@ def _maps(file: ParsedRunFile) -> Iterator[Problem]:
     if name is not None and not declaration(name).is_keras:
         what = f'= "{name}": sees volumes; of maps it must be a Keras model, such as "{OF_MAPS}"'
         yield Problem("network.name", what)
+    cone = file.sections.get(SECTION)
+    if isinstance(cone, ConvergenceOptions):
+        if isinstance(cone.pixels, int) and cone.pixels < FEWEST:
+            yield Problem(f"{SECTION}.pixels", f"= {cone.pixels}: must be at least {FEWEST}")
+        noise = cone.shape_noise
+        if isinstance(noise, ShapeNoiseOptions) and "seed" in noise.model_fields_set:
+            what = "is given, but each universe has noise of its own, by data.seed: leave it out"
+            yield Problem(f"{SECTION}.shape_noise.seed", what)
     if file.value("data", "augment") is True:
         what = "= true: maps have edges, where a shift leaves a seam: give "
         yield Problem("data.augment", f'{what}"symmetries" or false')

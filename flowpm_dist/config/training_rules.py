@@ -67,6 +67,8 @@ def _from(file: ParsedRunFile) -> Any:
 
 
 def _cubic(file: ParsedRunFile) -> Iterator[Problem]:
+    if file.value("observation", "kind") == "convergence":
+        return
     for key in ("grid", "size"):
         sides = file.value("box", key)
         if sides is not None and len(set(three(sides))) > 1:

@@ -228,7 +228,8 @@ class NuisanceRanges(Options):
     Attributes:
         b, b1, b2, bs2: bias.
         amplitude: what the density that is seen is multiplied by, before the noise.
-        noise_amplitude: what the standard deviation of the noise of a density is multiplied by.
+        noise_amplitude: what the standard deviation of the noise of a density, or of the shapes
+            in maps, is multiplied by.
     """
 
     model_config = ConfigDict(extra="allow")

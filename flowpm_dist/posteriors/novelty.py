@@ -113,7 +113,7 @@ class FeatureDensity:
         count = len(self.known)
         rate = (1 if self.whole else 2) * max(1 - UNUSUAL, 1 / (count + 1))
         return (
-            f"The volume is unlike those of the training: its features are {times:.3g} times "
-            f"as far from theirs as those of {UNUSUAL:.0%} of {count} held-out volumes at most. Do "
-            f"not rely on the posterior; of ordinary volumes about {rate:.0%} are called unlike."
+            f"It is unlike those of the training: its features are {times:.3g} times as far from "
+            f"theirs as those of {UNUSUAL:.0%} of {count} held out at most. Do not rely on the "
+            f"posterior; of ordinary ones about {rate:.0%} are called unlike."
         )

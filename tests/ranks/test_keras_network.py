@@ -7,6 +7,7 @@ from conftest import RANK, SIZE, process_mesh
 
 from flowpm_dist.cosmoflow.network import losses
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
+from flowpm_dist.cosmoflow.volumes.map_layout import as_maps, as_volumes
 
 pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.timeout(300, method="thread")]
 
@@ -53,6 +54,21 @@ def test_a_step_is_that_of_the_model_on_the_whole_batch():
     np.testing.assert_allclose(found.whole_outputs(outputs), bounded, rtol=1e-12)
     for gradient, wanted in zip(gradients, of_weights, strict=True):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("sources", [1, 2])
+def test_maps_are_given_without_their_layer(sources):
+    """In multiples of 0.02, with the sources as channels; whatever the layout in batches."""
+    name = "flowpm_dist.cosmoflow.network.map_models:convolutions"
+    found = network(name, channels=sources, flat=True, input="convergence")
+    kappa = 0.02 * np.random.default_rng(6).normal(size=[BATCH, sources, WIDTH, WIDTH])
+    volumes = as_volumes(kappa)
+    assert volumes.shape == (BATCH, WIDTH, WIDTH, 1, sources)[: 4 + (sources > 1)]
+    np.testing.assert_array_equal(as_maps(volumes), kappa)
+    expected = found.model(np.moveaxis(kappa, 1, -1) / 0.02)
+    np.testing.assert_allclose(found.predict(volumes), expected, rtol=1e-12, atol=1e-14)
+    assert float(tf.math.reduce_std(expected)) > 0
 
 
 def test_what_layers_keep_and_draw():

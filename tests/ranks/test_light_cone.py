@@ -319,16 +319,16 @@ def test_tiles_are_turned_anew_and_hold_each_layer_once(mesh):
 
 
 def test_a_batch_has_its_maps(mesh):
-    """Of universes whose light crosses after the same kicks, or after others."""
+    """Of universes whose light crosses after the same kicks, or after others; sources at z_max."""
     sim = simulation(mesh)
-    cosmologies = [cosmology_of(0.2, 0.8), cosmology_of(0.31, 0.7), cosmology_of(0.31, 0.9)]
-    source = [SourcePlane(0.15)]
-    cone = LightCone(field_of_view=12.0, pixels=8, z_max=0.16)
-    both = cone.convergence(sim, source, seed=[1, 2, 3], cosmology=cosmologies).kappa.numpy()
-    assert both.shape == (3, 1, 8, 8)
+    cosmologies = [cosmology_of(0.2, 0.8), cosmology_of(0.4, 0.7), cosmology_of(0.31, 0.9)]
+    cone = LightCone(field_of_view=10.0, pixels=8, z_max=0.25)
+    options = {"sources": [SourcePlane(0.15), SourcePlane(0.25)]}
+    options |= {"alignment": IntrinsicAlignment(2.0)}
+    both = cone.convergence(sim, seed=[1, 2, 3], cosmology=cosmologies, **options).kappa.numpy()
+    assert both.shape == (3, 2, 8, 8)
     for kappa, seed, cosmology in zip(both, [1, 2, 3], cosmologies, strict=True):
-        one = cone.convergence(sim, source, seed=seed, cosmology=cosmology).kappa.numpy()
-        # The cone of a batch reaches as far as the farthest of z_max.
+        one = cone.convergence(sim, seed=seed, cosmology=cosmology, **options).kappa.numpy()
         np.testing.assert_allclose(kappa, one, atol=1e-12)
 
 

@@ -25,6 +25,7 @@ from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
+from flowpm_dist.jobs.convergence_spectra import attributes_of
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.statistics.angular_power import angular_power
@@ -170,16 +171,18 @@ def check_answers(training, mesh, shared):
         np.testing.assert_allclose(means, asked.mean[row], rtol=1e-6)
         np.testing.assert_allclose(sigmas, asked.sigma[row], rtol=1e-6)
     mesh.barrier()
-    assert predict_volume(training, shared / "maps-0.npy", mesh, quiet).posterior is not None
+    again = predict_volume(training, shared / "maps-0.npy", mesh, quiet)
+    assert again.posterior is not None
+    assert any("trained for fields of 10 degrees" in note for note in again.notes)
     if RANK:
         return
     cone = training.plan.lightcone
-    for names, path in (([each.name for each in cone.sources], "same"), (["z = 1"], "other")):
+    for path, more in (("same", {}), ("other", {"z_max": 0.3})):
         array = {"kappa": MapArray(maps, ("source", "y", "x"), "1", "convergence")}
-        told = {"field_of_view": 10.0, "sources": [{"name": name} for name in names]}
-        write_light_cone(shared / path / "lightcone.zarr", array, told, {})
+        told = {"field_of_view": 10.0, **attributes_of(cone, 700.0, Cosmology.planck18(), [])}
+        write_light_cone(shared / path / "lightcone.zarr", array, {**told, **more}, {})
     check_question(training, shared / "same" / "lightcone.zarr", None)
-    with pytest.raises(ObservationError, match=r"has the sources z = 1; the network was trained"):
+    with pytest.raises(ObservationError, match="of another light cone .*: z_max differ"):
         check_question(training, shared / "other" / "lightcone.zarr", None)
     with pytest.raises(ObservationError, match="the network sees maps"):
         check_question(training, shared / "maps-0.npy", 160.0)

@@ -25,6 +25,7 @@ from flowpm_dist.cosmoflow.volumes.volume import (
 )
 from flowpm_dist.io.light_cone_maps import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
+from flowpm_dist.jobs.cone_record import differences_from_file
 from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.map_files import read_convergence
@@ -240,24 +241,31 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
     if box_size is not None:
         raise ObservationError("--box-size is that of a volume, and the network sees maps")
     kappa = read_convergence(path, len(cone.sources), cone.pixels, cone.field_of_view)
-    if path.suffix != ".npy":
-        told = load_light_cone(path).attributes.get("sources") or ()
-        there, own = [each.get("name") for each in told], [each.name for each in cone.sources]
-        if there != own:
-            raise ObservationError(
-                f"{path} has the sources {', '.join(map(str, there))}; the network was trained on "
-                f"{', '.join(own)}: train one for them"
-            )
+    if path.suffix == ".npy":
+        return kappa
+    found = differences_from_file(cone, load_light_cone(path).attributes)
+    if found:
+        raise ObservationError(
+            f"{path} has maps of another light cone than the network was trained on: "
+            f"{', '.join(found)} differ; train a network for it"
+        )
     return kappa
 
 
 def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
     """Returns what one should know about maps of a file, in sentences."""
+    asked = cone.shape_noise
+    assert asked is not None
     if path.suffix == ".npy":
-        return []
+        names = ", ".join(source.name for source in cone.sources)
+        return [
+            f"The maps do not tell what they are of; the network was trained for fields of "
+            f"{cone.field_of_view:g} degrees, sources at {names} and the noise of sigma_e = "
+            f"{asked.sigma_e:g} and n_eff = {asked.n_eff:g}."
+        ]
     return [
-        f"{path} has maps without the noise of shapes, of {cone.pixel_sigma():.3g} in a pixel, "
-        "which the network learned with: the answer is one for maps with that noise."
+        f"{path} has maps without the noise of shapes: no such maps were in the training. Do not "
+        f"rely on the answer: add noise of {cone.pixel_sigma():.3g} to each pixel, and ask again."
     ]
 
 

@@ -14,6 +14,7 @@ from flowpm_dist.cosmoflow.planning.declarations import Convolution
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.grid.decomposition import Grid
 from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.jobs.light_cone import MAPS, SPECTRA
 from flowpm_dist.simulation.memory import simulation_bytes
 
 TRAINING = 140 * 2**20
@@ -85,6 +86,9 @@ def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     split = axes.get("row", 1) * axes.get("col", 1)
     itemsize = np.dtype(plan.simulation.run.precision).itemsize
     batched = OF_A_BATCH * itemsize * math.prod(grid) // split
+    if plan.lightcone is not None:
+        maps = (SPECTRA + MAPS * plan.channels) * plan.cells * itemsize
+        return simulation_bytes(plan.simulation, grid, axes) + batched + maps
     if plan.channels == 1:
         return simulation_bytes(plan.simulation, grid, axes) + batched
     # Each channel is kept beside the volume of all of them.

@@ -16,6 +16,7 @@ from flowpm_dist.cosmoflow.planning.options import (
     PriorOptions,
     TrainingOptions,
 )
+from flowpm_dist.cosmology.ranges import VARIABLE
 from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.simulation.plan import SimulationPlan
@@ -88,6 +89,13 @@ class TrainingPlan:
     def parameters(self) -> tuple[str, ...]:
         """Names of what the network finds, in the order of its outputs."""
         return self.data.parameters or tuple(self.priors.ranges)
+
+    @property
+    def middle(self) -> dict[str, Any]:
+        """Arguments of `Cosmology` of the universe in the middle of the priors."""
+        drawn = self.priors.drawn.items()
+        varied = {name: sum(ends) / 2 for name, ends in drawn if name in VARIABLE}
+        return {**self.fixed_parameters, **varied}
 
     @property
     def channels(self) -> int:

@@ -14,8 +14,8 @@ class Features:
 
     Attributes:
         names: of the p parameters.
-        log_power: log10 of P(k) [(Mpc/h)^3], [n, bins].
-        histogram: of the density, [n, bins].
+        log_power: log10 of P(k) [(Mpc/h)^3], or of C_l of maps [sr], [n, bins].
+        histogram: of the density, or of the convergence, [n, bins].
         truth: [n, p], physical units.
         edges: of the bins of the histogram, where they are known.
 

@@ -65,6 +65,11 @@ def check_dataset(
             f'data.source = "{plan.data.source}" simulates nothing: give a run file with '
             'data.source = "simulate"'
         )
+    if plan.lightcone is not None:
+        raise OutputError(
+            'observation.kind = "convergence": maps are simulated while a network learns, with '
+            "flowpm-dist train, and not written as a dataset"
+        )
     unknown = [split for split in splits if split not in SPLITS]
     if unknown or not splits:
         raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
@@ -91,7 +96,7 @@ def dataset_bytes(
         plan, splits, dtype, compressed: see `write_dataset`.
     """
     count = sum(simulations(plan, split) for split in splits)
-    return 0 if compressed else count * plan.channels * plan.width**3 * DTYPES[dtype].itemsize
+    return 0 if compressed else count * plan.channels * plan.cells * DTYPES[dtype].itemsize
 
 
 def _is_ours(folder: Path) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.trained import Training, trained_network
 from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.cone_record import cone_table
 from flowpm_dist.jobs.work_folder import WorkFolder
 from flowpm_dist.observables.record import ObservationRecord
 
@@ -48,8 +50,9 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     The saved model has a function `ask`, which is its signature "serving_default" too. It is given
     `volumes` [n, x, y, z], or with channels as a last dimension, such as `flowpm-dist predict`
     takes: where those of the training were, they are divided by their mean. Cells that the training
-    did not observe must hold "unobserved_cells" of network.json. It returns "mean" and,
-    of networks that give error bars, "sigma", float64 [n, parameter] [physical units].
+    did not observe must hold "unobserved_cells" of network.json. Maps of weak lensing are
+    [n, x, y, 1], with the source as a last dimension where there are several. It returns "mean"
+    and, of networks that give error bars, "sigma", float64 [n, parameter] [physical units].
 
     Args:
         training: whose network is exported.
@@ -90,9 +93,8 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
         "volumes": [*training.plan.seen, network.channels],
-        "box_size": list(training.plan.box_size),
         "divided_by_mean": over_mean,
-        **_observed(training.plan.observation),
+        **_seen_by(training.plan),
         "network": training.plan.network.name,
         "weights_of_step": asked.step,
     }
@@ -101,10 +103,18 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     return about
 
 
-def _observed(record: ObservationRecord | None) -> dict[str, Any]:
+def _seen_by(plan: TrainingPlan) -> dict[str, Any]:
+    """Returns what the network sees: its axes and extent, and what was observed."""
+    record, cone = plan.observation, plan.lightcone
+    if cone is None:
+        seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
+    else:
+        seen = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
+    return seen | (_observed(record) if record is not None else {})
+
+
+def _observed(record: ObservationRecord) -> dict[str, Any]:
     """Returns what was observed, and what cells hold that a mask leaves out."""
-    if record is None:
-        return {}
     told = {"observation": record.table()}
     masked = record.options.mask is not None
     return told | ({"unobserved_cells": record.options.unobserved} if masked else {})

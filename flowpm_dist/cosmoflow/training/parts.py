@@ -27,7 +27,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import MEAN_DENSITY, MEAN_ONE, O
 from flowpm_dist.cosmoflow.volumes.records import DatasetHeader
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, UniverseMaker, VolumeMaker
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.jobs import cone_record
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import SurveyNoise
@@ -152,10 +152,7 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         ObservationError: an object of the user's own that cannot serve.
         VolumeError: a mask or noise in a file that cannot be read.
     """
-    drawn = plan.priors.drawn.items()
-    middle = {name: sum(ends) / 2 for name, ends in drawn if name in VARIABLE}
-    cosmology = Cosmology(**{**plan.fixed_parameters, **middle})
-    simulation = plan.simulation.simulation(cosmology, mesh=mesh.without("replica"))
+    simulation = plan.simulation.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
     asked, targets = (plan.observation or BARE).options, tuple(plan.priors.ranges)
     if plan.lightcone is not None:
         cone = plan.lightcone
@@ -197,6 +194,9 @@ def draws_of(plan: TrainingPlan) -> Draws:
 def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
     """Returns the header of a dataset of the simulations of a training."""
     seen = plan.observation or BARE
+    attributes = {"run": plan.resolved(), ATTRIBUTE: seen.table()}
+    if plan.lightcone is not None:
+        attributes[cone_record.ATTRIBUTE] = cone_record.cone_table(plan.lightcone)
     unit = MEAN_ONE if seen.has_mean_one else MEAN_DENSITY
     return DatasetHeader(
         grid=plan.seen,
@@ -205,7 +205,7 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
         box_size=plan.box_size if plan.lightcone is None else None,
         priors=plan.priors.ranges,
-        attributes={"run": plan.resolved(), ATTRIBUTE: seen.table()},
+        attributes=attributes,
         unit=UNITS.get(seen.options.kind, unit),
         **options,
     )

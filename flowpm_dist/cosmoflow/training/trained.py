@@ -20,6 +20,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     read_header,
     splits_of,
 )
+from flowpm_dist.jobs import cone_record
+from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.observables.record import ATTRIBUTE, ObservationRecord
 
 if TYPE_CHECKING:
@@ -160,11 +162,41 @@ class Training:
         names = None if self.simulated else data.parameters
         grid = self.plan.seen
         found = RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
-        told = found.header.attributes.get(ATTRIBUTE)
+        self.check_seen(found.header, folder)
+        return found
+
+    def check_held_out(self) -> None:
+        """Checks that what was held out before is what the training would hold out now.
+
+        Raises:
+            ObservationError: files that the observation names have changed since.
+        """
+        folder = self.folder.held_out
+        if (folder / DATASET).exists():
+            self.check_seen(read_header(folder)[0], folder)
+
+    def check_seen(self, header: DatasetHeader, folder: Path) -> None:
+        """Checks that the volumes of a dataset are of what the network is trained for.
+
+        Args:
+            header: of the dataset.
+            folder: where it is, for messages.
+
+        Raises:
+            ObservationError: they are not.
+        """
+        told, what = header.attributes.get(ATTRIBUTE), f"the dataset in {folder}"
         if told is not None and self.plan.observation is not None:
             record = ObservationRecord.of_table(told, str(folder))
-            self.plan.observation.check(record, f"the dataset in {folder}")
-        return found
+            self.plan.observation.check(record, what)
+        there, cone = header.attributes.get(cone_record.ATTRIBUTE), self.plan.lightcone
+        if there is None or cone is None:
+            return
+        if found := cone_record.differences(cone_record.cone_table(cone), there):
+            raise ObservationError(
+                f"{what} has maps of another light cone: {', '.join(found)} of [lightcone] differ, "
+                "or the file of an n(z) was changed since: train anew"
+            )
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Generation:
         parameters: [lane, parameter] [physical units].
         index: the number of each simulation in its stream, int64 [lane].
         seeds: the seeds of the white noise, int64 [lane].
-        k: the wavenumbers of the power [bin] [h/Mpc].
-        power: P(k) [lane, bin] [(Mpc/h)^3], of one channel after another.
+        k: the wavenumbers of the power [bin] [h/Mpc], or multipoles of maps.
+        power: P(k) [lane, bin] [(Mpc/h)^3], or C_l [sr], of one channel after another.
         histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`, of
             one channel after another.
         edges: of these bins [bin + 1], of ln(density) or of the values.

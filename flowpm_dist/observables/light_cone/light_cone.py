@@ -195,22 +195,24 @@ class _Convergence(SkyPainter):
         layers = cone.layers(inputs)
         number = cone.particles_in_pixel(inputs.box)
         means = []
-        # The last layer has the sources between it and the end, too.
-        edges = layers.edges
-        ends = [cone.farthest(cosmology) for cosmology in inputs.cosmologies.cosmologies]
-        edges[-1] = max(edges[-1], *(end * (1 + 1e-9) for end in ends))
 
         def amounts(distances: Distances, a: tf.Tensor, growth: GrowthFunctions) -> tf.Tensor:
-            chi = layers.distances
+            # A universe has its own z_max, whatever others of its batch reach to.
+            end = cone.farthest(distances.cosmology)
+            own = max(1, int(np.sum(layers.distances < end)))
+            chi, depths, a = layers.distances[:own], layers.depths[:own], a[:own]
             weights = population.lensing(distances, chi, a)
             slopes = [_slopes(weight, chi) for weight in weights]
+            # The last layer has the sources between it and the end, too.
+            edges = layers.edges[: own + 1]
+            edges[-1] = max(edges[-1], end * (1 + 1e-9))
             aligned = population.aligned(distances, edges, a, growth)
             if aligned is not None:
-                depths = layers.depths
                 weights = [w + more / depths for w, more in zip(weights, aligned, strict=True)]
-            means.append(tf.stack([tf.reduce_sum(w * layers.depths) for w in weights]))
+            means.append(tf.stack([tf.reduce_sum(w * depths) for w in weights]))
             pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
-            return tf.stack(pairs, axis=1) / number
+            beyond = len(layers.distances) - own
+            return tf.pad(tf.stack(pairs, axis=1), [[0, beyond], [0, 0], [0, 0]]) / number
 
         first = np.zeros(len(layers.distances), np.int32)
         maps = len(population.sources)
