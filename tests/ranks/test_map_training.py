@@ -170,10 +170,7 @@ def check_answers(training, mesh, shared):
         means, sigmas = ([x[n] for x in answer.parameters] for n in (1, 2))
         np.testing.assert_allclose(means, asked.mean[row], rtol=1e-6)
         np.testing.assert_allclose(sigmas, asked.sigma[row], rtol=1e-6)
-    mesh.barrier()
-    again = predict_volume(training, shared / "maps-0.npy", mesh, quiet)
-    assert again.posterior is not None
-    assert any("trained for fields of 10 degrees" in note for note in again.notes)
+    assert any("trained for fields of 10 degrees" in note for note in answer.notes)
     if RANK:
         return
     cone = training.plan.lightcone
