@@ -67,14 +67,14 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             planned._check_start()
-            if asked.resume and config.simulates:
-                Training(folder, config, complete=False).check_held_out()
             planned.check_folder(
                 config.resolved(),
                 training_bytes(config, folder),
                 may_differ=MAY_DIFFER,
                 may_grow=MAY_GROW,
             )
+            if asked.resume and config.simulates:
+                Training(folder, config, complete=False).check_held_out()
         return planned
 
     def _check_start(self) -> None:
