@@ -29,7 +29,7 @@ from flowpm_dist.cosmoflow.planning.plan import differences
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.cosmoflow.volumes import records
-from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader
+from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
 from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.cone_record import cone_table, differences_from_file
@@ -408,6 +408,13 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
     training = replace(training, plan=load_training(write(tmp_path, text)))
     with pytest.raises(ObservationError, match=r"another light cone: sources of \[lightcone\]"):
         training.check_seen(header, tmp_path)
+    training.check_held_out()  # nothing is held out yet
+    training.folder.held_out.mkdir(parents=True)
+    (training.folder.held_out / "dataset.json").write_text("{")
+    training.check_held_out()  # it will be made anew
+    finish_dataset(training.folder.held_out, header)
+    with pytest.raises(ObservationError, match="another light cone: sources"):
+        training.check_held_out()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     MEAN_ONE,
     DatasetHeader,
+    RecordError,
     read_header,
     splits_of,
 )
@@ -172,8 +173,11 @@ class Training:
             ObservationError: files that the observation names have changed since.
         """
         folder = self.folder.held_out
-        if (folder / DATASET).exists():
-            self.check_seen(read_header(folder)[0], folder)
+        try:
+            header = read_header(folder)[0]
+        except (RecordError, OSError):
+            return  # they are made anew, see `hold_out`
+        self.check_seen(header, folder)
 
     def check_seen(self, header: DatasetHeader, folder: Path) -> None:
         """Checks that the volumes of a dataset are of what the network is trained for.
