@@ -35,7 +35,7 @@ from flowpm_dist.cosmoflow.training.trained import TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.volumes.universes import Lanes
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OutputError
@@ -376,25 +376,40 @@ STATISTICS = ("power", "tiny_network:largest")
 FIT = HeadOptions(hidden=4, members=2, penalties=(3.0,), epochs=2)
 
 
-def test_summaries_of_volumes_are_those_of_one_rank(shared, training):
-    """Features of a network and statistics; training universes are simulated again."""
-    copies = [shared / "alone", shared / "together"]
-    for copy in copies:
-        on_first_rank(lambda copy=copy: shutil.copytree(training, copy))
-    alone, together = map(read_training, copies)
+def test_summaries_of_volumes_are_those_of_one_rank(shared, training, fewer, monkeypatch):
+    """Features of networks and statistics; training universes are simulated again, once for all."""
+    read = {}
+    for where in ("alone", "together"):
+        for kind, folder in {"all": training, "fewer": fewer}.items():
+            copy = shared / f"{kind}-{where}"
+            on_first_rank(lambda copy=copy, folder=folder: shutil.copytree(folder, copy))
+            read[where, kind] = read_training(copy)
     splits = ["train", "test"]
-    found = summaries.summarise(together, splits, STATISTICS, process_mesh(MESHES[-1]), SILENT)
-    assert (found == {}) == (world().rank > 0)
+    both = [read["together", "fewer"], read["together", "all"]]
+    made, make = [], VolumeMaker.make
+    monkeypatch.setattr(VolumeMaker, "make", lambda *given: made.append(given[1:]) or make(*given))
+    found = summaries.summarise(both, splits, [(), STATISTICS], process_mesh(MESHES[-1]), SILENT)
+    together = max(2, process_mesh(MESHES[-1]).axis_size("replica"))
+    assert made == [("train", number) for number in range(8 // together)]
+    assert (found == []) == (world().rank > 0)
     if world().rank:
         return
-    for split, wanted in summaries.summarise(alone, splits, STATISTICS, solo(), SILENT).items():
-        np.testing.assert_array_equal(found[split].truth, wanted.truth)
-        assert list(found[split].parts) == [summaries.OUTPUTS, summaries.HIDDEN, *STATISTICS]
-        for name, values in wanted.parts.items():
-            most = 3e-4 * np.abs(values).max()
-            np.testing.assert_allclose(found[split].parts[name], values, atol=most, err_msg=name)
-        held = summaries.SplitSummaries.read(together.folder.summaries(split))
-        assert set(wanted.parts) - set(held.parts) == {STATISTICS[-1]}, "a user's own is kept"
+    of_fewer, found = found
+    for kind, statistics, tables in (("fewer", (), of_fewer), ("all", STATISTICS, found)):
+        [alone] = summaries.summarise([read["alone", kind]], splits, [statistics], solo(), SILENT)
+        for split, wanted in alone.items():
+            np.testing.assert_array_equal(tables[split].truth, wanted.truth)
+            assert list(tables[split].parts) == [summaries.OUTPUTS, summaries.HIDDEN, *statistics]
+            for name, values in wanted.parts.items():
+                most = 3e-4 * np.abs(values).max()
+                np.testing.assert_allclose(
+                    tables[split].parts[name], values, atol=most, err_msg=name
+                )
+            path = read["together", kind].folder.summaries(split)
+            held = summaries.SplitSummaries.read(path)
+            users = set(wanted.parts) - set(held.parts)
+            assert users == set(statistics[1:]), "a user's own is kept"
+    assert len(of_fewer["train"].truth) == 4 and len(found["train"].truth) == 8
     with np.load(training / "statistics" / "train.npz") as held:
         order = np.lexsort(held["parameters"].astype(np.float32).T[::-1])
         power = np.log(held["power"][order])
@@ -414,7 +429,8 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     check_posteriors(found, folder)
     kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
     before = [path.stat().st_mtime_ns for path in kept]
-    again = summaries.summarise(read_training(folder), ["train", "test"], ["power"], solo(), SILENT)
+    asked = [read_training(folder)], ["train", "test"], [["power"]]
+    [again] = summaries.summarise(*asked, solo(), SILENT)
     assert [path.stat().st_mtime_ns for path in kept] == before, "nothing has changed"
     monkeypatch.setattr(summaries, "DEFINITION", 0)
     with pytest.raises(ValueError, match="of another definition"):

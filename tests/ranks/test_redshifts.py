@@ -200,7 +200,8 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
     found = predict_volume(training, shared / "volume-0.npy", mesh, Progress(rank=1), 128.0)
     with pytest.raises(VolumeError, match=r"has shape .16, 16, 16.; must be .16, 16, 16, 2."):
         check_question(training, shared / "single-0.npy", 128.0)
-    again = summarise(training, ["test"], ["power", "histograms"], mesh, Progress(rank=1), "last")
+    asked = [training], ["test"], [["power", "histograms"]]
+    again = summarise(*asked, mesh, Progress(rank=1), "last")
 
     write_dataset(plan, mesh, shared / "set", ["train", "validation"], progress=Progress(rank=1))
     told = json.loads((shared / "set" / "dataset.json").read_text())
@@ -216,7 +217,7 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
     assert np.isfinite(float(outcome[1][-1]["loss"]))
     if RANK:
         return
-    parts = again["test"].parts
+    parts = again[0]["test"].parts
     assert parts["histograms"].shape[1] == 2 * 4 * 27 and HIDDEN in parts
     shares = parts["histograms"].reshape(len(again["test"].truth), 8, 27) ** 2
     np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-12)

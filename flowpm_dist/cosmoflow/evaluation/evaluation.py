@@ -123,10 +123,10 @@ def evaluate(
     needed = dict.fromkeys(("train", "validation", split))
     paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
     tables = []
-    for found in asked if posteriors else ():
-        names = posteriors.statistics if posteriors and found is largest else ()
-        splits = tuple(needed)
-        tables.append(summaries.summarise(found.training, splits, names, mesh, progress, which))
+    if posteriors is not None:
+        names = [posteriors.statistics if found is largest else () for found in asked]
+        theirs = [found.training for found in asked]
+        tables = summaries.summarise(theirs, tuple(needed), names, mesh, progress, which)
     if mesh.rank != 0:
         return None
     notes += _opened(asked) if split == "test" else [ON_VALIDATION]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -69,49 +69,112 @@ class SplitSummaries:
 
 
 def summarise(
-    training: Training,
+    trainings: Sequence[Training],
     splits: Sequence[str],
-    statistics: Sequence[str],
+    statistics: Sequence[Sequence[str]],
     mesh: ProcessMesh,
     progress: Progress,
     which: str = "best",
-) -> dict[str, SplitSummaries]:
-    """Returns summaries of the volumes of splits. On all ranks together.
+) -> list[dict[str, SplitSummaries]]:
+    """Returns summaries of the volumes of splits, for each training. On all ranks together.
 
-    Training universes of simulations are simulated again. What was summarised before is read,
-    unless the network, or the files, have changed since.
+    Training universes of simulations are simulated again, once for all networks that are asked
+    about them. What was summarised before is read, unless the network, or the files, have changed
+    since.
 
     Args:
-        training: whose network is asked.
+        trainings: whose networks are asked; of the same volumes, of which each may have seen fewer.
         splits: their names.
-        statistics: names of `STATISTICS`, or of maps of `MAP_STATISTICS`, or
-            "package.module:function".
+        statistics: to be measured for each training: names of `STATISTICS`, or of maps of
+            `MAP_STATISTICS`, or "package.module:function".
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
         which: the weights, "best" of the validations or "last".
 
     Returns:
-        Of each split, on rank 0; nothing on the others.
+        Of each training and split, on rank 0; nothing on the others.
 
     Raises:
-        TrainedError: the checkpoint is damaged.
+        TrainedError: a checkpoint is damaged.
         RecordError: files that cannot serve.
         ValueError: a statistic that does not return a vector of finite numbers.
     """
-    batch = min(training.plan.training.batch, *(count_of(training, split) for split in splits))
+    counts = [count_of(training, split) for training in trainings for split in splits]
+    batch = min(*counts, *(training.plan.training.batch for training in trainings))
     lanes = Lanes.of(mesh, mesh.axis_size("replica") * max(1, batch // mesh.axis_size("replica")))
-    asked = trained_network(training, mesh, lanes.batch, which)
-    found = {}
+    questions = [
+        _Question(training, trained_network(training, mesh, lanes.batch, which), tuple(names))
+        for training, names in zip(trainings, statistics, strict=True)
+    ]
+    found: list[dict[str, SplitSummaries]] = [{} for _ in questions]
     for split in splits:
-        path = training.folder.summaries(split)
-        there = _there(training, split, path, asked.step, statistics) if mesh.rank == 0 else False
-        if not mesh.world.broadcast(tf.constant(int(there))).numpy():
-            found[split] = _made(training, split, statistics, asked, lanes, progress)
-            if mesh.rank == 0:
-                found[split].write(path)
-        elif mesh.rank == 0:
-            found[split] = SplitSummaries.read(path)
-    return found if mesh.rank == 0 else {}
+        there = [mesh.rank == 0 and question.is_answered(split) for question in questions]
+        known = mesh.world.broadcast(tf.constant(there, tf.int32)).numpy()
+        open_ones = [q for q, is_known in zip(questions, known, strict=True) if not is_known]
+        if open_ones:
+            _answer(open_ones, split, lanes, mesh, progress)
+        if mesh.rank == 0:
+            for question, tables in zip(questions, found, strict=True):
+                tables[split] = question.summaries(split)
+    return found if mesh.rank == 0 else []
+
+
+Row = tuple[np.ndarray, dict[str, np.ndarray]]
+"""The truths of a batch, and its parts, as in `SplitSummaries`."""
+
+
+@dataclass
+class _Question:
+    """What one training's network, and statistics, make of the volumes of splits.
+
+    Attributes:
+        training: whose network it is.
+        asked: the network.
+        statistics: to be measured as well.
+        made: on rank 0, by split.
+    """
+
+    training: Training
+    asked: TrainedNetwork
+    statistics: tuple[str, ...]
+    made: dict[str, SplitSummaries] = field(default_factory=dict)
+
+    def is_answered(self, split: str) -> bool:
+        """Returns whether a file has all summaries, of this network and the volumes as they are."""
+        training, path = self.training, self.training.folder.summaries(split)
+        try:
+            held = SplitSummaries.read(path)
+        except (ValueError, KeyError):
+            return False
+        data, written = training.plan.data, path.stat().st_mtime
+        files: Sequence[Path] = ()
+        if not training.simulated:
+            folder = data.folder
+            files = dataset_files(folder, split) if folder else arrays_of(training.plan).files
+        checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
+        sources = [*files, *(file for file in checkpoints if file.exists())]
+        fresh = all(file.stat().st_mtime < written for file in sources)
+        whole = len(held.truth) == count_of(training, split)
+        step = self.asked.step
+        return fresh and whole and held.step == step and set(self.statistics) <= set(held.parts)
+
+    def keep(self, split: str, rows: Sequence[Row]) -> None:
+        """Keeps and writes summaries: truths and parts of one batch after another. On rank 0."""
+        count = count_of(self.training, split)
+        truth = np.concatenate([row[0] for row in rows])[:count]
+        order = np.lexsort(truth.astype(np.float32).T[::-1])
+        parts = {
+            name: np.concatenate([row[1][name] for row in rows])[:count][order]
+            for name in rows[0][1]
+            if name in (OUTPUTS, HIDDEN, *self.statistics)
+        }
+        self.made[split] = SplitSummaries(truth[order], parts, self.asked.step)
+        self.made[split].write(self.training.folder.summaries(split))
+
+    def summaries(self, split: str) -> SplitSummaries:
+        """Returns what was made, or is in the file."""
+        made = self.made.get(split)
+        return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
 
 
 def count_of(training: Training, split: str) -> int:
@@ -122,51 +185,33 @@ def count_of(training: Training, split: str) -> int:
     return count if training.simulated else min(count, MOST)
 
 
-def _there(
-    training: Training, split: str, path: Path, step: int, statistics: Sequence[str]
-) -> bool:
-    """Returns whether a file has all summaries, of this network and of the volumes as they are."""
-    try:
-        held = SplitSummaries.read(path)
-    except (ValueError, KeyError):
-        return False
-    data, written = training.plan.data, path.stat().st_mtime
-    files: Sequence[Path] = ()
-    if not training.simulated:
-        files = dataset_files(data.folder, split) if data.folder else arrays_of(training.plan).files
-    checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
-    sources = [*files, *(file for file in checkpoints if file.exists())]
-    fresh = all(file.stat().st_mtime < written for file in sources)
-    whole = len(held.truth) == count_of(training, split)
-    return fresh and whole and held.step == step and set(statistics) <= set(held.parts)
-
-
-def _made(
-    training: Training,
-    split: str,
-    statistics: Sequence[str],
-    asked: TrainedNetwork,
-    lanes: Lanes,
-    progress: Progress,
-) -> SplitSummaries:
-    mesh, count = asked.network.mesh, count_of(training, split)
-    truth: list[np.ndarray] = []
-    parts: dict[str, list[np.ndarray]] = {}
+def _answer(
+    questions: Sequence[_Question], split: str, lanes: Lanes, mesh: ProcessMesh, progress: Progress
+) -> None:
+    """Asks all networks about the volumes of a split, of which each has seen the first."""
+    counts = [count_of(question.training, split) for question in questions]
+    longest = questions[int(np.argmax(counts))].training
+    names = tuple(dict.fromkeys(name for question in questions for name in question.statistics))
+    rows: list[list[Row]] = [[] for _ in questions]
     progress.note(f"summarising the volumes of {split}; compiling")
-    for batch in _volumes(training, split, lanes, mesh):
-        row = features_of(asked.network, batch.volumes)
-        row |= _measured(training, statistics, batch.volumes, mesh)
-        for name, values in row.items():
-            parts.setdefault(name, []).append(values)
-        truth.append(of_all_replicas(batch.parameters, mesh))
-        done = len(truth) * lanes.batch
-        progress(f"summarising {split}", min(done, count), count)
-        if done >= count:
+    for number, batch in enumerate(_volumes(longest, split, lanes, mesh)):
+        begin, measured_here = number * lanes.batch, None
+        truth = of_all_replicas(batch.parameters, mesh)
+        for question, count, made in zip(questions, counts, rows, strict=True):
+            if begin >= count:
+                continue
+            row = features_of(question.asked.network, batch.volumes)
+            if question.statistics:
+                if measured_here is None:
+                    measured_here = _measured(longest, names, batch.volumes, mesh)
+                row |= measured_here
+            made.append((truth, row))
+        progress(f"summarising {split}", min(begin + lanes.batch, max(counts)), max(counts))
+        if begin + lanes.batch >= max(counts):
             break
-    whole = np.concatenate(truth)[:count]
-    order = np.lexsort(whole.astype(np.float32).T[::-1])
-    named = {name: np.concatenate(rows)[:count][order] for name, rows in parts.items()}
-    return SplitSummaries(whole[order], named, asked.step)
+    if mesh.rank == 0:
+        for question, made in zip(questions, rows, strict=True):
+            question.keep(split, made)
 
 
 def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarray]:
