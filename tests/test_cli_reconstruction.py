@@ -150,6 +150,27 @@ def test_a_resumed_run_must_ask_for_the_same(here):
     assert "has 0.2; to resume it, give that" in str(problem)
 
 
+def test_files_of_a_resumed_run_must_not_have_changed(here):
+    noise = np.random.default_rng(0).normal(1.0, 0.1, (8, 8, 8))
+    np.save(here / "data.npy", noise)
+    np.save(here / "mask.npy", np.ones((8, 8, 8)))
+    text = RUN.replace("mock_seed = 1", 'file = "data.npy"')
+    (here / "run.toml").write_text(text.replace("sigma = 0.2", 'sigma = 0.2\nmask = "mask.npy"'))
+    folder = begun(here)
+    found = plan(here, resume=True).config.plan.checksums()
+    assert found.keys() == {"data.file", "observation.mask"}
+    folder.write_checksums(found)
+    np.save(here / "mask.npy", np.ones((8, 8, 8), np.float32))
+    plan(here, resume=True)
+    noise[3, 2, 1] += 1e-6
+    np.save(here / "data.npy", noise)
+    with pytest.raises(ConfigError) as caught:
+        plan(here, resume=True)
+    (problem,) = caught.value.problems
+    said = "it has other values than when the reconstruction in .* was begun"
+    assert re.match(f"data.file = .*data.npy.: {said}", str(problem))
+
+
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
     asked = Request(here / "run.toml", 1, folder.path, resume=True)

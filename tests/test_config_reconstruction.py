@@ -512,7 +512,16 @@ def test_maps_in_files_must_fit(tmp_path):
     assert "values that are not finite" in problems(tmp_path, text)[0]
     maps = np.arange(32.0).reshape(2, 4, 4)
     np.save(tmp_path / "maps.npy", maps)
-    load_reconstruction(write(tmp_path, text))
+    found = load_reconstruction(write(tmp_path, text)).plan.checksums()
+    np.savetxt(tmp_path / "nz.txt", [[0.1, 1.0], [0.15, 2.0], [0.2, 0.0]])
+    listed = text.replace("{ redshift = 0.2 }", '{ file = "nz.txt" }')
+    both = load_reconstruction(write(tmp_path, listed)).plan.checksums()
+    assert both.keys() == {"lightcone.sources[0].file", "data.file"}
+    assert both["data.file"] == found["data.file"]
+    np.savetxt(tmp_path / "nz.txt", [[0.1, 1.0], [0.15, 3.0], [0.2, 0.0]])
+    np.save(tmp_path / "maps.npy", maps[:, ::-1])
+    changed = load_reconstruction(write(tmp_path, listed)).plan.checksums()
+    assert all(changed[key] != both[key] for key in both)
     told = {"field_of_view": 11.0}
     array = MapArray(maps, ("source", "y", "x"), "1", "convergence")
     write_light_cone(tmp_path / "lightcone.zarr", {"kappa": array}, told, {})

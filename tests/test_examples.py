@@ -136,9 +136,15 @@ def test_reconstruct_run_files(name, folder):
     }
     if name != "reconstruct":
         changes["sampler"] = {"draws": 2, "warm_up": 2, "leaps": 2}
+    else:
+        np.save(folder / "sigma.npy", np.full((16, 16, 16), 0.1))
+        changes["observation"] = {"sigma": "sigma.npy"}
     flowpm("reconstruct", small(name, changes), "--output", "found")
     assert (folder / "found" / "slabs.png").stat().st_size > 500
     assert (folder / "found" / "chains.png").exists() == (name != "reconstruct")
+    kept = folder / "found" / "checksums.json"
+    of_files = json.loads(kept.read_text()) if kept.exists() else {}
+    assert list(of_files) == (["observation.sigma"] if name == "reconstruct" else [])
 
 
 def test_lensing_reconstruct_run_file(folder):

@@ -20,7 +20,7 @@ from flowpm_dist.cli.resumable import (
     resume_option,
     start,
 )
-from flowpm_dist.config.checks import ConfigError, Problem
+from flowpm_dist.config.checks import ConfigError, Problem, check_same_values
 from flowpm_dist.config.reconstruction import (
     ReconstructionConfig,
     check_reconstruction_mesh,
@@ -78,6 +78,7 @@ class ReconstructionJob(
             planned.check_folder(config.resolved(), needed, may_differ=MAY_DIFFER)
             if asked.resume:
                 check_progress(config, folder)
+                check_files(config, folder, asked.run_file)
         return planned
 
     def describe(self) -> str:
@@ -162,8 +163,11 @@ class ReconstructionJob(
 
         for warning in self.config.warnings:
             progress.warn(warning)
+        plan = self.config.plan
+        if launch.detect().rank == 0 and plan.files and not self.folder.checksums():
+            self.folder.write_checksums(plan.checksums())
         return whole(
-            self.config.plan,
+            plan,
             self.mesh,
             self.folder,
             progress,
@@ -253,6 +257,17 @@ def check_progress(config: ReconstructionConfig, folder: ReconstructionFolder) -
             f"{folder.path} has made {len(rows)} iterations, but {folder.checkpoints} holds no "
             "checkpoint: put it back, or begin anew with --overwrite"
         )
+
+
+def check_files(config: ReconstructionConfig, folder: ReconstructionFolder, source: Path) -> None:
+    """Check that the files of a reconstruction that is resumed have not changed since it was begun.
+
+    Raises:
+        ConfigError: they have.
+    """
+    if then := folder.checksums():
+        begun = f"the {folder.kind} in {folder.path}"
+        check_same_values(then, config.plan.checksums(), config.plan.files, source, begun)
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

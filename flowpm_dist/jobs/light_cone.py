@@ -91,6 +91,15 @@ class PopulationOptions(Options):
         default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
     )
 
+    @property
+    def tables(self) -> dict[str, SourceOptions]:
+        """The populations that are read from files, by key of the run file."""
+        return {
+            f"lightcone.sources[{number}].file": source
+            for number, source in enumerate(self.sources)
+            if source.file is not None
+        }
+
     def population(self) -> tuple[list[Sources], IntrinsicAlignment | None]:
         """Returns what functions of lensing take: the sources, and their alignment."""
         alignment = None if self.alignment is None else self.alignment.alignment()

@@ -58,12 +58,7 @@ class SimulationWork:
     @property
     def tables(self) -> dict[str, SourceOptions]:
         """The populations of sources that are read from files, by key of the run file."""
-        sources = () if self.light_cone is None else self.light_cone.options.sources
-        return {
-            f"lightcone.sources[{number}].file": source
-            for number, source in enumerate(sources)
-            if source.file is not None
-        }
+        return {} if self.light_cone is None else self.light_cone.options.tables
 
     @property
     def files(self) -> dict[str, Path | None]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
+from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.work_folder import WorkFolder
 
 MARK = "reconstruction.json"
+CHECKSUMS = "checksums.json"
 FIELDS = "reconstruction.zarr"
 MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
 FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
 CONTENTS = (
     MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
-    "metrics.csv", "result.json", *FIGURES, *MAPS,
+    "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
 )  # fmt: skip
 
 
@@ -54,6 +58,22 @@ class ReconstructionFolder(WorkFolder):
     def result(self) -> Path:
         """The numbers of the result."""
         return self.path / "result.json"
+
+    def checksums(self) -> dict[str, str]:
+        """Returns those of the files that were read at the beginning; empty if none are known."""
+        try:
+            found = json.loads((self.path / CHECKSUMS).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write_checksums(self, found: Mapping[str, str]) -> None:
+        """Keeps the checksums of the files that are read, by key of the run file. On rank 0.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
 
     @property
     def is_searched(self) -> bool:

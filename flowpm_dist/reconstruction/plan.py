@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.io.checksums import checksum
+from flowpm_dist.io.volume import open_volume
 from flowpm_dist.jobs.light_cone import ConvergenceOptions
+from flowpm_dist.observables.map_files import read_convergence
 from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.reconstruction.options import (
     FittedOptions,
@@ -64,6 +68,30 @@ class ReconstructionPlan:
     def own_values(self) -> dict[str, Any]:
         """The values of a mock's parameters; those of a user's own likelihood are not known."""
         return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """Paths of the files that are read, by key of the run file."""
+        seen = {f"observation.{key}": path for key, path in self.observation.files.items()}
+        tables = {} if self.lightcone is None else self.lightcone.tables
+        data = {} if self.data.file is None else {"data.file": self.data.file}
+        return {**seen, **{key: source.file for key, source in tables.items()}, **data}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        cone, maps = self.lightcone, self.data.file
+        found = {} if cone is None else {key: table.checksum for key, table in cone.tables.items()}
+        if cone is not None and maps is not None:
+            read = read_convergence(maps, len(cone.sources), cone.pixels, cone.field_of_view)
+            found["data.file"] = checksum(read)
+        for key, path in self.files.items():
+            if key not in found and path is not None:
+                found[key] = checksum(open_volume(path).array)
+        return found
 
     @property
     def of_likelihood(self) -> tuple[str, ...]:
