@@ -41,9 +41,10 @@ seed = 7
 
 
 def volumes_of(count=ROWS, side=32, channels=()) -> np.ndarray:
-    """Each its own number, plus where in it a cell is."""
+    """Each a quarter of its number, plus where in it a cell is: the first ones are about 1."""
     cells = np.linspace(0, 0.5, side**3 * int(np.prod(channels))).reshape((side,) * 3 + channels)
-    return (np.arange(count).reshape((-1,) + (1,) * cells.ndim) + cells).astype(np.float32)
+    numbers = np.arange(count).reshape((-1,) + (1,) * cells.ndim)
+    return (numbers / 4 + cells).astype(np.float32)
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ def test_a_run_file_on_arrays_resolves_and_splits_by_rows(folder):
     rows = [arrays.rows(split).tolist() for split in ("train", "validation", "test")]
     assert [len(part) for part in rows] == [13, 4, 3] and sorted(sum(rows, [])) == list(range(ROWS))
     assert rows[2] != arrays_of(run(folder, ("seed = 7", "seed = 8"))).rows("test").tolist()
-    assert arrays.header.priors == {"sigma_8": (0, 19)} and arrays.header.box_size == (25.0,) * 3
+    assert arrays.header.priors == {"sigma_8": (-0.5, 19.5)}, "half a step beyond 0 and 19"
+    assert arrays.header.box_size == (25.0,) * 3
     with pytest.raises(RecordError, match="no split 'tests'; the splits there are: train, valid"):
         arrays.rows("tests")
 
@@ -131,7 +133,7 @@ def test_units_make_a_density_of_mean_one(folder):
     volumes = volumes_of()
     cut = np.s_[16:, :16]
     for unit, stored, wanted in (
-        ("overdensity", volumes / 10 - 1, volumes / 10),
+        ("overdensity", volumes - 1, volumes),
         ("mass", 1e10 * (volumes + 1), None),
     ):
         np.save(folder / "all.npy", stored.astype(np.float32))
@@ -141,10 +143,16 @@ def test_units_make_a_density_of_mean_one(folder):
         assert arrays.header.unit == ("mean density 1" if unit == "mass" else unit)
         found = arrays.read(6, Block(1, 2, 0, 2))
         np.testing.assert_allclose(found[..., 0], wanted[6][cut], rtol=1e-5, atol=1e-6)
-    np.save(folder / "all.npy", volumes - 3)
+    for unit, wrong in (("density", 1e10 * volumes), ("overdensity", volumes + 1)):
+        np.save(folder / "all.npy", wrong.astype(np.float32))
+        told = problem(folder, ('"density"', f'"{unit}"'))
+        assert f'data.unit = "{unit}" it is from' in told and "has volumes of mean" in told
+    below = volumes.copy()
+    below[1, 0, 0, 0] = -1
+    np.save(folder / "all.npy", below)
     with pytest.raises(RecordError, match="volume 1 of .*all.npy .* negative: no density"):
         arrays_of(run(folder)).read(1)
-    np.save(folder / "all.npy", np.where(volumes > 3, np.nan, volumes))
+    np.save(folder / "all.npy", np.where(volumes > 1.5, np.nan, volumes))
     with pytest.raises(RecordError, match="volume 6 of .* not finite"):
         arrays_of(run(folder)).read(6)
 

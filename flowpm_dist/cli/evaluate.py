@@ -15,6 +15,7 @@ from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
 
@@ -46,12 +47,19 @@ def evaluate(
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="By default DIR/evaluation, or DIR/evaluation-validation."
+            metavar="DIR",
+            help="By default DIR/evaluation, -validation, or DIR/fresh/N/evaluation.",
         ),
     ] = None,
     split: Annotated[
         Split, typer.Option(help="The volumes to judge on: validation leaves the test set alone.")
     ] = Split.test,
+    fresh: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Simulate a fresh test set, the N-th, and judge on that."
+        ),
+    ] = None,
     checkpoint: Which = Weights.best,
     posteriors: Annotated[
         bool,
@@ -79,30 +87,37 @@ def evaluate(
     """Judge trained networks on simulations they were not trained on, beside other methods."""
     with planning():
         fits = bool(posteriors or head or baseline)
+        asked = split.value if fresh is None else fresh_split(fresh)
+        if fresh is not None and split is Split.validation:
+            raise TrainedError("--fresh is a test set, --split validation another: give one")
         read = [read_training(folder) for folder in trainings]
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
         for training in read:
             plan = training.plan
-            held = plan.data.test if split is Split.test else plan.data.validation
+            held = plan.data.validation if split is Split.validation else plan.data.test
             samples = held if plan.simulates else plan.training.batch
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
         measured = wanted.statistics if wanted else ()
         demand = asking_demand(
-            read[0], shape, "the evaluation", simulating=fits, statistics=measured
+            read[0],
+            shape,
+            "the evaluation",
+            simulating=fits or fresh is not None,
+            statistics=measured,
         )
         work = Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
-        judged, _ = read[0].split_there(split.value)
+        judged, _ = read[0].split_there(asked)
         check_evaluation_folder(output or read[0].folder.evaluation(judged))
     with work.begun(ranks, check=check) as progress:
-        from flowpm_dist.cosmoflow.evaluation.evaluation import check_comparable
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
+        from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
         from meshimpl.process_mesh import ProcessMesh
 
-        check_comparable(read, split.value)
-        shape = common_mesh(read, launch.detect().size, mesh, split.value)
-        options = {"split": split.value, "which": checkpoint.value}
+        check_comparable(read, asked)
+        shape = common_mesh(read, launch.detect().size, mesh, asked)
+        options = {"split": asked, "which": checkpoint.value}
         evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
         if evaluation is not None:
             show(evaluation, evaluation.write(output))
@@ -113,7 +128,7 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     columns = output_columns()
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
-    fitted = ", which no method was fitted to" if evaluation.split == Split.test else ""
+    fitted = "" if evaluation.split == Split.validation else ", which no method was fitted to"
     console.print(f"On {count} {evaluation.split} samples{fitted}:")
     console.print(evaluation.table(console.width))
     if evaluation.posteriors is not None:

@@ -14,8 +14,8 @@ from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_trai
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
     FILES,
     Question,
-    check_head,
     check_prediction_folder,
+    fitted_heads,
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError
 from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
@@ -65,16 +65,14 @@ def predict(
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
         folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
-        fitted = check_head(trained, head)
-        if fitted is not None:
+        fitted = fitted_heads(trained, head)
+        if fitted:
             check_prediction_folder(folder, Question.of(volume, trained))
-        if output is not None:
-            if fitted is None:
-                raise PosteriorError(
-                    f"--output {output}: {training} has no posterior whose samples could go there; "
-                    f"flowpm-dist evaluate {training} --posteriors fits one"
-                )
-            head = fitted  # none but this will do
+        if output is not None and not fitted:
+            raise PosteriorError(
+                f"--output {output}: {training} has no posterior whose samples could go there; "
+                f"flowpm-dist evaluate {training} --posteriors fits one"
+            )
         demand = asking_demand(trained, shape, "the prediction")
         work = Preview(trained.plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
@@ -89,6 +87,7 @@ def predict(
             box_size,
             which=checkpoint.value,
             head=head,
+            needed=output is not None,
         )
         if launch.detect().rank == 0 and found.posterior is not None:
             found.posterior.write(folder)

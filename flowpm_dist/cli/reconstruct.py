@@ -281,7 +281,7 @@ def _of_chains(facts: dict[str, Any]) -> str:
     if "rhat_max" in modes:
         lines.append(
             f"Large scales: R-hat at most {modes['rhat_max']:.3f}, at least {modes['ess_min']:.0f} "
-            "effective draws."
+            f"effective draws; minus the log posterior: R-hat {facts['loss']['rhat']:.3f}."
         )
     for name, x in facts["parameters"].items():
         agreed = f" (R-hat {x['rhat']:.3f}, {x['ess']:.0f} effective draws)" if "rhat" in x else ""

@@ -183,9 +183,9 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         from flowpm_dist.cosmoflow.training.sources import stage_files
         from meshimpl.process_mesh import ProcessMesh
 
-        stage_files(self.config, progress)
-        session = TrainingRun(self.config, ProcessMesh(self.mesh), self.folder, progress)
-        return session.run(resume=self.resume)
+        mesh = ProcessMesh(self.mesh)
+        stage_files(self.config, mesh, progress)
+        return TrainingRun(self.config, mesh, self.folder, progress).run(resume=self.resume)
 
     def report(self, outcome: TrainingOutcome) -> str:
         """Returns where to look, and the figures that come first."""

@@ -32,7 +32,6 @@ class FeatureDensity:
         plane: the same components with length 1.
         known: both distances of samples that neither components nor network were fitted to,
             [n, 2].
-        step: number of steps that the network of the features was trained for.
     """
 
     shift: np.ndarray
@@ -40,17 +39,15 @@ class FeatureDensity:
     axes: np.ndarray
     plane: np.ndarray
     known: np.ndarray
-    step: int = 0
 
     @classmethod
-    def of(cls, train: np.ndarray, held_out: np.ndarray, step: int = 0) -> FeatureDensity:
+    def of(cls, train: np.ndarray, held_out: np.ndarray) -> FeatureDensity:
         """Returns the density of the features of a training set.
 
         Args:
             train: [n, features].
             held_out: of samples whose distances serve as measure, [n, features]: those of the
                 training set are smaller, as all has been fitted to it.
-            step: see `FeatureDensity`.
         """
         train = np.asarray(train, np.float64)
         shift, spread = train.mean(axis=0), train.std(axis=0)
@@ -63,7 +60,7 @@ class FeatureDensity:
         plane, along = rows[:count], np.sqrt(np.maximum(variance[:count], 1e-12))
         density = cls(shift, scale, plane / along[:, np.newaxis], plane, np.empty((0, 2)))
         known = density.distances(held_out)
-        return cls(shift, scale, density.axes, plane, known, step)
+        return cls(shift, scale, density.axes, plane, known)
 
     def save(self, path: Path) -> None:
         """Writes it to a .npz file. Raises WriteError."""
@@ -73,8 +70,7 @@ class FeatureDensity:
     def load(cls, path: Path) -> FeatureDensity:
         """Reads what `save` wrote. Raises KeyError or UnreadableError if it is not such."""
         held = read_arrays(path)
-        arrays = {one.name: held[one.name] for one in fields(cls) if one.name != "step"}
-        return cls(**arrays, step=int(held["step"]))
+        return cls(**{one.name: held[one.name] for one in fields(cls)})
 
     @property
     def whole(self) -> bool:

@@ -31,6 +31,8 @@ def sampling_facts(
     parameters = values_of(drawn, names, sampler.chains)
     enough = len(modes) >= LEAST_DRAWS
     checked = convergence(parameters) if names and enough else None
+    losses = values_of(drawn, ["loss"], sampler.chains)
+    of_loss = convergence(losses) if enough else None
     return {
         "method": sampler.method,
         "chains": sampler.chains,
@@ -39,6 +41,7 @@ def sampling_facts(
         "start": sampler.start,
         "seconds": sum(float(row["seconds"]) for row in rows[:: sampler.chains]),
         **{name: _finite_mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
+        "loss": _of_parameter(losses, 0, of_loss, None),
         "modes": _of_modes(modes, convergence(modes) if enough else None, truth),
         "parameters": {
             name: _of_parameter(parameters[..., i], i, checked, truth.get(name) if truth else None)

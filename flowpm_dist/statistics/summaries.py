@@ -19,6 +19,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.caches import cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, convolve
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import object_named
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.bispectrum import bispectrum
@@ -89,7 +90,10 @@ def reduced_bispectrum(density: Field) -> np.ndarray:
     return found.bispectrum / (first * second + second * third + third * first)
 
 
-_FILES = ("summaries.py", "cell_values.py", "map_summaries.py")
+_FILES = (
+    "summaries.py", "cell_values.py", "map_summaries.py", "angular_power.py", "bins.py",
+    "bispectrum.py", "histogram.py", "maps.py", "mode_sums.py", "modes.py", "power.py",
+)  # fmt: skip
 DEFINITION = zlib.crc32(b"".join(Path(__file__).with_name(n).read_bytes() for n in _FILES))
 """Changes with these files: what was measured otherwise must not be mixed with these."""
 
@@ -136,20 +140,24 @@ def measured(
     return found
 
 
+class StatisticError(UserError, ValueError):
+    """A statistic of a user's own that returned what no statistic is."""
+
+
 def vectors_of(name: str, returned: np.ndarray, universes: int) -> np.ndarray:
     """Returns what a statistic returned as float64 [universe, value].
 
     Raises:
-        ValueError: that is no vector of finite numbers for each universe.
+        StatisticError: that is no vector of finite numbers for each universe.
     """
     vectors = np.asarray(returned, np.float64)
     if vectors.size == 0 or vectors.size % universes or vectors.ndim > 2:
-        raise ValueError(
+        raise StatisticError(
             f"the statistic {name} returned an array of shape {vectors.shape}; must be a "
             f"vector for each of {universes} universes"
         )
     if not np.isfinite(vectors).all():
-        raise ValueError(f"the statistic {name} has values that are not finite")
+        raise StatisticError(f"the statistic {name} has values that are not finite")
     return vectors.reshape(universes, -1)
 
 

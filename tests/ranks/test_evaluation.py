@@ -3,6 +3,7 @@ rank; tables and figures; volumes that users bring; and datasets of simulations.
 
 import json
 import shutil
+import zlib
 from dataclasses import replace
 
 import h5py
@@ -23,7 +24,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import posterior_of_vo
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, fresh_split
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower
 from flowpm_dist.cosmoflow.scores.judging import score
@@ -34,6 +35,7 @@ from flowpm_dist.cosmoflow.training.parts import maker_of, network_of, optimiser
 from flowpm_dist.cosmoflow.training.trained import TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
+from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker
 from flowpm_dist.io.files import write_text
@@ -372,6 +374,32 @@ def test_volumes_of_users(shape, shared, training, known):
         found_in(training, shared / "volume.npy", shape, box_size=200.0)
 
 
+def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
+    training, another_seed, monkeypatch
+):
+    split = fresh_split(1)
+    found = judged([training, another_seed], None, split)
+    priors = Priors(read_training(training).plan.priors.ranges, "sobol", seed=0)
+    drawn = priors.draw(split, 0, 4)
+    apart = [np.random.default_rng([0, zlib.crc32(split.encode()), n]).random(2) for n in range(4)]
+    np.testing.assert_array_equal(drawn, priors.low + (priors.high - priors.low) * apart)
+    monkeypatch.setattr(VolumeMaker, "make", None)
+    again = judged([training, another_seed], None, split)
+    if world().rank:
+        return
+    truth = found.predictions[found.main].truth
+    np.testing.assert_allclose(truth, drawn[np.argsort(drawn[:, 0])], rtol=1e-6)
+    assert found.folder == training / "fresh" / "1" / "evaluation"
+    assert not any("opened before" in note for note in found.notes)
+    assert any("give --fresh a number" in note for note in again.notes)
+    of_first = TrainingFolder(training).openings()
+    assert (
+        of_first == TrainingFolder(training).openings("test")
+        and len(TrainingFolder(another_seed).openings(split)) == 2
+    )
+    assert {"mean", "network, mean of 2 seeds"} <= set(found.scores)
+
+
 STATISTICS = ("power", "tiny_network:largest")
 FIT = HeadOptions(hidden=4, members=2, penalties=(3.0,), epochs=2)
 
@@ -463,13 +491,15 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     assert stale is None and "weights of step 8, and these are of step 9: fit it" in notes[0]
     with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
         posterior_of_volume(*asked, row, step=9, head="gaussian")
-    replace(posterior, about=posterior.about | {"step": 9}).save(
-        read_training(folder).folder.posterior("gaussian")
-    )
     with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
-        posterior_of_volume(*asked, row, step=9, head="gaussian")  # the density of features is old
-    posterior.save(folder / "posterior" / "gaussian.npz")
-    (folder / "posterior" / "features.npz").write_text("damaged")
+        posterior_of_volume(*asked, row, step=9, head=None, needed=True)
+    of_flow = read_training(folder).folder.posterior("flow")
+    replace(posterior, about=posterior.about | {"step": 9}).save(of_flow)
+    with pytest.raises(PosteriorError, match="features-9.npz"):
+        posterior_of_volume(*asked, row, step=9, head=None)  # there is no density of features
+    found, _ = posterior_of_volume(*asked, row, step=8, head=None)
+    assert found.head == "gaussian", "one of these weights, not the preferred one of others"
+    (folder / "posterior" / "features-8.npz").write_text("damaged")
     with pytest.raises(PosteriorError, match="fit them again"):
         found_in(folder, shared / "asked.npy", None, box_size=96.0)
 

@@ -1,6 +1,8 @@
 """Public files: ranks open them in shares, find the same, and fail together; a training on them."""
 
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.training import sources
 from flowpm_dist.cosmoflow.training.run import TrainingRun
 from flowpm_dist.cosmoflow.volumes import public_files
 from flowpm_dist.cosmoflow.volumes.public_files import bounds_of
@@ -70,6 +73,20 @@ def test_ranks_share_the_files_to_open(tmp_path_factory, monkeypatch):
     mesh.barrier()
     with pytest.raises(RecordError, match="univ_000990.*damaged"):
         RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
+
+
+@pytest.mark.ranks(2)
+def test_no_rank_reads_before_files_are_staged(tmp_path_factory, monkeypatch):
+    folder, mesh = shared_folder(tmp_path_factory), process_mesh(f"row:{SIZE}")
+
+    def slow(source, into, split, progress):
+        time.sleep(0.3)
+        (into / split).touch()
+
+    monkeypatch.setattr(sources, "stage", slow)
+    asked = SimpleNamespace(data=SimpleNamespace(folder=folder, staging=folder))
+    sources.stage_files(asked, mesh, Progress(rank=1))
+    assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
 
 
 @pytest.mark.ranks(2)

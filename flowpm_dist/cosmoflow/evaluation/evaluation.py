@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import (
     Asked,
-    method_of,
+    check_comparable,
     network_curves,
     networks_of,
     over_seeds,
@@ -27,7 +26,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
     place_of,
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
-from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
+from flowpm_dist.cosmoflow.planning.folder import is_fresh
 from flowpm_dist.cosmoflow.scores.features import Features, check_same_bins
 from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
 from flowpm_dist.cosmoflow.scores.paired import differences_from
@@ -36,6 +35,7 @@ from flowpm_dist.cosmoflow.training.held_out import (
     Statistics,
     edges_of,
     features,
+    hold_out_fresh,
     measure_volumes,
 )
 from flowpm_dist.cosmoflow.training.parts import (
@@ -87,7 +87,8 @@ def evaluate(
         trainings: that have a checkpoint.
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
-        split: "test", or "validation" in its place.
+        split: "test", "validation" in its place, or a fresh test set, see `fresh_split`, which is
+            simulated unless the first training has it.
         which: the weights, "best" of the validations or "last".
         posteriors: to be fitted and judged, if any.
 
@@ -104,6 +105,10 @@ def evaluate(
         check_names(posteriors)
     split, other_split = trainings[0].split_there(split)
     check_comparable(trainings, split)
+    if is_fresh(split):
+        first = trainings[0]
+        hold_out_fresh(first.plan, mesh, first.folder, split, progress)
+        trainings = [replace(training, fresh_in=first.folder) for training in trainings]
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
     _check_truths(asked)
     same_method = [found for found in asked if found.method == asked[0].method]
@@ -129,7 +134,7 @@ def evaluate(
         tables = summaries.summarise(theirs, tuple(needed), names, mesh, progress, which)
     if mesh.rank != 0:
         return None
-    notes += _opened(asked) if split == "test" else [ON_VALIDATION]
+    notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
     progress.note("fitting baselines")
     evaluation = judge(asked, largest, paths, notes, split)
     if posteriors is None:
@@ -141,64 +146,24 @@ def evaluate(
     return replace(evaluation, posteriors=results)
 
 
-def _opened(asked: Sequence[Asked]) -> list[str]:
-    """Records that test sets are opened; returns a sentence if one was before. On rank 0."""
-    before = [opening["time"] for found in asked for opening in found.training.folder.openings()]
+def _opened(asked: Sequence[Asked], split: str) -> list[str]:
+    """Records that a test set is opened; returns a sentence if it was before. On rank 0."""
+    folders = [found.training.folder for found in asked]
+    before = [opening["time"] for folder in folders for opening in folder.openings(split)]
     try:
         for found in asked:
-            found.training.folder.open_test_set(found.step)
+            found.training.folder.open_test_set(found.step, split)
     except WriteError as error:
         return [f"That the test set was opened is not recorded: {error}."]
     if not before:
         return []
-    fresh = "train with another data.seed" if asked[0].training.simulated else "take other volumes"
+    fresh = "take other volumes"
+    if asked[0].training.simulated:
+        fresh = "give --fresh a number that was not opened yet"
     return [
         f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
         f"may have been chosen by it: for final figures {fresh}."
     ]
-
-
-def check_comparable(trainings: Sequence[Training], split: str = "test") -> None:
-    """Checks that trainings share one test set, and that none is given twice.
-
-    Args:
-        trainings: to be judged together.
-        split: "test", or "validation" in its place.
-
-    Raises:
-        TrainedError: otherwise.
-    """
-    first = trainings[0]
-    known: dict[tuple[Any, ...], Training] = {}
-    for training in trainings:
-        other = differences(_held_out(first.plan, split), _held_out(training.plan, split))
-        if other:
-            raise TrainedError(
-                f"{first.folder.path} and {training.folder.path} have different {split} sets: "
-                f"{', '.join(other)} differ"
-            )
-        plan = training.plan
-        key = json.dumps(method_of(plan)), plan.training.seed, plan.data.simulations
-        if key in known:
-            raise TrainedError(
-                f"{known[key].folder.path} and {training.folder.path} are the same training, with "
-                f"seed {plan.training.seed}: leave one out"
-            )
-        known[key] = training
-
-
-def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
-    """Returns the settings that a test or validation set depends on."""
-    data = plan.data
-    if data.source != "simulate":
-        keys = ("folder", "volumes", "table")
-        paths = {f"data.{key}": getattr(data, key) for key in keys}
-        found = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
-        if data.source == "arrays":
-            found |= {f"data.{key}": getattr(data, key) for key in ("seed", "test", "validation")}
-        return {"data.source": data.source, **found}
-    count = {f"data.{split}": getattr(data, split)}
-    return {"data.source": data.source, **count, **plan.universes()}
 
 
 def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, which: str) -> Asked:
@@ -212,7 +177,9 @@ def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, w
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
     first = in_order_of_truth(found, summaries.count_of(training, split))
-    return Asked(training, in_order_of_truth(found), first, asked.step, _samples(training))
+    return Asked(
+        training, in_order_of_truth(found), first, asked.step, summaries.trained_on(training)
+    )
 
 
 def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
@@ -234,17 +201,6 @@ def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictio
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
 
-def _samples(training: Training) -> int:
-    """Returns the number of volumes that a network was trained on so far."""
-    if not training.simulated:
-        return training.samples("train")
-    asked = training.plan.data.simulations
-    path = training.folder.statistics("train")
-    if training.complete or not path.exists():
-        return asked
-    return min(asked, len(read_arrays(path)["index"]))
-
-
 def _check_truths(asked: Sequence[Asked]) -> None:
     first = asked[0]
     for other in asked[1:]:
@@ -258,7 +214,7 @@ def _check_truths(asked: Sequence[Asked]) -> None:
 
 def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file of the statistics of a split, which are measured if there are none."""
-    plan, own = training.plan, training.folder.statistics(split)
+    plan, own = training.plan, training.keeper(split).statistics(split)
     if training.simulated:
         return own
     values = cell_values_of(plan)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import OF_SEEDS
-from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan
+from flowpm_dist.cosmoflow.planning.folder import is_fresh
+from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan, differences
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, Scores
-from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.training.trained import TrainedError, Training
 
 NOT_THE_METHOD = ("seed", "steps", "warmup", "checkpoint_every", "keep")
 """Keys of [training] that do not change the method, or that follow from others."""
@@ -65,6 +66,55 @@ def method_of(plan: TrainingPlan) -> dict[str, Any]:
     if data.buffer != data.simulations:
         table["data"]["buffer"] = data.buffer
     return {**table, "reuse": round(asked.steps * asked.batch / data.simulations, 3)}
+
+
+def check_comparable(trainings: Sequence[Training], split: str = "test") -> None:
+    """Checks that trainings share one test set, and that none is given twice.
+
+    Args:
+        trainings: to be judged together.
+        split: "test", "validation" in its place, or a fresh test set.
+
+    Raises:
+        TrainedError: otherwise; or a fresh test set is asked for of volumes in files.
+    """
+    first = trainings[0]
+    if is_fresh(split) and not first.simulated:
+        raise TrainedError(
+            f"{first.folder.path} was trained on volumes that it did not simulate: there are no "
+            "fresh ones; leave out --fresh"
+        )
+    known: dict[tuple[Any, ...], Training] = {}
+    for training in trainings:
+        other = differences(_held_out(first.plan, split), _held_out(training.plan, split))
+        if other:
+            raise TrainedError(
+                f"{first.folder.path} and {training.folder.path} have different {split} sets: "
+                f"{', '.join(other)} differ"
+            )
+        plan = training.plan
+        key = json.dumps(method_of(plan)), plan.training.seed, plan.data.simulations
+        if key in known:
+            raise TrainedError(
+                f"{known[key].folder.path} and {training.folder.path} are the same training, with "
+                f"seed {plan.training.seed}: leave one out"
+            )
+        known[key] = training
+
+
+def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
+    """Returns the settings that a test or validation set depends on."""
+    data = plan.data
+    if data.source != "simulate":
+        paths = {f"data.{key}": getattr(data, key) for key in ("folder", "volumes", "table")}
+        found = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
+        if data.source == "arrays":
+            keys = ("seed", "test", "validation", "unit")
+            found |= {f"data.{key}": getattr(data, key) for key in keys}
+        return {"data.source": data.source, **found}
+    key = "test" if is_fresh(split) else split
+    count = {f"data.{key}": getattr(data, key)}
+    return {"data.source": data.source, **count, **plan.universes()}
 
 
 @dataclass(frozen=True)

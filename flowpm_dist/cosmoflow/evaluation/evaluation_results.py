@@ -44,7 +44,7 @@ class Evaluation:
 
     Attributes:
         main: the name of the method in the figures, a network or the mean of several.
-        split: the volumes that all are judged on, "test" or "validation".
+        split: the volumes that all are judged on, "test", "validation" or a fresh test set.
         predictions: the predictions for these volumes by method: `main` first, then networks, then
             baselines.
         scores: the scores of the same methods.

@@ -118,7 +118,7 @@ def judge_posteriors(
                 of_members.setdefault(head, []).append(found)
             part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
             known, held_out = (of[s].parts[part] for s in ("train", "validation"))
-            FeatureDensity.of(known, held_out, step).save(folder.feature_density)
+            FeatureDensity.of(known, held_out).save(folder.feature_density(step))
         for head, several in of_members.items():
             if group.several:
                 answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)

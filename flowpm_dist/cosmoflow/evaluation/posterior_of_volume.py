@@ -116,12 +116,12 @@ def check_prediction_folder(folder: Path, question: Question) -> None:
         )
 
 
-def check_head(training: Training, head: str | None) -> str | None:
-    """Returns the head whose posterior is asked for, of those that were fitted; None if none was.
+def fitted_heads(training: Training, head: str | None) -> list[str]:
+    """Returns the heads of which posteriors were fitted, the preferred first.
 
     Args:
-        training: in whose folder it is.
-        head: by default the first of `PREFERRED` that was fitted.
+        training: in whose folder they are.
+        head: the one that is asked for; by default those of `PREFERRED`.
 
     Raises:
         PosteriorError: no posterior of the head that is asked for was fitted.
@@ -136,7 +136,7 @@ def check_head(training: Training, head: str | None) -> str | None:
             + (f", but of {fitted}" if fitted else "")
             + f": flowpm-dist evaluate {training.folder.path} --posteriors fits them"
         )
-    return found[0] if found else None
+    return found
 
 
 def posterior_of_volume(
@@ -145,18 +145,22 @@ def posterior_of_volume(
     features: Mapping[str, np.ndarray],
     step: int,
     head: str | None,
+    *,
+    needed: bool = False,
 ) -> tuple[VolumePosterior | None, list[str]]:
     """Returns the posterior of a volume, and what one should know about it in sentences.
 
     There is None where none is asked for, and none was fitted to the features of these weights.
-    The same numbers give the same samples: every rank has them.
+    By default it is of the first of `PREFERRED` that was. The same numbers give the same samples:
+    every rank has them.
 
     Args:
         training: in whose folder the posterior is.
         volume: its path.
         features: of the volume, [n, value] each by name, the first row of which counts.
         step: number of steps that the network was trained for.
-        head: see `check_head`.
+        head: see `fitted_heads`.
+        needed: whether there must be one; there must of a head that is asked for.
 
     Raises:
         PosteriorError: no posterior of that head was fitted, or to other weights, or its file is
@@ -166,29 +170,30 @@ def posterior_of_volume(
     from flowpm_dist.posteriors.heads import Posterior
     from flowpm_dist.posteriors.novelty import FeatureDensity
 
-    found = check_head(training, head)
-    if found is None:
-        return None, []
-    path = training.folder.posterior(found)
-    try:
-        posterior = Posterior.load(path)
-        density = FeatureDensity.load(training.folder.feature_density)
-        own = features[posterior.about["part"]][:1]
-        steps = posterior.about["step"], density.step
-    except (ValueError, KeyError, TypeError) as error:
-        raise PosteriorError(
-            f"{path} or the density of features beside it cannot be read ({error}): fit them again "
-            "with flowpm-dist evaluate --posteriors"
-        ) from error
-    if steps != (step, step):
-        other = next(one for one in steps if one != step)
-        told = (
-            f"The posterior ({found}) was fitted to weights of step {other}, and these are of step "
-            f"{step}: fit it again with flowpm-dist evaluate --posteriors"
-        )
-        if head is not None:
-            raise PosteriorError(told)
-        return None, [f"{told}."]
+    others = []
+    for found in fitted_heads(training, head):
+        path = training.folder.posterior(found)
+        try:
+            posterior = Posterior.load(path)
+            if posterior.about["step"] != step:
+                others.append(
+                    f"The posterior ({found}) was fitted to weights of step "
+                    f"{posterior.about['step']}, and these are of step {step}"
+                )
+                continue
+            density = FeatureDensity.load(training.folder.feature_density(step))
+            own = features[posterior.about["part"]][:1]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PosteriorError(
+                f"{path} or the density of features beside it cannot be read ({error}): fit them "
+                "again with flowpm-dist evaluate --posteriors"
+            ) from error
+        break
+    else:
+        told = [f"{one}: fit it again with flowpm-dist evaluate --posteriors" for one in others]
+        if told and (needed or head is not None):
+            raise PosteriorError(told[0])
+        return None, [f"{one}." for one in told]
     warning = density.warning(features.get(HIDDEN, features[OUTPUTS])[0])
     samples, question = posterior.sample(own, SAMPLES)[0], Question.of(volume, training)
     answer = VolumePosterior(found, posterior.priors, samples, question, step)

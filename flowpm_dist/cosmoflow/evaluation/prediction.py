@@ -156,6 +156,7 @@ def predict_volume(
     *,
     which: str = "best",
     head: str | None = None,
+    needed: bool = False,
 ) -> Found:
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
@@ -167,7 +168,9 @@ def predict_volume(
         progress: of this rank.
         box_size: of the volume [Mpc/h], where its file does not tell it.
         which: see `trained_network`.
-        head: of the posterior; by default the first of `PREFERRED` that was fitted, if any.
+        head: of the posterior; by default the first of `PREFERRED` that was fitted to these
+            weights, if any.
+        needed: whether there must be a posterior.
 
     Returns:
         The same on every rank.
@@ -193,7 +196,9 @@ def predict_volume(
     network, standardiser = asked.network, asked.standardiser
     features = features_of(network, block[np.newaxis])
     values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
-    posterior, said = posterior_of_volume(training, volume_path, features, asked.step, head)
+    posterior, said = posterior_of_volume(
+        training, volume_path, features, asked.step, head, needed=needed
+    )
     notes += said
     if posterior is not None:
         values, sigma = (f(posterior.samples, axis=0)[np.newaxis] for f in (np.mean, np.std))

@@ -12,7 +12,12 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
 from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
 from flowpm_dist.cosmoflow.training.held_out import fields_of
-from flowpm_dist.cosmoflow.training.parts import block_of_volumes, cell_values_of, maker_of
+from flowpm_dist.cosmoflow.training.parts import (
+    block_of_volumes,
+    cell_values_of,
+    draws_of,
+    maker_of,
+)
 from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
@@ -97,7 +102,7 @@ def summarise(
     Raises:
         TrainedError: a checkpoint is damaged.
         RecordError: files that cannot serve.
-        ValueError: a statistic that does not return a vector of finite numbers.
+        StatisticError: one that does not return a vector of finite numbers.
     """
     counts = [count_of(training, split) for training in trainings for split in splits]
     batch = min(*counts, *(training.plan.training.batch for training in trainings))
@@ -141,11 +146,16 @@ class _Question:
 
     def is_answered(self, split: str) -> bool:
         """Returns whether a file has all summaries, of this network and the volumes as they are."""
+        held = self._held(split)
+        return held is not None and set(self.statistics) <= set(held.parts)
+
+    def _held(self, split: str) -> SplitSummaries | None:
+        """Returns the summaries of a file, if they are of this network and of these volumes."""
         training, path = self.training, self.training.folder.summaries(split)
         try:
             held = SplitSummaries.read(path)
         except (ValueError, KeyError):
-            return False
+            return None
         data, written = training.plan.data, path.stat().st_mtime
         files: Sequence[Path] = ()
         if not training.simulated:
@@ -155,8 +165,7 @@ class _Question:
         sources = [*files, *(file for file in checkpoints if file.exists())]
         fresh = all(file.stat().st_mtime < written for file in sources)
         whole = len(held.truth) == count_of(training, split)
-        step = self.asked.step
-        return fresh and whole and held.step == step and set(self.statistics) <= set(held.parts)
+        return held if fresh and whole and held.step == self.asked.step else None
 
     def keep(self, split: str, rows: Sequence[Row]) -> None:
         """Keeps and writes summaries: truths and parts of one batch after another. On rank 0."""
@@ -169,7 +178,11 @@ class _Question:
             if name in (OUTPUTS, HIDDEN, *self.statistics)
         }
         self.made[split] = SplitSummaries(truth[order], parts, self.asked.step)
-        self.made[split].write(self.training.folder.summaries(split))
+        held = self._held(split)
+        if held is not None and np.array_equal(held.truth, truth[order]):
+            parts = {**held.parts, **parts}  # further statistics, measured before
+        kept = SplitSummaries(truth[order], parts, self.asked.step)
+        kept.write(self.training.folder.summaries(split))
 
     def summaries(self, split: str) -> SplitSummaries:
         """Returns what was made, or is in the file."""
@@ -177,10 +190,19 @@ class _Question:
         return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
 
 
+def trained_on(training: Training) -> int:
+    """Returns the number of volumes that there were to train on in the steps that were made."""
+    if not training.simulated:
+        return training.samples("train")
+    draws, mark = draws_of(training.plan), training.folder.mark()
+    steps = int(str(mark.get("step", training.plan.total_steps)))
+    return draws.made(max(0, steps - 1)) * draws.batch
+
+
 def count_of(training: Training, split: str) -> int:
     """Returns how many volumes of a split are summarised: the first, see `MOST`."""
     if training.simulated and split == "train":
-        return training.plan.data.simulations
+        return trained_on(training)
     count = training.samples(split)
     return count if training.simulated else min(count, MOST)
 
@@ -269,7 +291,7 @@ def _volumes(training: Training, split: str, lanes: Lanes, mesh: ProcessMesh) ->
         yield from in_order(training.files(split, block_of_volumes(mesh), mesh), lanes)
         return
     maker = maker_of(training.plan, mesh, lanes)
-    for number in range(-(-training.plan.data.simulations // lanes.batch)):
+    for number in range(-(-trained_on(training) // lanes.batch)):
         made = maker.make("train", number)
         yield Batch(made.volumes, made.parameters, made.index)
         mesh.barrier()  # replicas are never further apart than a generation

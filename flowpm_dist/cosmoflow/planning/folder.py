@@ -17,11 +17,22 @@ LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
 OPENINGS = "test-set.json"
 BEST = "best"
+FRESH = "fresh"
 CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
     "statistics", "evaluation", "evaluation-validation", "training.png", "phases.png", "draws.json",
-    BEST, OPENINGS, "mlperf.log", "summaries", "posterior", "predictions",
+    BEST, OPENINGS, "mlperf.log", "summaries", "posterior", "predictions", FRESH,
 )  # fmt: skip
+
+
+def fresh_split(number: int) -> str:
+    """Returns the name of a fresh test set, which is simulated when it is first asked for."""
+    return f"{FRESH}-{number}"
+
+
+def is_fresh(split: str) -> bool:
+    """Returns whether a split is a fresh test set."""
+    return split.startswith(f"{FRESH}-")
 
 
 class TrainedError(UserError):
@@ -70,29 +81,40 @@ class TrainingFolder(WorkFolder):
         """The dataset of the splits "validation" and "test"."""
         return self.path / "held-out"
 
+    def dataset(self, split: str) -> Path:
+        """Returns the dataset of simulations that a split is in which was not trained on."""
+        number = split.removeprefix(f"{FRESH}-")
+        return self.path / FRESH / number if is_fresh(split) else self.held_out
+
     def evaluation(self, split: str = "test") -> Path:
         """Returns the folder that `flowpm-dist evaluate` writes for a split."""
+        if is_fresh(split):
+            return self.dataset(split) / "evaluation"
         return self.path / ("evaluation" if split == "test" else f"evaluation-{split}")
 
-    def openings(self) -> list[dict[str, Any]]:
-        """Returns when the test set was opened: "time" (UTC) and "step" of each evaluation."""
+    def openings(self, split: str = "test") -> list[dict[str, Any]]:
+        """Returns when a test set was opened: "time" (UTC) and "step" of each evaluation."""
+        return [each for each in self._openings() if each.get("split", "test") == split]
+
+    def _openings(self) -> list[dict[str, Any]]:
         try:
             found = json.loads((self.path / OPENINGS).read_text())
         except (OSError, ValueError):
             return []
         return list(found["opened"])
 
-    def open_test_set(self, step: int) -> None:
-        """Records that a network was asked about the test set. On rank 0.
+    def open_test_set(self, step: int, split: str = "test") -> None:
+        """Records that a network was asked about a test set. On rank 0.
 
         Args:
             step: number of steps that the network was trained for.
+            split: "test", or a fresh one.
 
         Raises:
             WriteError: the record cannot be written.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        opened = [*self.openings(), {"time": now, "step": step}]
+        opened = [*self._openings(), {"time": now, "step": step, "split": split}]
         write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
 
     def summaries(self, split: str) -> Path:
@@ -103,10 +125,9 @@ class TrainingFolder(WorkFolder):
         """Returns the file of a posterior of some head, fitted to the network's features."""
         return self.path / "posterior" / f"{head.replace(':', '.')}.npz"
 
-    @property
-    def feature_density(self) -> Path:
-        """The file of the density of the network's features."""
-        return self.path / "posterior" / "features.npz"
+    def feature_density(self, step: int) -> Path:
+        """Returns the file of the density of the features of the network after so many steps."""
+        return self.path / "posterior" / f"features-{step}.npz"
 
     def prediction(self, name: str) -> Path:
         """Returns the folder of the posterior of a volume of some name."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.features import Features
-from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of
+from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of, maker_of
 from flowpm_dist.cosmoflow.volumes.in_situ import Batch
 from flowpm_dist.cosmoflow.volumes.records import (
     DatasetHeader,
@@ -190,18 +190,53 @@ def hold_out(
         folder: of the training.
         progress: of this rank.
     """
-    path, header = folder.held_out, header_of(plan, mesh)
+    counts = {split: getattr(plan.data, split) for split in HELD_OUT}
+    _make_splits(plan, lambda: maker, mesh, folder, counts, progress)
+
+
+def hold_out_fresh(
+    plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str, progress: Progress
+) -> None:
+    """Simulates a fresh test set of as many universes as the first, unless it is there.
+
+    On all ranks together.
+
+    Args:
+        plan, folder: of the training.
+        mesh: all ranks.
+        split: its name, see `fresh_split`.
+        progress: of this rank.
+    """
+    replicas = mesh.axis_size("replica")
+    lanes = Lanes.of(mesh, replicas * max(1, plan.training.batch // replicas))
+    made = functools.partial(maker_of, plan, mesh, lanes)
+    _make_splits(plan, made, mesh, folder, {split: plan.data.test}, progress)
+
+
+def _make_splits(
+    plan: TrainingPlan,
+    maker_of_them: Callable[[], UniverseMaker],
+    mesh: ProcessMesh,
+    folder: TrainingFolder,
+    counts: Mapping[str, int],
+    progress: Progress,
+) -> None:
+    """Makes splits of one dataset, unless all are there."""
+    path, header = folder.dataset(next(iter(counts))), header_of(plan, mesh)
     try:
-        there = set(read_header(path)[1]) >= set(HELD_OUT)
+        there = set(read_header(path)[1]) >= set(counts)
     except (RecordError, OSError):
         there = False
     # As rank 0 sees it: file systems may show it to others later.
-    there = bool(mesh.world.broadcast(tf.constant(int(there))))
-    for split in () if there else HELD_OUT:
+    if bool(mesh.world.broadcast(tf.constant(int(there)))):
+        mesh.barrier()
+        return
+    maker = maker_of_them()
+    for split, count in counts.items():
         make_volumes(
             maker,
             split,
-            getattr(plan.data, split),
+            count,
             path,
             header,
             mesh,
@@ -209,7 +244,7 @@ def hold_out(
             overwrite=True,
             progress=functools.partial(progress, f"simulating for {split}"),
         )
-    if not there and mesh.rank == 0:
+    if mesh.rank == 0:
         finish_dataset(path, header)
     mesh.barrier()
 

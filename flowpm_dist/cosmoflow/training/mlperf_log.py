@@ -2,8 +2,9 @@
 
 Each line is ":::MLLOG " and a JSON object, as the package mlperf-logging 4.1 (mllog) writes them;
 keys are those of the reference of MLPerf HPC CosmoFlow
-(github.com/sparticlesteve/cosmoflow-benchmark). Their order is, too, but that eval_error comes
-before epoch_stop here.
+(github.com/sparticlesteve/cosmoflow-benchmark). They come in its order but for those of the
+optimiser and of dropout, which are told together, and for eval_error, which comes before epoch_stop
+here. A training that is resumed adds a run of its own to the file.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class MLPerfLog:
         milestones = asked.milestones or ()
         self._add(POINT, "cache_clear")
         self._add(START, "init_start")
+        self._add(POINT, "seed", asked.seed)
         self._add(POINT, "submission_benchmark", "cosmoflow")
         for key in ("org", "division", "status", "platform"):
             self._add(POINT, f"submission_{key}", "UNDEFINED")
@@ -57,7 +59,6 @@ class MLPerfLog:
         self._add(END, "init_stop")
         self._add(START, "run_start")
         told = {
-            "seed": asked.seed,
             "global_batch_size": asked.batch,
             "train_samples": samples,
             "eval_samples": validation,

@@ -21,18 +21,22 @@ from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 
-def stage_files(plan: TrainingPlan, progress: Progress) -> None:
+def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:
     """Copies the files of a training to the fast folder that it names, if any, once on each node.
 
-    To be called before the ranks form a mesh: those that wait for others there do so for minutes
-    at most.
+    On all ranks together; the files are there for each of them afterwards.
+
+    Raises:
+        RecordError, WriteError: on the first rank of a node; see `stage`.
     """
     data = plan.data
-    if data.staging is None or data.folder is None or launch.detect().local_rank:
+    if data.staging is None or data.folder is None:
         return
-    for split in ("train", "validation"):
-        told = functools.partial(progress, f"staging {split}")
-        stage(data.folder, data.staging, split, progress=told)
+    if not launch.detect().local_rank:
+        for split in ("train", "validation"):
+            told = functools.partial(progress, f"staging {split}")
+            stage(data.folder, data.staging, split, progress=told)
+    mesh.barrier("files are staged")
 
 
 @dataclass(frozen=True)

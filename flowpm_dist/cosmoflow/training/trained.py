@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.record_files import (
@@ -42,11 +42,14 @@ class Training:
         folder: of the training.
         plan: what was trained.
         complete: whether all steps were made.
+        fresh_in: the folder that has fresh test sets: its own, or of a training of the same
+            universes.
     """
 
     folder: TrainingFolder
     plan: TrainingPlan
     complete: bool
+    fresh_in: TrainingFolder | None = None
 
     @property
     def name(self) -> str:
@@ -126,9 +129,15 @@ class Training:
         from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
 
         folder = self.plan.data.folder
+        if is_fresh(split) and not (self.keeper(split).dataset(split) / DATASET).exists():
+            return self.plan.data.test
         if folder is not None and not (folder / DATASET).exists():
             return samples_of_names(folder, split) or len(self.files(split))
         return len(self.files(split))
+
+    def keeper(self, split: str) -> TrainingFolder:
+        """Returns the folder that has the simulations of a split that was not trained on."""
+        return (self.fresh_in or self.folder) if is_fresh(split) else self.folder
 
     def files(
         self,
@@ -136,7 +145,7 @@ class Training:
         block: Sequence[int] = (0, 1, 0, 1),
         mesh: ProcessMesh | None = None,
     ) -> FilesDataset:
-        """Returns a split that is in files: of simulated data the test or the validation set.
+        """Returns a split that is in files: of simulated data a test or the validation set.
 
         Args:
             split: its name.
@@ -158,7 +167,7 @@ class Training:
             )
         if data.source == "arrays":
             return ArrayDataset(arrays_of(self.plan), split, block)
-        folder = self.folder.held_out if self.simulated else data.folder
+        folder = self.keeper(split).dataset(split) if self.simulated else data.folder
         assert folder is not None
         names = None if self.simulated else data.parameters
         grid = self.plan.seen

@@ -33,12 +33,15 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
 )
 from flowpm_dist.io.volume import HDF5
+from flowpm_dist.observables.observations import REASON
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.options import DataOptions
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 NUMBER = "{}"
+FIRST = 8
+"""Number of volumes whose mean tells whether the unit can be right."""
 SPLITS = ("train", "validation", "test")
 
 
@@ -60,8 +63,8 @@ class ArraySet:
             splits, see `DataOptions`.
         grid: the cells that volumes must have.
         box_size: their sides [Mpc/h].
-        priors: ranges of parameters that the table does not tell; by default the lowest and highest
-            value of each column.
+        priors: ranges of parameters that the table does not tell; by default those of each column,
+            wider at both ends by half the mean distance of its values: none lies on the edge.
 
     Attributes:
         header: what the volumes share.
@@ -69,8 +72,8 @@ class ArraySet:
 
     Raises:
         TableError: see `read_table`; or a parameter is the same in all rows, or outside its prior.
-        RecordError: if arrays are missing, or have other cells, another dtype or another number
-            than the run file and the table say.
+        RecordError: if arrays are missing, or have other cells, another dtype, another number or
+            another unit than the run file and the table say.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class ArraySet:
             )
         self.shape = tuple(shape)
         self._check_number(first)
+        self._check_unit()
         channels = shape[3] if len(shape) == 4 else 1
         unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
         told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
@@ -113,7 +117,8 @@ class ArraySet:
         if low == high:
             raise TableError(f"{self.table}: {name} is {low:g} in all rows: nothing to learn")
         if prior is None:
-            return low, high
+            beyond = 0.5 * (high - low) / (len(column) - 1)
+            return low - beyond, high + beyond
         if low < prior[0] or high > prior[1]:
             raise TableError(
                 f"{self.table}: {name} is from {low:g} to {high:g}, priors.{name} is {list(prior)}"
@@ -130,6 +135,25 @@ class ArraySet:
         missing = (n for n in range(rows) if self._one_each and not self._file(n).exists())
         if (number := next(missing, None)) is not None:
             raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
+
+    def _check_unit(self) -> None:
+        """Check that the mean of the first volumes is that of densities, where none is divided by.
+
+        Raises:
+            RecordError: it is not.
+        """
+        if self._data.unit == "mass":
+            return
+        rows = range(min(FIRST, len(self.parameters)))
+        volumes = (self._array(n) if self._one_each else _Part(self._whole, n) for n in rows)
+        mean = float(np.mean([_means(volume, self.shape) for volume in volumes]))
+        low, high = (end - (self._data.unit == "overdensity") for end in REASON)
+        if np.isfinite(mean) and not low <= mean <= high:
+            raise RecordError(
+                f"{self._where(0)} has volumes of mean {mean:.4g}; of data.unit = "
+                f'"{self._data.unit}" it is from {low:g} to {high:g}; with "mass" volumes are '
+                "divided by their means"
+            )
 
     def _file(self, number: int) -> Path:
         return Path(str(self.path).replace(NUMBER, str(number)))

@@ -1,8 +1,8 @@
 """The universes to simulate: their cosmologies from the priors, their white noise from seeds.
 
-Everything follows from the seed of the data, the name of a stream ("train", "validation", "test")
-and the number of the simulation in it: any rank can say what any simulation is, in any order, and a
-test universe is never one that was trained on.
+Everything follows from the seed of the data, the name of a stream ("train", "validation", "test"
+and those of fresh test sets) and the number of the simulation in it: any rank can say what any
+simulation is, in any order, and a test universe is never one that was trained on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from scipy.stats import qmc
 from flowpm_dist.cosmology.uniform_priors import UniformPriors
 
 SAMPLINGS = ("sobol", "uniform")
+EVENLY = ("train", "validation")
+"""Streams that may fill the ranges evenly. Others are to judge by, and what is said of chance, such
+as errors and P values, holds for independent draws alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Priors(UniformPriors):
     """Uniform priors of parameters of `Cosmology`, and how universes are drawn from them.
 
     Attributes:
-        sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998), or
-            "uniform", independent draws.
+        sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998) for
+            the streams of `EVENLY`, or "uniform", independent draws for all.
         seed: of the data.
 
     Raises:
@@ -44,7 +48,7 @@ class Priors(UniformPriors):
     def draw(self, stream: str, first: int, count: int) -> np.ndarray:
         """Returns parameters of the simulations from `first` on of a stream, [count, parameter]."""
         key = [self.seed, _number(stream)]
-        if self.sampling == "sobol":
+        if self.sampling == "sobol" and stream in EVENLY:
             scramble = np.random.default_rng(key)
             sequence = qmc.Sobol(len(self.ranges), scramble=True, rng=scramble)
             if first:
