@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import kstest, norm
 
 from flowpm_dist.cosmoflow.volumes.draws import (
     Draws,
@@ -11,6 +12,7 @@ from flowpm_dist.cosmoflow.volumes.draws import (
 )
 from flowpm_dist.cosmoflow.volumes.priors import Priors
 from flowpm_dist.cosmoflow.volumes.record_batches import batch_positions
+from flowpm_dist.posteriors.mapping import PriorMap
 
 CASES = {
     "all kept": Draws(simulations=48, reuse=3, buffer=48, fill=16, batch=4, seed=1),
@@ -137,3 +139,20 @@ def test_a_buffer_without_room_for_new_universes_is_refused():
         Draws(simulations=48, reuse=3, buffer=24, fill=16, batch=4, seed=0)
     with pytest.raises(ValueError, match="the buffer at most all simulations"):
         Draws(simulations=48, reuse=3, buffer=52, fill=16, batch=4, seed=0)
+
+
+def test_p_values_are_right_on_what_is_judged_by():
+    """Of exact posteriors; on universes that fill the prior evenly P would be too large."""
+
+    def uniform(stream):
+        found = []
+        for seed in range(100):
+            priors, rng = Priors({"n_s": (0.9, 1.0)}, "sobol", seed), np.random.default_rng(seed)
+            z = PriorMap(priors).to_line(priors.draw(stream, 0, 128))[:, 0]
+            data = z + 3 * rng.standard_normal(128)
+            ranks = norm.cdf((z - 0.1 * data) / np.sqrt(0.9))
+            found.append(kstest(ranks, "uniform").pvalue)
+        return kstest(found, "uniform").pvalue
+
+    assert uniform("test") > 0.01 and uniform("fresh-1") > 0.01
+    assert uniform("train") < 1e-6
