@@ -9,7 +9,7 @@ redshift space with noise of 50 (Mpc/h)^3, the shot noise of 0.02 tracers in (Mp
 trained with three seeds on 2,048 universes of the priors of the SC18 paper, each seen eight times;
 the box of 128 Mpc/h also on fewer, and with two seeds more. `train` makes what is left of that,
 seed by seed, and goes on where it was when called again. `judge` evaluates what is complete, with
-posteriors of networks and statistics. `spikes` prints how losses behave. The minutes that trainings
+posteriors of networks and statistics, on a fresh test set. `spikes` prints how losses behave. The minutes that trainings
 took are kept in FOLDER/minutes.csv.
 """
 
@@ -130,7 +130,7 @@ def judge(folder: Path, options: argparse.Namespace) -> None:
         found = [folder_of(folder, *case) for case in cases]
         ready = [str(training) for training in found if complete(training)]
         if ready:
-            words = [*ready, "--posteriors", "--head", "gaussian", "--head", "flow"]
+            words = [*ready, "--fresh", "1", "--posteriors", "--head", "gaussian", "--head", "flow"]
             words += ["--ranks", str(options.ranks), "--output", str(folder / setting / "judged")]
             subprocess.run(flowpm("evaluate", *words), check=True)
 
