@@ -9,8 +9,8 @@ redshift space with noise of 50 (Mpc/h)^3, the shot noise of 0.02 tracers in (Mp
 trained with three seeds on 2,048 universes of the priors of the SC18 paper, each seen eight times;
 the box of 128 Mpc/h also on fewer, and with two seeds more. `train` makes what is left of that,
 seed by seed, and goes on where it was when called again. `judge` evaluates what is complete, with
-posteriors of networks and statistics, on a fresh test set. `spikes` prints how losses behave. The minutes that trainings
-took are kept in FOLDER/minutes.csv.
+posteriors of networks and statistics, on a fresh test set. `spikes` prints how losses behave. The
+minutes that trainings took are kept in FOLDER/minutes.csv.
 """
 
 from __future__ import annotations
