@@ -1,8 +1,8 @@
 """What makes tests quicker: compiling without optimising, and building graphs with less beside it.
 
 The job on one rank has XLA as users do, and so has pytest where `make test` does not run it. Jobs
-on four and eight ranks have TensorFlow's graph optimiser in tests marked `grappler` alone: those of
-what it might leave out or merge.
+of several ranks have TensorFlow's graph optimiser in tests marked `grappler` alone: those of what
+it might leave out or merge, of whole runs and of trainings.
 """
 
 import gc

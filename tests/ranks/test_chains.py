@@ -203,7 +203,7 @@ def test_draws_of_a_parameter(kind):
     drawn = []
     warm_up = [Phase(Annealing(), 20)]
     sampler = kind(leaps=4 if kind is Microcanonical else 6, seed=3)
-    chains = Chains(posterior, sampler, warm_up=warm_up, draws=40)
+    chains = Chains(posterior, sampler, warm_up=warm_up, draws=160)
     chains.run(
         lambda: posterior.space.normal(1),
         lambda move: drawn.append(move.draw.point.parameters[:, 0].numpy()) if move.drawn else None,
@@ -211,9 +211,9 @@ def test_draws_of_a_parameter(kind):
     values = np.array(drawn)
     _, _, mean, spread = of_sigma8()
     ess = convergence(values[..., None]).ess[0]
-    assert ess > 12
-    assert values.mean() == pytest.approx(mean, abs=5 * spread / np.sqrt(ess))
-    assert values.std() == pytest.approx(spread, rel=5 / np.sqrt(2 * ess))
+    assert ess > 80
+    assert values.mean() == pytest.approx(mean, abs=4 * spread / np.sqrt(ess))
+    assert values.std() == pytest.approx(spread, rel=4 / np.sqrt(2 * ess))
     moments = chains.moments()
     np.testing.assert_allclose(moments[0].parameters[:, 0], values.mean(axis=0), rtol=1e-9)
     np.testing.assert_allclose(moments[1].parameters[:, 0], values.std(axis=0), rtol=1e-6)

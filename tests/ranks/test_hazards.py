@@ -23,7 +23,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60, method="thread")]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.grappler, pytest.mark.timeout(60, method="thread")]
 ONES = np.ones([8, 4], np.float32)
 FIELD = ([("x", 8), ("y", 4)], tf.float32)
 

@@ -9,7 +9,11 @@ from flowpm_dist.cosmoflow.network import losses
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
 from flowpm_dist.cosmoflow.volumes.map_layout import as_maps, as_volumes
 
-pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.timeout(300, method="thread")]
+pytestmark = [
+    pytest.mark.ranks(1, 2),
+    pytest.mark.grappler,
+    pytest.mark.timeout(300, method="thread"),
+]
 
 BATCH, WIDTH = 4, 8
 SMALL = "keras_models:small"

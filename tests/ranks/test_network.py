@@ -20,6 +20,8 @@ from flowpm_dist.cosmoflow.planning.declarations import (
 )
 from meshimpl.operations.convolution import halo_widths
 
+pytestmark = pytest.mark.grappler
+
 WIDTH, BATCH, PARAMETERS = 16, 4, 3
 LAYERS = (
     Convolution(4, 3),

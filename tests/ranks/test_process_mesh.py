@@ -20,7 +20,7 @@ from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.mesh_shape import lines_of, parse_mesh_shape
 
-pytestmark = pytest.mark.ranks(1, 2, 4)
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.grappler]
 
 
 @pytest.mark.ranks(2)

@@ -21,6 +21,8 @@ from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.simulation.compiled_solver import compiled_solver
 from flowpm_dist.statistics import binned_power
 
+pytestmark = pytest.mark.grappler
+
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 4)
 SMALL = {"grid": 16, "box_size": 48.0, "steps": STEPS, "precision": "float64"}
 

@@ -65,7 +65,7 @@ test = 4
 
 STEPS = 10  # with each generation of universes, and beyond the last
 
-pytestmark = pytest.mark.timeout(300, method="thread")
+pytestmark = [pytest.mark.grappler, pytest.mark.timeout(300, method="thread")]
 
 
 @pytest.fixture
