@@ -95,10 +95,11 @@ def worker(name: str, grid: int, folder: Path) -> None:
     sim = fpm.Simulation(cosmology, grid, CELL * grid, edges, **made.options)
     state = sim.run(seed=SEED)
     seen = fpm.Field(ForwardModel(sim, "pm", bias=made.bias).observe(state, {}), sim.box)
-    arrays = {"density": seen.numpy(), "linear": state.linear_delta.numpy()}
+    arrays = {"linear": state.linear_delta.numpy(), "density": seen.numpy()}
     if launch.detect().rank == 0:
         for key, values in arrays.items():
-            np.save(folder / f"{key}.npy", values)
+            np.save(folder / "aside.npy", values)
+            (folder / "aside.npy").rename(folder / f"{key}.npy")
     report({"deviation": float(arrays["density"].std())})
 
 
@@ -116,11 +117,16 @@ def reconstruct(name: str, folder: Path, options: argparse.Namespace) -> None:
         bias="bias = {b = 1.5}" if bias else "",
         priors="[priors]\nb = [0.8, 2.5]" if bias else "",
     )
-    (folder / "run.toml").write_text(text.replace("\\\\n", "\\n"))
+    (folder / "run.toml").write_text(text)
     words = ["reconstruct", folder / "run.toml", "--output", folder / "found"]
     words += ["--ranks", options.ranks]
     words += ["--resume"] if (folder / "found").exists() else []
     subprocess.run(flowpm(*words), check=True)
+
+
+def folder_of(name: str, options: argparse.Namespace) -> Path:
+    """Returns where a universe lies, with what was found of it."""
+    return Path(options.where) / f"{options.grid}-{options.evaluations}" / name
 
 
 def main() -> None:
@@ -140,8 +146,8 @@ def main() -> None:
         worker(options.name, options.grid, options.folder)
         return
     for name in options.only:
-        reconstruct(name, Path(options.where) / name, options)
-    compare([Path(options.where) / name for name in options.only], CELL * options.grid)
+        reconstruct(name, folder_of(name, options), options)
+    compare([folder_of(name, options) for name in options.only], CELL * options.grid)
 
 
 def compare(folders: list[Path], size: float) -> None:

@@ -2,7 +2,7 @@
 
 The job on one rank has XLA as users do, and so has pytest where `make test` does not run it. Jobs
 of several ranks have TensorFlow's graph optimiser in tests marked `grappler` alone: those of what
-it might leave out or merge, of whole runs and of trainings.
+it might leave out or merge, and some of whole runs and trainings.
 """
 
 import gc

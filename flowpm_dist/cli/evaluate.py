@@ -13,9 +13,11 @@ from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
 from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
 from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
+from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_bytes, fresh_split
+from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
 
@@ -103,19 +105,22 @@ def evaluate(
             read[0],
             shape,
             "the evaluation",
+            networks=len(read),
             simulating=fits or fresh is not None,
             statistics=measured,
         )
         work = Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
+        check_comparable(read, asked)
+        first = read[0]
+        if fresh is not None and not first.folder.dataset(asked).exists():
+            check_room(first.folder.path, fresh_bytes(first.plan), "the fresh test set needs")
         judged, _ = read[0].split_there(asked)
         check_evaluation_folder(output or read[0].folder.evaluation(judged))
     with work.begun(ranks, check=check) as progress:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
-        from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
         from meshimpl.process_mesh import ProcessMesh
 
-        check_comparable(read, asked)
         shape = common_mesh(read, launch.detect().size, mesh, asked)
         options = {"split": asked, "which": checkpoint.value}
         evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)

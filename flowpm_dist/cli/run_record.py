@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import FRESH, TrainingFolder
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, RecordError, read_header
 from flowpm_dist.jobs.output_folder import OutputFolder
@@ -109,7 +109,8 @@ def _training(path: Path) -> RunRecord | None:
         values = [float(row[name]) for row in rows if row.get(name)]
         if values:
             results[name.replace("_", " ")] = values[-1]
-    folders = map(folder.evaluation, ("test", "validation"))
+    fresh = sorted((folder.path / FRESH).glob("*/evaluation"))
+    folders = [*fresh, *map(folder.evaluation, ("test", "validation"))]
     scores = next(filter(None, (_json(each / "scores.json") for each in folders)), {})
     for name, score in scores.get("scores", {}).get(scores.get("main"), {}).items():
         results[f"RMSE of {name} / mean's"] = score["rmse_over_mean"]

@@ -104,19 +104,21 @@ def asking_demand(
     mesh: str,
     what: str,
     *,
+    networks: int = 1,
     simulating: bool = False,
     statistics: Sequence[str] = (),
 ) -> Demand:
-    """Returns the memory that asking a network takes.
+    """Returns the memory that asking networks takes.
 
     Args:
-        training: whose network is asked.
+        training: whose network is asked, the first of several.
         mesh: shape of the mesh of ranks.
         what: names the work in messages.
+        networks: their number.
         simulating: whether its universes are simulated again, where they were simulated.
         statistics: names of those that are measured of its volumes.
     """
-    kinds: list[Callable[..., int]] = [prediction_memory]
+    kinds: list[Callable[..., int]] = [functools.partial(prediction_memory, networks=networks)]
     if statistics:
         kinds.append(functools.partial(statistics_memory, names=statistics))
     if simulating and training.simulated:

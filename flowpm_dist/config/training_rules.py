@@ -274,7 +274,8 @@ def _of_arrays(file: ParsedRunFile) -> Iterator[Problem]:
             what = f'is missing: with source = "arrays" it must be {allowed}'
             yield Problem(f"data.{key}", what)
     try:
-        arrays = arrays_of_file(file)
+        if (arrays := arrays_of_file(file)) is not None:
+            arrays.check_unit()
     except TableError as error:
         yield Problem("data.table", f"= '{file.given['data']['table']}': {error}")
         return
@@ -282,16 +283,15 @@ def _of_arrays(file: ParsedRunFile) -> Iterator[Problem]:
         yield Problem("data.volumes", f"= '{file.given['data']['volumes']}': {error}")
         return
     batch = file.value("training", "batch")
-    if arrays is None or batch is None:
-        return
-    numbers = {split: len(arrays.rows(split)) for split in SPLITS}
+    numbers = {split: len(arrays.rows(split)) for split in SPLITS} if arrays else {}
     for split, number in numbers.items():
-        if number < batch:
+        if arrays and batch is not None and number < batch:
             told = ", ".join(f"{n} for {name}" for name, n in numbers.items())
             what = f"of {len(arrays.parameters)} volumes there are {told}: each must have at least "
             key = "validation" if split == "train" else split
-            value = file.value("data", key)
-            yield Problem(f"data.{key}", f"= {value}: {what}training.batch = {batch}")
+            yield Problem(
+                f"data.{key}", f"= {file.value('data', key)}: {what}training.batch = {batch}"
+            )
             return
 
 

@@ -416,7 +416,8 @@ def test_chains_after_the_search(structure, tmp_path_factory):
     columns = [name for name in rows[0] if name.startswith(("re(", "im("))]
     modes = np.array([[float(row[name]) for name in columns] for row in drawn])
     known = convergence(modes.reshape(-1, 2, len(columns))).rhat
-    assert of_chains["loss"].keys() == {"mean", "standard_deviation", "rhat", "ess"}
+    losses = np.array([float(row["loss"]) for row in drawn]).reshape(-1, 2, 1)
+    assert of_chains["loss"]["rhat"] == pytest.approx(convergence(losses).rhat[0], rel=1e-4)
     assert of_chains["modes"]["rhat_max"] == pytest.approx(np.nanmax(known), rel=1e-4)
     assert list(of_chains["parameters"]) == names
     for name in names:

@@ -32,7 +32,7 @@ from flowpm_dist.cosmoflow.training import held_out
 from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
 from flowpm_dist.cosmoflow.training.parts import maker_of, network_of, optimiser_of, standardiser_of
-from flowpm_dist.cosmoflow.training.trained import TrainedError, trained_network
+from flowpm_dist.cosmoflow.training.trained import TrainedError, Training, trained_network
 from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
 from flowpm_dist.cosmoflow.volumes.file_source import in_order
 from flowpm_dist.cosmoflow.volumes.priors import Priors
@@ -377,8 +377,12 @@ def test_volumes_of_users(shape, shared, training, known):
 def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     training, another_seed, monkeypatch
 ):
-    split = fresh_split(1)
+    split, checked = fresh_split(1), []
+    monkeypatch.setattr(Training, "check_held_out", lambda self: checked.append(self.folder.path))
     found = judged([training, another_seed], None, split)
+    assert checked == [training, another_seed], "what was seen in the training is seen now"
+    three_steps = replace(read_training(training), steps=3)
+    assert (summaries.trained_on(three_steps), summaries.count_of(three_steps, "train")) == (6, 6)
     priors = Priors(read_training(training).plan.priors.ranges, "sobol", seed=0)
     drawn = priors.draw(split, 0, 4)
     apart = [np.random.default_rng([0, zlib.crc32(split.encode()), n]).random(2) for n in range(4)]
@@ -460,6 +464,8 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     asked = [read_training(folder)], ["train", "test"], [["power"]]
     [again] = summaries.summarise(*asked, solo(), SILENT)
     assert [path.stat().st_mtime_ns for path in kept] == before, "nothing has changed"
+    summaries.summarise(asked[0], ["test"], [["histograms"]], solo(), SILENT)
+    assert {"power", "histograms"} <= set(summaries.SplitSummaries.read(kept[1]).parts)
     monkeypatch.setattr(summaries, "DEFINITION", 0)
     with pytest.raises(ValueError, match="of another definition"):
         summaries.SplitSummaries.read(kept[0])
@@ -496,12 +502,14 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     of_flow = read_training(folder).folder.posterior("flow")
     replace(posterior, about=posterior.about | {"step": 9}).save(of_flow)
     with pytest.raises(PosteriorError, match="features-9.npz"):
-        posterior_of_volume(*asked, row, step=9, head=None)  # there is no density of features
+        posterior_of_volume(*asked, row, step=9, head="flow")  # there is no density of features
     found, _ = posterior_of_volume(*asked, row, step=8, head=None)
     assert found.head == "gaussian", "one of these weights, not the preferred one of others"
     (folder / "posterior" / "features-8.npz").write_text("damaged")
+    damaged = found_in(folder, shared / "asked.npy", None, box_size=96.0)
+    assert damaged.posterior is None and any("fit them again" in note for note in damaged.notes)
     with pytest.raises(PosteriorError, match="fit them again"):
-        found_in(folder, shared / "asked.npy", None, box_size=96.0)
+        found_in(folder, shared / "asked.npy", None, box_size=96.0, head="gaussian")
 
 
 def check_posteriors(found, folder):

@@ -105,8 +105,12 @@ def evaluate(
         check_names(posteriors)
     split, other_split = trainings[0].split_there(split)
     check_comparable(trainings, split)
+    steps = mesh.world.broadcast(tf.constant([t.steps_made for t in trainings])).numpy()
+    trainings = [replace(t, steps=int(n)) for t, n in zip(trainings, steps, strict=True)]
     if is_fresh(split):
         first = trainings[0]
+        for training in trainings:
+            training.check_held_out()  # what was seen is seen now, too
         hold_out_fresh(first.plan, mesh, first.folder, split, progress)
         trainings = [replace(training, fresh_in=first.folder) for training in trainings]
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
@@ -226,8 +230,8 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     there = [0, 0]
     if mesh.rank == 0:
         files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
-        fresh = _is_fresh(own, files, count, values.bins(HISTOGRAM_EDGES))
-        there = [int(beside is not None and beside.exists()), int(fresh)]
+        current = _is_current(own, files, count, values.bins(HISTOGRAM_EDGES))
+        there = [int(beside is not None and beside.exists()), int(current)]
     is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
         return beside if beside is not None and is_beside else own
@@ -244,7 +248,7 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     return own
 
 
-def _is_fresh(path: Path, files: Sequence[Path], count: int, bins: np.ndarray) -> bool:
+def _is_current(path: Path, files: Sequence[Path], count: int, bins: np.ndarray) -> bool:
     """Returns whether statistics are of these files as they are now, with these bins."""
     try:
         held = read_arrays(path)

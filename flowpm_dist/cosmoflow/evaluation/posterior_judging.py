@@ -101,6 +101,9 @@ def judge_posteriors(
         for member in group.members:
             of, name = tables[place_of(member, asked)], group.member(member)
             folder, step = member.training.folder, of["train"].step
+            part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
+            known, held_out = (of[s].parts[part] for s in ("train", "validation"))
+            FeatureDensity.of(known, held_out).save(folder.feature_density(step))
             own = own_answers(member.summarised, priors)
             if own is not None:
                 of_members.setdefault(OWN, []).append(own)
@@ -116,9 +119,6 @@ def judge_posteriors(
                 about = {"part": best, "step": step}
                 replace(posterior, about=about).save(folder.posterior(head))
                 of_members.setdefault(head, []).append(found)
-            part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
-            known, held_out = (of[s].parts[part] for s in ("train", "validation"))
-            FeatureDensity.of(known, held_out).save(folder.feature_density(step))
         for head, several in of_members.items():
             if group.several:
                 answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)

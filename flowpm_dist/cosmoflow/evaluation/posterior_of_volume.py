@@ -175,25 +175,24 @@ def posterior_of_volume(
         path = training.folder.posterior(found)
         try:
             posterior = Posterior.load(path)
-            if posterior.about["step"] != step:
-                others.append(
-                    f"The posterior ({found}) was fitted to weights of step "
-                    f"{posterior.about['step']}, and these are of step {step}"
-                )
-                continue
-            density = FeatureDensity.load(training.folder.feature_density(step))
-            own = features[posterior.about["part"]][:1]
+            fitted = posterior.about["step"]
+            if fitted == step:
+                density = FeatureDensity.load(training.folder.feature_density(step))
+                own = features[posterior.about["part"]][:1]
+                break
+            others.append(
+                f"The posterior ({found}) was fitted to weights of step {fitted}, and these are of "
+                f"step {step}: fit it again with flowpm-dist evaluate --posteriors"
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise PosteriorError(
+            others.append(
                 f"{path} or the density of features beside it cannot be read ({error}): fit them "
                 "again with flowpm-dist evaluate --posteriors"
-            ) from error
-        break
+            )
     else:
-        told = [f"{one}: fit it again with flowpm-dist evaluate --posteriors" for one in others]
-        if told and (needed or head is not None):
-            raise PosteriorError(told[0])
-        return None, [f"{one}." for one in told]
+        if others and (needed or head is not None):
+            raise PosteriorError(others[0])
+        return None, [f"{one}." for one in others]
     warning = density.warning(features.get(HIDDEN, features[OUTPUTS])[0])
     samples, question = posterior.sample(own, SAMPLES)[0], Question.of(volume, training)
     answer = VolumePosterior(found, posterior.priors, samples, question, step)

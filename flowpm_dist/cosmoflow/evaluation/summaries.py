@@ -116,8 +116,8 @@ def summarise(
         there = [mesh.rank == 0 and question.is_answered(split) for question in questions]
         known = mesh.world.broadcast(tf.constant(there, tf.int32)).numpy()
         open_ones = [q for q, is_known in zip(questions, known, strict=True) if not is_known]
-        if open_ones:
-            _answer(open_ones, split, lanes, mesh, progress)
+        for alike in _of_the_same_volumes(open_ones, split):
+            _answer(alike, split, lanes, mesh, progress)
         if mesh.rank == 0:
             for question, tables in zip(questions, found, strict=True):
                 tables[split] = question.summaries(split)
@@ -194,9 +194,8 @@ def trained_on(training: Training) -> int:
     """Returns the number of volumes that there were to train on in the steps that were made."""
     if not training.simulated:
         return training.samples("train")
-    draws, mark = draws_of(training.plan), training.folder.mark()
-    steps = int(str(mark.get("step", training.plan.total_steps)))
-    return draws.made(max(0, steps - 1)) * draws.batch
+    draws = draws_of(training.plan)
+    return draws.made(max(0, training.steps_made - 1)) * draws.batch
 
 
 def count_of(training: Training, split: str) -> int:
@@ -205,6 +204,20 @@ def count_of(training: Training, split: str) -> int:
         return trained_on(training)
     count = training.samples(split)
     return count if training.simulated else min(count, MOST)
+
+
+def _of_the_same_volumes(questions: Sequence[_Question], split: str) -> list[list[_Question]]:
+    """Returns groups of questions about the same volumes, of which each may ask about fewer.
+
+    Those are universes that are simulated again. Of splits in files the first are not the same
+    where their numbers differ: ranks wrote them in turns.
+    """
+    groups: dict[int, list[_Question]] = {}
+    for question in questions:
+        again = question.training.simulated and split == "train"
+        count = 0 if again else count_of(question.training, split)
+        groups.setdefault(count, []).append(question)
+    return list(groups.values())
 
 
 def _answer(

@@ -138,6 +138,12 @@ class TrainingFolder(WorkFolder):
         return self.path / "statistics" / f"{stream}.npz"
 
 
+def fresh_bytes(plan: TrainingPlan) -> int:
+    """Returns the size of the volumes of a fresh test set, about [bytes]."""
+    itemsize = 8 if plan.network.precision == "float64" else 4
+    return plan.data.test * plan.channels * plan.cells * itemsize
+
+
 def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     """Returns the size of what a training will write, about and at most [bytes]."""
     itemsize = 8 if plan.network.precision == "float64" else 4

@@ -96,12 +96,20 @@ def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     return simulation_bytes(plan.simulation, grid, axes, outputs=True) + batched + channels
 
 
-def prediction_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
-    """Returns the greatest memory of a rank that asks a network about a volume [bytes]."""
+def prediction_memory(
+    plan: TrainingPlan, grid: Grid, axes: Mapping[str, int], networks: int = 1
+) -> int:
+    """Returns the greatest memory of a rank that asks networks about a volume [bytes].
+
+    Args:
+        plan, grid, axes: as for `training_memory`.
+        networks: their number, one of which is asked at a time.
+    """
     ranks = math.prod(axes.values())
     split = ranks // axes.get("replica", 1)
     outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
-    return process_bytes(axes) + LEAST + math.ceil(outputs + 2 * _weights_bytes(plan, grid))
+    weights = 2 * networks * _weights_bytes(plan, grid)
+    return process_bytes(axes) + LEAST + math.ceil(outputs + weights)
 
 
 def statistics_memory(

@@ -197,7 +197,9 @@ def hold_out(
 def hold_out_fresh(
     plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str, progress: Progress
 ) -> None:
-    """Simulates a fresh test set of as many universes as the first, unless it is there.
+    """Simulates a fresh test set, unless it is there.
+
+    It has as many universes as the first, or a few more where replicas do not divide their number.
 
     On all ranks together.
 
@@ -207,10 +209,11 @@ def hold_out_fresh(
         split: its name, see `fresh_split`.
         progress: of this rank.
     """
-    replicas = mesh.axis_size("replica")
-    lanes = Lanes.of(mesh, replicas * max(1, plan.training.batch // replicas))
+    replicas, count = mesh.axis_size("replica"), plan.data.test
+    sizes = (replicas * n for n in range(max(1, plan.training.batch // replicas), 0, -1))
+    lanes = Lanes.of(mesh, min(sizes, key=lambda size: -count % size))
     made = functools.partial(maker_of, plan, mesh, lanes)
-    _make_splits(plan, made, mesh, folder, {split: plan.data.test}, progress)
+    _make_splits(plan, made, mesh, folder, {split: count}, progress)
 
 
 def _make_splits(

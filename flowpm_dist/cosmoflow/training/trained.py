@@ -42,6 +42,7 @@ class Training:
         folder: of the training.
         plan: what was trained.
         complete: whether all steps were made.
+        steps: that were made, where ranks have agreed on it: a training may go on meanwhile.
         fresh_in: the folder that has fresh test sets: its own, or of a training of the same
             universes.
     """
@@ -49,12 +50,20 @@ class Training:
     folder: TrainingFolder
     plan: TrainingPlan
     complete: bool
+    steps: int | None = None
     fresh_in: TrainingFolder | None = None
 
     @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.path.absolute().name
+
+    @property
+    def steps_made(self) -> int:
+        """The number of steps that there were to learn in; all if it ended early by itself."""
+        mark, total = self.folder.mark(), self.plan.total_steps
+        made = total if mark.get("ended_early") else int(str(mark.get("step", total)))
+        return made if self.steps is None else self.steps
 
     def told(self, step: int) -> str:
         """Returns which weights are asked, and how far the training has come.

@@ -72,8 +72,8 @@ class ArraySet:
 
     Raises:
         TableError: see `read_table`; or a parameter is the same in all rows, or outside its prior.
-        RecordError: if arrays are missing, or have other cells, another dtype, another number or
-            another unit than the run file and the table say.
+        RecordError: if arrays are missing, or have other cells, another dtype or another number
+            than the run file and the table say.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class ArraySet:
             )
         self.shape = tuple(shape)
         self._check_number(first)
-        self._check_unit()
         channels = shape[3] if len(shape) == 4 else 1
         unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
         told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
@@ -136,19 +135,21 @@ class ArraySet:
         if (number := next(missing, None)) is not None:
             raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
 
-    def _check_unit(self) -> None:
-        """Check that the mean of the first volumes is that of densities, where none is divided by.
+    def check_unit(self) -> None:
+        """Check that the mean of the first volumes is that of densities, unless it is divided by.
+
+        It reads `FIRST` volumes.
 
         Raises:
             RecordError: it is not.
         """
-        if self._data.unit == "mass":
+        limits = {"density": REASON, "overdensity": (-0.5, 0.5)}.get(str(self._data.unit))
+        if limits is None:
             return
         rows = range(min(FIRST, len(self.parameters)))
-        volumes = (self._array(n) if self._one_each else _Part(self._whole, n) for n in rows)
-        mean = float(np.mean([_means(volume, self.shape) for volume in volumes]))
-        low, high = (end - (self._data.unit == "overdensity") for end in REASON)
-        if np.isfinite(mean) and not low <= mean <= high:
+        mean = float(np.mean([_means(self._volume(row), self.shape) for row in rows]))
+        low, high = limits
+        if np.isfinite(mean) and not low < mean < high:
             raise RecordError(
                 f"{self._where(0)} has volumes of mean {mean:.4g}; of data.unit = "
                 f'"{self._data.unit}" it is from {low:g} to {high:g}; with "mass" volumes are '
@@ -157,6 +158,22 @@ class ArraySet:
 
     def _file(self, number: int) -> Path:
         return Path(str(self.path).replace(NUMBER, str(number)))
+
+    def _volume(self, number: int) -> Any:
+        """Returns what a volume is read from, [x, y, z] or with channels.
+
+        Raises:
+            RecordError: if it has another shape than the first, or is not there.
+        """
+        array = self._array(number)
+        if not self._one_each:
+            return _Part(array, number)
+        if array.shape != self.shape:
+            raise RecordError(
+                f"{self._where(number)} has the shape {list(array.shape)}; must be "
+                f"{list(self.shape)}, that of the first"
+            )
+        return array
 
     def _where(self, number: int) -> str:
         return str(self._file(number)) if self._one_each else str(self.path)
@@ -180,13 +197,7 @@ class ArraySet:
         Raises:
             RecordError: if the volume has another shape, or values that no density has.
         """
-        array = self._array(number)
-        if self._one_each and array.shape != self.shape:
-            raise RecordError(
-                f"{self._where(number)} has the shape {list(array.shape)}; must be "
-                f"{list(self.shape)}, that of the first"
-            )
-        volume = array if self._one_each else _Part(array, number)
+        volume = self._volume(number)
         x, y = block.cut(self.header.grid)
         values = np.asarray(volume[x, y], np.float64).reshape(self.header.block_shape(block))
         if self._data.unit == "overdensity":
