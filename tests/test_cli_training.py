@@ -67,7 +67,7 @@ def told(done: subprocess.CompletedProcess[str]) -> str:
     [
         ("train", ["--ranks", "--mesh", "--output", "--resume", "--overwrite"]),
         ("dataset", ["--output", "--split", "--dtype", "--compressed", "--samples-per-file"]),
-        ("evaluate", ["--ranks", "--mesh", "--output", "--split", "--fresh", "--posteriors"]),
+        ("evaluate", ["--ranks", "--mesh", "--output", "--split", "--fresh", "--checkpoint"]),
         ("predict", ["--ranks", "--mesh", "--box-size", "--checkpoint"]),
         ("export", ["--output", "--checkpoint", "--overwrite"]),
     ],
@@ -306,14 +306,18 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
 @pytest.mark.budget(60)
 def test_a_network_is_judged_and_asked(here, trained):
     folder, _ = trained
+    done = flowpm_here("evaluate", str(folder))
+    assert done.returncode == 0, done.stderr
+    for word in ("On 4 test samples", "RMSE", "sigma8", "ridge on log P(k)"):
+        assert word in plain(done.stdout)
+    scores = json.loads((folder / "evaluation" / "scores.json").read_text())
+    assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
     refused = told(flowpm_here("evaluate", str(folder), "--fresh", "1", "--split", "validation"))
     assert "--fresh is a test set, --split validation another: give one" in refused
     done = flowpm_here("evaluate", str(folder), "--fresh", "1")
     assert done.returncode == 0, done.stderr
-    for word in ("On 4 fresh-1 samples", "RMSE", "sigma8", "ridge on log P(k)"):
-        assert word in plain(done.stdout)
-    scores = json.loads((folder / "fresh" / "1" / "evaluation" / "scores.json").read_text())
-    assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
+    assert "On 4 fresh-1 samples, which no method was fitted to" in plain(done.stdout)
+    assert (folder / "fresh" / "1" / "evaluation" / "scores.json").exists()
     np.save("volume.npy", np.random.default_rng(0).lognormal(size=(32, 32, 32)))
     done = flowpm_here("predict", str(folder), "volume.npy", "--box-size", "64")
     assert done.returncode == 0, done.stderr

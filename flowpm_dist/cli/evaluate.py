@@ -16,7 +16,7 @@ from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, 
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_bytes, fresh_split
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split, volumes_bytes
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
@@ -112,11 +112,12 @@ def evaluate(
         work = Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
         check_comparable(read, asked)
-        first = read[0]
-        if fresh is not None and not first.folder.dataset(asked).exists():
-            check_room(first.folder.path, fresh_bytes(first.plan), "the fresh test set needs")
+        folder, plan = read[0].folder, read[0].plan
+        if fresh is not None and not folder.dataset(asked).exists():
+            needed = volumes_bytes(plan, plan.data.test)
+            check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(asked)
-        check_evaluation_folder(output or read[0].folder.evaluation(judged))
+        check_evaluation_folder(output or folder.evaluation(judged))
     with work.begun(ranks, check=check) as progress:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh

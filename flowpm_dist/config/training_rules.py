@@ -283,15 +283,15 @@ def _of_arrays(file: ParsedRunFile) -> Iterator[Problem]:
         yield Problem("data.volumes", f"= '{file.given['data']['volumes']}': {error}")
         return
     batch = file.value("training", "batch")
-    numbers = {split: len(arrays.rows(split)) for split in SPLITS} if arrays else {}
+    if arrays is None or batch is None:
+        return
+    numbers = {split: len(arrays.rows(split)) for split in SPLITS}
     for split, number in numbers.items():
-        if arrays and batch is not None and number < batch:
+        if number < batch:
             told = ", ".join(f"{n} for {name}" for name, n in numbers.items())
             what = f"of {len(arrays.parameters)} volumes there are {told}: each must have at least "
-            key = "validation" if split == "train" else split
-            yield Problem(
-                f"data.{key}", f"= {file.value('data', key)}: {what}training.batch = {batch}"
-            )
+            value = file.value("data", key := "validation" if split == "train" else split)
+            yield Problem(f"data.{key}", f"= {value}: {what}training.batch = {batch}")
             return
 
 

@@ -138,19 +138,20 @@ class TrainingFolder(WorkFolder):
         return self.path / "statistics" / f"{stream}.npz"
 
 
-def fresh_bytes(plan: TrainingPlan) -> int:
-    """Returns the size of the volumes of a fresh test set, about [bytes]."""
-    itemsize = 8 if plan.network.precision == "float64" else 4
-    return plan.data.test * plan.channels * plan.cells * itemsize
+def volumes_bytes(plan: TrainingPlan, count: int) -> int:
+    """Returns the size of so many volumes that are held out, about [bytes]."""
+    return count * plan.channels * plan.cells * _itemsize(plan)
 
 
 def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     """Returns the size of what a training will write, about and at most [bytes]."""
-    itemsize = 8 if plan.network.precision == "float64" else 4
     weights = plan.declaration.parameters(plan.width, plan.channels, plan.outputs)
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
-    needed = ((plan.training.keep + 1) * 3 + 2) * weights * itemsize
+    needed = ((plan.training.keep + 1) * 3 + 2) * weights * _itemsize(plan)
     if plan.simulates and not folder.held_out.exists():
-        held_out = (plan.data.validation + plan.data.test) * plan.channels
-        needed += held_out * plan.cells * itemsize
+        needed += volumes_bytes(plan, plan.data.validation + plan.data.test)
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps
+
+
+def _itemsize(plan: TrainingPlan) -> int:
+    return 8 if plan.network.precision == "float64" else 4

@@ -2,9 +2,10 @@
 
 Each line is ":::MLLOG " and a JSON object, as the package mlperf-logging 4.1 (mllog) writes them;
 keys are those of the reference of MLPerf HPC CosmoFlow
-(github.com/sparticlesteve/cosmoflow-benchmark). They come in its order but for those of the
-optimiser and of dropout, which are told together, and for eval_error, which comes before epoch_stop
-here. A training that is resumed adds a run of its own to the file.
+(github.com/sparticlesteve/cosmoflow-benchmark). They come in its order but for ranks and nodes,
+which come after the submission here, for those of the optimiser and of dropout, which are told
+together, and for eval_error, which comes before epoch_stop. A training that is resumed adds a run
+of its own to the file.
 """
 
 from __future__ import annotations
