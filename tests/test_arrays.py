@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
+from commands import flowpm_here, plain
 
 from flowpm_dist.config.checks import ConfigError
 from flowpm_dist.config.training import load_training
@@ -255,3 +256,23 @@ def test_tables_that_cannot_be_read(tmp_path, text, columns, told):
         read_table(tmp_path / "table", columns)
     with pytest.raises(TableError, match="cannot read the table"):
         read_table(tmp_path / "none")
+
+
+def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
+    """They have seen volumes that are held out now."""
+    begun = TrainingFolder(folder / "begun")
+    begun.begin(resume=False)
+    begun.run_file.write_text(run(folder).resolved())
+    begun.checkpoints.mkdir()
+    (begun.checkpoints / "checkpoint").touch()
+    begun.write_mark(complete=True, step=1, steps=1)
+    begun.release()
+    start = "batch = 2", f'batch = 2\nstart_from = "{begun.path}"'
+    words = ["train", str(folder / "run.toml"), "--check", "--output", str(folder / "new")]
+    run(folder, start, ("seed = 7", "seed = 8"), ("test = 3", "test = 5"))
+    refused = flowpm_here(*words)
+    assert refused.returncode == 2
+    assert "were divided otherwise there" in plain(refused.stderr)
+    assert "take its data.seed, data.test" in plain(refused.stderr)
+    run(folder, start)
+    assert flowpm_here(*words).returncode == 0

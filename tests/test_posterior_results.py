@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 from test_posteriors import PRIORS, answers, fitted
 
-from flowpm_dist.cosmoflow.evaluation.posterior_judging import own_answers
+from flowpm_dist.cosmoflow.evaluation.posterior_judging import not_uniform, own_answers
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import Question, VolumePosterior
 from flowpm_dist.cosmoflow.evaluation.posterior_options import (
     MAP_STATISTIC_NAMES,
@@ -29,6 +29,16 @@ from flowpm_dist.posteriors.novelty import FeatureDensity
 from flowpm_dist.posteriors.options import HEADS
 from flowpm_dist.statistics import summaries
 from flowpm_dist.statistics.map_summaries import MAP_STATISTICS
+
+
+def test_parameters_that_are_not_drawn_from_the_prior_are_told():
+    """As the logarithms of feedback's strength are in tables of others; a Latin hypercube is."""
+    priors = UniformPriors({"Omega_m": (0.1, 0.5), "A_SN1": (0.25, 4.0)})
+    even = 0.1 + 0.4 * (np.arange(200) + 0.5) / 200
+    logs = 0.25 * 16 ** np.random.default_rng(0).random(200)
+    assert not_uniform(priors, np.stack([even, (even - 0.1) * 3.75 / 0.4 + 0.25], 1)) == []
+    (told,) = not_uniform(priors, np.stack([even, logs], 1))
+    assert told.startswith("Values of A_SN1 are not spread evenly")
 
 
 def test_the_posteriors_that_a_loss_has_trained():

@@ -288,6 +288,8 @@ def test_how_often_ordinary_data_are_called_unusual():
     assert np.mean([bool(t) for t in told]) < 0.03
     assert "99% of 100 held out at most" in density.warning(np.full(3, 9.0))
     assert "of ordinary ones about 1% are called unlike" in density.warning(np.full(3, 9.0))
+    more = replace(density, known=np.concatenate([density.known, density.known[:1]]))
+    assert "about 2% are called unlike" in more.warning(np.full(3, 9.0))
     few = replace(density, known=density.known[:4])
     assert "about 20% are called unlike" in few.warning(np.full(3, 9.0))
 

@@ -12,7 +12,14 @@ from rich.console import Console
 from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
 from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
-from flowpm_dist.config.trained import asking_demand, asking_mesh, common_mesh, read_training
+from flowpm_dist.config.trained import (
+    asking_demand,
+    asking_mesh,
+    common_mesh,
+    planned_volumes,
+    read_training,
+    splits_asked,
+)
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
@@ -96,9 +103,7 @@ def evaluate(
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
         for training in read:
-            plan = training.plan
-            held = plan.data.validation if split is Split.validation else plan.data.test
-            samples = held if plan.simulates else plan.training.batch
+            samples = planned_volumes(training, splits_asked(training, asked, fits=fits))
             shape = asking_mesh(training, job_size(ranks), samples, mesh)
         measured = wanted.statistics if wanted else ()
         demand = asking_demand(
@@ -122,7 +127,7 @@ def evaluate(
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh
 
-        shape = common_mesh(read, launch.detect().size, mesh, asked)
+        shape = common_mesh(read, launch.detect().size, mesh, asked, fits=fits)
         options = {"split": asked, "which": checkpoint.value}
         evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
         if evaluation is not None:

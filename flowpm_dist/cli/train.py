@@ -23,6 +23,7 @@ from flowpm_dist.config.training import load_training, warnings_of
 from flowpm_dist.config.training_mesh import check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
+from flowpm_dist.cosmoflow.planning.options import DataOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.trained import Training
 from flowpm_dist.grid.decomposition import parse_mesh
@@ -87,7 +88,16 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
                 f"training.start_from is {start}, the folder of this training itself: give another "
                 "--output"
             )
-        read_training(start)
+        ours, other = self.config.data, read_training(start).plan.data
+        if ours.source == other.source == "arrays" and _resolved(ours) == _resolved(other):
+            keys = ("seed", "test", "validation")
+            changed = [f"data.{key}" for key in keys if getattr(ours, key) != getattr(other, key)]
+            if changed:
+                raise TrainedError(
+                    f"training.start_from = {str(start)!r}: the same volumes were divided "
+                    "otherwise there, so its weights have seen some that are held out here; take "
+                    f"its {', '.join(changed)}"
+                )
 
     @property
     def is_begun(self) -> bool:
@@ -233,3 +243,8 @@ def train(
         TrainingJob, run_file, ranks, mesh, output, resume=resume, overwrite=overwrite,
         check=check, ignore_memory=ignore_memory, changes=changes,
     )  # fmt: skip
+
+
+def _resolved(data: DataOptions) -> list[Path | None]:
+    """Returns where a training's arrays and their table are."""
+    return [path and path.resolve() for path in (data.volumes, data.table)]

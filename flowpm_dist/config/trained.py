@@ -21,6 +21,7 @@ from flowpm_dist.cosmoflow.planning.memory import (
     statistics_memory,
 )
 from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.volumes.record_files import DATASET, read_header
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
 from flowpm_dist.jobs.estimate import Demand, Grid
 
@@ -77,8 +78,49 @@ def asking_mesh(training: Training, ranks: int, samples: int, shape: str | None)
     return batched_mesh(plan, batch, ranks, source=training.folder.run_file, shape=shape)
 
 
+def splits_asked(training: Training, split: str, *, fits: bool) -> list[str]:
+    """Returns the splits whose volumes an evaluation reads on all ranks, as far as they may be few.
+
+    Args:
+        training: that is judged.
+        split: to judge on, "test", or "validation" in its place.
+        fits: whether posteriors are fitted.
+
+    Raises:
+        RecordError: the files of the test set cannot serve.
+    """
+    validated = ["validation"] if fits or not training.simulated else []
+    return list(dict.fromkeys([training.split_there(split)[0], *validated]))
+
+
+def planned_volumes(training: Training, splits: Sequence[str]) -> int:
+    """Returns the least number of volumes of splits, without an index of public files.
+
+    Of these it is the batch of the training.
+
+    Args:
+        training: whose volumes they are.
+        splits: "validation", "test" or a fresh test set.
+
+    Raises:
+        RecordError: the dataset is damaged.
+    """
+    data = training.plan.data
+    if data.folder is None:
+        return min(data.validation if split == "validation" else data.test for split in splits)
+    if not (data.folder / DATASET).exists():
+        return training.plan.training.batch
+    held = read_header(data.folder)[1]
+    return min((held[split]["samples"] for split in splits if split in held), default=1)
+
+
 def common_mesh(
-    trainings: Sequence[Training], ranks: int, shape: str | None, split: str = "test"
+    trainings: Sequence[Training],
+    ranks: int,
+    shape: str | None,
+    split: str = "test",
+    *,
+    fits: bool = False,
 ) -> str:
     """Returns the mesh on which to ask the networks of several trainings about one test set.
 
@@ -87,12 +129,14 @@ def common_mesh(
         ranks: of the job.
         shape: that was asked for.
         split: "test", or "validation" in its place.
+        fits: whether posteriors are fitted.
 
     Raises:
         ConfigError, TrainedError: see `asking_mesh`.
         RecordError: the files of the test set cannot serve.
     """
-    samples = trainings[0].samples(trainings[0].split_there(split)[0])
+    splits = splits_asked(trainings[0], split, fits=fits)
+    samples = min(trainings[0].samples(name) for name in splits)
     chosen = asking_mesh(trainings[0], ranks, samples, shape)
     for training in trainings[1:]:
         asking_mesh(training, ranks, samples, chosen)

@@ -107,7 +107,8 @@ class FeatureDensity:
         limit = np.quantile(self.known[:, worst], UNUSUAL)
         times = np.sqrt(found[worst] / max(limit, 1e-300))
         count = len(self.known)
-        rate = (1 if self.whole else 2) * max(1 - UNUSUAL, 1 / (count + 1))
+        beyond = count - int(UNUSUAL * count + 1e-9)
+        rate = (1 if self.whole else 2) * beyond / (count + 1)
         return (
             f"It is unlike those of the training: its features are {times:.3g} times as far from "
             f"theirs as those of {UNUSUAL:.0%} of {count} held out at most. Do not rely on the "

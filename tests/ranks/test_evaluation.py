@@ -15,10 +15,17 @@ from scipy.stats import norm
 from tiny_network import TINY
 
 from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.config.trained import asking_mesh, common_mesh, prediction_mesh, read_training
+from flowpm_dist.config.trained import (
+    asking_mesh,
+    common_mesh,
+    planned_volumes,
+    prediction_mesh,
+    read_training,
+    splits_asked,
+)
 from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
-from flowpm_dist.cosmoflow.evaluation.evaluation_results import FILES
+from flowpm_dist.cosmoflow.evaluation.evaluation_results import FILES, Evaluation
 from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN
 from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
@@ -204,7 +211,8 @@ def known(training):
 
 
 @pytest.mark.parametrize("shape", MESHES)
-def test_scores_are_those_of_predictions_by_one_rank(shape, training, known):
+def test_scores_are_those_of_predictions_by_one_rank(shape, training, known, monkeypatch):
+    monkeypatch.setattr(summaries, "MOST", 3)  # which is for files alone
     before = TrainingFolder(training).openings()
     world().barrier()
     found = judged([training], shape)
@@ -305,6 +313,15 @@ def test_trainings_that_cannot_be_judged(shared, training, fewer):
     on_first_rank(lambda: shutil.copytree(training, shared / "other"))
     on_first_rank(lambda: write_text(shared / "other" / "run.toml", other.resolved()))
     refused([training, shared / "other"], "different test sets: priors.sigma8 differ")
+    batches, text = [], config_of(shared, test=6).resolved()
+    for batch in (2, 4):
+        changed = text.replace("batch = 2", f"batch = {batch}").replace(
+            "fill = 2", f"fill = {batch}"
+        )
+        batches.append(shared / f"batches-of-{batch}")
+        on_first_rank(lambda: shutil.copytree(training, batches[-1]))
+        on_first_rank(lambda c=changed: write_text(batches[-1] / "run.toml", c))
+    refused(batches, "different test sets: data.test in whole batches differ")
     loss = config_of(shared, change=("gather_below", 'loss = "l2"\ngather_below'))
     on_first_rank(lambda: write_text(shared / "other" / "run.toml", loss.resolved()))
     refused([shared / "other"], "latest checkpoint in .* cannot be used")
@@ -327,8 +344,14 @@ def test_an_incomplete_training_is_judged_and_said_so(shared, training):
         np.testing.assert_allclose(found.predictions["network"].truth, truth, rtol=1e-6)
 
 
-def test_mesh_that_is_chosen(training):
+def test_mesh_that_is_chosen(training, monkeypatch):
     read = read_training(training)
+    with monkeypatch.context() as changed:
+        changed.setattr(Training, "samples", lambda _, split: {"test": 8, "validation": 2}[split])
+        assert common_mesh([read], 8, None) == "replica:8"
+        assert common_mesh([read], 8, None, fits=True).startswith("replica:2,row:")
+    assert splits_asked(read, "test", fits=True) == ["test", "validation"]
+    assert planned_volumes(read, ["test", "validation"]) == 4
     split = read.plan.with_mesh("row:4")
     read = type(read)(read.folder, split, read.complete)
     assert asking_mesh(read, 4, 100, None) == "row:4"
@@ -377,12 +400,17 @@ def test_volumes_of_users(shape, shared, training, known):
 def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     training, another_seed, monkeypatch
 ):
-    split, checked = fresh_split(1), []
+    split, checked, before = fresh_split(1), [], TrainingFolder(training).openings()
     monkeypatch.setattr(Training, "check_held_out", lambda self: checked.append(self.folder.path))
     found = judged([training, another_seed], None, split)
     assert checked == [training, another_seed], "what was seen in the training is seen now"
     three_steps = replace(read_training(training), steps=3)
     assert (summaries.trained_on(three_steps), summaries.count_of(three_steps, "train")) == (6, 6)
+    assert summaries.trained_on(three_steps, planned=True) == 6
+    with monkeypatch.context() as early:
+        early.setattr(Training, "ended_early", True)
+        sizes = [summaries.trained_on(three_steps, planned=planned) for planned in (False, True)]
+    assert sizes == [6, 8], "it is compared with those of all steps, and has seen fewer"
     priors = Priors(read_training(training).plan.priors.ranges, "sobol", seed=0)
     drawn = priors.draw(split, 0, 4)
     apart = [np.random.default_rng([0, zlib.crc32(split.encode()), n]).random(2) for n in range(4)]
@@ -396,11 +424,8 @@ def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     assert found.folder == training / "fresh" / "1" / "evaluation"
     assert not any("opened before" in note for note in found.notes)
     assert any("give --fresh a number" in note for note in again.notes)
-    of_first = TrainingFolder(training).openings()
-    assert (
-        of_first == TrainingFolder(training).openings("test")
-        and len(TrainingFolder(another_seed).openings(split)) == 2
-    )
+    assert TrainingFolder(training).openings() == before, "the first test set stays shut"
+    assert len(TrainingFolder(another_seed).openings(split)) == 2
     assert {"mean", "network, mean of 2 seeds"} <= set(found.scores)
 
 
@@ -458,7 +483,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     shutil.copytree(another_seed, other)
     wanted = PosteriorOptions(("gaussian", "gaussian"), (STATISTICS[:1], STATISTICS), FIT)
     found = judged([folder, other], None, posteriors=wanted)
-    check_posteriors(found, folder)
+    check_posteriors(found, folder, monkeypatch)
     kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
     before = [path.stat().st_mtime_ns for path in kept]
     asked = [read_training(folder)], ["train", "test"], [["power"]]
@@ -512,7 +537,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
         found_in(folder, shared / "asked.npy", None, box_size=96.0, head="gaussian")
 
 
-def check_posteriors(found, folder):
+def check_posteriors(found, folder, monkeypatch):
     results = found.posteriors
     mean, *members = names = ["network, mean of 2 densities", "network, seed 0", "network, seed 1"]
     names += ["power", "power + tiny_network:largest"]
@@ -538,10 +563,21 @@ def check_posteriors(found, folder):
     without.write(written)
     assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
     assert json.loads((written / "scores.json").read_text())["posteriors"] == numbers
-    others = [one | {"step": 9} for one in found.trainings]
-    replace(without, trainings=tuple(others)).write(written)
-    assert not {path.name for path in written.iterdir()} & set(OF_POSTERIORS)
-    assert "posteriors" not in json.loads((written / "scores.json").read_text())
+    monkeypatch.setattr(Evaluation, "_draw_into", lambda *_: None)
+    moved = {name: replace(one, truth=one.truth + 1) for name, one in found.predictions.items()}
+    for number, (change, same) in enumerate((
+        ({"folder": "by another path"}, True),
+        ({"step": 9}, False),
+        ({"saved": 1.0}, False),
+        ({}, False),
+    )):  # fmt: skip
+        shutil.copytree(written, copy := folder / f"{number}")
+        trainings = tuple(one | change for one in found.trainings)
+        other = replace(without, trainings=trainings)
+        replace(other, predictions=other.predictions if change else moved).write(copy)
+        assert ("posteriors" in json.loads((copy / "scores.json").read_text())) == same
+        assert {path.name for path in copy.iterdir()} >= set(OF_POSTERIORS) or not same
+        assert not {path.name for path in copy.iterdir()} & set(OF_POSTERIORS) or same
 
 
 def with_value(value):

@@ -23,6 +23,7 @@ from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation
 from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
     check_names,
     judge_posteriors,
+    not_uniform,
     place_of,
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
@@ -140,10 +141,12 @@ def evaluate(
         return None
     notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
     progress.note("fitting baselines")
-    evaluation = judge(asked, largest, paths, notes, split)
+    priors = standardiser_of(largest.training.plan, largest.training.header())
+    if posteriors is not None and not largest.training.simulated:
+        notes += not_uniform(priors, tables[place_of(largest, asked)]["train"].truth)
+    evaluation = judge(asked, largest, paths, notes, split, which)
     if posteriors is None:
         return evaluation
-    priors = standardiser_of(largest.training.plan, largest.training.header())
     results = judge_posteriors(
         asked, tables, place_of(largest, asked), priors, split, posteriors, progress.note
     )
@@ -181,9 +184,8 @@ def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, w
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
     first = in_order_of_truth(found, summaries.count_of(training, split))
-    return Asked(
-        training, in_order_of_truth(found), first, asked.step, summaries.trained_on(training)
-    )
+    samples, size = summaries.trained_on(training), summaries.trained_on(training, planned=True)
+    return Asked(training, in_order_of_truth(found), first, asked.step, samples, size)
 
 
 def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
@@ -264,6 +266,7 @@ def judge(
     paths: dict[str, Path],
     notes: Sequence[str],
     split: str = "test",
+    which: str = "best",
 ) -> Evaluation:
     """Returns the scores of networks and baselines. On rank 0.
 
@@ -273,15 +276,13 @@ def judge(
         paths: of the statistics of each split.
         notes: made so far.
         split: that networks were asked about.
+        which: the weights, "best" of the validations or "last".
     """
     from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
 
     samples = len(largest.predictions.truth)
-    counts = {
-        "train": min(largest.samples, summaries.MOST),
-        "validation": summaries.MOST,
-        split: samples,
-    }
+    theirs = (summaries.count_of(largest.training, name) for name in ("train", "validation"))
+    counts = {**dict(zip(("train", "validation"), theirs, strict=True)), split: samples}
     sets: dict[str, Features] = {}
     notes = list(notes)
     try:
@@ -323,7 +324,7 @@ def judge(
         curves=curves,
         collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
         notes=tuple(notes),
-        trainings=tuple(_told_of(found) for found in asked),
+        trainings=tuple(_told_of(found, which) for found in asked),
         folder=asked[0].training.folder.evaluation(split),
     )
 
@@ -337,11 +338,12 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
         return standardiser_of(training.plan, training.header()).centre
 
 
-def _told_of(found: Asked) -> dict[str, Any]:
+def _told_of(found: Asked, which: str) -> dict[str, Any]:
     training = found.training
     return {
         "folder": str(training.folder.path),
         "step": found.step,
+        "saved": training.folder.saved(which),
         "steps": training.plan.total_steps,
         "complete": training.complete,
         "seed": found.seed,

@@ -30,6 +30,8 @@ class Asked:
             more than `summaries.MOST`.
         step: number of steps it was trained for.
         samples: volumes it was trained on.
+        size: the same, but all where a training ended early by itself; trainings of a size are
+            compared as those of other seeds.
     """
 
     training: Training
@@ -37,6 +39,7 @@ class Asked:
     summarised: Predictions
     step: int
     samples: int
+    size: int
 
     @property
     def seed(self) -> int:
@@ -113,8 +116,12 @@ def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
             found |= {f"data.{key}": getattr(data, key) for key in keys}
         return {"data.source": data.source, **found}
     key = "test" if is_fresh(split) else split
-    count = {f"data.{key}": getattr(data, key)}
-    return {"data.source": data.source, **count, **plan.universes()}
+    count = getattr(data, key)
+    found = {"data.source": data.source, f"data.{key}": count, **plan.universes()}
+    if not is_fresh(split):
+        batch = plan.training.batch
+        found[f"data.{key} in whole batches"] = -(-count // batch) * batch
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,10 +155,10 @@ def grouped(asked: Sequence[Asked]) -> list[Group]:
     for method in methods:
         alike = [found for found in asked if found.method == method]
         base = "network" if len(methods) == 1 else f"network {alike[0].training.folder.path}"
-        sizes = sorted({found.samples for found in alike}, reverse=True)
+        sizes = sorted({found.size for found in alike}, reverse=True)
         for size in sizes:
             name = base if len(sizes) == 1 else f"{base}, {size} simulations"
-            members = tuple(found for found in alike if found.samples == size)
+            members = tuple(found for found in alike if found.size == size)
             groups.append(Group(name, base, members))
     return groups
 
@@ -209,5 +216,5 @@ def network_curves(groups: list[Group], scores: dict[str, Scores]) -> dict[str, 
             for place, found in enumerate(group.members):
                 for name, value in scores[group.member(found)].items():
                     errors[name][row, place] = value.rmse_over_mean
-        curves[base] = LearningCurve(np.array([g.members[0].samples for g in rows]), errors)
+        curves[base] = LearningCurve(np.array([g.members[0].size for g in rows]), errors)
     return curves

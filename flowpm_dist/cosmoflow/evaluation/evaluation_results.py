@@ -25,7 +25,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
     write_csv,
 )
 from flowpm_dist.cosmoflow.scores.paired import Differences, as_numbers, markdown_of_differences
-from flowpm_dist.io.files import GENERATOR, WriteError
+from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 
 SCORES = "scores.json"
@@ -55,7 +55,8 @@ class Evaluation:
         curves: the error against the number of simulations, those of networks first.
         collapse: a sentence for each network on whether it has learnt anything.
         notes: sentences on the evaluation that a reader should know.
-        trainings: the folder, step, steps, complete, seed and samples of each training.
+        trainings: the folder, step, steps, complete, seed and samples of each training, and when
+            its weights were saved.
         folder: the folder that it is written to by default.
         posteriors: of heads that were fitted, where that was asked for.
     """
@@ -116,8 +117,8 @@ class Evaluation:
     def write(self, folder: Path | None = None) -> Path:
         """Writes tables, numbers and figures; an older evaluation there is replaced.
 
-        Its posteriors are kept if this one has none, and both are of the same trainings. All are
-        written aside first; scores.json, moved last, says that they are whole.
+        Its posteriors are kept if this one has none, and both are of the same weights and volumes.
+        All are written aside first; scores.json, moved last, says that they are whole.
 
         Args:
             folder: made when it is missing; by default the training's own.
@@ -151,11 +152,18 @@ class Evaluation:
         """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
         older = _scores_in(path)
         before, now = (
-            [(one["folder"], one["step"]) for one in trainings]
+            [[one.get(key) for key in ("seed", "step", "saved")] for one in trainings]
             for trainings in (older.get("trainings", ()), self.trainings)
         )
         same = older.get("split") == self.split and before == now
-        return older.get("posteriors") if same and self.posteriors is None else None
+        if not same or self.posteriors is not None:
+            return None
+        try:
+            truth = read_arrays(path.parent / "predictions.npz")["truth"]
+        except (UnreadableError, KeyError):
+            return None
+        same_volumes = np.array_equal(truth, self.predictions[self.main].truth)
+        return older.get("posteriors") if same_volumes else None
 
     def _write_into(self, folder: Path, kept: Any) -> None:
         (folder / "table.md").write_text(self.markdown(), encoding="utf-8")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import kstest
 
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import Asked, grouped
 from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
@@ -32,6 +33,8 @@ from flowpm_dist.statistics.summaries import joined, statistic_of
 
 SAMPLES = 1000
 """Of each posterior that is judged."""
+UNLIKELY = 0.01
+"""A probability, over the number of tests, below which parameters are not drawn evenly."""
 OWN = "its own Gaussians"
 """What tables call the posteriors that the loss of a network has trained, see `own_answers`."""
 
@@ -141,6 +144,26 @@ def judge_posteriors(
 def place_of(member: Asked, asked: Sequence[Asked]) -> int:
     """Returns the number of a training in a sequence, by identity."""
     return next(number for number, one in enumerate(asked) if one is member)
+
+
+def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
+    """Returns a sentence if parameters are not drawn evenly from their ranges.
+
+    Args:
+        priors: ranges of the parameters.
+        truth: [n, p], of a table that somebody else has made.
+    """
+    shares = (truth - priors.low) / (priors.high - priors.low)
+    found = [float(kstest(column, "uniform").pvalue) for column in shares.T]
+    limit = UNLIKELY / len(found)
+    names = [name for name, p in zip(priors.names, found, strict=True) if p < limit]
+    if not names:
+        return []
+    return [
+        f"Values of {', '.join(names)} are not spread evenly over their ranges, as the prior is: "
+        "ln(q / prior) also counts what is known of their distribution, and ranks and TARP are of "
+        "posteriors with that distribution as their prior."
+    ]
 
 
 def _differences(

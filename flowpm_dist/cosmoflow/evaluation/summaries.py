@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmoflow.evaluation.posterior_options import MAP_STATISTIC_NAMES, STATISTIC_NAMES
 from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
 from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
 from flowpm_dist.cosmoflow.training.held_out import fields_of
@@ -27,8 +28,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
 from flowpm_dist.cosmoflow.volumes.universes import Lanes
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.statistics.map_summaries import MAP_STATISTICS, NoisyMaps, measured_maps
-from flowpm_dist.statistics.summaries import DEFINITION, STATISTICS, measured
+from flowpm_dist.statistics.map_summaries import NoisyMaps, measured_maps
+from flowpm_dist.statistics.summaries import DEFINITION, measured
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
@@ -53,7 +54,7 @@ class SplitSummaries:
 
     def write(self, path: Path) -> None:
         """Writes what does not depend on a user's own code to a .npz file. Raises WriteError."""
-        known = {OUTPUTS, HIDDEN, *STATISTICS, *MAP_STATISTICS}
+        known = {OUTPUTS, HIDDEN, *STATISTIC_NAMES, *MAP_STATISTIC_NAMES}
         kept = {name: values for name, values in self.parts.items() if name in known}
         numbers = {"step": np.array(self.step), "definition": np.array(DEFINITION)}
         save_arrays(path, {"truth": self.truth, **numbers, **kept})
@@ -190,12 +191,19 @@ class _Question:
         return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
 
 
-def trained_on(training: Training) -> int:
-    """Returns the number of volumes that there were to train on in the steps that were made."""
+def trained_on(training: Training, *, planned: bool = False) -> int:
+    """Returns the number of volumes that there were to train on in the steps that were made.
+
+    Args:
+        training: that was made.
+        planned: whether one that ended early by itself counts as if it had made all steps.
+    """
     if not training.simulated:
         return training.samples("train")
     draws = draws_of(training.plan)
-    return draws.made(max(0, training.steps_made - 1)) * draws.batch
+    early = planned and training.ended_early
+    steps = training.plan.total_steps if early else training.steps_made
+    return draws.made(max(0, steps - 1)) * draws.batch
 
 
 def count_of(training: Training, split: str) -> int:

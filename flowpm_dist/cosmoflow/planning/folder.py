@@ -66,6 +66,15 @@ class TrainingFolder(WorkFolder):
         kept = which == "best" and (self.best / "checkpoint").exists()
         return self.best if kept else self.checkpoints
 
+    def saved(self, which: str) -> float | None:
+        """Returns when weights were saved [s since 1970]; None where there are none.
+
+        Args:
+            which: "best" or "last".
+        """
+        mark = self.weights(which) / "checkpoint"
+        return mark.stat().st_mtime if mark.exists() else None
+
     @property
     def draws(self) -> Path:
         """How often volumes were drawn, and how much batches vary."""

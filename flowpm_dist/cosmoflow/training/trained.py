@@ -60,10 +60,14 @@ class Training:
 
     @property
     def steps_made(self) -> int:
-        """The number of steps that there were to learn in; all if it ended early by itself."""
-        mark, total = self.folder.mark(), self.plan.total_steps
-        made = total if mark.get("ended_early") else int(str(mark.get("step", total)))
+        """The number of steps that were made."""
+        made = int(str(self.folder.mark().get("step", self.plan.total_steps)))
         return made if self.steps is None else self.steps
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether it ended by itself, before its last step, as validations got no better."""
+        return bool(self.folder.mark().get("ended_early"))
 
     def told(self, step: int) -> str:
         """Returns which weights are asked, and how far the training has come.
