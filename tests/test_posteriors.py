@@ -220,6 +220,11 @@ def test_exact_posteriors_are_calibrated():
         figures.tarp_figure({"exact": found}),
     ):
         assert drawn_figure.axes
+    names = [f"network, 2048 simulations, mean of {number} densities, flow" for number in range(8)]
+    several = figures.tarp_figure(dict.fromkeys(names, found))
+    several.canvas.draw()
+    legend = several.legends[0].get_window_extent()
+    assert several.bbox.x0 < legend.x0 and legend.x1 < several.bbox.x1, "it is not cut off"
 
 
 @pytest.mark.parametrize("wrong", [{"widen": 0.6}, {"widen": 1.7}, {"shift": 0.4}])

@@ -74,7 +74,7 @@ def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
         found: calibrations by method.
         tested: whether P is written.
     """
-    figure = new_figure(5.6, 4.0)
+    figure = new_figure(5.6, 3.6 + 0.18 * len(found))
     axes = figure.subplots()
     style_axes(axes)
     reach = band(min(one.groups for one in found.values()))
@@ -88,7 +88,7 @@ def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
         label = f"{method}, P = {one.tarp_p:.2g}" if tested else method
         axes.plot(credibility, covered - credibility, label=label, **style)
     axes.set(xlim=(0, 1), xlabel="credibility", ylabel="coverage - credibility")
-    figure.legend(loc="outside upper center", ncols=2, **{**PLAIN_LEGEND, "fontsize": 8})
+    figure.legend(loc="outside upper center", **{**PLAIN_LEGEND, "fontsize": 8})
     return figure
 
 
