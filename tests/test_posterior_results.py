@@ -37,6 +37,8 @@ def test_parameters_that_are_not_drawn_from_the_prior_are_told():
     even = 0.1 + 0.4 * (np.arange(200) + 0.5) / 200
     logs = 0.25 * 16 ** np.random.default_rng(0).random(200)
     assert not_uniform(priors, np.stack([even, (even - 0.1) * 3.75 / 0.4 + 0.25], 1)) == []
+    drawn = priors.low + (priors.high - priors.low) * np.random.default_rng(3).random((60, 2))
+    assert not_uniform(priors, np.repeat(drawn, 64, axis=0)) == [], "64 parts of each universe"
     (told,) = not_uniform(priors, np.stack([even, logs], 1))
     assert told.startswith("Values of A_SN1 are not spread evenly")
 

@@ -102,9 +102,10 @@ def evaluate(
         read = [read_training(folder) for folder in trainings]
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
-        for training in read:
-            samples = planned_volumes(training, splits_asked(training, asked, fits=fits))
-            shape = asking_mesh(training, job_size(ranks), samples, mesh)
+        samples = min(planned_volumes(t, splits_asked(t, asked, fits=fits)) for t in read)
+        shape = asking_mesh(read[0], job_size(ranks), samples, mesh)
+        for training in read[1:]:
+            asking_mesh(training, job_size(ranks), samples, shape)
         measured = wanted.statistics if wanted else ()
         demand = asking_demand(
             read[0],

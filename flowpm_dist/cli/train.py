@@ -26,6 +26,7 @@ from flowpm_dist.cosmoflow.planning.memory import buffer_bytes
 from flowpm_dist.cosmoflow.planning.options import DataOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Demand, Estimate
@@ -89,14 +90,14 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
                 "--output"
             )
         ours, other = self.config.data, read_training(start).plan.data
-        if ours.source == other.source == "arrays" and _resolved(ours) == _resolved(other):
+        if ours.source == other.source == "arrays" and _volumes(ours) == _volumes(other):
             keys = ("seed", "test", "validation")
             changed = [f"data.{key}" for key in keys if getattr(ours, key) != getattr(other, key)]
             if changed:
                 raise TrainedError(
                     f"training.start_from = {str(start)!r}: the same volumes were divided "
-                    "otherwise there, so its weights have seen some that are held out here; take "
-                    f"its {', '.join(changed)}"
+                    "otherwise there, so its weights may have seen some that are held out here; "
+                    f"take its {', '.join(changed)}"
                 )
 
     @property
@@ -245,6 +246,8 @@ def train(
     )  # fmt: skip
 
 
-def _resolved(data: DataOptions) -> list[Path | None]:
-    """Returns where a training's arrays and their table are."""
-    return [path and path.resolve() for path in (data.volumes, data.table)]
+def _volumes(data: DataOptions) -> tuple[Path, str]:
+    """Returns the file of a training's arrays, and the name of the data set in it."""
+    assert data.volumes is not None  # of arrays
+    file, name = file_and_name(data.volumes)
+    return file.resolve(), name

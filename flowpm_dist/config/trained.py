@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flowpm_dist.config.training import load_training
 from flowpm_dist.config.training_mesh import batched_mesh
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.memory import (
     dataset_memory,
     prediction_memory,
@@ -89,8 +89,9 @@ def splits_asked(training: Training, split: str, *, fits: bool) -> list[str]:
     Raises:
         RecordError: the files of the test set cannot serve.
     """
-    validated = ["validation"] if fits or not training.simulated else []
-    return list(dict.fromkeys([training.split_there(split)[0], *validated]))
+    measured = ["validation"] if fits or not training.simulated else []
+    measured += [] if training.simulated else ["train"]
+    return list(dict.fromkeys([training.split_there(split)[0], *measured]))
 
 
 def planned_volumes(training: Training, splits: Sequence[str]) -> int:
@@ -100,16 +101,22 @@ def planned_volumes(training: Training, splits: Sequence[str]) -> int:
 
     Args:
         training: whose volumes they are.
-        splits: "validation", "test" or a fresh test set.
+        splits: "train", "validation", "test" or a fresh test set.
 
     Raises:
         RecordError: the dataset is damaged.
     """
-    data = training.plan.data
+    data, batch = training.plan.data, training.plan.training.batch
+    held_out = {split: data.validation if split == "validation" else data.test for split in splits}
+    if training.simulated:  # in whole batches, but for fresh test sets
+        return min(
+            count if is_fresh(split) else -(-count // batch) * batch
+            for split, count in held_out.items()
+        )
     if data.folder is None:
-        return min(data.validation if split == "validation" else data.test for split in splits)
+        return min(training.samples(split) for split in splits)
     if not (data.folder / DATASET).exists():
-        return training.plan.training.batch
+        return batch
     held = read_header(data.folder)[1]
     return min((held[split]["samples"] for split in splits if split in held), default=1)
 
@@ -135,8 +142,11 @@ def common_mesh(
         ConfigError, TrainedError: see `asking_mesh`.
         RecordError: the files of the test set cannot serve.
     """
-    splits = splits_asked(trainings[0], split, fits=fits)
-    samples = min(trainings[0].samples(name) for name in splits)
+    samples = min(
+        training.samples(name)
+        for training in trainings
+        for name in splits_asked(training, split, fits=fits)
+    )
     chosen = asking_mesh(trainings[0], ranks, samples, shape)
     for training in trainings[1:]:
         asking_mesh(training, ranks, samples, chosen)

@@ -352,6 +352,10 @@ def test_mesh_that_is_chosen(training, monkeypatch):
         assert common_mesh([read], 8, None, fits=True).startswith("replica:2,row:")
     assert splits_asked(read, "test", fits=True) == ["test", "validation"]
     assert planned_volumes(read, ["test", "validation"]) == 4
+    three = replace(read.plan, data=read.plan.data.model_copy(update={"validation": 3, "test": 3}))
+    three = replace(read, plan=three)
+    counts = [planned_volumes(three, [split]) for split in ("validation", fresh_split(1))]
+    assert counts == [4, 3], "held out in whole batches, but for fresh test sets"
     split = read.plan.with_mesh("row:4")
     read = type(read)(read.folder, split, read.complete)
     assert asking_mesh(read, 4, 100, None) == "row:4"
@@ -416,7 +420,10 @@ def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     apart = [np.random.default_rng([0, zlib.crc32(split.encode()), n]).random(2) for n in range(4)]
     np.testing.assert_array_equal(drawn, priors.low + (priors.high - priors.low) * apart)
     monkeypatch.setattr(VolumeMaker, "make", None)
-    again = judged([training, another_seed], None, split)
+    with monkeypatch.context() as without:
+        elsewhere = TrainingFolder(training).path / "nowhere"  # as where held-out is not copied
+        without.setattr(TrainingFolder, "held_out", elsewhere)
+        again = judged([training, another_seed], None, split)
     if world().rank:
         return
     truth = found.predictions[found.main].truth

@@ -184,7 +184,8 @@ def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, w
     batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
     found = predict(asked.network, asked.standardiser, batches, len(dataset))
     first = in_order_of_truth(found, summaries.count_of(training, split))
-    samples, size = summaries.trained_on(training), summaries.trained_on(training, planned=True)
+    samples = summaries.trained_on(training)
+    size = summaries.trained_on(training, planned=True) if training.simulated else samples
     return Asked(training, in_order_of_truth(found), first, asked.step, samples, size)
 
 
@@ -281,8 +282,10 @@ def judge(
     from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
 
     samples = len(largest.predictions.truth)
-    theirs = (summaries.count_of(largest.training, name) for name in ("train", "validation"))
-    counts = {**dict(zip(("train", "validation"), theirs, strict=True)), split: samples}
+    counts: dict[str, int | None] = {"train": largest.samples, "validation": None, split: samples}
+    if not largest.training.simulated:
+        counts["train"] = min(largest.samples, summaries.MOST)
+        counts["validation"] = summaries.count_of(largest.training, "validation")
     sets: dict[str, Features] = {}
     notes = list(notes)
     try:

@@ -232,7 +232,7 @@ class ArraySet:
         """The files of arrays and table."""
         if self._one_each:
             return [self.table, *map(self._file, range(len(self.parameters)))]
-        return [self.table, _file_and_name(self.path)[0]]
+        return [self.table, file_and_name(self.path)[0]]
 
 
 @dataclass(frozen=True)
@@ -255,13 +255,14 @@ def _means(volume: Any, shape: Sequence[int]) -> np.ndarray:
     return total / np.prod(shape[:3])
 
 
-def _file_and_name(path: Path) -> tuple[Path, str]:
+def file_and_name(path: Path) -> tuple[Path, str]:
+    """Returns a file, and of "file.h5:name" the name of the data set in it, else ""."""
     text, colon, name = str(path).rpartition(":")
     return (Path(text), name) if colon and Path(text).suffix in HDF5 else (path, "")
 
 
 def _opened(path: Path) -> Any:
-    file, name = _file_and_name(path)
+    file, name = file_and_name(path)
     try:
         if file.suffix in HDF5:
             import h5py
