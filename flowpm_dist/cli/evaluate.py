@@ -12,14 +12,7 @@ from rich.console import Console
 from flowpm_dist.cli.choices import Weights, Which
 from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
 from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
-from flowpm_dist.config.trained import (
-    asking_demand,
-    asking_mesh,
-    common_mesh,
-    planned_volumes,
-    read_training,
-    splits_asked,
-)
+from flowpm_dist.config.trained import asking_demand, common_mesh, read_training
 from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
 from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
@@ -102,10 +95,7 @@ def evaluate(
         read = [read_training(folder) for folder in trainings]
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
-        samples = min(planned_volumes(t, splits_asked(t, asked, fits=fits)) for t in read)
-        shape = asking_mesh(read[0], job_size(ranks), samples, mesh)
-        for training in read[1:]:
-            asking_mesh(training, job_size(ranks), samples, shape)
+        shape = common_mesh(read, job_size(ranks), mesh, asked, fits=fits, planned=True)
         measured = wanted.statistics if wanted else ()
         demand = asking_demand(
             read[0],

@@ -59,7 +59,8 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         Raises:
             ConfigError: what is wrong in the run file.
             OutputError: the training cannot be there.
-            TrainedError: there are no weights to start from, or they are in the folder itself.
+            TrainedError: there are no weights to start from, they are in the folder itself, or they
+                have seen volumes that are held out here.
             ObservationError: a file that the observation names has changed since it was begun.
         """
         config = load_training(asked.run_file, asked.settings)
@@ -80,7 +81,10 @@ class TrainingJob(ResumableJob[TrainingPlan, TrainingFolder, "TrainingOutcome"])
         return planned
 
     def _check_start(self) -> None:
-        """Checks that there are weights to start from, which beginning does not delete."""
+        """Checks that there are weights to start from, which beginning does not delete.
+
+        Of arrays, also that they have seen none that are held out here.
+        """
         start = self.config.training.start_from
         if start is None or self.is_begun:
             return

@@ -94,31 +94,26 @@ def splits_asked(training: Training, split: str, *, fits: bool) -> list[str]:
     return list(dict.fromkeys([training.split_there(split)[0], *measured]))
 
 
-def planned_volumes(training: Training, splits: Sequence[str]) -> int:
-    """Returns the least number of volumes of splits, without an index of public files.
+def planned_volumes(training: Training, split: str) -> int:
+    """Returns the number of volumes of a split, without an index of public files.
 
     Of these it is the batch of the training.
 
     Args:
         training: whose volumes they are.
-        splits: "train", "validation", "test" or a fresh test set.
+        split: "validation", "test" or a fresh test set; "train" of volumes in files.
 
     Raises:
         RecordError: the dataset is damaged.
     """
-    data, batch = training.plan.data, training.plan.training.batch
-    held_out = {split: data.validation if split == "validation" else data.test for split in splits}
-    if training.simulated:  # in whole batches, but for fresh test sets
-        return min(
-            count if is_fresh(split) else -(-count // batch) * batch
-            for split, count in held_out.items()
-        )
-    if data.folder is None:
-        return min(training.samples(split) for split in splits)
-    if not (data.folder / DATASET).exists():
-        return batch
-    held = read_header(data.folder)[1]
-    return min((held[split]["samples"] for split in splits if split in held), default=1)
+    plan, folder = training.plan, training.plan.data.folder
+    if training.simulated:
+        return plan.data.test if is_fresh(split) else plan.held_out(split)
+    if folder is None:
+        return training.samples(split)
+    if not (folder / DATASET).exists():
+        return plan.training.batch
+    return read_header(folder)[1].get(split, {"samples": 1})["samples"]
 
 
 def common_mesh(
@@ -128,6 +123,7 @@ def common_mesh(
     split: str = "test",
     *,
     fits: bool = False,
+    planned: bool = False,
 ) -> str:
     """Returns the mesh on which to ask the networks of several trainings about one test set.
 
@@ -137,13 +133,15 @@ def common_mesh(
         shape: that was asked for.
         split: "test", or "validation" in its place.
         fits: whether posteriors are fitted.
+        planned: whether volumes are counted by `planned_volumes`, before the work begins.
 
     Raises:
         ConfigError, TrainedError: see `asking_mesh`.
         RecordError: the files of the test set cannot serve.
     """
+    count = planned_volumes if planned else Training.samples
     samples = min(
-        training.samples(name)
+        count(training, name)
         for training in trainings
         for name in splits_asked(training, split, fits=fits)
     )

@@ -351,10 +351,10 @@ def test_mesh_that_is_chosen(training, monkeypatch):
         assert common_mesh([read], 8, None) == "replica:8"
         assert common_mesh([read], 8, None, fits=True).startswith("replica:2,row:")
     assert splits_asked(read, "test", fits=True) == ["test", "validation"]
-    assert planned_volumes(read, ["test", "validation"]) == 4
+    assert [planned_volumes(read, split) for split in ("test", "validation")] == [4, 4]
     three = replace(read.plan, data=read.plan.data.model_copy(update={"validation": 3, "test": 3}))
     three = replace(read, plan=three)
-    counts = [planned_volumes(three, [split]) for split in ("validation", fresh_split(1))]
+    counts = [planned_volumes(three, split) for split in ("validation", fresh_split(1))]
     assert counts == [4, 3], "held out in whole batches, but for fresh test sets"
     split = read.plan.with_mesh("row:4")
     read = type(read)(read.folder, split, read.complete)

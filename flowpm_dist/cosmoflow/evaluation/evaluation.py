@@ -141,15 +141,14 @@ def evaluate(
         return None
     notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
     progress.note("fitting baselines")
-    priors = standardiser_of(largest.training.plan, largest.training.header())
-    if posteriors is not None and not largest.training.simulated:
-        notes += not_uniform(priors, tables[place_of(largest, asked)]["train"].truth)
-    evaluation = judge(asked, largest, paths, notes, split, which)
     if posteriors is None:
-        return evaluation
-    results = judge_posteriors(
-        asked, tables, place_of(largest, asked), priors, split, posteriors, progress.note
-    )
+        return judge(asked, largest, paths, notes, split, which)
+    priors = standardiser_of(largest.training.plan, largest.training.header())
+    place = place_of(largest, asked)
+    if not largest.training.simulated:
+        notes += not_uniform(priors, tables[place]["train"].truth)
+    evaluation = judge(asked, largest, paths, notes, split, which)
+    results = judge_posteriors(asked, tables, place, priors, split, posteriors, progress.note)
     return replace(evaluation, posteriors=results)
 
 

@@ -116,12 +116,9 @@ def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
             found |= {f"data.{key}": getattr(data, key) for key in keys}
         return {"data.source": data.source, **found}
     key = "test" if is_fresh(split) else split
-    count = getattr(data, key)
-    found = {"data.source": data.source, f"data.{key}": count, **plan.universes()}
-    if not is_fresh(split):
-        batch = plan.training.batch
-        found[f"data.{key} in whole batches"] = -(-count // batch) * batch
-    return found
+    count = {f"data.{key}": getattr(data, key)}
+    whole = {} if is_fresh(split) else {f"data.{key} in whole batches": plan.held_out(key)}
+    return {"data.source": data.source, **count, **whole, **plan.universes()}
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,14 @@ class TrainingPlan:
         """Returns the settings as the text of a run file (TOML)."""
         return tomli_w.dumps(self.settings)
 
+    def held_out(self, split: str) -> int:
+        """Returns how many universes are simulated to be held out: whole batches of the training.
+
+        Args:
+            split: "validation" or "test".
+        """
+        return -(-getattr(self.data, split) // self.training.batch) * self.training.batch
+
     def universes(self) -> dict[str, Any]:
         """Returns all settings that simulated volumes depend on."""
         found: dict[str, Any] = {section: self.settings.get(section) for section in OF_UNIVERSES}
