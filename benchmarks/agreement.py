@@ -1,4 +1,4 @@
-"""The same question asked four ways: sigma8 and Omega_m of one mock universe.
+"""One question answered in four ways: sigma8 and Omega_m of one mock universe.
 
     python benchmarks/agreement.py chains FOLDER [--grid 32] [--chains 4] [--draws 60] [--minutes 9]
     python benchmarks/agreement.py simulate FOLDER [--train 2048] [--minutes 9]
@@ -7,16 +7,20 @@
     python benchmarks/agreement.py network FOLDER [--ranks 2] [--reuse 6]
     python benchmarks/agreement.py report FOLDER [--figure agreement.png]
 
-The mock: cells of 8 Mpc/h at z = 1, 2LPT, Gaussian noise of half the mean density in each cell;
-uniform priors. `chains` draws the initial conditions and both parameters from the posterior of the
-field. They begin at the corners of the prior, and go on where they were when called again.
-`simulate` draws universes from the prior, observes them with the same noise, and keeps statistics
-of them. `heads` fits our normalising flow to the statistics, `sbi` neural posterior estimation of
-the package sbi, in an environment of its own in ~/.cache/flowpm-dist, which needs the package
-registry the first time. `network` trains a network on as many universes of the same observation, by
-`flowpm-dist train`, and lets `evaluate` fit the flow and `predict` answer; it goes on where it was
-when called again. `report` puts means and widths side by side: those of the field should not
-be wider.
+The mock has cells of 8 Mpc/h at z = 1, 2LPT, Gaussian noise of half the mean density in each cell,
+and uniform priors.
+
+chains: draws the initial conditions and both parameters from the posterior given the field. The
+    chains start at the corners of the prior. A second call continues them.
+simulate: draws universes from the prior, observes them with the same noise, and measures their
+    statistics.
+heads: fits our normalising flow to the statistics.
+sbi: fits neural posterior estimation of the package sbi to the statistics. It runs in its own
+    environment in ~/.cache/flowpm-dist; the first call installs it from the package registry.
+network: trains a network on as many universes of the same observation by `flowpm-dist train`;
+    `evaluate` fits the flow to it and `predict` answers. A second call continues.
+report: compares means and widths. The posterior given the field should not be wider than the
+    others.
 """
 
 from __future__ import annotations
@@ -91,10 +95,10 @@ def model_of(grid: int) -> Any:
 
 def mock_of(model: Any, seed: int) -> np.ndarray:
     """Returns the observed density of the mock [x, y, z]."""
-    from flowpm_dist.reconstruction.mock import Mock
+    from flowpm_dist.reconstruction import Universe
 
-    everywhere = np.ones(model.simulation.box.block)
-    return Mock.of(model, seed).noisy_density(NOISE * everywhere, everywhere, seed)
+    mock = Universe.mock(model, seed)
+    return mock.expected.numpy() + NOISE * mock.unit_normal(seed)
 
 
 def chains(folder: Path, options: argparse.Namespace) -> None:
@@ -104,7 +108,7 @@ def chains(folder: Path, options: argparse.Namespace) -> None:
 
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.jobs.progress import Progress
-    from flowpm_dist.jobs.tables import Table
+    from flowpm_dist.jobs.results import Table
 
     model, count = model_of(options.grid), options.chains
     box = model.simulation.box_of(count)
@@ -165,8 +169,8 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     from flowpm_dist.grid.field import Field
-    from flowpm_dist.statistics.cell_values import CellValues
-    from flowpm_dist.statistics.summaries import measured
+    from flowpm_dist.posteriors import measured
+    from flowpm_dist.statistics.histogram import CellValues
 
     model, noisy = model_of(options.grid), CellValues(positive=False)
     box = model.simulation.box_of(BATCH)
@@ -220,7 +224,7 @@ def summaries_of(folder: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 def heads(folder: Path, options: argparse.Namespace) -> None:
     """Fits our flow to each set of statistics, and keeps samples for the mock."""
     launch.configure_threads()
-    from flowpm_dist.cosmology.uniform_priors import UniformPriors
+    from flowpm_dist.cosmology.options import UniformPriors
     from flowpm_dist.posteriors import Answers, Summaries, calibration_of, fit_posterior
 
     priors = UniformPriors(RANGES)
@@ -296,10 +300,10 @@ def main() -> None:
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--leaps", type=int, default=16)
     parser.add_argument("--warm-up", type=int, default=40)
-    parser.add_argument("--draws", type=int, default=60, help="of each chain")
+    parser.add_argument("--draws", type=int, default=60, help="draws of each chain")
     parser.add_argument("--train", type=int, default=2048)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--reuse", type=int, default=6, help="of each universe by the network")
+    parser.add_argument("--reuse", type=int, default=6, help="uses of each universe by the network")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The report of agreement.py: means and widths side by side, and the contours."""
+"""The report of agreement.py: a comparison of means and widths, and the contours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GAIN = "ln(q / prior) of test"
 
 
 def report(folder: Path, names: Sequence[str], sets: Sequence[str], figure: Path | None) -> None:
-    """Prints means and widths side by side, and draws the contours.
+    """Prints a comparison of means and widths, and draws the contours.
 
     Args:
-        folder: of all answers.
-        names: of the parameters.
-        sets: of statistics.
-        figure: where the contours are drawn, if at all.
+        folder: the folder of all answers.
+        names: names of the parameters.
+        sets: names of the sets of statistics.
+        figure: path of the figure of contours; None for no figure.
     """
     rows, samples, gains = [], {}, {}
     path = folder / "draws.csv"
@@ -63,7 +63,7 @@ def report(folder: Path, names: Sequence[str], sets: Sequence[str], figure: Path
 
 def drawn_of(path: Path, names: Sequence[str]) -> np.ndarray:
     """Returns the draws of chains, [draw, chain, parameter]."""
-    from flowpm_dist.jobs.tables import read_rows
+    from flowpm_dist.jobs.results import read_rows
 
     rows = [row for row in read_rows(path) if int(row["drawn"])]
     count = sum(name.startswith("loss ") for name in rows[0])
@@ -107,7 +107,7 @@ def errors_of(drawn: np.ndarray, names: Sequence[str]) -> dict[str, dict[str, fl
 def draw(samples: dict[str, np.ndarray], names: Sequence[str], path: Path) -> None:
     """Draws ellipses of 68 and 95 % of a Gaussian of each mean and covariance."""
     import flowpm_dist as fpm
-    from flowpm_dist.io.figure_style import (
+    from flowpm_dist.io.figures import (
         COLOURS,
         MUTED,
         PLAIN_LEGEND,

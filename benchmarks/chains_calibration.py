@@ -1,20 +1,20 @@
-"""Simulation-based calibration of chains: is the posterior of sigma8 that they draw the right one?
+"""Simulation-based calibration of chains: is their posterior of sigma8 right?
 
     python benchmarks/chains_calibration.py run FOLDER [--grid 8] [--structure 2lpt] [--mocks 64]
         [--method microcanonical] [--energy-error 1e-4] [--draws 60] [--minutes 9]
     python benchmarks/chains_calibration.py report FOLDER... [--figure ranks.png]
 
-Each mock has a sigma8 and white noise of their own, drawn from the priors: cells of 16 Mpc/h at
-z = 1, with Gaussian noise. Two chains of each mock begin at universes of the prior, with sigma8 at
-its 2 and 98 % quantiles. All chains of all mocks are one batch and have one size of step. `run`
-stops after some minutes, and goes on where it was when it is called again.
+Each mock has its own sigma8 and white noise, drawn from the priors, in cells of 16 Mpc/h at z = 1
+with Gaussian noise. Two chains of each mock start at universes of the prior, with sigma8 at its 2 %
+and 98 % quantiles. All chains of all mocks form one batch with one step size. `run` stops after
+some minutes; a second call continues it.
 
-`report` tells, for several runs side by side: ranks of the truth (Talts and others 2018) of sigma8
-and of a mode of the largest scales, which should be uniform; R-hat and effective draws of both;
-and for a linear universe, whose posterior of sigma8 is known, how far means and widths of the
-chains are from it. Each mock's draws are thinned by its own effective number. Of runs of the same
-linear universes it tells what each differs by from the first, mock by mock. An energy error 64
-times smaller halves the steps of "microcanonical".
+`report` compares several runs. It prints ranks of the truth (Talts and others 2018) for sigma8 and
+for a mode of the largest scales, which should be uniform, and R-hat and the effective number of
+draws for both. The posterior of sigma8 is known for a linear universe; there it prints how far the
+means and widths of the chains are from it. Each mock's draws are thinned by its own effective
+number. Runs of the same linear universes are compared with the first, mock by mock. An energy error
+64 times smaller halves the steps of "microcanonical".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(folder: Path, asked: dict[str, Any], minutes: float) -> None:
     launch.configure_threads()
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.jobs.progress import Progress
-    from flowpm_dist.jobs.tables import Table
+    from flowpm_dist.jobs.results import Table
     from flowpm_dist.reconstruction.chains import Chains, Phase
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def mocks_of(asked: dict[str, Any]) -> tuple[Any, Any, dict[str, np.ndarray]]:
 def exact(data: np.ndarray, response: np.ndarray) -> dict[str, np.ndarray]:
     """Returns mean and width of the posterior of sigma8 of linear universes [mock, x, y, z].
 
-    Modes are independent: the variance of each is that of the structure and of the noise.
+    Modes are independent; the variance of each is the sum of the structure's and the noise's.
     """
     grid = data.shape[-1]
     modes = np.abs(np.fft.fftn(data - 1, axes=(1, 2, 3))) ** 2 / grid**3
@@ -164,7 +164,7 @@ def exact(data: np.ndarray, response: np.ndarray) -> dict[str, np.ndarray]:
 
 def report(folders: list[Path], figure: Path | None) -> None:
     """Prints a table of several runs, and draws the histograms of their ranks."""
-    from flowpm_dist.io.figure_style import save_figure
+    from flowpm_dist.io.figures import save_figure
     from flowpm_dist.posteriors.figures import rank_figure
 
     found, first = {}, {}
@@ -187,12 +187,12 @@ def report(folders: list[Path], figure: Path | None) -> None:
 
 
 def judged(folder: Path) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the calibration of a run, what else its chains tell, and that of each mock.
+    """Returns the calibration of a run, further numbers of its chains, and numbers of each mock.
 
-    The last is of linear universes: how far each is from what is "known" of it.
+    The last are for linear universes only: the distance from the known posterior.
     """
-    from flowpm_dist.cosmology.uniform_priors import UniformPriors
-    from flowpm_dist.jobs.tables import read_rows
+    from flowpm_dist.cosmology.options import UniformPriors
+    from flowpm_dist.jobs.results import read_rows
     from flowpm_dist.posteriors import Answers, calibration_of
     from flowpm_dist.posteriors.calibration import LEVELS, uniform_p
     from flowpm_dist.reconstruction import convergence
@@ -208,7 +208,7 @@ def judged(folder: Path) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
     checked = convergence(of_each)
     ess, rhat = (x.reshape(len(names), mocks) for x in (checked.ess, checked.rhat))
     samples = np.transpose(drawn, (2, 0, 3, 1)).reshape(mocks, -1, len(names))
-    # Modes have a normal prior; a wide range stands for it, as no TARP is told of them.
+    # Modes have a normal prior. A wide uniform one does, because TARP is not reported for them.
     priors = UniformPriors({"sigma8": RANGE, "mode": (-6.0, 6.0)})
     true = np.stack([truth[name] for name in names], axis=1)
     answers = Answers(priors, true, samples, np.zeros(mocks))
@@ -265,7 +265,7 @@ def ranks_of(
     """Returns the ranks of the truth among as many draws of each mock as are independent.
 
     Ranks among correlated draws heap at the ends. With their random part, ranks are uniform among
-    any number of draws, so that those of all mocks go together.
+    any number of draws, so that all mocks can be combined.
 
     Args:
         drawn: [draw, name, mock, chain].
@@ -288,7 +288,7 @@ def ranks_of(
 
 
 def main() -> None:
-    """Runs, goes on, or reports."""
+    """Starts or continues a run, or reports."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

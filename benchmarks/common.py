@@ -1,4 +1,4 @@
-"""What the benchmarks share: a worker on some ranks and threads, and what was measured."""
+"""Shared by the benchmarks: a worker on given ranks and threads, and its measurements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ RESULT = "MESHIMPL_BENCHMARK_RESULT"
 def start_worker(script: str, arguments: Sequence[str], ranks: int, threads: int) -> dict[str, Any]:
     """Run `script worker ARGUMENTS` on ranks of so many threads; return what rank 0 reported."""
     command = [sys.executable, script, "worker", *arguments]
-    environment = dict(os.environ, FLOWPM_THREADS=str(threads))
+    environment = dict(os.environ, MESHIMPL_THREADS=str(threads))
     if ranks > 1:
         command, environment = launch.mpirun_command(ranks, command, threads=threads)
-        environment["FLOWPM_THREADS"] = str(threads)
     root = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([root, environment.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:

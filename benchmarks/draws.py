@@ -1,11 +1,11 @@
-"""How many gradients an effective draw costs: Hamiltonian and microcanonical Monte Carlo.
+"""Gradients for each effective draw of Hamiltonian and microcanonical Monte Carlo.
 
     python benchmarks/draws.py [--grid 32] [--ranks 1] [--gradients 2048]
 
-float32, 8 Mpc/h a cell, 2LPT and three steps of the particle mesh, noise of two mean densities. Two
-chains begin at the truth, which is a draw of the posterior; a quarter of the gradients go into the
-step size. Effective draws as ArviZ counts them, of the modes of the largest scales; gradients of
-both chains.
+float32, cells of 8 Mpc/h, 2LPT and three particle-mesh steps, noise of two mean densities. Two
+chains start at the truth, which is a draw from the posterior. A quarter of the gradients tunes the
+step size. ArviZ counts the effective draws of the modes of the largest scales; the
+gradients of both chains count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshimpl import launch
 
 CHAINS = 2
 LEAPS = {"hmc": 64, "microcanonical": 32}
-"""Of a move, at most."""
+"""Largest number of leaps of a move."""
 
 
 def worker(method: str, grid: int, gradients: int) -> None:
@@ -33,21 +33,19 @@ def worker(method: str, grid: int, gradients: int) -> None:
     import flowpm_dist as fpm
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.observables import ForwardModel
-    from flowpm_dist.reconstruction.mock import Mock
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 3)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges)
     model = ForwardModel(sim)
     model.hold_halo()
-    mock = Mock.of(model, 42)
-    everywhere = np.ones(sim.box.block)
-    data = tf.constant(mock.noisy_density(2 * everywhere, everywhere, 0), sim.box.dtype)
+    mock = rec.Universe.mock(model, 42)
+    data = tf.constant(mock.expected.numpy() + 2 * mock.unit_normal(0), sim.box.dtype)
     box = sim.box_of(CHAINS)
     posterior = rec.Posterior(model, rec.Gaussian(box, data, 2.0))
-    objective = rec.EvenPosterior(posterior, posterior.curvature().scaling())
+    objective = rec.EvenPosterior(posterior)
     kind = {"hmc": rec.HMC, "microcanonical": rec.Microcanonical}[method]
     sampler = kind(leaps=LEAPS[method], seed=1)
-    truth = tf.stack([mock.white_noise.block] * CHAINS)
+    truth = tf.stack([mock.state.white_noise.block] * CHAINS)
     sampler.start(objective, rec.Unknowns(truth, posterior.space.zeros().parameters))
     spent = 0
     while spent < gradients // 4:
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--method", choices=list(LEAPS))
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--gradients", type=int, default=2048, help="of each chain")
+    parser.add_argument("--gradients", type=int, default=2048, help="gradients of each chain")
     options = parser.parse_args()
     if options.role == "worker":
         worker(options.method, options.grid, options.gradients)

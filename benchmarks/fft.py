@@ -1,9 +1,10 @@
-"""The distributed FFT beside TensorFlow's own, and on two ranks beside one.
+"""The distributed FFT compared with TensorFlow's, and two ranks compared with one.
 
     python benchmarks/fft.py [--grid 256] [--repeats 9]
 
-Times a pair, r2c and back, float32, medians. Each comparison is made on the same cores: this
-operation and `tf.signal` alternate in one process; one rank and two have one thread each.
+Medians of the time for a forward (r2c) and an inverse transform, float32. Each comparison uses the
+same cores: our operation and `tf.signal` alternate in one process; one rank and two ranks have one
+thread each.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The time before the first step, part by part: wall clock, processor, system and page faults.
+"""The time before the first step: wall clock, processor time, system time and page faults.
 
     python benchmarks/first_step.py [--grid 256] [--ranks 2] [--steps 3]
 
-One run of a new process, of one thread a rank, and the same again in the same process: the second
-lowers nothing, but its memory is taken from the system anew where it was returned. The figures are
-rank 0's. "System" is the time that the kernel works for the process, most of it on page faults,
-each of which gives it 4 KiB that are set to zero.
+A new process runs with one thread for each rank, and then runs again. The second run compiles
+nothing, but gets memory anew where the first returned it to the system. The numbers are rank 0's.
+System time is the time of the kernel, most of it for page faults, which provide 4 KiB of zeros
+each.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Light cones of the whole sky against theory, and what painting costs.
+"""Full-sky light cones compared with theory, and the cost of painting them.
 
     python benchmarks/full_sky.py theory [--grid 128] [--box 512] [--seeds 4] [--near 200]
     python benchmarks/full_sky.py cost   [--grid 128] [--box 512] [--turns 3]
 
-theory: a universe that stays as linear theory has it at z = 0, of small amplitude, on the whole
-sky, with sources at z = 0.4, from shells of matter beyond a distance. Of a universe and its pair
-with opposite noise half the difference is taken, so that the lattice and second order cancel. Its
-power is divided by Limber's integral of linear power, and of that measured in the boxes.
+theory: the universe keeps the linear field of z = 0 at a small amplitude. The sky has sources at
+z = 0.4 and shells of matter beyond a given distance. Half the difference of a universe and its pair
+with opposite noise is free of the lattice and of second order. Its power is divided by Limber's
+integral over linear power, and over the power measured in the boxes.
 
-cost: processor time of a run of ten steps, of one with a light cone of the whole sky of four
-sources up to z = 0.17, and of value and gradient of a loss on its maps, in turns; peak memory.
+cost: processor time of three runs of ten steps, which take turns: without a light cone, with a
+full-sky light cone of four sources up to z = 0.17, and with value and gradient of a loss on its
+maps. Also their peak memory.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ import tensorflow as tf
 from lensing import COSMOLOGY, Frozen
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
-from flowpm_dist.cosmology.limber import limber_power
+from flowpm_dist.cosmology.distances import Distances, lensing_weight, limber_power
 from flowpm_dist.observables.lensing import SourcePlane, born, lensing_efficiency
-from flowpm_dist.observables.light_cone import FullSkyLightCone
-from flowpm_dist.observables.light_cone.options import boxes_within
+from flowpm_dist.observables.light_cone import FullSky, LightCone
 from flowpm_dist.statistics import spherical_power, spherical_theory_in_bins
 
 
@@ -38,10 +37,10 @@ def measure(grid: int, box: float, seeds: int, near: float) -> None:
     size, z, nside = 0.03, 0.4, 128
     # Between particles: one that lies at the observer is on another side in the pair.
     middle = 0.5 * box + 0.5 * box / grid
-    sky = FullSkyLightCone(nside=nside, z_max=z, observer=(middle, middle, middle))
+    sky = LightCone(FullSky(nside=nside, z_max=z, observer=(middle, middle, middle)))
     options: dict[str, Any] = {"integrator": Frozen(), "lpt_order": 1}
     sim = fpm.Simulation(COSMOLOGY.replace(A_s=2e-9 * size**2), grid, box, [0.2, 1.0], **options)
-    # Far from the observer: the linear response of particles beside him is not what is seen.
+    # Far from the observer, because the response of particles near the observer is not linear.
     distances, source = Distances(COSMOLOGY), [SourcePlane(z)]
     shells = np.arange(near, float(distances.comoving(1 / (1 + z))), 25.0)
     chi = shells[0] + (np.arange(256) + 0.5) / 256 * (shells[-1] - shells[0])
@@ -49,13 +48,11 @@ def measure(grid: int, box: float, seeds: int, near: float) -> None:
     kernel = lensing_weight(COSMOLOGY, chi, a=a) * lensing_efficiency(source, chi, distances)
     edges = [20, 40, 64, 96, 128, 192, 256]
     powers, spectra = [], []
-    copies = (
-        boxes_within(float(Distances(COSMOLOGY).comoving(1 / (1 + z))), sim.box.size)
-        * sim.box.cells
-    )
+    end = float(Distances(COSMOLOGY).comoving(1 / (1 + z)))
+    copies = sky.sky.volume(end) / sim.box.volume * sim.box.cells
     for seed in range(seeds):
         begin = time.process_time()
-        plus, minus = (sky.shells(sim, shells, seed=seed, paired=side) for side in (False, True))
+        plus, minus = (sky.planes(sim, shells, seed=seed, paired=side) for side in (False, True))
         spent = time.process_time() - begin
         delta = 0.5 * (plus.delta - minus.delta).numpy().astype(np.float64) / size
         kappa = born(delta, plus.planes, source, COSMOLOGY)[0].numpy()
@@ -85,7 +82,7 @@ def measure(grid: int, box: float, seeds: int, near: float) -> None:
 def cost(grid: int, box: float, turns: int) -> None:
     """Print what a light cone of the whole sky costs."""
     sim = fpm.Simulation(COSMOLOGY, grid, box, fpm.scale_factor_steps(0.1, 1.0, 10))
-    sky = FullSkyLightCone(nside=128, z_max=0.17)
+    sky = LightCone(FullSky(nside=128, z_max=0.17))
     sources = [SourcePlane(z) for z in (0.05, 0.09, 0.13, 0.17)]
     noise = sim.lpt(seed=1).white_noise.block
 
@@ -112,7 +109,7 @@ def cost(grid: int, box: float, turns: int) -> None:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 print(f"peak memory after the first {name}: {peak:.0f} MiB", flush=True)
     end = float(Distances(COSMOLOGY).comoving(1 / 1.17))
-    print(f"{boxes_within(end, sim.box.size):.2f} boxes in the sphere")
+    print(f"{sky.sky.volume(end) / sim.box.volume:.2f} boxes in the sphere")
     medians = {name: float(np.median(values)) for name, values in spent.items()}
     run, with_cone, both = medians.values()
     for name, value in medians.items():

@@ -1,10 +1,10 @@
-"""The error of gradients in float32, by integrator, start, spacing and number of steps.
+"""Errors of gradients in float32, by integrator, start, spacing and number of steps.
 
     python benchmarks/gradient_precision.py [--grid 16] [--integrator bullfrog]
 
-The loss is a sum over the density at a = 1 with random weights, and the gradient is that to the
-white noise. Errors are relative rms against the gradient in float64. "Kept" is the number of states
-that the reversible adjoint keeps beside the last one. The table is written as Markdown.
+The loss is a sum over the density at a = 1 with random weights; the gradient is with respect to the
+white noise. Errors are relative rms differences from the gradient in float64. "Kept" is the number
+of states that the reversible adjoint keeps in addition to the last one. The table is Markdown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import tensorflow as tf
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
 from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
-from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 from meshimpl import ProcessMesh, launch
 
 CELL = 3.0  # [Mpc/h]

@@ -1,17 +1,17 @@
-"""What grows with the number of ranks before a run begins: process sets, start, building.
+"""Costs before a run starts that grow with the number of ranks: process sets, start, building.
 
     python benchmarks/growth.py [--ranks 2 4 8 16]   ranks of this machine, however few its cores
-    python benchmarks/growth.py --sets 2 4 8 16      the registration alone, by mpi4py
-    python benchmarks/growth.py --built 1024 8192    the Python of one rank of so many
-    python benchmarks/growth.py --halos 2 4 8 16 32  a halo among all ranks of a line, or by pairs
+    python benchmarks/growth.py --sets 2 4 8 16      registration only, by mpi4py
+    python benchmarks/growth.py --built 1024 8192    the Python code of one of so many ranks
+    python benchmarks/growth.py --halos 2 4 8 16 32  a halo among a line of ranks, or in pairs
 
-The first starts Horovod on meshes of each size with the process sets of a rank alone ("own"), and
-with those of all ranks on each, as a Horovod built elsewhere wants them ("all"), and builds a run.
-The second makes the MPI calls with which Horovod registers process sets. The third builds the mesh
-functions of one rank against an engine that sends nothing: what is measured is Python and
-TensorFlow's graphs, as they would be on that many ranks. The last is mpi4py alone too: an Alltoallv
-over a line, most of it empty, or two exchanges with neighbours. Processor time, since the cores are
-shared.
+The first starts Horovod on meshes of each size and builds a run. Each rank registers its own
+process sets ("own"), or the process sets of all ranks ("all"), which a Horovod built elsewhere
+needs. The second makes the MPI calls by which Horovod registers process sets. The third builds the
+mesh functions of one rank against an engine that sends nothing, and so measures Python and
+TensorFlow's graphs for that many ranks. The last uses mpi4py: an Alltoallv over a line of ranks,
+most of it empty, or two exchanges with neighbours. All times are processor times, because ranks
+share cores.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def main() -> None:
 
 
 def both(worker: str, shape: str) -> list[dict[str, Any]]:
-    """What a worker finds with a rank's own sets, and with those of all."""
+    """A worker's results with a rank's own process sets, and with the sets of all ranks."""
     from meshimpl.mesh_shape import parse_mesh_shape
 
     ranks = math.prod(size for _, size in parse_mesh_shape(shape))

@@ -1,16 +1,21 @@
-"""What networks learn from volumes of 64^3 cells, beside statistics of the same volumes.
+"""Networks trained on volumes of 64^3 cells, compared with statistics of the same volumes.
 
     python benchmarks/learning.py train FOLDER [--only 128 256] [--minutes 60] [--ranks 2]
     python benchmarks/learning.py judge FOLDER [--only 128 256]
     python benchmarks/learning.py spikes FOLDER
 
-Four settings: boxes of 128 and 256 Mpc/h, of the density itself and as a survey sees it, in
-redshift space with noise of 50 (Mpc/h)^3, the shot noise of 0.02 tracers in (Mpc/h)^3. Each is
-trained with three seeds on 2,048 universes of the priors of the SC18 paper, each seen eight times;
-the box of 128 Mpc/h also on fewer, and with two seeds more. `train` makes what is left of that,
-seed by seed, and goes on where it was when called again. `judge` evaluates what is complete, with
-posteriors of networks and statistics, on a fresh test set. `spikes` prints how losses behave. The
-minutes that trainings took are kept in FOLDER/minutes.csv.
+There are four settings: boxes of 128 and 256 Mpc/h, each with the density itself and with survey
+data, which are in redshift space and have noise of 50 (Mpc/h)^3, the shot noise of 0.02 tracers in
+(Mpc/h)^3. Each setting is trained with three seeds on 2,048 universes with the priors of the SC18
+paper; each universe is used eight times. The box of 128 Mpc/h is also trained on fewer universes,
+and with two more seeds.
+
+train: makes the missing trainings, seed by seed. A second call continues.
+judge: evaluates all complete trainings on a fresh test set, with posteriors from networks and from
+    statistics.
+spikes: prints how the losses behave.
+
+FOLDER/minutes.csv has the minutes of each training.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ test = 512
 """
 SURVEY = '[observation]\nredshift_space = "z"\nsigma = {sigma:.4f}'
 NOISE_POWER = 50.0
-"""Of the surveys' noise [(Mpc/h)^3]."""
+"""Power of the surveys' noise [(Mpc/h)^3]."""
 SETTINGS = {"128": (128.0, False), "128-survey": (128.0, True)}
 SETTINGS |= {"256": (256.0, False), "256-survey": (256.0, True)}
 """Side of the box [Mpc/h], and whether a survey observes it."""
@@ -98,7 +103,7 @@ def complete(training: Path) -> bool:
 
 
 def train(folder: Path, options: argparse.Namespace) -> None:
-    """Trains until all is done or the time is over; a training that is cut short goes on later."""
+    """Trains until all is done or the time is over; the next call resumes a stopped training."""
     begun, minutes = time.monotonic(), folder / "minutes.csv"
     for case in trainings():
         training, left = folder_of(folder, *case), begun + 60 * options.minutes - time.monotonic()

@@ -1,4 +1,4 @@
-"""Light cones and lensing against theory, and what they cost.
+"""Light cones and lensing compared with theory, and their cost.
 
     python benchmarks/lensing.py linear   [--grid 128] [--box 400] [--seeds 100] [--painted 4]
                                           [--cones 4] [--keep FOLDER]
@@ -6,19 +6,19 @@
                                           [--mesh-factor 1] [--steps 10]
     python benchmarks/lensing.py cost     [--grid 128] [--box 512]
 
-linear: a universe that stays as linear theory has it at z = 0, seen by sources at z = 1, and by a
-distribution of sources up to there, in a field as wide as the box is at z = 1, along several lines
-of sight. Its convergence is the integral along the line of sight, in the Born approximation,
-of the linear density itself, read at each layer by splines in numpy; the mean over seeds is divided
-by Limber's integral of linear power, and by that of the power that was measured in the boxes.
-Frozen Zel'dovich universes of small amplitudes are then painted by the light cone, and their
-correlation with the former divided by its power. Of pairs with opposite noise half the difference
-is taken, so that the lattice and second order cancel, and the third is extrapolated to nothing.
-With a folder to keep what each seed gave, a call that was cut short goes on where it was.
+linear: the universe keeps the linear field of z = 0. There are sources at z = 1 and a distribution
+of sources up to there. The field of view is as wide as the box at z = 1, and there are several
+lines of sight. The convergence is the Born integral over the linear density, read at each layer by
+splines in numpy. Its mean over the seeds is divided by Limber's integral over linear power, and
+over the power measured in the boxes. The light cone then paints frozen Zel'dovich universes of
+small amplitudes. Their correlation with the first convergence is divided by its power. Half the
+difference of a pair with opposite noise is free of the lattice and of second order, and third order
+is removed by extrapolation. With --keep, FOLDER stores the results of each seed, and a second call
+continues.
 
-halofit: whole runs, against Limber's integral over CAMB's halofit and over the power that is
-measured in the runs. Modes begin with their expected amplitudes, the same on any grid, and every
-second universe is the pair of the one before; each is seen along several lines of sight.
+halofit: whole runs, compared with Limber's integral over CAMB's halofit, and over the power
+measured in the runs. Modes start with their expected amplitudes, which are the same on any grid.
+Every second universe is the pair of the one before. There are several lines of sight through each.
 
 cost: a run with and without a light cone of four sources, and value and gradient of a loss on C_l.
 """
@@ -40,7 +40,7 @@ from scipy.signal.windows import tukey
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
-from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.nonlinear import NonlinearPower
 from flowpm_dist.evolution.integrators import Operation, Schedule
 from flowpm_dist.observables.lensing import (
@@ -50,7 +50,8 @@ from flowpm_dist.observables.lensing import (
     convergence_power,
     lensing_efficiency,
 )
-from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.observables.light_cone import FlatField, LightCone
+from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.statistics import angular_power, binned_angular_power, theory_in_bins
 
@@ -65,7 +66,7 @@ AMPLITUDES = (0.1, 0.2)  # of painted universes; (0.2, 0.4) has half the noise, 
 class Frozen(fpm.FastPM):
     """No evolution: particles stay where first-order theory has them at a = 1."""
 
-    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+    def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`: a kick by nothing, and a drift of nothing."""
         operations = (
             Operation("kick", float(edges[0]), 1),
@@ -73,12 +74,12 @@ class Frozen(fpm.FastPM):
         )
         return Schedule(operations, tf.constant([[1.0, 0, 0, 0]] * 2, tf.float64))
 
-    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+    def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
         """See `Integrator.initial`."""
         return super().initial(growth, 1.0, order)
 
     def since_kick(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+        self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
         """See `Integrator.since_kick`."""
         return (0,) * len(times), tf.zeros([len(times), 4], tf.float64)
@@ -93,17 +94,17 @@ def cone_of(box: float, pixels: int, tiles: int) -> LightCone:
     """Returns the light cone to z = 1 whose field is as wide as the box there."""
     end = float(Distances(COSMOLOGY).comoving(1 / (1 + SOURCE)))
     degrees = float(np.degrees(box / end)) * (1 - 1e-9)
-    return LightCone(field_of_view=degrees, pixels=pixels, z_max=SOURCE, tiles=tiles)
+    return LightCone(FlatField(field_of_view=degrees, pixels=pixels, z_max=SOURCE, tiles=tiles))
 
 
 def linear_convergence(delta: np.ndarray, box: Any, cone: LightCone) -> np.ndarray:
     """Returns the convergence [source, x, y] of a density that stays, by splines in its layers."""
     distances = Distances(COSMOLOGY)
-    layers = Layers.of(box, cone.farthest(COSMOLOGY), cone.tiles)
+    layers = Layers.of(box, farthest(cone.sky, COSMOLOGY), cone.sky.tiles)
     efficiency = lensing_efficiency(SOURCES, layers.distances, distances)
     weights = (lensing_weight(COSMOLOGY, layers.distances) * efficiency).numpy() * layers.depths
-    theta = ((np.arange(cone.pixels) + 0.5) / cone.pixels - 0.5) * cone.fov
-    kappa = np.zeros([len(SOURCES), cone.pixels, cone.pixels])
+    theta = ((np.arange(cone.sky.pixels) + 0.5) / cone.sky.pixels - 0.5) * cone.sky.fov
+    kappa = np.zeros([len(SOURCES), cone.sky.pixels, cone.sky.pixels])
     for m, chi in enumerate(layers.distances):
         tile = layers.tiles[layers.tile[m]]
         (ax, ay, az), (sx, sy, _) = tile.axes, tile.senses
@@ -139,8 +140,8 @@ def expected(
                 lambda ell, one=source: convergence_power(ell, [one], COSMOLOGY, power).numpy()[
                     0, 0
                 ],
-                cone.pixels,
-                cone.fov,
+                cone.sky.pixels,
+                cone.sky.fov,
                 edges,
             )
             for source in sources
@@ -158,15 +159,15 @@ def linear_of_seed(
     spectrum = fpm.power_spectrum(delta)
     whole = delta.numpy()
     exact = [linear_convergence(whole, small[0].box, view) for view in views]
-    auto = [tapered(each, view.fov, edges) for each, view in zip(exact, views, strict=True)]
+    auto = [tapered(each, view.sky.fov, edges) for each, view in zip(exact, views, strict=True)]
     result = {"power": np.mean(auto, 0), "k": spectrum.k, "spectrum": spectrum.power}
     if painted:
         found = []
         for sim, size in zip(small, AMPLITUDES, strict=True):
             plus, minus = (observed(sim, views, seed, paired) for paired in (False, True))
             cross = [
-                # One of the two is painted: its window is that of two maps of pixels.
-                tapered((one - other) / (2 * size), view.fov, edges, linear, window="pixel")
+                # One is painted; its bilinear window equals two pixel windows.
+                tapered((one - other) / (2 * size), view.sky.fov, edges, linear, window="pixel")
                 for one, other, view, linear in zip(plus, minus, views, exact, strict=True)
             ]
             found.append(np.mean(cross, 0) / result["power"])
@@ -200,7 +201,7 @@ def linear(
         if seed % 10 == 9:
             print(f"{seed + 1} of {seeds}", flush=True)
     view = cone_of(box, grid, 0)
-    ell = angular_power(np.zeros([view.pixels] * 2), view.fov, edges).ell
+    ell = angular_power(np.zeros([view.sky.pixels] * 2), view.sky.fov, edges).ell
     mean, error = mean_and_error(powers)
     (transfer, its_error), k, own = mean_and_error(transfers), found["k"], np.mean(spectra, 0)
 
@@ -250,7 +251,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         fixed_amplitude=True,
         noise="nested",  # the same large scales on any grid
     )
-    widest = 2 * np.pi / cone_of(box, 2 * grid, 0).fov  # multipoles are this far apart
+    widest = 2 * np.pi / cone_of(box, 2 * grid, 0).sky.fov  # multipoles are this far apart
     edges = bands(max(100, 1.5 * widest), 3000, 10)
     theory, sources = NonlinearPower(COSMOLOGY), SOURCES[:1]
     times = np.linspace(1 / (1 + SOURCE), 1.0, 5)
@@ -267,7 +268,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
     def keep(seen: list[Any]) -> None:
         for maps in seen:
             kappa = maps.kappa[0].numpy().astype(np.float64)
-            powers.append(tapered(kappa, maps.fov, edges, window="bilinear"))
+            powers.append(tapered(kappa, maps.sky.fov, edges, window="bilinear"))
 
     for seed in range(seeds):
         views = [cone_of(box, 2 * grid, cones * seed + number) for number in range(cones)]
@@ -293,7 +294,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         expected(power, view, edges, sources)[0] for power in (theory, own, of_box)
     )
     mean, error = mean_and_error(powers)  # of fields, of which several see one universe
-    multipoles = angular_power(np.zeros([view.pixels] * 2), view.fov, edges).ell
+    multipoles = angular_power(np.zeros([view.sky.pixels] * 2), view.sky.fov, edges).ell
     half = [wavenumbers[np.argmax(row < 0.5)] if np.any(row < 0.5) else np.inf for row in ratio]
     found = (f"{k:.2f} (a = {a:.2f})" for k, a in zip(half, times, strict=True))
     print("P(k) is half of halofit's at k =", ", ".join(found), "h/Mpc")
@@ -329,7 +330,7 @@ def cost(grid: int, box: float) -> None:
         with tf.GradientTape() as tape:
             tape.watch(noise)
             maps = cone.convergence(of, sources, white_noise=noise)
-            power = binned_angular_power(maps.kappa, maps.fov, edges)
+            power = binned_angular_power(maps.kappa, maps.sky.fov, edges)
             loss = tf.reduce_sum(tf.math.log(power))
         tape.gradient(loss, noise)
 

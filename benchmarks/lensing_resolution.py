@@ -1,12 +1,12 @@
-"""Which cell, force mesh and steps C_l of lensing needs.
+"""The cell, force mesh and steps that C_l of lensing needs.
 
     python benchmarks/lensing_resolution.py [--box 100] [--universes 1]
 
-Runs of one box, whose large scales are the same on every grid, and their P(k, a) at five times.
-Each is divided by that of the finest run, so that chance and the waves that the box lacks drop out;
-Limber's integral of halofit times this ratio, for sources at z = 1, over that of halofit, says what
-the resolution costs at each multipole. The last rows are of the finest run over halofit itself,
-with the mean and scatter of its universes, and P(k) of all of them at a = 1.
+The runs have one box and the same large scales on every grid. P(k, a) is measured at five times and
+divided by the finest run's, which removes chance and the waves that the box lacks. Limber's
+integral of halofit, for sources at z = 1, is computed with and without this factor; the ratio shows
+the error of the resolution at each multipole. The last rows compare the finest run with halofit:
+the mean and scatter of its universes, and the P(k) of all of them at a = 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How far off particles of a light cone are that are seen when light leaves their lattice place.
+"""The error of a light cone that shows particles when light leaves their lattice sites.
 
     python benchmarks/light_cone_crossing.py [--grid 128] [--box 256] [--z-max 1] [--times 40]
 
-Light cones show a particle as it is at the time at which light that reaches the observer has
-crossed its undisplaced place. Here the other scheme is solved by bisection as well: the time at
-which light has crossed the displaced place itself. Displacements at either time are read from the
-states of one run by linear interpolation; the differences of places are printed, for a line of
-sight along z on which the box is repeated up to the redshift.
+Our light cones show a particle at the time when light leaves its undisplaced position. This script
+also finds, by bisection, the time when light leaves the displaced position. Displacements at either
+time are interpolated linearly between the states of one run. The script prints the differences of
+the positions, for a line of sight along z on which the box is repeated up to the redshift.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ HALVINGS = 40
 
 
 def displacements(grid: int, box: float, times: np.ndarray) -> np.ndarray:
-    """Returns those of a run of 20 steps [time, x, y, z, component] in Mpc/h."""
+    """Returns the displacements of a run of 20 steps [time, x, y, z, component] [Mpc/h]."""
     edges = fpm.scale_factor_steps(0.1, 1.0, 20)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, box, edges)
     found: list[np.ndarray] = []

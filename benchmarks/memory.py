@@ -1,11 +1,11 @@
-"""Peak memory: of a gradient by the number of steps, and of a large run on two ranks.
+"""Peak memory of a gradient by its number of steps, of a large run, and of each job.
 
-    python benchmarks/memory.py [--grid 128]        the gradient of 10, 40 and 160 steps
+    python benchmarks/memory.py [--grid 128]        gradients through 10, 40 and 160 steps
     python benchmarks/memory.py --large 512         a run of 10 steps on 2 ranks of one thread
     python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
 
-Each figure is that of processes of their own, TensorFlow included: the peak of all ranks together;
-of --jobs that of the rank with most, beside what the job tells of it before it begins.
+Each number comes from new processes and includes TensorFlow. It is the peak of all ranks together.
+With --jobs it is the peak of the largest rank, and the job's own estimate is printed with it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
         environment = dict(os.environ)
         if ranks > 1:
             command, environment = launch.mpirun_command(ranks, command, threads=threads)
-        environment |= {PEAKS: folder, "FLOWPM_THREADS": str(threads)}
+        environment |= {PEAKS: folder, "MESHIMPL_THREADS": str(threads)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
@@ -106,19 +106,14 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
 
 
 def estimated(kind: str, grid: int, ranks: int) -> int:
-    """What a job tells of the memory of a rank [bytes]."""
-    from flowpm_dist.cli import reconstruct, resumable, simulate, train
-
-    kinds: Any = {
-        "simulate": simulate.SimulationJob,
-        "train": train.TrainingJob,
-        "reconstruct": reconstruct.ReconstructionJob,
-    }
+    """A job's estimate of the memory of a rank [bytes]."""
+    from flowpm_dist.jobs.job import Request
+    from flowpm_dist.jobs.register import job_class
 
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
-        planned = kinds[kind.partition(" ")[0]].plan(resumable.Request(run_file, ranks, output))
+        planned = job_class(kind.partition(" ")[0]).plan(Request(run_file, ranks, output))
         return planned.estimate.memory
 
 

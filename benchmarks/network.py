@@ -1,17 +1,17 @@
-"""A training step of the networks: against plain Keras, split over ranks, and on more volumes.
+"""A training step of the networks: compared with Keras, split over ranks, and on more volumes.
 
     python benchmarks/network.py [--quick] [--case NAME ...] [--output FILE]
 
-A step is forward, backward and Adam without LARC, of one batch that lies ready in memory. The two
-sides of a case are jobs of their own, which take turns: one of each, then another of each. A job's
-figure is the median of its steps after warm-up, the case's ratio the median of its turns' ratios.
+A step is forward, backward and Adam without LARC, of one batch that is in memory already. The two
+sides of a case are separate jobs that take turns. A job's number is the median of its steps after
+warm-up; the case's ratio is the median of the ratios of its turns.
 
-    keras, keras-bfloat16      sc18 128^3 on 1 rank of two threads, against the same in Keras
-    spatial                    sc18-periodic 128^3, one volume: on 2 ranks, against 1
-    replicas                   sc18 128^3: a volume on each of 2 ranks, against one on 1
-    small-spatial, -replicas   sc18-periodic 64^3, two volumes: on 2 ranks, against 1
+    keras, keras-bfloat16      sc18 128^3 on 1 rank of two threads, compared with the same in Keras
+    spatial                    sc18-periodic 128^3, one volume: on 2 ranks, compared with 1
+    replicas                   sc18 128^3: a volume on each of 2 ranks, compared with one on 1
+    small-spatial, -replicas   sc18-periodic 64^3, two volumes: on 2 ranks, compared with 1
 
-Where the numbers of ranks differ each has one thread.
+Where the two sides have different numbers of ranks, each rank has one thread.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Job:
         network: name of its declaration.
         width: cells along a side of a volume.
         batch: volumes of a step, over all ranks.
-        replicas, rows: of the mesh, whose size is their product.
-        threads: of each rank.
+        replicas, rows: sides of the mesh, whose size is their product.
+        threads: threads of each rank.
         precision: "float32" or "bfloat16", of the layers' work.
         keras: whether it is plain Keras, on one rank.
     """
@@ -79,13 +79,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Case:
-    """Two jobs and what is asked of them.
+    """Two jobs and the bar for their ratio.
 
     Attributes:
         job, against: the two sides.
-        bar: asked of the ratio; None for information only.
-        of_times: the ratio is job's time over against's and at most the bar, else volumes per
-            second of job over those of against and at least the bar.
+        bar: limit of the ratio; None for information only.
+        of_times: True if the ratio is job's time divided by against's, and must be at most the bar;
+            False if it is job's volumes per second divided by against's, and must be at least that.
     """
 
     job: Job
@@ -152,8 +152,7 @@ def mesh_step(job: Job, volume: Any, target: Any) -> tuple[Callable[[], Any], in
     import tensorflow as tf
 
     from flowpm_dist.cosmoflow.network.network import Network
-    from flowpm_dist.cosmoflow.network.optimisers import Adam
-    from flowpm_dist.cosmoflow.network.schedules import Constant
+    from flowpm_dist.cosmoflow.network.optimisers import Adam, Constant
     from meshimpl.process_mesh import ProcessMesh
 
     network = Network(

@@ -3,16 +3,17 @@
     python benchmarks/other_universes.py FOLDER [--only NAME ...] [--grid 64] [--ranks 2]
 
 The model makes five steps, with forces on the grid of the particles, as in
-examples/reconstruct.toml. Universes of the same white noise, in cells of 2 Mpc/h, are observed
-without noise and fitted by that:
+examples/reconstruct.toml. It is fitted to universes with the same white noise, in cells of 2 Mpc/h,
+observed without noise:
 
-    same      of the model itself
-    steps     of 40 steps
-    force     of 40 steps, with deconvolved forces on a mesh twice as fine
-    biased    as `force`, of tracers with Lagrangian bias; the model's bias is linear in the final
-              density, and fitted along
+    same      made by the model itself
+    steps     made with 40 steps
+    force     made with 40 steps, with deconvolved forces on a mesh twice as fine
+    biased    as `force`, for tracers with Lagrangian bias; the model's bias is linear in the final
+              density, and is fitted as well
 
-What was found in FOLDER before is not made again. Printed are r(k) and T(k) of the linear fields.
+Results that FOLDER already has are not made again. The script prints r(k) and T(k) of the linear
+fields.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ error = 0.3
 evaluations = {evaluations}
 """
 SEED, CELL = 42, 2.0
-"""Of the white noise; side of a cell [Mpc/h]."""
+"""Seed of the white noise; side of a cell [Mpc/h]."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def main() -> None:
 
 
 def compare(folders: list[Path], size: float) -> None:
-    """Prints r(k) and T(k) of the linear fields that were found, beside the true ones."""
+    """Prints r(k) and T(k) of the reconstructed linear fields, compared with the true ones."""
     import flowpm_dist as fpm
     from flowpm_dist.io import load_snapshot
 

@@ -1,25 +1,25 @@
-"""Whole particle-mesh runs beside other codes': JaxPM and PM++, in turn, on the same cores.
+"""Whole particle-mesh runs compared with JaxPM and PM++, in turns on the same cores.
 
     python benchmarks/peers.py [--grid 128] [--steps 10] [--repeats 5] [--gradient] [--json FILE]
     python benchmarks/peers.py --lensing [--grid 128] [--steps 10] [--repeats 5]
 
 Every code gets the same white noise and does the same: linear field (Eisenstein-Hu), 2LPT at
 a = 0.1, steps of equal length in a up to a = 1, cloud-in-cell density; float32, as many mesh cells
-as particles, box of 2 Mpc/h a cell. One run is all of that, from the noise in memory to positions
-and density in memory; compilation and the tables of growth and transfer function come before.
-With --gradient also the value and the gradient, by the noise, of sum(w * density).
+as particles, 2 Mpc/h a cell. A run goes from the noise in memory to positions and density in
+memory; compilation and the tables of growth and transfer function are not timed. --gradient also
+times the value and the gradient, with respect to the noise, of sum(w * density).
 
-With --lensing the convergence of sources at z = 0.4, 0.6, 0.8 and 1, and the gradient of the sum
-of its squares, beside JaxPM's: flowpm_dist makes the maps as the run goes, JaxPM of a snapshot for
-each half of a box. Their boxes follow each other turned and shifted here, and as they are there, so
-that the maps are of other lines of sight: what they have in common is their variance.
+--lensing times the convergence of sources at z = 0.4, 0.6, 0.8 and 1, and the gradient of the sum
+of its squares, for flowpm_dist and JaxPM. flowpm_dist makes the maps during the run, JaxPM from a
+snapshot for each half of a box. flowpm_dist turns and shifts the boxes along the line of sight,
+JaxPM repeats them. So the maps have different lines of sight, and only their variances agree.
 
-The codes run in turn in processes of their own, and their medians are compared. So that one sees
-that they computed the same thing, the densities' power spectra are printed beside linear theory
-(of this very noise) and their correlation with flowpm_dist's.
+The codes run in turns, each in its own process, and their medians are compared. To show that they
+compute the same, the script prints their densities' power spectra with linear theory for the same
+noise, and their correlation with flowpm_dist's density.
 
-The first time, an environment for the other codes is made in ~/.cache/flowpm-dist, which needs
-the package registry. pmwd is not on it, and so not here; PM++ descends from it.
+The first call installs the other codes in an environment in ~/.cache/flowpm-dist, from the package
+registry. pmwd is not in the registry and is left out; PM++ descends from it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _worker_environment(code: str, arguments: Sequence[str]) -> dict[str, str]:
     threads = arguments[arguments.index("--threads") + 1]
     found = dict(os.environ, OMP_NUM_THREADS=threads)
     if code == OURS:
-        found["FLOWPM_THREADS"] = threads
+        found["MESHIMPL_THREADS"] = threads
         found["PYTHONPATH"] = os.pathsep.join([str(ROOT), found.get("PYTHONPATH", "")])
     else:
         # XLA sizes its pool by the cores it may run on, or by NPROC.

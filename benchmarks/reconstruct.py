@@ -1,10 +1,10 @@
-"""An evaluation of the posterior and its gradient beside the forward run alone, and the memory.
+"""Time and memory of a posterior's value and gradient, compared with the forward run.
 
     python benchmarks/reconstruct.py [--grid 128] [--ranks 2] [--steps 5 10] [--repeats 5]
 
-float32, box of 2 Mpc/h a cell, 2LPT and particle mesh, Gaussian noise, in coordinates of even
-curvature as the optimisers have it; ranks of one thread each. For each number of steps a job of its
-own, in turns; medians. The peak is what all ranks hold at most.
+float32, 2 Mpc/h a cell, 2LPT and particle mesh, Gaussian noise, in the optimisers' coordinates of
+even curvature, on ranks of one thread each. Each number of steps is a separate job; the jobs take
+turns, and medians are printed. The peak is the memory of all ranks together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def worker(grid: int, steps: int, repeats: int) -> None:
     import flowpm_dist as fpm
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.observables import ForwardModel
-    from flowpm_dist.reconstruction.posterior import EvenPosterior
 
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 2.0 * grid, edges)
@@ -41,8 +40,8 @@ def worker(grid: int, steps: int, repeats: int) -> None:
     model.hold_halo()
     data = sim.run(seed=1).density().block
     posterior = rec.Posterior(model, rec.Gaussian(model.box, data, 1.0))
-    scaling = posterior.curvature().scaling()
-    objective = EvenPosterior(posterior, scaling)
+    objective = rec.EvenPosterior(posterior)
+    scaling = objective.scaling
     point = scaling.to_even(posterior.space.normal(2))
     noise = scaling.from_even(point).field
     world = sim.box.mesh.world

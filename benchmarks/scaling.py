@@ -3,9 +3,9 @@
     python benchmarks/scaling.py                     the tables, and docs/images/scaling.png
     python benchmarks/scaling.py --measure 128 256   steps of whole runs here, on 1 and 2 ranks
 
-A step of a rank takes its share of the particles and modes, at a rate fitted to one rank of one
-thread, and sends what `StepTraffic` counts at the bandwidth and latency of its machine. Machines
-other than this one are taken from published figures; what they give was not run by us.
+In a step a rank works on its share of the particles and modes, at a rate fitted to one rank of one
+thread. It sends what `StepTraffic` counts, with the bandwidth and latency of its machine. Other
+machines' numbers are taken from publications; nothing was run on these machines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 
 from common import report, start_worker
 
-from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
-from flowpm_dist.grid.step_traffic import StepTraffic
+from flowpm_dist.grid.decomposition import StepTraffic, default_mesh, parse_mesh
 from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.simulation.memory import FORCE, KICK, LPT, STATE
 
@@ -32,15 +31,16 @@ HALO = 8
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step costs on a kind of rank.
+    """The costs of a step on a kind of rank.
 
     Attributes:
         particles: time of painting, reading, kick and drift [ns/particle].
-        transform: of a transform and its way back, by log2 of the cells of the box [ns/cell].
-        padding: of joining halos to blocks, where the box is split [ns/cell].
-        bandwidth: of a rank's messages [bytes/s].
-        latency: of a collective: its negotiation and its start [s].
-        message: of each of its messages [s].
+        transform: time of a transform and its inverse, divided by log2 of the cells of the box
+            [ns/cell].
+        padding: time of joining halos to blocks, where the box is split [ns/cell].
+        bandwidth: bandwidth of a rank's messages [bytes/s].
+        latency: time of a collective's negotiation and start [s].
+        message: latency of each of its messages [s].
     """
 
     particles: float
@@ -72,8 +72,10 @@ MACHINES = {
     "cores": Machine(32.0, 14.2 / 24, 0.8, 12.5e9 / 64, 1e-3, 2e-6),
     "A100": Machine(0.2, 0.12 / 24, 0.03, 1.7e9, 1e-3, 1e-5),
 }
-"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs. Where each
-number comes from stands in docs/scaling.md."""
+"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs.
+
+docs/scaling.md gives the sources of the numbers.
+"""
 FITTED = (256, 1)
 MEASURED = {
     "November 21": {(128, 2): 27.4, FITTED: 46.2, (256, 2): 26.0, (512, 2): 24.2},

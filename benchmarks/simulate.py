@@ -1,11 +1,11 @@
-"""A whole simulation and its gradient: nanoseconds per particle and step, and where they go.
+"""A whole simulation and its gradient: nanoseconds per particle and step, by part.
 
     python benchmarks/simulate.py [--grid 128] [--steps 10] [--repeats 5] [--gradient] [--profile]
 
-float32, box of 2 Mpc/h a cell, Eisenstein-Hu, 2LPT, finite-difference force, on 1 rank with every
-core, on 1 rank with one thread, and on 2 ranks with one thread each, which take turns: a run of
-each, then another of each. A whole run is all from the seed to the last step; --gradient adds the
-value and gradient of sum(w density) by the white noise, --profile the parts of a step.
+float32, 2 Mpc/h a cell, Eisenstein-Hu, 2LPT, finite-difference force. Three jobs take turns: 1 rank
+with every core, 1 rank with one thread, and 2 ranks with one thread each. A run includes everything
+from the seed to the last step. --gradient adds the value and gradient of sum(w density) with
+respect to the white noise, --profile the parts of a step.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@
     mpirun -np 2 python examples/accuracy.py
 
 The script runs FastPM, BullFrog and COLA from one white noise, with 5, 10, 20 and 40 steps
-(BullFrog also with 6), on force meshes as fine as the particle lattice and twice as fine. They
+(BullFrog also with 6), on force meshes as fine as the particle lattice and twice as fine. The runs
 start from third-order LPT at a = 0.1. The converged run has 100 BullFrog steps from a = 0.02 on a
-mesh three times as fine; the same with FastPM shows how far it can be trusted. Steps are equal in
-a. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. It takes about ten minutes on two cores.
+mesh three times as fine. A FastPM run with the same settings shows how well it is converged. Steps
+are equal in a. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. The script takes about ten
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ COSMOLOGY = fpm.Cosmology.planck18().replace(A_s=2.1064e-9)
 
 
 def densities(state: Any) -> tuple[Any, Any]:
-    """Returns the density on a mesh twice as fine as the lattice, and that of particles shifted by
-    half a cell.
-    """
+    """Returns the density on a mesh twice as fine as the lattice, and shifted by half a cell."""
     return state.density(2), state.density(2, shift=0.5)
 
 

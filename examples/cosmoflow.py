@@ -1,11 +1,11 @@
-"""Trains networks on universes that are simulated meanwhile, with several seeds and numbers of
-simulations, and judges them beside regressions on the power spectrum of the same volumes.
+"""Trains networks on universes that are simulated during the training, and evaluates them.
 
     python examples/cosmoflow.py --ranks 2
 
-Each training has its own folder. The table, predicted against true values and the learning curve
-are written to OUTPUT/evaluation. If the script is interrupted, run it again: it goes on with what
-is left.
+There are trainings with several seeds and numbers of simulations, each in its own folder. The
+evaluation compares the networks with regressions on the power spectra of the same volumes. Its
+table, the predicted against the true values and the learning curve are in OUTPUT/evaluation. If the
+script is interrupted, run it again: it continues.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def run_file(folder: Path, source: Path, seed: int, simulations: int) -> Path:
 
 
 def train(path: Path, ranks: int) -> Path:
-    """Trains, or goes on, unless the training is complete; returns its folder."""
+    """Starts or resumes a training unless it is complete; returns its folder."""
     folder = path.with_suffix("")
     try:
         mark = json.loads((folder / "training.json").read_text())

@@ -1,4 +1,4 @@
-"""Prints the gradient of a loss to Omega_m, sigma8 and the white noise beside finite differences.
+"""Compares the gradient of a loss to Omega_m, sigma8 and white noise with finite differences.
 
 Runs as `python gradients.py`, and on two ranks as `mpirun -np 2 python gradients.py`.
 """

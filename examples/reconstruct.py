@@ -1,9 +1,8 @@
 """Reconstructs the initial conditions of a mock universe.
 
-The mock has 32^3 cells of 2 Mpc/h. The search finds the white noise that most probably grew into
-its density. Runs as `python reconstruct.py`, and on two ranks as
-`mpirun -np 2 python reconstruct.py`. For larger boxes there is the command
-`flowpm-dist reconstruct examples/reconstruct.toml`.
+The mock has 32^3 cells of 2 Mpc/h. The search finds the white noise that most probably led to its
+density. Runs as `python reconstruct.py`, and on two ranks as `mpirun -np 2 python reconstruct.py`.
+For larger boxes use the command `flowpm-dist reconstruct examples/reconstruct.toml`.
 """
 
 import flowpm_dist as fpm

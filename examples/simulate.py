@@ -1,4 +1,4 @@
-"""Simulates a universe and prints its power spectrum beside linear theory.
+"""Simulates a universe and compares its power spectrum with linear theory.
 
 Runs as `python simulate.py`, and on four ranks as `mpirun -np 4 python simulate.py`.
 """

@@ -10,7 +10,7 @@
     k, pk = fpm.power_spectrum(state.density())
 """
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "Bins": "statistics",
@@ -22,7 +22,7 @@ _HOMES = {
     "Box": "grid.box",
     "FastPM": "evolution.integrators",
     "Field": "grid.field",
-    "HaloError": "evolution.halo",
+    "HaloError": "evolution.nbody",
     "PowerSpectrum": "statistics",
     "Simulation": "simulation.simulation",
     "State": "simulation.state",

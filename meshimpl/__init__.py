@@ -1,6 +1,6 @@
 """Mesh TensorFlow on Horovod process sets: ranks, layouts, collectives, and nothing of physics."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "CollectiveError": "engine",
@@ -9,6 +9,7 @@ _HOMES = {
     "MeshError": "mesh_shape",
     "MeshFunction": "mesh_function",
     "ProcessMesh": "process_mesh",
+    "Stopwatch": "graph_guards",
     "initialise": "process_mesh",
 }
 

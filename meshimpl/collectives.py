@@ -5,7 +5,7 @@ allreduce, allgather, alltoall, permute, shift and broadcast on TensorFlow tenso
 graphs. On a group of one rank every collective is the identity. On more, `meshimpl.engine` moves
 the data, and `meshimpl.graph_guards` keeps TensorFlow from pruning or merging what moves them.
 
-dtypes: float16/32/64 and most integers travel as they are; complex as pairs of reals, bfloat16 as
+dtypes: float16/32/64 and most integers travel unchanged; complex as pairs of reals, bfloat16 as
 16-bit integers (reduced in float32), bool as 8-bit integers. uint32 and uint64 travel as signed
 integers of their width, and are reduced, as int16 and uint16, in 64 bits.
 """
@@ -22,18 +22,64 @@ import tensorflow as tf
 
 from meshimpl import engine, traffic
 from meshimpl.graph_guards import fence, guarded
-from meshimpl.half_precision import halved, restored
 from meshimpl.rendezvous import eager_collective
 from meshimpl.traffic import Tally
 
 Reduction = Literal["sum", "max", "min", "mean"]
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
+LARGEST = 2.0**15
+"""Largest number of a piece that travels; float16 ends at 65504."""
+SMALLEST = 1e-30
+"""A piece in which all numbers are smaller is scaled as if this were the largest."""
+SCALE = 2
+"""The length of a scale, a float32, in numbers of float16."""
+
+
+def halved(pieces: tf.Tensor) -> tf.Tensor:
+    """Returns pieces as they travel.
+
+    Args:
+        pieces: float32 or complex64, [n, ...].
+
+    Returns:
+        float16 [n, m + SCALE], where a piece has m real numbers. One that is not finite stays so.
+
+    Raises:
+        TypeError: another dtype.
+    """
+    if pieces.dtype not in (tf.float32, tf.complex64):
+        raise TypeError(
+            f"messages in half precision are of float32 or complex64, not {pieces.dtype.name}"
+        )
+    numbers = tf.reshape(tf.bitcast(pieces, tf.float32), [pieces.shape[0], -1])
+    # Less than half the time of the maximum of |x|, which TensorFlow does not vectorise.
+    highest, lowest = (f(numbers, axis=1, keepdims=True) for f in (tf.reduce_max, tf.reduce_min))
+    largest = tf.maximum(highest, -lowest)
+    scale = tf.maximum(largest, SMALLEST) / LARGEST
+    carried = tf.cast(numbers * (1.0 / scale), tf.float16)
+    return tf.concat([carried, tf.reshape(tf.bitcast(scale, tf.float16), [-1, SCALE])], axis=1)
+
+
+def restored(carried: tf.Tensor, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """Returns the pieces that `halved` has packed, rounded to float16.
+
+    Args:
+        carried: result of `halved`.
+        shape: shape of the pieces.
+        dtype: dtype of the pieces, float32 or complex64.
+    """
+    scale = tf.bitcast(carried[:, -SCALE:], tf.float32)[:, tf.newaxis]
+    numbers = tf.cast(carried[:, :-SCALE], tf.float32) * scale
+    if dtype.is_complex:
+        numbers = tf.reshape(numbers, [*shape, 2])
+    return tf.reshape(tf.bitcast(numbers, dtype), shape)
+
 
 def _as_carried(
     x: tf.Tensor, *, half: bool = False
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns `x` as the engine carries it, and the way back; for moves, not for sums.
+    """Returns `x` as the engine carries it, and the function that undoes this; for moves, not sums.
 
     With `half`, rows of `x` are pieces that travel in half precision, [rows, length].
     """
@@ -85,7 +131,7 @@ class Communicator:
         """Returns the element-wise reduction over the group, on every rank of it.
 
         Args:
-            x: any dtype of the table above.
+            x: tensor of any dtype of the table above.
             reduction: "sum", "max", "min" or "mean". For bool, sum and max mean "any" and min means
                 "all"; complex tensors have sum and mean only.
 
@@ -148,8 +194,8 @@ class Communicator:
             collective: makes one operation of the engine.
             x: its input.
             kind: such as "allreduce".
-            detail: on which all ranks must agree, beside the kind and the dtype.
-            sent: what this rank sends.
+            detail: text on which all ranks must agree, as on the kind and the dtype.
+            sent: this rank's traffic.
             combine: see `eager_collective`.
         """
         what = f"{kind} of {x.dtype.name} {detail}".rstrip()
@@ -166,8 +212,8 @@ class Communicator:
         """Returns the group's tensors, joined in group order.
 
         Args:
-            x: the same static shape on each rank.
-            axis: of the input along which to join, or the position of the new axis.
+            x: tensor of the same static shape on each rank.
+            axis: axis of the input along which to join, or the position of the new axis.
             stack: join along a new axis of length `size`.
         """
         x = tf.convert_to_tensor(x)
@@ -194,7 +240,7 @@ class Communicator:
 
         Args:
             x: shape [size * m, ...].
-            half: send float16 (`meshimpl.half_precision`), with a scale for each row of dim 0. What
+            half: send float16 (see `halved`), with a scale for each row of dim 0. What
                 stays on this rank is rounded too; a group of one rank rounds nothing.
 
         Returns:
@@ -256,9 +302,9 @@ class Communicator:
         """Returns the tensor of rank `sources[index]` of the group, or zeros if that is None.
 
         Args:
-            x: the same static shape on each rank.
+            x: tensor of the same static shape on each rank.
             sources: for each rank of the group, the place in the group of the one it receives from.
-                A source may serve several ranks; only the tensors of sources move.
+                Several ranks may have the same source; only the tensors of sources move.
 
         Raises:
             ValueError: `sources` has another length, or a place that is not in the group.
@@ -307,7 +353,7 @@ class Communicator:
 
         Args:
             to_previous, to_next: two tensors of one shape and dtype.
-            distance: in places of the group.
+            distance: number of places in the group.
             half: send float16, as in `alltoall`, with a scale for each of the two.
 
         Returns:

@@ -15,7 +15,7 @@ import sys
 import types
 from typing import Any
 
-from meshimpl.quiet import without_keras
+from meshimpl.imports import without_keras
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -76,43 +76,33 @@ def _lower_generic_grad(op: Any, lowering: Any) -> None:
       through collectives.
     * Outputs that are not floating have no gradient.
     """
-    forward = op._forward_op
-    mesh_impl = lowering.mesh_impl(op)
+    forward, mesh_impl = op._forward_op, lowering.mesh_impl(op)
 
-    def slices(tensor: Any) -> list[Any]:
-        return lowering.tensors[tensor].to_laid_out_tensor().tensor_list
+    def laid_out(tensors: Any) -> list[Any]:
+        return [lowering.tensors[tensor].to_laid_out_tensor() for tensor in tensors]
 
     outputs_split_alike = collections.defaultdict(list)
     for y, grad_y in zip(forward.outputs, op._grad_ys, strict=True):
         if y.dtype.is_floating:
             outputs_split_alike[_split_axes(mesh_impl, y)].append((y, grad_y))
     totals: list[Any] = [None] * len(forward.inputs)
-    inputs = [slices(x) for x in forward.inputs]
     for split, pairs in outputs_split_alike.items():
-        ys, grad_ys = ([slices(t) for t in tensors] for tensors in zip(*pairs, strict=True))
-        per_slice = [
-            tf.gradients(
-                ys=list(y),
-                xs=list(x),
-                grad_ys=list(dy),
-                stop_gradients=list(x),
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+
+        def gradients(*slices: Any, count: int = len(pairs)) -> tuple[Any, ...]:
+            values = list(slices)
+            xs, ys, grad_ys = values[: -2 * count], values[-2 * count : -count], values[-count:]
+            zero = tf.UnconnectedGradients.ZERO
+            return tuple(
+                tf.gradients(ys, xs, grad_ys, stop_gradients=xs, unconnected_gradients=zero)
             )
-            for y, x, dy in zip(
-                zip(*ys, strict=True),
-                zip(*inputs, strict=True),
-                zip(*grad_ys, strict=True),
-                strict=True,
-            )
-        ]
-        for i, (x, found) in enumerate(
-            zip(forward.inputs, zip(*per_slice, strict=True), strict=True)
-        ):
-            part = mesh_impl.LaidOutTensor.from_tensor_list(list(found))
+
+        ys, grad_ys = zip(*pairs, strict=True)
+        tensors = laid_out([*forward.inputs, *ys, *grad_ys])
+        for i, part in enumerate(mesh_impl.slicewise(gradients, *tensors)):
+            x, known = forward.inputs[i], totals[i]
             missing = sorted(split - _split_axes(mesh_impl, x))
             if missing and x.dtype.is_floating:
                 part = mesh_impl.allreduce(part, missing, "SUM")
-            known = totals[i]
             totals[i] = part if known is None else mesh_impl.slicewise(tf.add, known, part)
     for output, total in zip(op.outputs, totals, strict=True):
         lowering.set_tensor_lowering(output, total)

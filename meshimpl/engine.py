@@ -9,14 +9,16 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import tensorflow as tf
 
-from meshimpl import launch, quiet
+from meshimpl import launch
 from meshimpl.mesh_shape import Lines, Ranks
 
 Reduction = Literal["sum", "max", "min"]
@@ -29,13 +31,13 @@ MANY_SETS = 200
 
 
 class CollectiveError(RuntimeError):
-    """The engine cannot serve a group, for example because it was started without that group."""
+    """The engine cannot work in a group, for example because it was started without that group."""
 
 
 class Engine(abc.ABC):
     """Collectives on tensors of float16/32/64, int8/32/64 and uint8 within groups of ranks.
 
-    Every rank of a group calls the same methods. A collective is told apart by its name, which no
+    Every rank of a group calls the same methods. A collective is known by its name, which no
     two collectives in flight may share. Methods work eagerly and in graphs; in graphs the caller
     sees to it that TensorFlow neither prunes nor merges their operations (`meshimpl.graph_guards`).
     """
@@ -90,6 +92,31 @@ class Engine(abc.ABC):
         """Returns the tensor of the rank `root` (its rank in the job) on each rank of the group."""
 
 
+def import_horovod() -> ModuleType:
+    """Returns Horovod for TensorFlow, imported without its one Keras layer, and so without Keras.
+
+    `horovod.tensorflow.SyncBatchNormalization` works afterwards: it loads Keras when it is used.
+    """
+    if "horovod.tensorflow" in sys.modules or "keras" in sys.modules:
+        return importlib.import_module("horovod.tensorflow")
+    name, layer = "horovod.tensorflow.sync_batch_norm", "SyncBatchNormalization"
+    sys.modules[name] = stand_in = ModuleType(name)
+    setattr(stand_in, layer, None)
+    try:
+        horovod = importlib.import_module("horovod.tensorflow")
+    finally:
+        del sys.modules[name]
+
+    def late(wanted: str) -> Any:
+        if wanted != layer:
+            raise AttributeError(f"module {horovod.__name__!r} has no attribute {wanted!r}")
+        return getattr(importlib.import_module(name), layer)
+
+    delattr(horovod, layer)
+    vars(horovod)["__getattr__"] = late
+    return horovod
+
+
 class HorovodEngine(Engine):
     """Horovod's process sets: NCCL on GPUs, MPI on CPUs."""
 
@@ -99,7 +126,7 @@ class HorovodEngine(Engine):
     @functools.cached_property
     def _hvd(self) -> Any:
         try:
-            return quiet.import_horovod()
+            return import_horovod()
         except ImportError as error:
             raise CollectiveError(
                 "more than one rank needs Horovod, which is not installed; `flowpm-dist build "
@@ -141,8 +168,8 @@ class HorovodEngine(Engine):
     def _registered(self, lines: Sequence[Lines], rank: int, size: int) -> list[Ranks]:
         """Returns the groups, in the same order on all ranks, that a rank names to Horovod.
 
-        They are its own. A Horovod that was built elsewhere wants those of all ranks on each, and
-        gives each of them a communicator of the whole job.
+        These are its own groups. A Horovod that was built elsewhere wants the groups of all ranks
+        on each rank, and gives each group a communicator of the whole job.
         """
         from horovod.common import process_sets
 

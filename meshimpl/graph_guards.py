@@ -1,7 +1,7 @@
 """Guards that keep the collectives of a TensorFlow graph alive, distinct and in one order.
 
 The engine's operations are not stateful, so TensorFlow may prune, merge or fold them on one rank
-and leave the others waiting (horovod#3229). Four guards stand here, once for all callers:
+and leave the others waiting (horovod#3229). This module has four guards for all callers:
 
 * every input passes a `PlaceholderWithDefault`, which no optimiser looks through (`fence`);
 * the collectives of a graph form one chain of control dependencies, so that no two are equal;
@@ -20,14 +20,13 @@ import itertools
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from meshimpl import traffic
-from meshimpl.stopwatch import Stopwatch
 
 _PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
 
@@ -50,17 +49,12 @@ class CollectiveNames:
     Each group counts its own: groups work independently, and one may have made more collectives
     than another when all ranks meet again. What a collective does, and from which line of the
     program, is part of the name: two that differ do not pair, but wait, and the engine says so.
+
+    Args:
+        first: number of each group's first collective, the same on every rank.
     """
 
-    def __init__(self) -> None:
-        self.restart(0)
-
-    def restart(self, first: int) -> None:
-        """Number the collectives of every group from `first`, after ranks have lost step.
-
-        Args:
-            first: the same on every rank, and beyond every number used so far.
-        """
+    def __init__(self, first: int = 0) -> None:
         self._counters: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(
             lambda: itertools.count(first)
         )
@@ -73,14 +67,14 @@ class CollectiveNames:
 
 
 names = CollectiveNames()
-"""The names of this process's collectives in graphs that have no plan."""
+"""Names of this process's collectives in graphs without a plan."""
 
 
 class Plan:
     """The collectives of one graph in order, with their names and what ranks must agree on.
 
     Args:
-        name: with which the names begin; the same on every rank, and no other graph's.
+        name: beginning of the names; the same on every rank, and no other graph's.
     """
 
     def __init__(self, name: str) -> None:
@@ -106,6 +100,35 @@ class Plan:
         """Returns the number of collectives, and the last of them."""
         last = f", the last: {self._collectives[-1]}" if self._collectives else ""
         return f"collectives: {len(self._collectives)}{last}"
+
+
+KINDS = ("allreduce", "allgather", "alltoall", "broadcast")
+
+
+class Stopwatch:
+    """Adds up the seconds of each kind of collective in the graphs that are built with it."""
+
+    def __init__(self) -> None:
+        self._seconds = {
+            kind: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=f"seconds_of_{kind}")
+            for kind in KINDS
+        }
+
+    def now(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the time [s], in a graph, once some tensors have been computed."""
+        with tf.control_dependencies(after):
+            return tf.timestamp()
+
+    def add(self, kind: str, begin: tf.Tensor, end: tf.Tensor) -> Any:
+        """Returns the operation, in a graph, that adds a time to the total of a kind."""
+        return self._seconds[kind].assign_add(end - begin, read_value=False)
+
+    def lap(self) -> dict[str, float]:
+        """Returns the seconds of each kind since the last lap."""
+        seconds = {kind: float(total) for kind, total in self._seconds.items()}
+        for total in self._seconds.values():
+            total.assign(0.0)
+        return seconds
 
 
 _plan: Plan | None = None
@@ -147,7 +170,7 @@ def last_collective() -> Any | None:
 
 @contextlib.contextmanager
 def separate_chain() -> Iterator[None]:
-    """Lets the collectives built inside form a chain of their own, which runs by itself."""
+    """Lets the collectives built inside form a chain of their own, which runs separately."""
     if tf.executing_eagerly():
         yield
         return
@@ -198,7 +221,7 @@ def guarded(
         x: its input.
         kind: such as "allreduce"; part of the name, and the stopwatch's entry.
         ranks: the group.
-        what: all that the ranks must agree on, such as "allreduce sum of float32 [3]".
+        what: text on which the ranks must agree, such as "allreduce sum of float32 [3]".
         sent: what this rank sends each time.
     """
     graph = tf.compat.v1.get_default_graph()
@@ -251,3 +274,47 @@ def _counted(
 def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
     """Returns the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
     return tf.raw_ops.PreventGradient(input=x, message=NO_GRADIENT)
+
+
+def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
+    """Returns whether a `tf.GradientTape` records what is computed from these tensors."""
+    from tensorflow.python.eager import record
+
+    return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
+
+
+def not_recorded() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which no `tf.GradientTape` records anything."""
+    from tensorflow.python.eager import record
+
+    return record.stop_recording()
+
+
+def not_differentiable(function: Callable[..., Any], message: str) -> Callable[..., Any]:
+    """Returns a function, itself hidden from tapes, whose gradient is refused.
+
+    Args:
+        function: function of tensors.
+        message: message of the LookupError that a gradient raises.
+    """
+
+    def refuse(*_: tf.Tensor) -> Any:
+        raise LookupError(message)
+
+    @tf.custom_gradient
+    def hidden(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        return function(*[tf.stop_gradient(x) for x in inputs]), refuse
+
+    return hidden
+
+
+def once_differentiable(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function that computes gradients, itself hidden from tapes.
+
+    Args:
+        function: function of tensors.
+        name: name of the function that it differentiates, for the LookupError that a second
+            derivative raises.
+    """
+    message = f"{name} has no second derivative; take differences of gradients instead"
+    return not_differentiable(function, message)

@@ -1,7 +1,7 @@
 """`HvdSimdMeshImpl`: Mesh TensorFlow's mesh contract on the ranks of a `ProcessMesh`.
 
-Every rank lowers the same graph and holds one slice of each tensor; whatever differs between ranks
-enters the graph behind a fence (see `meshimpl.graph_guards`).
+Every rank lowers the same graph and holds one slice of each tensor. Values that differ between
+ranks enter the graph through a fence (see `meshimpl.graph_guards`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tensorflow as tf
 from meshimpl import philox
 from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
-from meshimpl.distributions import draw
 from meshimpl.graph_guards import fence, separate_chain
 from meshimpl.process_mesh import ProcessMesh
 
@@ -58,12 +57,12 @@ Slice = LaidOutTensor
 
 
 class LaidOutVariable:
-    """The slice of a variable that this rank keeps, and its copies to and from the master.
+    """This rank's slice of a variable, and the operations that copy it to and from the master.
 
-    The master is what checkpoints hold: the whole array, on every rank, written from its
-    initialiser. Copying it to the slices takes rank 0's values, so that the initialiser counts once
-    whatever it draws elsewhere; copying the slices back gathers them on every rank. A master saved
-    on one mesh therefore restores on any other.
+    The master is the whole array, on every rank. Checkpoints hold the master, so a checkpoint of
+    one mesh can be restored on any other. The initialiser sets the first values of the master and
+    may draw other values on each rank. Copying the master to the slices therefore takes the values
+    of rank 0. Copying the slices to the master gathers them on every rank.
     """
 
     def __init__(self, variable: Any, mesh_impl: HvdSimdMeshImpl) -> None:
@@ -83,7 +82,7 @@ class LaidOutVariable:
 
     @property
     def copy_master_to_slices(self) -> Any:
-        """An operation, new in the current graph."""
+        """A new operation in the current graph: copies the master to the slices."""
         variable, impl = self._variable, self._mesh_impl
         with separate_chain():
             master = impl.mesh.world.broadcast(tf.identity(variable.get_master()))
@@ -93,7 +92,7 @@ class LaidOutVariable:
 
     @property
     def copy_slices_to_master(self) -> Any:
-        """An operation, new in the current graph."""
+        """A new operation in the current graph: copies the slices to the master."""
         variable = self._variable
         with separate_chain():
             kept = tf.cast(tf.identity(self.slice), variable.master_dtype)
@@ -112,7 +111,7 @@ class LaidOutVariable:
     ) -> Any:
         """Applies `assign_fn(mtf variable, slice variable, value)` to this rank's slice.
 
-        What the graph computes from the variable is computed from its value before.
+        Whatever else the graph computes from the variable uses its value before the assignment.
         """
         (target,) = assign_to_tensor_list or [self.slice]
         (value,) = values
@@ -121,13 +120,13 @@ class LaidOutVariable:
 
 
 class HvdSimdMeshImpl(mtf.MeshImpl):
-    """Single program, multiple data: one slice a rank, Horovod process sets between them.
+    """Single program, multiple data: one slice on each rank, messages by Horovod process sets.
 
     Args:
         mesh: the ranks.
         layout: which tensor dimension is split over which mesh axis, such as `"x:row;y:col"`, in
             any form that `mtf.convert_to_layout_rules` takes.
-        seed: of `random`.
+        seed: the seed of all values that `random` draws.
 
     Raises:
         ValueError: the layout names an axis that the mesh does not have.
@@ -153,9 +152,9 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         """Prepares for lowering a new graph.
 
         Args:
-            remembered: what an evaluation of a graph with the same operations has read
-                (`readings`). The new graph takes it instead of reading anew, to differentiate that
-                evaluation.
+            remembered: the values (`readings`) that an evaluation of a graph with the same
+                operations has read. The new graph uses these values instead of reading new ones. So
+                it differentiates exactly that evaluation.
         """
         self._random_operations = 0
         self._remembered = remembered or {}
@@ -164,7 +163,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         how often each random operation was evaluated."""
 
     def remember(self, name: str, read: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns `read()`, or what was remembered under the name."""
+        """Returns the value remembered under this name, or else the result of `read()`."""
         value = self._remembered[name] if name in self._remembered else read()
         graph = tf.compat.v1.get_default_graph()
         if graph._get_control_flow_context() is None:  # what a loop reads has no single value
@@ -213,13 +212,13 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([self._axes(mesh_axes).allreduce(value, reduction)])
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> Any:
-        """Joins the slices along a mesh axis, at a tensor axis (a new one with `stack`)."""
+        """Joins the slices of a mesh axis along a tensor axis (a new one with `stack`)."""
         value = x.to_laid_out_tensor().one_slice
         gathered = self._axes([mesh_axis]).allgather(value, axis=concat_axis, stack=stack)
         return LaidOutTensor([gathered])
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
-        """Splits each slice at one tensor axis, exchanges the pieces, joins them at another."""
+        """Splits each slice along a tensor axis, exchanges the pieces, joins them along another."""
         value = x.to_laid_out_tensor().one_slice
         group = self._axes([mesh_axis])
         if group.size == 1:
@@ -229,7 +228,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([tf.concat(moved, axis=concat_axis)])
 
     def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> Any:
-        """Place k of each line receives from place `source_pcoord[k]`, zeros from None."""
+        """In each line, place k receives from place `source_pcoord[k]`, or zeros if it is None."""
         value = x.to_laid_out_tensor().one_slice
         return LaidOutTensor([self._axes([mesh_axis]).permute(value, source_pcoord)])
 
@@ -242,7 +241,7 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         return LaidOutTensor([fence(tf.constant(self.mesh.coordinates[mesh_axis], tf.int32))])
 
     def slice_begin_tensor(self, tensor_shape: Any) -> tf.Tensor:
-        """Returns the begin of this rank's slice, int32 of shape [ndims], behind a fence."""
+        """Returns the first indices of this rank's slice, int32 [ndims], behind a fence."""
         begin = np.array(self.slice_begin(tensor_shape, self.mesh.rank), np.int32)
         return fence(tf.constant(begin, tf.int32, shape=[tensor_shape.ndims]))
 
@@ -291,13 +290,14 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         )
 
     def random(self, shape: Any, tf_fn: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Draws random values that depend on the place in the tensor, not on mesh or layout.
+        """Draws random values that depend on the place in the tensor, but not on mesh or layout.
 
-        Each evaluation draws anew. The key is this mesh's seed, the number of the operation among
-        this mesh's, the number of the evaluation, and the element's place.
+        Each evaluation draws new values. The key of a value has four parts: the seed of this mesh,
+        the number of the random operation on this mesh, the number of the evaluation, and the place
+        of the element.
 
         Args:
-            shape: of the whole tensor.
+            shape: shape of the whole tensor.
             tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
             kwargs: arguments of that function, without a seed.
 
@@ -309,4 +309,4 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
         begin = tf.unstack(self.slice_begin_tensor(shape), num=shape.ndims)
         index = philox.global_index(shape.to_integer_list, begin, size)
         seed = (self._seed << 20) + number
-        return LaidOutTensor([draw(tf_fn, index, stream, seed, **kwargs)])
+        return LaidOutTensor([philox.draw(tf_fn, index, stream, seed, **kwargs)])

@@ -8,14 +8,15 @@
 
     mean_square(block)          # this rank's block, or the whole array on every rank
 
-Gradients: `tf.GradientTape` sees a mesh function as one operation, whose vector-Jacobian product is
-made by `mtf.gradients` (and evaluates the function again, with the random values and the values of
-variables that the call had). On several ranks the loss is the sum over ranks of each rank's part,
-and every gradient is the derivative of that sum by the tensor of one rank. So the cotangents of an
-output that is replicated are added over its replicas, and each replica of an input gets its share
-of the gradient: functions compose. A parameter that is one number for all ranks enters through
-`replicated`, which adds the shares up. A loss that is itself a replicated output counts once for
-each rank, unless it is divided by their number.
+Gradients: `tf.GradientTape` sees a mesh function as one operation. `mtf.gradients` makes its
+vector-Jacobian product. This product evaluates the function again, with the random values and the
+values of variables that the call had. On several ranks the loss is the sum of the parts that the
+ranks compute. The gradient on a rank is the derivative of this sum with respect to the tensor on
+that rank. Therefore the cotangents of a replicated output are added over its replicas, and each
+replica of an input receives a share of the gradient. With these rules mesh functions can be
+composed. A parameter that has one value for all ranks must pass through `replicated`, which adds up
+the shares. A loss that is itself a replicated output counts once for each rank, unless it is
+divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,14 +32,18 @@ import tensorflow as tf
 
 from meshimpl import traffic
 from meshimpl.compat import mtf
-from meshimpl.graph_guards import check_eager, last_collective, timed
-from meshimpl.heartbeat import at
+from meshimpl.graph_guards import (
+    Stopwatch,
+    check_eager,
+    last_collective,
+    once_differentiable,
+    timed,
+)
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_variables import Master, MeshVariables
 from meshimpl.process_mesh import ProcessMesh
+from meshimpl.pulse import at
 from meshimpl.rendezvous import build_together
-from meshimpl.stopwatch import Stopwatch
-from meshimpl.tapes import once_differentiable
 
 Spec = tuple[Any, tf.DType]
 
@@ -62,7 +66,8 @@ def mesh_function(
 def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
     """Returns a tensor that is the same on every rank, such as a cosmological parameter.
 
-    This is the identity; its gradient is added over all ranks, so each receives the whole.
+    The function is the identity. Its gradient is summed over all ranks, so each rank receives the
+    complete gradient.
     """
 
     @tf.custom_gradient
@@ -76,16 +81,17 @@ class MeshFunction:
     """A lowered Mesh TensorFlow graph with eager inputs and outputs.
 
     Args:
-        build: `build(graph_mesh, *inputs)` gets mtf tensors and returns one or several. Assignments
-            to `mtf` variables made in it are carried out at each call.
-        mesh: the ranks.
-        layout: tensor dimension to mesh axis, as for `HvdSimdMeshImpl`.
+        build: a function `build(graph_mesh, *inputs)` that gets mtf tensors and returns one or
+            several. If it assigns to `mtf` variables, each call makes these assignments.
+        mesh: mesh of ranks.
+        layout: which tensor dimension is split over which mesh axis, as for `HvdSimdMeshImpl`.
         inputs: name -> (shape of the whole tensor as `mtf.Shape` or pairs, dtype).
-        seed: of random operations.
-        stopwatch: takes the time of the collectives.
+        seed: seed of random operations.
+        stopwatch: measures the time that the collectives take.
 
     Raises:
-        ValueError: a dimension is not divisible by its mesh axis, or a layout names no mesh axis.
+        ValueError: a dimension is not divisible by the size of its mesh axis, or the layout names
+            an axis that the mesh does not have.
     """
 
     def __init__(
@@ -172,7 +178,7 @@ class MeshFunction:
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
             self.output_shapes = [t.shape for t in outputs]
             self.output_dtypes = [t.dtype for t in outputs]
-            self.variables = MeshVariables(self.__name__, self.impl, lowering.variables)
+            self._mesh_variables = MeshVariables(self.__name__, self.impl, lowering.variables)
             graph = tf.compat.v1.get_default_graph()
             readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
             self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
@@ -181,7 +187,7 @@ class MeshFunction:
 
         self.impl.begin_build()
         function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
-        self.variables.initialise()
+        self._mesh_variables.initialise()
         return function
 
     @functools.cached_property
@@ -214,7 +220,7 @@ class MeshFunction:
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
         wrapped = self._wrap(trace, signature, name)
-        if self.variables.slices:  # what assigns to them was lowered again, and is left out
+        if self._mesh_variables.slices:  # what assigns to them was lowered again, and is left out
             wrapped = wrapped.prune(wrapped.inputs[: len(signature)], wrapped.outputs)
         function = once_differentiable(wrapped, f"the mesh function {self.__name__}")
 
@@ -257,7 +263,7 @@ class MeshFunction:
         """Returns this rank's block of an input, given as the block or as the whole array.
 
         Raises:
-            ValueError: it has neither shape, or another dtype.
+            ValueError: the value has neither of these two shapes, or another dtype.
         """
         shape, dtype = self.inputs[name]
         try:
@@ -266,7 +272,7 @@ class MeshFunction:
             raise ValueError(f"{self.__name__}: {error}") from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate.
+        """Evaluates the function.
 
         Args:
             *args, **kwargs: the inputs, by place or by name; each is this rank's block (a tensor or
@@ -276,8 +282,8 @@ class MeshFunction:
             This rank's block of the output, or a tuple of them.
 
         Raises:
-            CollectiveError: at the first call, if it cannot be built on another rank, or the ranks
-                built different collectives.
+            CollectiveError: raised at the first call, if another rank could not build the function,
+                or if the ranks built different collectives.
             RuntimeError: it is called inside a `tf.function`.
         """
         check_eager(f"the mesh function {self.__name__}")
@@ -298,42 +304,11 @@ class MeshFunction:
         self._forward  # noqa: B018  (the output shapes are known once it is lowered)
         return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
 
-    def copy_slices_to_masters(self) -> dict[str, tf.Variable]:
-        """Returns the whole array of every `mtf` variable, gathered on every rank, by name.
-
-        They are the caller's, such as for `tf.train.Checkpoint`; this function keeps slices only.
-        """
+    @property
+    def variables(self) -> MeshVariables:
+        """This rank's slices of the `mtf` variables; they can be saved and restored."""
         self._forward  # noqa: B018
-        return self.variables.masters()
-
-    def copy_masters_to_slices(self, masters: Mapping[str, Any]) -> None:
-        """Takes whole arrays, by name, such as a checkpoint was restored to; rank 0's count.
-
-        Raises:
-            ValueError: there are other names than those of the `mtf` variables, or other shapes.
-        """
-        self._forward  # noqa: B018
-        self.variables.take(masters)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the `mtf` variables as `tf.train.Checkpoint(**whole arrays).write(path)` would.
-
-        Each rank writes its slices, and none has a whole array.
-
-        Args:
-            path: prefix of the files, in a folder that all ranks see.
-        """
-        self._forward  # noqa: B018
-        self.variables.save(path)
-
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads what `save` wrote on any mesh, or TensorFlow: each rank its slices.
-
-        Raises:
-            ValueError: it is no such checkpoint, or has other variables or shapes.
-        """
-        self._forward  # noqa: B018
-        self.variables.restore(path)
+        return self._mesh_variables
 
 
 def _shape(shape: Any) -> Any:
@@ -349,13 +324,14 @@ def block_of(
 
     Args:
         impl: the layout.
-        name: of the tensor, for messages.
-        value: tensor or array; of a mapped file no more than the block is read.
+        name: name of the tensor, for messages.
+        value: tensor or array; of a memory-mapped file only the block is read.
         shape: `mtf.Shape` of the whole tensor.
-        dtype: that it must have; an array is converted.
+        dtype: required dtype; an array is converted.
 
     Raises:
-        ValueError: it has neither shape, or it is a tensor of another dtype.
+        ValueError: the value has neither the shape of the block nor of the whole array, or it is a
+            tensor of another dtype.
     """
     block, whole = impl.slice_shape(shape), shape.to_integer_list
     tensor = isinstance(value, (tf.Tensor, tf.Variable))

@@ -29,7 +29,7 @@ _V1 = tf.compat.v1
 
 
 class Master(NamedTuple):
-    """Stands in for the whole array of a variable.
+    """Replaces the whole array of a variable.
 
     Attributes:
         name: as TensorFlow writes it.
@@ -56,9 +56,9 @@ class MeshVariables:
     """The variables of one mesh function.
 
     Args:
-        name: of the function, for messages.
-        impl: to which it is lowered.
-        variables: of its lowering.
+        name: name of the function, for messages.
+        impl: layout to which it is lowered.
+        variables: variables of its lowering.
     """
 
     def __init__(
@@ -116,7 +116,10 @@ class MeshVariables:
         self.slices[name].assign(scatter(self._impl, value, variable.shape, variable.slice_dtype))
 
     def masters(self) -> dict[str, tf.Variable]:
-        """Returns each variable's whole array, on every rank, as a new variable of the caller's."""
+        """Returns each variable's whole array, gathered on every rank, by name.
+
+        They are the caller's, such as for `tf.train.Checkpoint`; the function keeps slices only.
+        """
         found = {}
         for name, variable in self._declared.items():
             kept = tf.cast(self.slices[name], variable.master_dtype)
@@ -125,10 +128,10 @@ class MeshVariables:
         return found
 
     def take(self, masters: Mapping[str, Any]) -> None:
-        """Lets the slices have their parts of whole arrays; those of rank 0 count.
+        """Takes whole arrays, by name, such as a checkpoint was restored to; rank 0's count.
 
         Raises:
-            ValueError: the names are not those of the variables, or a shape differs.
+            ValueError: the names differ from those that the variables have, or a shape differs.
         """
         self._check({name: value.shape for name, value in masters.items()}, "given")
         for name in self._declared:
@@ -151,7 +154,7 @@ class MeshVariables:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint as `tf.train.Checkpoint(**whole arrays)` does, slice by slice.
+        """Writes what `tf.train.Checkpoint(**whole arrays).write(path)` would, slice by slice.
 
         Args:
             path: prefix of the files, in a folder that all ranks see.
@@ -268,7 +271,7 @@ def scatter(
         impl: the layout.
         whole: the array on rank 0, None elsewhere.
         shape: `mtf.Shape` of the array.
-        dtype: of the array.
+        dtype: dtype of the array.
     """
     mesh, sizes, block = impl.mesh, shape.to_integer_list, whole
     layout = list(impl.tensor_layout(shape))
@@ -306,7 +309,7 @@ def _in_graph(make: Callable[[], Any], seed: int) -> Any:
 
     Args:
         make: returns a tensor, or what can become one.
-        seed: of the graph, if the program has set a seed.
+        seed: seed of the graph, if the program has set one.
     """
     values: list[Any] = []
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _MASK = 0xFFFFFFFF
 _LANES = 64
+_TWO_SIGMA = 0.022750131948179195  # probability of a standard normal below -2
 
 
 def _word(x: tf.Tensor, high: bool) -> tf.Tensor:
@@ -84,7 +86,7 @@ def normal_pair(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Two independent standard normal deviates of each place (Box and Muller 1958), float64.
 
-    To be called in compiled code, on rows: see `coordinates`. The first is that of `normal`.
+    To be called in compiled code, on rows: see `coordinates`. `normal` returns the first.
     """
     bits = _bits(index, tf.convert_to_tensor(stream), tf.convert_to_tensor(seed))
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - _unit(bits[0], bits[1])))
@@ -141,9 +143,9 @@ def normal_block(
     """`normal` at `global_index(shape, begin, size)`, to the bit, in one pass without temporaries.
 
     Args:
-        shape: of the whole array.
-        begin: where the block starts, int64 of shape [ndims].
-        size: of the block.
+        shape: shape of the whole array.
+        begin: place where the block starts, int64 of shape [ndims].
+        size: shape of the block.
         stream, seed: int64 scalars, as for `normal`.
         dtype: to which the float64 values are rounded.
 
@@ -214,3 +216,60 @@ def global_index(
         index = index + tf.reshape(along * stride, view)
         stride *= shape[axis]
     return tf.reshape(index, size)
+
+
+def draw(
+    tf_fn: Any,
+    index: tf.Tensor,
+    stream: tf.Tensor,
+    seed: int,
+    dtype: Any = tf.float32,
+    name: str | None = None,
+    **kwargs: Any,
+) -> tf.Tensor:
+    """Draws what `tf_fn(shape, dtype=..., **kwargs)` draws, with values fixed by their place.
+
+    Args:
+        tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
+        index: int64, the place of each value.
+        stream, seed: int64 scalars, as for `uniform`.
+        dtype: dtype of the result.
+        name: ignored.
+        **kwargs: minval and maxval, or mean and stddev.
+
+    Raises:
+        NotImplementedError: `tf_fn` is another function.
+    """
+    del name
+    kind = getattr(tf_fn, "__name__", str(tf_fn))
+    dtype = tf.as_dtype(dtype)
+    if kind in ("random_uniform", "uniform"):
+        return _uniform(uniform(index, stream, seed), dtype, **kwargs)
+    if kind in ("random_normal", "normal"):
+        return _scaled(normal(index, stream, seed), dtype, **kwargs)
+    if kind == "truncated_normal":
+        u = uniform(index, stream, seed)
+        inside = _TWO_SIGMA + u * (1.0 - 2.0 * _TWO_SIGMA)
+        return _scaled(tf.math.ndtri(inside), dtype, **kwargs)
+    raise NotImplementedError(
+        f"random values from {kind!r}: uniform, normal and truncated_normal are available"
+    )
+
+
+def _uniform(u: tf.Tensor, dtype: tf.DType, minval: Any = 0, maxval: Any = None) -> tf.Tensor:
+    if dtype.is_integer:
+        if maxval is None:
+            raise ValueError("maxval must be given for an integer dtype")
+        low, high = tf.cast(minval, tf.float64), tf.cast(maxval, tf.float64)
+        return tf.cast(tf.minimum(tf.floor(low + u * (high - low)), high - 1.0), dtype)
+    low = tf.cast(minval, dtype)
+    high = tf.cast(1 if maxval is None else maxval, dtype)
+    # Rounding to a narrower dtype must not reach 1: keep as many bits as it holds.
+    bits = {tf.float32: 24, tf.float16: 11, tf.bfloat16: 8}.get(dtype)
+    if bits is not None:
+        u = tf.floor(u * 2.0**bits) * 2.0**-bits
+    return low + tf.cast(u, dtype) * (high - low)
+
+
+def _scaled(z: tf.Tensor, dtype: tf.DType, mean: Any = 0.0, stddev: Any = 1.0) -> tf.Tensor:
+    return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ LARGEST_GATHER = 2**28
 class Plane(Communicator):
     """Ranks that differ in several axes and have no process set of their own.
 
-    It has no other collective than `allreduce`, which reduces along one axis after the other.
+    Its only collective is `allreduce`, which reduces along one axis after the other.
     """
 
     lines: tuple[Communicator, ...]
@@ -58,14 +58,14 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     once in a process. A program with one mesh just makes its `ProcessMesh`.
 
     Raises:
-        MeshError: a shape is not one, or its size is not the number of ranks.
-        CollectiveError: the engine runs already and lacks a group.
+        MeshError: a shape is invalid, or its size is not the number of ranks.
+        CollectiveError: the engine is already running, without one of the communicators.
     """
     parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
     if launch.detect().size == 1:
         launch.place_devices()
     several, world = launch.detect().size > 1, tuple(range(launch.detect().size))
-    with launch.in_time():
+    with launch.start_in_time():
         engine.start([lines for axes in parsed for lines in lines_of(axes)])
         if several:
             rendezvous.stay_together(world)
@@ -91,8 +91,8 @@ class ProcessMesh:
         shape: such as `"replica:1,row:2,col:2"`; the product of the sizes is the number of ranks.
 
     Raises:
-        MeshError: see `parse_mesh_shape`; or the product is not the number of ranks. Raised on
-            every rank before anything is communicated.
+        MeshError: the shape is invalid (see `parse_mesh_shape`), or the product is not the number
+            of ranks. Raised on every rank before anything is communicated.
     """
 
     def __init__(self, shape: MeshShape) -> None:
@@ -126,14 +126,6 @@ class ProcessMesh:
             raise MeshError(f"rank {rank} is not on the mesh {self} of {self.size} ranks")
         return tuple(int(c) for c in np.unravel_index(rank, self.shape)) if self.axes else ()
 
-    def rank_of(self, coordinates: Sequence[int]) -> int:
-        """Returns the rank at a place."""
-        if len(coordinates) != len(self.axes) or any(
-            not 0 <= c < n for c, n in zip(coordinates, self.shape, strict=True)
-        ):
-            raise MeshError(f"{tuple(coordinates)} is not a place on the mesh {self}")
-        return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.axes else 0
-
     def axis_size(self, name: str) -> int:
         """Returns the size of an axis; 1 for an axis that the mesh does not have."""
         return dict(self.axes).get(name, 1)
@@ -163,7 +155,7 @@ class ProcessMesh:
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
-        """What callers keep for the life of this mesh, such as what they have lowered for it."""
+        """Objects that callers store for the life of this mesh, such as lowered functions."""
         return {}
 
     def communicator(self, *names: str) -> Communicator:
@@ -182,11 +174,12 @@ class ProcessMesh:
     def without(self, axis: str) -> ProcessMesh:
         """Returns the ranks that share this one's place along an axis, as a mesh of the other axes.
 
-        Each such group works on its own. If the mesh has no such axis, or one of a single place,
-        the result is this mesh. The same axis gives the same object, with what is `kept` for it.
+        Each such group works on its own. If the mesh has no such axis, or if the axis has a single
+        place, the result is this mesh. Later calls with the same axis return the same object, with
+        its `kept`.
 
         Raises:
-            MeshError: two other axes have several places, and the axis is not the first of them.
+            MeshError: two other axes have several places, and this axis does not come before them.
         """
         if self.axis_size(axis) == 1:
             return self
@@ -205,10 +198,11 @@ class ProcessMesh:
         """Waits until every rank has called this. Not for use inside a graph.
 
         Args:
-            name: by which ranks know that it is the same barrier; by default the line of the call.
+            name: identifies the barrier, so that ranks can check that they wait at the same one; by
+                default the source line of the call.
 
         Raises:
-            CollectiveError: another rank is in another collective; see `meshimpl.rendezvous`.
+            CollectiveError: another rank is in a different collective; see `meshimpl.rendezvous`.
         """
         if self.size > 1:
             where = f"at {rendezvous.caller()}" if name is None else repr(name)
@@ -218,7 +212,7 @@ class ProcessMesh:
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
         """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.
 
-        Together they may be larger than one message can be.
+        The arrays together may exceed the size limit of one message.
 
         Args:
             array: any dtype that numpy can view as bytes. Shapes may differ between ranks; dtype
@@ -247,8 +241,8 @@ class ProcessMesh:
         """Returns the array of rank 0, on all ranks. Eager.
 
         Args:
-            array: one-dimensional, of the same dtype on all ranks and of any length; that of
-                another rank is not looked at.
+            array: one-dimensional array of any length, with the same dtype on all ranks. Only rank
+                0's array is used.
         """
         count = int(self.world.broadcast(tf.constant(array.size, tf.int64)))
         if not count:

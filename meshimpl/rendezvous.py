@@ -24,11 +24,10 @@ import tensorflow as tf
 
 from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
-from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
-from meshimpl.heartbeat import at, end_job, watch
-from meshimpl.launch.gpus import UUID_BYTES
-from meshimpl.pulse import by_rank
-from meshimpl.tapes import is_watched, not_differentiable
+from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
+from meshimpl.launch.resources import UUID_BYTES
+from meshimpl.pulse import at, by_rank, heart
+from meshimpl.pulse.rank import ROOM as PULSE_ROOM
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
 ROOM = 2**16
@@ -42,7 +41,8 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     Args:
         ranks: the group.
         what: what this rank is about to do; the same text on every rank.
-        data: of the same length on every rank, for all together at most `ROOM` bytes, or few.
+        data: bytes that travel along, as many on every rank; for all ranks together at most `ROOM`,
+            or few.
 
     Returns:
         uint8 of shape [ranks, length of the data].
@@ -107,7 +107,7 @@ def eager_collective(
 
     Args:
         collective: makes one operation of the engine.
-        x: its input.
+        x: input of the operation.
         what: such as "allreduce of float32 [3]"; the caller's line is added.
         ranks: the group.
         combine: computes the result from the inputs of all ranks, stacked along a new first axis;
@@ -143,7 +143,7 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
     Args:
         groups: in which all ranks that build the graph meet, one after the other: one group, or
             the lines of a plane; none for a rank alone.
-        name: of the mesh function, for messages and names.
+        name: name of the mesh function, for messages and names.
         build: makes the graph; nothing of it runs before all ranks have agreed.
 
     Raises:
@@ -220,7 +220,7 @@ def check_gpus(ranks: Ranks) -> None:
     one. Ranks without a GPU may be among them.
 
     Args:
-        ranks: all of the job's, which call this together once their devices are placed.
+        ranks: all ranks of the job, which call this together once their devices are placed.
 
     Raises:
         LaunchError: two ranks have the same GPU; on every rank.
@@ -248,9 +248,22 @@ def stay_together(ranks: Ranks) -> None:
     The first rank to stop the engine stops it for all.
 
     Args:
-        ranks: all of the job's.
+        ranks: all ranks of the job.
+
+    Raises:
+        LaunchError: a limit in the environment is not a number of seconds.
     """
-    heart = watch(ranks)
+    stall = launch.time_limit("MESHIMPL_STALL_LIMIT")
+    silence = launch.time_limit("MESHIMPL_SILENCE_LIMIT")
+
+    def from_rank_zero(data: bytes) -> bytes:
+        row = np.frombuffer(data.ljust(PULSE_ROOM, b"\0"), np.uint8)
+        with tf.init_scope(), tf.device("CPU:0"):
+            sent = engine.current().broadcast(tf.constant(row), ranks[0], ranks, "pulse")
+        return bytes(sent.numpy()).rstrip(b"\0")
+
+    if stall:
+        heart.start(from_rank_zero, stall=stall, silence=silence or stall)
 
     @atexit.register
     def leave() -> None:
@@ -260,6 +273,6 @@ def stay_together(ranks: Ranks) -> None:
             try:
                 meet(ranks, "the end of the program")
             except CollectiveError as error:
-                end_job(str(error))
-        if heart is not None:
-            heart.stop()
+                sys.excepthook(CollectiveError, error, None)
+                launch.abort(1)
+        heart.stop()

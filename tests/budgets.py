@@ -1,13 +1,14 @@
-"""Budgets of the tests, and the report of where the processor's time went.
+"""Budgets of the tests, and the report of their processor time.
 
-A test over its budget is named at the end. Whether that is a failure, `--budget` says:
+Tests above their budget are listed at the end. `--budget` determines whether they fail:
 
-- `seconds` (`make test-budget`): it is, on a machine like that of the budgets.
-- `share` (`make test`): only three times over, and on a slower machine only where the test takes
-  more of the whole run than three times its budget is of that of the suite. So no machine fails for
-  being slow: all tests are slow on it alike.
+- `seconds` (`make test-budget`): a test above its budget fails. The machine must be as fast as the
+  one that the budgets were measured on.
+- `share` (`make test`): a test fails above three times its budget. On a slower machine its share of
+  the whole time must also exceed three times its budget's share of the suite's budget, so that no
+  machine fails for being slow.
 
-Ranks that a test has started count test by test.
+The tests of ranks that a test starts count one by one.
 """
 
 from __future__ import annotations

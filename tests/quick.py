@@ -1,8 +1,8 @@
-"""What makes tests quicker: compiling without optimising, and building graphs with less beside it.
+"""Settings that make tests quicker: compilation without optimising, and cheaper building of graphs.
 
-The job on one rank has XLA as users do, and so has pytest where `make test` does not run it. Jobs
-of several ranks have TensorFlow's graph optimiser in tests marked `grappler` alone: those of what
-it might leave out or merge, and some of whole runs and trainings.
+The job on one rank, and pytest outside of `make test`, use XLA as users do. Jobs of several ranks
+use TensorFlow's graph optimiser only in tests marked `grappler`. They test operations that it might
+remove or merge, and some whole runs and trainings.
 """
 
 import gc
@@ -12,18 +12,19 @@ QUICK_XLA = "--xla_backend_optimization_level=0"
 
 
 def collect_seldom() -> None:
-    """Let Python look for cycles less often: graphs are many objects, and nearly all of them stay.
+    """Makes Python search for reference cycles less often.
 
-    Of the processor time of building graphs it is an eighth otherwise.
+    Graphs consist of many objects that nearly all stay, and the search takes an eighth of the
+    processor time of building them.
     """
     gc.set_threshold(200_000, 50, 100)
 
 
 def trace_once() -> None:
-    """Give all operations of graphs one traceback, once TensorFlow is imported.
+    """Gives all operations of graphs one traceback, if TensorFlow is imported.
 
-    TensorFlow looks up the line of every caller, pytest's too, for each operation that is added:
-    a twentieth of the time of ranks. What an operation's error says of where it was made is lost.
+    Otherwise TensorFlow looks up the line of every caller, pytest's too, for each new operation: a
+    twentieth of the ranks' time. An error then does not show where its operation was made.
     """
     tf_stack = sys.modules.get("tensorflow.python.util.tf_stack")
     if tf_stack is not None and not hasattr(tf_stack, "traced_once"):

@@ -45,7 +45,7 @@ def run_job(
         ranks: their number; one rank runs without mpirun.
         arguments: of pytest.
         folder: where the ranks leave their output.
-        time_limit: of the whole job [s].
+        time_limit: time limit of the whole job [s].
 
     Returns:
         what went wrong, None when nothing did, and the processor time of each test on all ranks
@@ -93,7 +93,7 @@ def run_job(
 def run_all(
     ranks: int, which: str, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Run those of tests/ranks that are marked so; tell tests/conftest.py what they took."""
+    """Runs the marked tests of tests/ranks; reports their times to tests/conftest.py."""
     needs_horovod(ranks)
     arguments = ["tests/ranks", "--tb=short", "-m", which]
     trouble, seconds = run_job(ranks, arguments, folder, TIME_LIMIT)

@@ -1,4 +1,4 @@
-"""Finds the reference data: another code's answers, kept beside the checkout."""
+"""Reads reference data: other codes' results, kept next to the checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
     path = folder / f"{name}.npz"
     if not path.is_file():
         raise FileNotFoundError(
-            f"reference data {path} is missing: put the folder shared/reference beside the "
+            f"reference data {path} is missing: put the folder shared/reference next to the "
             "checkout, or name it in the environment variable FLOWPM_REFERENCE"
         )
     with np.load(path, allow_pickle=False) as data:
@@ -38,5 +38,5 @@ def pmwd_parameters(data):
 
 
 def relative_rms(value, expected):
-    """Root mean square of the difference over that of what is expected."""
+    """Root mean square of the difference, divided by that of the expected values."""
     return np.sqrt(((value - expected) ** 2).mean() / (expected**2).mean())

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from commands import flowpm_here, plain
 
-from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import prediction
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
-from flowpm_dist.cosmoflow.training.trained import Training
-from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
-from flowpm_dist.cosmoflow.volumes.parameter_table import TableError, read_table
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.saved import SavedTraining
+from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, TableError, arrays_of, read_table
 from flowpm_dist.cosmoflow.volumes.record_files import Block, RecordError
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.run_file import ConfigError
 from meshimpl.process_mesh import ProcessMesh
 
 ROWS = 20
@@ -50,7 +49,7 @@ def volumes_of(count=ROWS, side=32, channels=()) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A table of three columns beside volumes of one channel."""
+    """A table of three columns next to volumes of one channel."""
     np.save(tmp_path / "all.npy", volumes_of())
     numbers = np.stack([0.1 + 0.02 * np.arange(ROWS), np.arange(ROWS)[::-1], np.full(ROWS, 5)], 1)
     rows = [f"LH_{n} " + " ".join(map(str, row)) for n, row in enumerate(numbers)]
@@ -65,7 +64,7 @@ def run(folder: Path, *changes: tuple[str, str], volumes="all.npy"):
         text = text.replace(old, new, 1)
     path = folder / "run.toml"
     path.write_text(text)
-    return load_training(path)
+    return TrainingPlan.load(path)
 
 
 def problem(folder: Path, *changes: tuple[str, str], volumes="all.npy") -> str:
@@ -77,10 +76,10 @@ def problem(folder: Path, *changes: tuple[str, str], volumes="all.npy") -> str:
 
 def test_a_run_file_on_arrays_resolves_and_splits_by_rows(folder):
     plan = run(folder)
-    assert load_training(folder / "run.toml") == plan
+    assert TrainingPlan.load(folder / "run.toml") == plan
     again = folder / "again.toml"
     again.write_text(plan.resolved())
-    assert load_training(again) == plan
+    assert TrainingPlan.load(again) == plan
     assert (plan.parameters, plan.total_steps, plan.data.augment) == (
         ("sigma_8",), 3 * (ROWS - 7) // 2, "symmetries",
     )  # fmt: skip
@@ -174,9 +173,11 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
 
     network = SimpleNamespace(predict=predict, whole_outputs=None)
     monkeypatch.setattr(
-        prediction, "trained_network", lambda *_: SimpleNamespace(network=network, standardiser=0)
+        prediction,
+        "trained_network",
+        lambda *_: SimpleNamespace(network=network, standardiser=0, step=0),
     )
-    training = Training(TrainingFolder(folder), plan, True)
+    training = SavedTraining(TrainingFolder(folder), plan, True)
     with pytest.raises(InterruptedError):
         prediction.predict_volume(
             training, folder / "one.npy", ProcessMesh("replica:1"), Progress(rank=1)
@@ -193,11 +194,11 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
         ([('"float32"', '"float64"')], "holds float32, data.dtype is 'float64'"),
         ([("all.npy", "none.npy")], "none.npy is no readable .npy or HDF5 file"),
         ([("validation = 4", "validation = 1")], "13|16 .* each must have at least .* = 2"),
-        ([("validation = 4", "validation = 16")], "20 volumes there are 1 for train, 16 for valid"),
-        ([('"sigma_8"', '"s8"')], "data.table = .table.txt.: .* no column 's8'; .* sigma_8"),
+        ([("validation = 4", "validation = 16")], "20 volumes are divided into 1 for train"),
+        ([('"sigma_8"', '"s8"')], "data.table = .*table.txt.: .* no column 's8'; .* sigma_8"),
         ([('"sigma_8"', '"seed"')], "seed is 5 in all rows"),
         ([('"sigma_8"', '"Name"')], "line 2: Name = 'LH_0' is no finite number"),
-        ([('dtype = "float32"\n', "")], "data.dtype is missing: with source = .arrays. it must be"),
+        ([('dtype = "float32"\n', "")], "data.dtype is missing: must be"),
         ([('unit = "density"\n', "")], "data.unit is missing"),
         ([("epochs = 3", "epochs = 3\nsteps = 3")], "both are given"),
         ([("seed = 7", 'seed = 7\nfolder = "x"')], 'data.folder .*source = "files", not with "arr'),
@@ -258,8 +259,8 @@ def test_tables_that_cannot_be_read(tmp_path, text, columns, told):
         read_table(tmp_path / "none")
 
 
-def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
-    """They have seen volumes that are held out now."""
+def begun_in(folder: Path) -> TrainingFolder:
+    """A training with the files that other commands ask for before they load its weights."""
     begun = TrainingFolder(folder / "begun")
     begun.begin(resume=False)
     begun.run_file.write_text(run(folder).resolved())
@@ -267,6 +268,18 @@ def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
     (begun.checkpoints / "checkpoint").touch()
     begun.write_mark(complete=True, step=1, steps=1)
     begun.release()
+    return begun
+
+
+def test_there_are_no_fresh_volumes_in_arrays(folder):
+    refused = flowpm_here("evaluate", str(begun_in(folder).path), "--fresh", "1", "--check")
+    assert refused.returncode == 2
+    assert "there are no fresh ones; leave out --fresh" in plain(refused.stderr)
+
+
+def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
+    """They have seen volumes that are held out now."""
+    begun = begun_in(folder)
     start = "batch = 2", f'batch = 2\nstart_from = "{begun.path}"'
     words = ["train", str(folder / "run.toml"), "--check", "--output", str(folder / "new")]
     run(folder, start, ("seed = 7", "seed = 8"), ("test = 3", "test = 5"))

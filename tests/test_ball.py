@@ -61,7 +61,7 @@ def test_weights_are_those_of_healpy(nside):
         both = np.zeros(sphere.pixels)
         np.add.at(both, corners.pixels[:, i], ours[:, i])
         np.add.at(both, pixels[:, i], -weights[:, i])
-        assert np.abs(both).max() < 1e-12 * max(1, nside)  # that of the longitude, in pixels
+        assert np.abs(both).max() < 1e-12 * max(1, nside)  # the longitude's, in pixels
     centres = healpy.pix2ang(nside, np.arange(sphere.pixels))
     np.testing.assert_allclose(
         sphere.theta[1:-1].repeat(sphere.counts[1:-1]), centres[0], atol=1e-14
@@ -113,7 +113,7 @@ def places_of(at, fields, factors, b):
 
 @pytest.mark.parametrize("per_distance", [True, False])
 def test_maps_are_those_of_healpys_weights(per_distance):
-    """Of the same particles, added one by one; sums are those of their amounts."""
+    """Maps equal the same particles added one by one; their sums are the sums of the amounts."""
     at = ball(per_distance=per_distance)
     fields, factors, amounts = drawn("float64")
     maps = Compiled().paint_ball(at, fields, factors, amounts).numpy()

@@ -1,4 +1,4 @@
-"""What benchmarks of chains tell of draws: ranks, differences and errors, from draws made up."""
+"""Reports of benchmarks of chains: ranks, differences and errors of made-up draws."""
 
 import importlib
 import json

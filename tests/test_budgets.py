@@ -12,7 +12,7 @@ OTHERS = SUITE - 130
 def report_of(held: str | None, slowness: float, **seconds: float) -> Report:
     """The report on tests of 100 and 30 s, or others, on a machine that is slower by some factor.
 
-    "others" is one job of ranks: its own budget is that of its tests.
+    "others" is one job of ranks; its budget is the sum of its tests' budgets.
     """
     report = Report(held)
     taken = {"big": 100.0, "usual": 30.0, "others": OTHERS} | seconds

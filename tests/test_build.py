@@ -11,7 +11,7 @@ import tensorflow as tf
 from commands import flowpm_here
 
 from flowpm_dist.particle_mesh.kernels import build, library
-from meshimpl.horovod_wheel import install, progress, wheel
+from meshimpl.horovod_wheel import wheel
 
 ROOT = Path(__file__).parents[1]
 FITTING = f"flowpm_dist kernels for TensorFlow {tf.__version__};"
@@ -88,11 +88,11 @@ def steps(tmp_path, monkeypatch):
         ran.append("build")
         return written(wheel.cache_folder(facts) / "horovod-0.whl", "")
 
-    monkeypatch.setattr(progress, "run", lambda step, command, **_: ran.append(step))
+    monkeypatch.setattr(wheel, "run", lambda step, command, **_: ran.append(step))
     monkeypatch.setattr(wheel, "built_against", lambda target: facts)
     monkeypatch.setattr(wheel, "missing_compiler", lambda: None)
     monkeypatch.setattr(wheel, "build", build_wheel)
-    monkeypatch.setattr(wheel, "prove", lambda target, folder: "MPI 1, NCCL 0")
+    monkeypatch.setattr(wheel, "prove", lambda target, folder: wheel.say("MPI 1, NCCL 0"))
     return ran
 
 
@@ -106,7 +106,7 @@ def test_horovod_is_built_once(steps):
     assert (done.returncode, "MPI 1" in done.stdout) == (0, True), done.stderr
     assert steps == [needs, tools, "build", installs]
     steps.clear()
-    install.install()
+    wheel.install()
     assert steps == [needs, installs]
 
 

@@ -8,12 +8,10 @@ import pytest
 import tensorflow as tf
 from full_disk import disk_of
 
-from flowpm_dist.cosmoflow.network.optimisers import Momentum
-from flowpm_dist.cosmoflow.network.schedules import Constant
+from flowpm_dist.cosmoflow.network.optimisers import Constant, Momentum
 from flowpm_dist.cosmoflow.planning.folder import TrainedError
-from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints
+from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
 from flowpm_dist.cosmoflow.training.logs import TensorBoard
-from flowpm_dist.cosmoflow.training.trained import restore_weights
 from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
 
@@ -30,7 +28,7 @@ def checkpoints(folder: Path) -> tuple[Checkpoints, tf.Variable]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Checkpoints after 2, 6 and 12 steps; the weights are those of step 2 times the step / 2."""
+    """Checkpoints after 2, 6 and 12 steps; the weights are step / 2 times the weights of step 2."""
     folder = tmp_path_factory.mktemp("three")
     kept, weights = checkpoints(folder)
     first = weights.numpy()
@@ -68,9 +66,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(three, tmp_path, kind,
     found = kept.restore()
     assert found.step == 6
     assert "step-12 is damaged (" in found.note
-    assert found.note.endswith("): going on from step-6 before it")
+    assert found.note.endswith("): continuing from step-6 before it")
     np.testing.assert_array_equal(weights, 3 * np.arange(2000.0))
-    with pytest.raises(TrainedError, match=r"step-12 is damaged .* --resume goes on from step-6"):
+    with pytest.raises(TrainedError, match=r"step-12 is damaged .* --resume continues from step-6"):
         restore_weights(tmp_path, MESH, [weights])
     del kept
     assert capfd.readouterr().err == ""
@@ -92,8 +90,10 @@ def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):
 
 def test_a_checkpoint_of_another_network_is_not_damaged(three):
     weights = tf.Variable(tf.zeros([7]))
-    shapes = r"its Variable is float32 \[2000\], that of the network is float32 \[7\]"
-    with pytest.raises(TrainedError, match=rf"it is of another network or optimiser \({shapes}\)"):
+    shapes = r"its Variable is float32 \[2000\], the network's is float32 \[7\]"
+    with pytest.raises(
+        TrainedError, match=rf"it belongs to another network or optimiser \({shapes}\)"
+    ):
         restore_weights(three, MESH, [weights])
     with pytest.raises(TrainedError, match="holds 1 tensors of weights, the network has 2"):
         restore_weights(three, MESH, [weights, weights])

@@ -19,7 +19,7 @@ import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
-from flowpm_dist.jobs.output_folder import FILES, OF_LIGHT_CONE, PARTIAL, OutputFolder
+from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFolder
 from meshimpl import launch
 
 RUN = """
@@ -88,10 +88,10 @@ def test_help_imports_nothing_heavy_for_any_command():
         (("grid = 16", "gird = 16"), [], "box.gird is not a key; did you mean grid?"),
         (("grid = 16", "grid = 15"), [], "box.grid = 15: must be an even whole number"),
         (("size = 64.0", "size = -64.0"), [], "box.size = -64.0: must be a length from 0.01 to"),
-        (("seed = 1", 'white_noise = "w.npy"'), [], "w.npy': there is no such file"),
+        (("seed = 1", 'white_noise = "w.npy"'), [], 'w.npy": there is no such file'),
         (("steps = 2", "a_start = 1.0"), [], "a_start = 1.0: must be below a_stop = 1.0"),
         (("steps = 2", "edges = [0, 1]"), [], "edges starts at 0, which only bullfrog can"),
-        (("steps = 2", "steps = 2\nedges = [0.1, 1]"), [], "edges is given beside steps"),
+        (("steps = 2", "steps = 2\nedges = [0.1, 1]"), [], "goes with equal steps, not with edges"),
         (("", ""), ["--mesh", "row:3"], "row:3': 3 places, but the job has 1 rank"),
         (("", ""), ["--ranks", "3"], "no mesh of 3 ranks divides the grid [16, 16, 16]"),
         (("", ""), ["--ranks", "0"], "Invalid value for '--ranks'"),
@@ -319,7 +319,7 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, rank
     with pytest.raises(SnapshotError):
         load_snapshot("long")
     assert os.listdir("long") == [PARTIAL]
-    last = OutputFolder(Path("long")).last_step()
+    last = SimulationFolder(Path("long")).last_step()
     assert last is not None
     assert f"after step {last} of 150; go on with --resume" in plain(told)
     if ranks == 2:

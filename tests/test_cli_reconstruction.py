@@ -1,4 +1,4 @@
-"""The command `reconstruct`: mistakes are told before any work, and leave nothing behind."""
+"""The command `reconstruct`: mistakes are reported before any work, and leave nothing behind."""
 
 import json
 import re
@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
 
-from flowpm_dist.cli.reconstruct import ReconstructionJob, needed_bytes
-from flowpm_dist.cli.resumable import Request
-from flowpm_dist.config.reconstruction import load_reconstruction
-from flowpm_dist.config.simulation import ConfigError
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.tables import Table, read_rows
-from flowpm_dist.reconstruction.folder import CONTENTS, MARK, ReconstructionFolder
-from flowpm_dist.reconstruction.logs import COLUMNS
+from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.results import Table, read_rows
+from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.reconstruction.search_session import COLUMNS
+from flowpm_dist.reconstruction.work import (
+    CONTENTS,
+    MARK,
+    ReconstructionFolder,
+    ReconstructionJob,
+)
 
 RUN = """
 [box]
@@ -49,7 +53,7 @@ def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
     """The folder of a reconstruction that was stopped."""
     found = ReconstructionFolder(folder / "found")
     found.begin(resume=False)
-    config = load_reconstruction(folder / "run.toml")
+    config = ReconstructionOptions.load(folder / "run.toml")
     found.run_file.write_text(config.with_mesh("row:1,col:1").resolved())
     table = Table(found.iterations, (*COLUMNS, "sigma8"), 1)
     for number in range(1, iterations + 1):
@@ -157,7 +161,7 @@ def test_files_of_a_resumed_run_must_not_have_changed(here):
     text = RUN.replace("mock_seed = 1", 'file = "data.npy"')
     (here / "run.toml").write_text(text.replace("sigma = 0.2", 'sigma = 0.2\nmask = "mask.npy"'))
     folder = begun(here)
-    found = plan(here, resume=True).config.plan.checksums()
+    found = plan(here, resume=True).options.checksums()
     assert found.keys() == {"data.file", "observation.mask"}
     folder.write_checksums(found)
     np.save(here / "mask.npy", np.ones((8, 8, 8), np.float32))
@@ -174,14 +178,14 @@ def test_files_of_a_resumed_run_must_not_have_changed(here):
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
     asked = Request(here / "run.toml", 1, folder.path, resume=True)
-    job = ReconstructionJob(None, "row:1,col:1", folder, asked)
-    assert job.kept() == "there is no checkpoint yet"
+    job = ReconstructionJob(None, "row:1,col:1", asked)
+    assert job.saved() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)
     for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
         (folder.checkpoints / name).mkdir(parents=True)
     assert folder.last_iteration() == 2
-    assert "the last after iteration 2: go on with --resume" in job.kept()
+    assert "the last after iteration 2: go on with --resume" in job.saved()
     plan(here, resume=True)
 
 
@@ -194,6 +198,6 @@ def test_rows_after_the_resumed_iteration_are_dropped(here):
 
 
 def test_the_size_of_what_is_written_grows_with_the_history(here):
-    config = load_reconstruction(here / "run.toml")
+    config = ReconstructionOptions.load(here / "run.toml")
     longer = config.model_copy(update={"search": config.search.model_copy(update={"history": 20})})
-    assert needed_bytes(longer) - needed_bytes(config) == 3 * 20 * 8**3 * 4
+    assert longer.disk - config.disk == 3 * 20 * 8**3 * 4

@@ -1,4 +1,4 @@
-"""The commands of networks: mistakes told early and once, a training that is stopped goes on."""
+"""The commands of networks: early messages about mistakes, and resumed trainings."""
 
 import csv
 import json
@@ -15,25 +15,19 @@ import h5py
 import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
+from run_files import PRIORS
 
-from flowpm_dist.cli.train import MAY_DIFFER, MAY_GROW
-from flowpm_dist.config.checks import ConfigError, check_resumed
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.folder import MARK, TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
+from flowpm_dist.jobs.run_file import ConfigError
 from meshimpl import launch
 
-RUN = """
-[box]
+RUN = (
+    PRIORS
+    + """[box]
 grid = 32
 size = 64.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
 [evolution]
 steps = 2
 [training]
@@ -48,6 +42,7 @@ fill = 4
 validation = 2
 test = 4
 """
+)
 STEPS = 12
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
@@ -56,7 +51,7 @@ here = folder_with(RUN)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> str:
-    """What a mistake was told as."""
+    """The message about a mistake."""
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
     return plain(done.stderr)
@@ -142,12 +137,11 @@ def check_same(then, now, source: Path, output: Path) -> None:
     begun = f"the training in {output}"
     begun_with = output / "begun.toml"
     begun_with.write_text(then.resolved())
-    options = {"may_differ": MAY_DIFFER, "may_grow": MAY_GROW}
-    check_resumed(begun_with, now.resolved(), source, begun, **options)
+    now.check_resumed(begun_with, source, begun)
 
 
 def test_a_training_is_resumed_only_as_the_same(here):
-    then = load_training(here / "run.toml")
+    then = TrainingPlan.load(here / "run.toml")
     allowed = changed(
         here,
         ("checkpoint_every = 3", "checkpoint_every = 7\nkeep = 9\nsteps = 30\nwarmup = 1"),
@@ -155,7 +149,7 @@ def test_a_training_is_resumed_only_as_the_same(here):
     )
     text = allowed.read_text()
     allowed.write_text(text + '[mesh]\nshape = "replica:2"\n')
-    check_same(then, load_training(allowed), allowed, here)
+    check_same(then, TrainingPlan.load(allowed), allowed, here)
     other = changed(
         here,
         ("batch = 2", "batch = 1"),
@@ -163,18 +157,18 @@ def test_a_training_is_resumed_only_as_the_same(here):
         ("sigma8 = [0.78, 0.95]", ""),
     )
     with pytest.raises(ConfigError) as found:
-        check_same(then, load_training(other), other, here)
+        check_same(then, TrainingPlan.load(other), other, here)
     keys = {"cosmology.A_s", "priors.sigma8", "training.batch", "training.warmup"}
-    assert {problem.where for problem in found.value.problems} == keys
+    assert {problem.key for problem in found.value.problems} == keys
     assert f"training.batch = 1: the training in {here} has 2" in str(found.value)
     assert "priors.sigma8 is not given: the training in" in str(found.value)
     fewer = changed(here, ("batch = 2", "batch = 2\nsteps = 10\nwarmup = 1"))
     with pytest.raises(ConfigError, match="training.steps = 10: .* has 12; .* that or more"):
-        check_same(then, load_training(fewer), fewer, here)
+        check_same(then, TrainingPlan.load(fewer), fewer, here)
     damaged = here / "damaged.toml"
     damaged.write_text("[training\nbatch = 2")
     with pytest.raises(ConfigError, match=r"damaged.toml: 1 problem\n  not TOML"):
-        check_resumed(damaged, then.resolved(), here / "run.toml", "the training", may_differ=())
+        then.check_resumed(damaged, here / "run.toml", "the training")
 
 
 def test_a_buffer_larger_than_the_memory_is_refused(here):
@@ -251,7 +245,7 @@ def test_a_training_leaves_all_it_names(trained):
     mark = json.loads((folder / MARK).read_text())
     assert mark["complete"] and mark["step"] == STEPS
     written = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    config = load_training(folder / "run.toml")
+    config = TrainingPlan.load(folder / "run.toml")
     assert written < training_bytes(config, TrainingFolder(folder / "none")) < 3 * written
 
 
@@ -344,7 +338,7 @@ def test_a_network_is_judged_and_asked(here, trained):
 
 
 def told_without_tensorflow(*words: str) -> str:
-    """What a mistake was told as, by a process that has not loaded TensorFlow for it."""
+    """The message about a mistake, from a process that has not loaded TensorFlow."""
     script = (
         "import sys; from flowpm_dist.cli.program import main\n"
         f"sys.argv[1:] = {list(words)}\n"
@@ -361,7 +355,7 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
     folder = TrainingFolder(here / "trained")
     folder.checkpoints.mkdir(parents=True)
     (folder.checkpoints / "checkpoint").touch()
-    folder.run_file.write_text(load_training("run.toml").resolved())
+    folder.run_file.write_text(TrainingPlan.load("run.toml").resolved())
     folder.write_mark(complete=True, step=STEPS)
     np.save("small.npy", np.ones((16, 16, 16)))
     assert "must be (32, 32, 32)" in told_without_tensorflow("predict", "trained", "small.npy")
@@ -401,6 +395,14 @@ def test_a_dataset_goes_only_where_nothing_else_is(here, others):
     )
 
 
+def test_a_training_that_simulates_nothing_makes_no_dataset(here):
+    Path("dummy.toml").write_text(
+        f'{PRIORS}[box]\ngrid = 32\nsize = 64.0\n[training]\nsteps = 3\n[data]\nsource = "dummy"\n'
+    )
+    said = told_without_tensorflow("dataset", "dummy.toml", "--output", "set")
+    assert 'data.source = "dummy" simulates nothing' in said
+
+
 def test_a_dataset_is_one_to_train_on(here):
     done = flowpm_here("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
     assert done.returncode == 0, done.stderr
@@ -413,4 +415,4 @@ def test_a_dataset_is_one_to_train_on(here):
         "[box]\ngrid = 32\nsize = 64.0\n[cosmology]\n[priors]\n[training]\nbatch = 2\nsteps = 3\n"
         '[data]\nsource = "files"\nfolder = "set"\n'
     )
-    assert load_training("files.toml").parameters == ("Omega_m", "sigma8")
+    assert TrainingPlan.load("files.toml").parameters == ("Omega_m", "sigma8")

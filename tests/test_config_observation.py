@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,28 +13,32 @@ import zarr
 from test_config_training import FILES, GOOD, changed, dataset, problems, write
 
 from flowpm_dist import Cosmology
-from flowpm_dist.config.checks import ConfigError, check_resumed
-from flowpm_dist.config.training import load_training, warnings_of
-from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, training_bytes
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
+    check_training_mesh,
     dataset_memory,
     prediction_memory,
     training_memory,
 )
-from flowpm_dist.cosmoflow.planning.plan import differences
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
-from flowpm_dist.cosmoflow.training.trained import Training
+from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes import records
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
 from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
-from flowpm_dist.jobs.cone_record import cone_table, differences_from_file
-from flowpm_dist.jobs.convergence_spectra import attributes_of
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.observables.light_cone.map_files import cone_table, differences_from_file
+from flowpm_dist.observables.light_cone.results import attributes_of
+from flowpm_dist.observables.options import (
+    CountsOptions,
+    DensityOptions,
+    ObservationError,
+    observation_of,
+)
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 NOISY = """[observation]
@@ -49,52 +52,55 @@ SURVEY = GOOD.replace("[priors]", PRIORS) + NOISY
 COUNTED = GOOD + '[observation]\nkind = "counts"\nmean_count = 3.0\n'
 RANGES = ((0.5, 1.5), (2.0, 3.0))
 RECORD = ObservationRecord(
-    ObservationOptions(structure="1lpt", redshift_space="z", bias={"b1": 0.5}, sigma=0.5),
+    DensityOptions(structure="1lpt", redshift_space="z", bias={"b1": 0.5}, sigma=0.5),
     {"b1": (0.0, 1.0), "noise_amplitude": (0.5, 1.5)},
 )
 
 
 def test_without_one_the_density_itself_is_seen(tmp_path):
-    plan = load_training(write(tmp_path, GOOD))
-    assert plan.observation == BARE and plan.network.input == "log1p" and plan.data.augment is True
-    assert plan.settings["observation"] == {"structure": "pm", "kind": "density"}
+    plan = TrainingPlan.load(write(tmp_path, GOOD))
+    assert plan.record == BARE and plan.network.input == "log1p" and plan.data.augment is True
+    assert plan.to_table()["observation"] == {"structure": "pm", "kind": "density"}
 
 
 def test_nuisances_are_drawn_and_no_targets(tmp_path):
-    plan = load_training(write(tmp_path, SURVEY))
+    plan = TrainingPlan.load(write(tmp_path, SURVEY))
     assert plan.parameters == ("Omega_m", "sigma8", "n_s") == tuple(plan.priors.ranges)
     assert tuple(plan.priors.drawn) == ("b1", "noise_amplitude", "Omega_m", "sigma8", "n_s")
-    assert plan.observation == RECORD
-    assert (plan.network.input, plan.simulation.initial.lpt_order) == ("asinh", 1)
-    chosen = load_training(write(tmp_path, SURVEY.replace(PRIORS, PRIORS + '\ntargets = ["b1"]')))
+    assert plan.record == RECORD
+    assert (plan.network.input, plan.initial.lpt_order) == ("asinh", 1)
+    chosen = TrainingPlan.load(
+        write(tmp_path, SURVEY.replace(PRIORS, PRIORS + '\ntargets = ["b1"]'))
+    )
     assert chosen.parameters == ("b1",) and chosen.outputs == 2
-    assert chosen.observation == RECORD  # which tells what was drawn, learned or not
+    assert chosen.record == RECORD  # which tells what was drawn, learned or not
     assert not set(chosen.fixed_parameters) & {"Omega_m", "sigma8", "n_s"}
-    assert load_training(write(tmp_path, COUNTED)).network.input == "log1p-counts"
+    assert TrainingPlan.load(write(tmp_path, COUNTED)).network.input == "log1p-counts"
 
 
 @pytest.mark.parametrize("text", [SURVEY, COUNTED])
 def test_resolved_reads_back_the_same(tmp_path, text):
-    plan = load_training(write(tmp_path, text))
-    again = load_training(write(tmp_path, plan.resolved()))
-    assert again == plan and list(again.priors.drawn) == list(plan.priors.drawn)
+    plan = TrainingPlan.load(write(tmp_path, text))
+    again = TrainingPlan.load(write(tmp_path, plan.resolved()))
+    assert again.resolved() == plan.resolved() and list(again.priors.drawn) == list(
+        plan.priors.drawn
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "where", "told"),
     [
         ("sigma = 0.5", "mean_count = 2.0", "observation.mean_count", 'kind = "counts"'),
-        ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: with kind"),
+        ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: must be"),
         ("sigma = 0.5", "", "priors.noise_amplitude", "observation.sigma is not"),
         ("bias = {b1 = 0.5}\n", "", "priors.b1", "observation.bias has no b1"),
         ('"1lpt"', '"linear"', "observation.redshift_space", "moves no particles"),
-        ("b1 = [0.0", "c = [0.0", "priors.c", "is not a key"),
+        ("b1 = [0.0", "c = [0.0", "priors.c", "is not a parameter"),
         ("[evolution]", "[initial]\nlpt_order = 2\n[evolution]", "initial.lpt_order", "needs 1"),
         ("[network]", '[network]\ninput = "log1p"', "network.input", 'below 0; give "asinh"'),
         (PRIORS, PRIORS + '\ntargets = ["h"]', "priors.targets", "has no h: give its range"),
         ("{b1 = 0.5}", "{b = 1.5}", "observation.bias", "velocities.*b1 = b - 1 = 0.5"),
         (NOISY, NOISY + 'mask = "mask.npy"\n', "observation.mask", "no such file"),
-        ("[training]", "[training]\n[model]\nbias = {b = 1}", "model.bias", "observation.bias"),
     ],
 )
 def test_one_mistake(tmp_path, old, new, where, told):
@@ -110,12 +116,12 @@ SEVERAL = GOOD + "[observation]\nredshifts = [1, 0.5, 0]\n"
 
 def test_redshifts_are_channels(tmp_path):
     """Of the volumes, of the network, and of what both take in memory and on disk."""
-    plan, single = (load_training(write(tmp_path, text)) for text in (SEVERAL, GOOD))
+    plan, single = (TrainingPlan.load(write(tmp_path, text)) for text in (SEVERAL, GOOD))
     assert (plan.channels, single.channels) == (3, 1) and plan.network.input == "log1p"
-    assert plan.observation.options.scale_factors(1.0) == [0.5, 1 / 1.5, 1.0]
-    assert single.observation.options.scale_factors(0.5) == [0.5]
-    again = load_training(write(tmp_path, plan.resolved()))
-    assert again == plan and again.observation.options.redshifts == (1.0, 0.5, 0.0)
+    assert plan.record.options.scale_factors(1.0) == [0.5, 1 / 1.5, 1.0]
+    assert single.observation.scale_factors(0.5) == [0.5]
+    again = TrainingPlan.load(write(tmp_path, plan.resolved()))
+    assert again.resolved() == plan.resolved() and again.observation.redshifts == (1.0, 0.5, 0.0)
     assert differences(single.universes(), plan.universes()) == ["observation.redshifts"]
     axes = {"replica": 2}
     assert buffer_bytes(plan, plan.grid, axes) == 3 * buffer_bytes(single, plan.grid, axes)
@@ -135,7 +141,7 @@ def test_redshifts_are_channels(tmp_path):
         ("[0]", "must be a list of two redshifts or more"),
         ("[0, 1]", "1 follows 0, which is not above it; must be a list of two redshifts or more"),
         ("[1, -0.1]", "must be a list of two redshifts or more"),
-        ("[1, 0.5]", "the last must be that of the end of the simulation, 0"),
+        ("[1, 0.5]", "the last must be the redshift at the end of the simulation, 0"),
         ("[9.5, 0]", "the steps begin at redshift 9"),
     ],
 )
@@ -146,60 +152,47 @@ def test_redshifts_that_are_not_those_of_a_simulation(tmp_path, given, told):
 
 def test_redshifts_before_the_first_step_need_none(tmp_path):
     text = SEVERAL.replace("[1, 0.5, 0]", '[12, 0]\nstructure = "2lpt"')
-    assert load_training(write(tmp_path, text)).channels == 2
+    assert TrainingPlan.load(write(tmp_path, text)).channels == 2
 
 
 def test_a_dataset_has_a_channel_for_each_redshift(tmp_path):
-    record = ObservationRecord(ObservationOptions(redshifts=(1.0, 0.0)))
+    record = ObservationRecord(DensityOptions(redshifts=(1.0, 0.0)))
     dataset(tmp_path, attributes={"observation": record.table()}, channels=2)
-    plan = load_training(on_files(tmp_path))
-    assert plan.channels == 2 and plan.observation == record
+    plan = TrainingPlan.load(on_files(tmp_path))
+    assert plan.channels == 2 and plan.record == record
     with pytest.raises(Exception, match=r"redshifts is \[2, 0\] in the training, \[1, 0\] in the"):
-        load_training(on_files(tmp_path, "[observation]\nredshifts = [2, 0]\n"))
+        TrainingPlan.load(on_files(tmp_path, "[observation]\nredshifts = [2, 0]\n"))
     path = tmp_path / "set" / "dataset.json"
     told = json.loads(path.read_text())
     path.write_text(json.dumps(told | {"channels": 4}))
-    with pytest.raises(Exception, match="redshifts = .*: the volumes have 4 channels, of 2 redsh"):
-        load_training(on_files(tmp_path))
+    with pytest.raises(Exception, match="redshifts = .*: the volumes have 4 channels, but there"):
+        TrainingPlan.load(on_files(tmp_path))
 
 
 def test_a_volume_keeps_its_mean_where_an_amplitude_is_learned(tmp_path):
     """`predict` and `export` divide by the mean only where it tells nothing."""
     learned = '[priors]\namplitude = [0.5, 1.5]\ntargets = ["sigma8", "amplitude"]'
-    plan = load_training(write(tmp_path, GOOD.replace("[priors]", learned)))
-    assert plan.observation == ObservationRecord(BARE.options, {"amplitude": (0.5, 1.5)})
-    assert not Training(TrainingFolder(tmp_path), plan, True).divides_by_mean(None)
-    bare = load_training(write(tmp_path, GOOD))
-    assert Training(TrainingFolder(tmp_path), bare, True).divides_by_mean(None)
+    plan = TrainingPlan.load(write(tmp_path, GOOD.replace("[priors]", learned)))
+    assert plan.record == ObservationRecord(BARE.options, {"amplitude": (0.5, 1.5)})
+    assert not SavedTraining(TrainingFolder(tmp_path), plan, True).divides_by_mean(None)
+    bare = TrainingPlan.load(write(tmp_path, GOOD))
+    assert SavedTraining(TrainingFolder(tmp_path), bare, True).divides_by_mean(None)
 
 
 def test_a_mask_is_not_turned(tmp_path):
     np.save(tmp_path / "mask.npy", np.ones((32, 32, 32)))
     masked = SURVEY + 'mask = "mask.npy"\n'
-    assert load_training(write(tmp_path, masked)).data.augment is False
+    assert TrainingPlan.load(write(tmp_path, masked)).data.augment is False
     turned = masked.replace("simulations = 400", "simulations = 400\naugment = true")
     assert problems(tmp_path, turned)[0].startswith("data.augment would turn the mask of")
     louder = turned.replace("sigma = 0.5", 'sigma = "mask.npy"')
     assert problems(tmp_path, louder)[0].startswith("data.augment would turn the mask and sigma")
     alone = SURVEY.replace("sigma = 0.5", 'sigma = "mask.npy"')
-    assert load_training(write(tmp_path, alone)).data.augment is False
-
-
-def test_a_training_begun_before_goes_on(tmp_path):
-    """Its run file has no [observation]; one that asks for noise is another training."""
-    now = load_training(write(tmp_path, GOOD)).resolved()
-    table = tomllib.loads(now)
-    before = now.replace('[observation]\nstructure = "pm"\nkind = "density"\n', "")
-    assert "observation" in table and "observation" not in tomllib.loads(before)
-    then = write(tmp_path, before)
-    check_resumed(then, now, then, "the training", may_differ=())
-    other = now.replace('kind = "density"', 'kind = "density"\nsigma = 1.0')
-    with pytest.raises(Exception, match="observation.sigma = 1.0: the training has none"):
-        check_resumed(then, other, then, "the training", may_differ=())
+    assert TrainingPlan.load(write(tmp_path, alone)).data.augment is False
 
 
 def test_test_sets_of_other_observations_differ(tmp_path):
-    one, other = (load_training(write(tmp_path, text)) for text in (GOOD, COUNTED))
+    one, other = (TrainingPlan.load(write(tmp_path, text)) for text in (GOOD, COUNTED))
     found = differences(one.universes(), other.universes())
     assert found == ["observation.kind", "observation.mean_count"]
 
@@ -212,11 +205,11 @@ def on_files(folder, more=""):
 
 
 def test_a_dataset_tells_its_observation(tmp_path):
-    plan = load_training(on_files(tmp_path))
-    assert plan.observation == RECORD and plan.network.input == "asinh"
-    assert load_training(write(tmp_path, plan.resolved())).observation == RECORD
-    with pytest.raises(Exception, match="observation is not that of the dataset.*structure is pm"):
-        load_training(on_files(tmp_path, "[observation]\nsigma = 0.5\n"))
+    plan = TrainingPlan.load(on_files(tmp_path))
+    assert plan.record == RECORD and plan.network.input == "asinh"
+    assert TrainingPlan.load(write(tmp_path, plan.resolved())).record == RECORD
+    with pytest.raises(Exception, match="observation differs from the dataset.*structure is pm"):
+        TrainingPlan.load(on_files(tmp_path, "[observation]\nsigma = 0.5\n"))
 
 
 def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
@@ -224,8 +217,8 @@ def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
     ranges = {"sigma8": (0.7, 0.9), "b1": (0.0, 1.0)}
     told = {"parameters": tuple(ranges), "priors": ranges}
     dataset(tmp_path, attributes={"observation": RECORD.table()}, **told)
-    plan = load_training(on_files(tmp_path))
-    assert plan.parameters == ("sigma8", "b1") and plan.observation == RECORD
+    plan = TrainingPlan.load(on_files(tmp_path))
+    assert plan.parameters == ("sigma8", "b1") and plan.record == RECORD
     for given, said in (
         ("b1 = [0.2, 0.8]", "bias b1 is from 0.2 to 0.8 in the training, from 0 to 1 in the data"),
         ("b1 = [-1.0, 2.0]", "priors.b1 = .*set were drawn from .0.0, 1.0.: give that, or leave"),
@@ -235,12 +228,12 @@ def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
         path = on_files(tmp_path)
         path.write_text(path.read_text().replace("[priors]", f"[priors]\n{given}"))
         with pytest.raises(Exception, match=said):
-            load_training(path)
+            TrainingPlan.load(path)
 
 
 def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     """Between the training and its evaluation."""
-    training = Training(TrainingFolder(tmp_path), load_training(on_files(tmp_path)), True)
+    training = SavedTraining(TrainingFolder(tmp_path), TrainingPlan.load(on_files(tmp_path)), True)
     told = {"observation": RECORD.table()}
     found = SimpleNamespace(header=SimpleNamespace(attributes=told))
     monkeypatch.setattr(records, "RecordDataset", lambda *_, **__: found)
@@ -269,7 +262,9 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_data_of_another_observation_are_refused(changes, nuisances, told):
-    data = ObservationRecord(RECORD.options.model_copy(update=changes), nuisances)
+    keys = {**RECORD.options.to_table(), **changes}
+    observed = observation_of({key: value for key, value in keys.items() if value is not None})
+    data = ObservationRecord(observed, nuisances)
     volume = Volume(None, "v.zarr", observation=data.table())
     if told is None:
         assert check_observation(RECORD, volume) == []
@@ -282,7 +277,7 @@ def test_masks_are_compared_by_their_values(tmp_path):
     for name, value in (("one", 1.0), ("same", 1.0), ("other", 0.5)):
         np.save(tmp_path / f"{name}.npy", np.full((4, 4, 4), value))
     one, same, other = (
-        ObservationRecord(ObservationOptions(mask=tmp_path / f"{name}.npy"))
+        ObservationRecord(DensityOptions(mask=tmp_path / f"{name}.npy"))
         for name in ("one", "same", "other")
     )
     assert one.differences(same) == [] and len(one.differences(other)) == 1
@@ -292,7 +287,7 @@ def test_a_mask_that_was_written_anew_or_moved(tmp_path):
     """What a data set tells is the mask that it was made with."""
     mask = tmp_path / "mask.npy"
     np.save(mask, np.full((4, 4, 4), 0.5))
-    here = ObservationRecord(ObservationOptions(mask=mask))
+    here = ObservationRecord(DensityOptions(mask=mask))
     told = json.loads(json.dumps(here.table()))
     then = ObservationRecord.of_table(told, "dataset.json")
     moved = ObservationRecord.of_table({**told, "mask": str(tmp_path / "gone.npy")}, "dataset.json")
@@ -305,7 +300,7 @@ def test_a_mask_that_was_written_anew_or_moved(tmp_path):
 
 def test_noise_in_a_file_has_an_amplitude_too(tmp_path):
     np.save(tmp_path / "s.npy", np.ones((4, 4, 4)))
-    of_file = ObservationOptions(sigma=tmp_path / "s.npy")
+    of_file = DensityOptions(sigma=tmp_path / "s.npy")
     here, louder = (ObservationRecord(of_file, {"noise_amplitude": ends}) for ends in RANGES)
     assert here.differences(ObservationRecord(of_file, {"noise_amplitude": (0.6, 1.4)})) == []
     told = "noise_amplitude is from 0.5 to 1.5 in the training, from 2 to 3 in the data"
@@ -319,17 +314,17 @@ def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
     values = np.where(mask > 0, 2.0, np.nan)
     volume = Volume(values, "v.npy")
     with pytest.raises(VolumeError, match="not finite"):
-        check_values(volume, ObservationOptions())
-    seen = ObservationOptions(mask=tmp_path / "mask.npy")
+        check_values(volume, DensityOptions())
+    seen = DensityOptions(mask=tmp_path / "mask.npy")
     check_values(volume, seen)
     check_values(Volume(np.where(mask > 0, 2.0, -1), "v.npy"), seen)
     with pytest.raises(VolumeError, match="negative"):
         check_values(Volume(np.where(mask > 0, -1, 2.0), "v.npy"), seen)
-    unread = ObservationOptions(mask=tmp_path / "none.npy")
+    unread = DensityOptions(mask=tmp_path / "none.npy")
     check_values(Volume(np.ones((4, 6, 8)), "v.npy"), unread)  # right, whatever the mask
     part, expected = values[2:, 3:], np.where(mask > 0, 2.0, 1.0)[2:, 3:]
     np.testing.assert_array_equal(as_observed(part, (2, 3), volume, seen), expected)
-    counted = seen.model_copy(update={"kind": "counts", "mean_count": 1.0})
+    counted = CountsOptions(mask=seen.mask, mean_count=1.0)
     found = as_observed(part[..., np.newaxis], (2, 3), volume, counted)
     np.testing.assert_array_equal(found[..., 0], np.where(expected == 2, 2, 0))
 
@@ -346,7 +341,7 @@ def test_files_tell_what_was_observed(tmp_path):
     with pytest.raises(ObservationError, match="redshift_space is z in the training, x in"):
         check_observation(RECORD, open_volume(tmp_path / "v.h5"))
     (note,) = check_observation(RECORD, open_volume(tmp_path / "v.npy"))
-    assert note.startswith("The volume does not tell how it was observed") and "sigma = 0.5" in note
+    assert note.startswith("The volume does not say how it was observed") and "sigma = 0.5" in note
     assert check_observation(BARE, open_volume(tmp_path / "v.npy")) == []
     damaged = Volume(None, "v.zarr", observation={"kind": "stars"})
     with pytest.raises(ObservationError, match="v.zarr: observation is not readable"):
@@ -355,7 +350,8 @@ def test_files_tell_what_was_observed(tmp_path):
 
 MAPS = (
     GOOD.replace("steps = 5", "steps = 5\na_start = 0.3").replace(
-        "[network]", '[network]\nname = "flowpm_dist.cosmoflow.network.map_models:convolutions"'
+        "[network]",
+        '[network]\nname = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"',
     )
     + """[observation]
 kind = "convergence"
@@ -370,26 +366,26 @@ shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
 
 
 def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_path):
-    plan = load_training(write(tmp_path, MAPS))
-    assert (plan.seen, plan.cells, plan.channels) == ((6, 6, 1), 36, 2)
+    plan = TrainingPlan.load(write(tmp_path, MAPS))
+    assert (plan.input_shape, plan.cells, plan.channels) == ((6, 6, 1), 36, 2)
     assert (plan.grid, plan.width) == ((32, 32, 32), 6)
     assert (plan.network.input, plan.data.augment) == ("convergence", "symmetries")
-    assert plan.observation.options.line_of_sight == "z"  # views turn maps about it
-    assert not plan.observation.has_mean_one and not plan.observation.options.is_positive
-    again = load_training(write(tmp_path, plan.resolved()))
-    assert again == plan
-    other = load_training(write(tmp_path, MAPS.replace("n_eff = 10.0", "n_eff = 20.0")))
+    assert plan.record.options.line_of_sight == "z"  # views turn maps about it
+    assert not plan.record.has_mean_one and not plan.record.options.is_positive
+    again = TrainingPlan.load(write(tmp_path, plan.resolved()))
+    assert again.resolved() == plan.resolved()
+    other = TrainingPlan.load(write(tmp_path, MAPS.replace("n_eff = 10.0", "n_eff = 20.0")))
     assert differences(plan.universes(), other.universes()) == ["lightcone.shape_noise.n_eff"]
     assert buffer_bytes(plan, plan.grid, {}) == 400 * 36 * 2 * 4
-    assert warnings_of(plan) == ()
-    fine = load_training(write(tmp_path, MAPS.replace("pixels = 6", "pixels = 64")))
-    assert "pixels show all that there is" in warnings_of(fine)[0]
+    assert plan.warnings == ()
+    fine = TrainingPlan.load(write(tmp_path, MAPS.replace("pixels = 6", "pixels = 64")))
+    assert "would show as much" in fine.warnings[0]
     assert dataset_memory(fine, fine.grid, {}) > dataset_memory(plan, plan.grid, {})
-    long = load_training(write(tmp_path, MAPS.replace("256.0", "[256.0, 256.0, 512.0]")))
-    assert long.seen == plan.seen  # a box need not be a cube
-    with pytest.raises(ConfigError, match="maps are whole on a rank: use the mesh replica:2"):
+    long = TrainingPlan.load(write(tmp_path, MAPS.replace("256.0", "[256.0, 256.0, 512.0]")))
+    assert long.input_shape == plan.input_shape  # a box need not be a cube
+    with pytest.raises(ConfigError, match="maps are not split over ranks: use the mesh replica:2"):
         check_training_mesh(plan, 2, source=tmp_path, shape="row:2")
-    with pytest.raises(ConfigError, match="has volumes for 1 of 3 ranks, and maps are whole"):
+    with pytest.raises(ConfigError, match="has volumes for 1 of 3 ranks, and maps are not split"):
         check_training_mesh(plan, 3, source=tmp_path)
     with pytest.raises(OutputError, match="maps are simulated while a network learns"):
         check_dataset(plan, tmp_path / "set", ["train"])
@@ -399,13 +395,13 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
     table = np.array([[0.0, 0.0], [0.1, 1.0], [0.25, 0.0]])
     np.savetxt(tmp_path / "nz.txt", table)
     text = MAPS.replace("{ redshift = 0.2 }", '{ file = "nz.txt" }')
-    plan = load_training(write(tmp_path, text))
-    training = Training(TrainingFolder(tmp_path / "run"), plan, complete=False)
+    plan = TrainingPlan.load(write(tmp_path, text))
+    training = SavedTraining(TrainingFolder(tmp_path / "run"), plan, complete=False)
     attributes = {"lightcone": json.loads(json.dumps(cone_table(plan.lightcone)))}
-    header = DatasetHeader(plan.seen, ("sigma8",), channels=2, attributes=attributes)
+    header = DatasetHeader(plan.input_shape, ("sigma8",), channels=2, attributes=attributes)
     training.check_seen(header, tmp_path)
     np.savetxt(tmp_path / "nz.txt", table * [1, 2] + [0, 0.1])
-    training = replace(training, plan=load_training(write(tmp_path, text)))
+    training = replace(training, plan=TrainingPlan.load(write(tmp_path, text)))
     with pytest.raises(ObservationError, match=r"another light cone: sources of \[lightcone\]"):
         training.check_seen(header, tmp_path)
     training.check_held_out()  # nothing is held out yet
@@ -428,7 +424,7 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
     ],
 )
 def test_maps_of_another_light_cone(tmp_path, changed, told):
-    cone = load_training(write(tmp_path, MAPS)).lightcone
+    cone = TrainingPlan.load(write(tmp_path, MAPS)).lightcone
     attributes = attributes_of(cone, 800.0, Cosmology.planck18(), [])
     assert differences_from_file(cone, json.loads(json.dumps(attributes | changed))) == told
 
@@ -440,17 +436,24 @@ def test_maps_of_another_light_cone(tmp_path, changed, told):
         ("shape_noise", "# shape_noise", "lightcone.shape_noise is missing: must be a table"),
         ('"convergence"', '"density"', 'lightcone is given, but observation.kind = "density"'),
         (
-            '"flowpm_dist.cosmoflow.network.map_models:convolutions"',
+            '"flowpm_dist.cosmoflow.network.keras_network:map_convolutions"',
             '"sc18"',
-            'network.name = "sc18": sees volumes; of maps it must',
+            'network.name = "sc18": works on volumes; for maps give',
         ),
         ("[network]", '[network]\ninput = "log1p"', 'network.input = "log1p": does not go with'),
         ("pixels = 6", "pixels = 5", "lightcone.pixels = 5: must be at least 6"),
         ("10.0 }", "10.0, seed = 1 }", "shape_noise.seed is given, but each universe has noise of"),
         ("[priors]", "[priors]\nb1 = [0, 1]", "priors.b1 is given, but maps of weak lensing have"),
         ("[data]", "[data]\naugment = true", "data.augment = true: maps have edges"),
-        ("[data]", '[data]\nsource = "dummy"', 'data.source = "dummy": maps are simulated'),
+        (
+            "[priors]",
+            "[priors]\nsigma_8 = [0, 1]",
+            "sigma_8 is not a parameter; did you mean sigma8",
+        ),
+        ("Omega_m", "w0 = [-1.1, -0.9]\n# Omega_m", "cosmology.Omega_m is missing"),
+        ("[data]", '[data]\nsource = "dummy"', 'not with "dummy"'),
         ("[cosmology]", '[cosmology]\ntransfer = "camb"', 'cosmology.transfer = "camb": maps'),
+        ("Omega_m = [0.25, 0.35]", "", "cosmology.Omega_m is missing: fix it at"),
         ("z_max = 0.3", "z_max = 0.25", "lightcone.sources[1] reach to z = 0.3"),
         ("view = 10.0", "view = 19.0", "lightcone.field_of_view = 19"),
         ("[evolution]", "[evolution]\na_stop = 0.9", "evolution.a_stop ends the run at a = 0.9"),

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flowpm_dist.config.simulation import ConfigError
-from flowpm_dist.config.training import MODELS, load_training
-from flowpm_dist.config.training_mesh import check_training_mesh
 from flowpm_dist.cosmoflow.planning.memory import (
     LEAST,
     buffer_bytes,
+    check_training_mesh,
     dataset_memory,
     statistics_memory,
 )
@@ -23,6 +21,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.jobs.run_file import ConfigError
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
 GOOD = """
@@ -64,12 +63,12 @@ def changed(*changes: tuple[str, str]) -> str:
 
 
 def read(folder: Path, *changes: tuple[str, str]) -> TrainingPlan:
-    return load_training(write(folder, changed(*changes)))
+    return TrainingPlan.load(write(folder, changed(*changes)))
 
 
 def problems(folder: Path, text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_training(write(folder, text))
+        TrainingPlan.load(write(folder, text))
     return [str(p) for p in caught.value.problems]
 
 
@@ -112,9 +111,9 @@ def test_parameters_have_the_order_of_the_file(tmp_path):
     assert run.priors.ranges == {"sigma8": (0.7, 1.0), "w0": (-1.1, -0.9), "n_s": (0.9, 1.0)}
     assert run.parameters == ("sigma8", "w0", "n_s")
     assert "w0" not in run.fixed_parameters
-    again = load_training(write(tmp_path, run.resolved()))
+    again = TrainingPlan.load(write(tmp_path, run.resolved()))
     assert again.parameters == run.parameters
-    assert again == run
+    assert again.resolved() == run.resolved()
 
 
 @pytest.mark.parametrize(
@@ -158,14 +157,13 @@ def test_a_short_training_has_a_short_warm_up(tmp_path):
 def test_resolved_reads_back_the_same(tmp_path, changes):
     dataset(tmp_path, priors={"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95)})
     run = read(tmp_path, *changes)
-    again = load_training(write(tmp_path, run.resolved()))
-    assert again == run
-    assert again.resolved() == run.resolved()
+    again = TrainingPlan.load(write(tmp_path, run.resolved()))
+    assert again == run and again.resolved() == run.resolved()
 
 
 def test_the_example_has_every_section_and_nothing_but_defaults_to_add():
-    run, table = load_training(EXAMPLE), tomllib.loads(EXAMPLE.read_text())
-    assert set(table) == set(MODELS) - {"lightcone"}  # which goes with maps
+    run, table = TrainingPlan.load(EXAMPLE), tomllib.loads(EXAMPLE.read_text())
+    assert set(table) == set(TrainingPlan.model_fields) - {"lightcone"}  # which goes with maps
     resolved = tomllib.loads(run.resolved())
     written = {f"{section}.{key}" for section, keys in table.items() for key in keys}
     assert {f"{s}.{k}" for s, keys in resolved.items() for k in keys} - written == {
@@ -178,14 +176,14 @@ def test_messages_in_float16(tmp_path, precision):
     """They go with a simulation in float32, in which a network in bfloat16 learns, too."""
     half = ('steps = 5\nexchange = "float16"', f'[network]\nprecision = "{precision}"')
     text = changed(("steps = 5", half[0]), ("[network]", half[1]))
-    assert load_training(write(tmp_path, text)).simulation.force.exchange == "float16"
+    assert TrainingPlan.load(write(tmp_path, text)).evolution.exchange == "float16"
 
 
 def test_balanced_batches_go_with_sobol(tmp_path):
     uniform = ("n_s =", 'sampling = "uniform"\nn_s =')
-    (told,) = problems(tmp_path, changed(uniform, ("= 400", "= 400\nbalanced = true")))
-    assert told == 'data.balanced = true: goes with priors.sampling = "sobol", not with "uniform"'
-    assert "balanced" not in read(tmp_path, uniform).settings["data"]
+    (told,) = problems(tmp_path, changed(uniform, ("= 400", "= 400\nbalanced = false")))
+    assert told == 'data.balanced = false: goes with priors.sampling = "sobol"'
+    assert "balanced" not in read(tmp_path, uniform).to_table()["data"]
     assert read(tmp_path, ("= 400", "= 400\nbalanced = false")).data.balanced is False
 
 
@@ -195,12 +193,12 @@ ONE = [
     ("grid = 32", "grid = [32, 32, 64]", "box.grid", r"\[32, 32, 64\]: a network's volumes are"),
     ("size = 256.0", "size = [1, 1, 2]", "box.size", "cubes: give one number, or three equal"),
     ("grid = 32", "grid = 31", "box.grid", "even whole number"),
-    ("grid = 32", "grid = 4", "box.grid", "4: sc18-periodic: .*; the next side that fits is"),
-    ("[network]", '[network]\nname = "sc18"', "box.grid", "32: sc18: .*; the next side that fits"),
+    ("grid = 32", "grid = 4", "box.grid", r"4\]: sc18-periodic: .*; the next side that fits is"),
+    ("[network]", '[network]\nname = "sc18"', "box.grid", r"32\]: sc18: .*; the next side that"),
     ("[network]", '[network]\nname = "sc18-per"', "network.name", 'mean sc18-periodic.*"mlperf"'),
     ("[network]", '[network]\nname = "nowhere.at:all"', "network.name", "no module 'nowhere.at'"),
     ("[network]", '[network]\nname = "a b:c"', "network.name", '"package.module:object"'),
-    ("[network]", f"{OWN}\ndropout = 0.1", "network.dropout", "no meaning for the Keras model"),
+    ("[network]", f"{OWN}\ndropout = 0.1", "network.dropout", "not with the Keras model json"),
     ("[network]", '[network]\nloss = "l3"', "network.loss", '"likelihood"'),
     ("[network]", '[network]\nprecision = "float16"', "network.precision", "'float16'.*bfloat16"),
     ("[network]", '[network]\ninput = "log"', "network.input", '"log1p"'),
@@ -209,7 +207,7 @@ ONE = [
     # parameters
     ("n_s = [0.9, 1.0]", "", "cosmology.n_s", r"is missing: fix it at a number.*\[priors\]"),
     ("h = 0.6766", "", "cosmology.h", r"is missing: fix it at .*\[priors\]"),
-    ("h = 0.6766", "h = 0.6766\nn_s = 1", "priors.n_s", "beside cosmology.n_s: either it is fixed"),
+    ("h = 0.6766", "h = 0.6766\nn_s = 1", "priors.n_s", "and cosmology.n_s, too: fix it, or"),
     ("n_s = [0.9, 1.0]", "n_s = [1.0, 0.9]", "priors.n_s", "1 is not below 0.9; must be .low, hi"),
     ("n_s = [0.9, 1.0]", "n_s = 0.9", "priors.n_s", "0.9: must be .low, high"),
     ("n_s = [0.9, 1.0]", "n_s = [0.9, 3.5]", "priors.n_s", "each a number above 0, below 3"),
@@ -225,11 +223,11 @@ ONE = [
         "steps = 5\n[network]",
         'steps = 5\nexchange = "float16"\n[network]\nprecision = "float64"',
         "evolution.exchange",
-        'goes with network.precision = "float32" or "bfloat16", not with "float64"',
+        'goes with precision = "float32", not with "float64"',
     ),
     ("[network]", "[initial]\nseed = 1\n[network]", "initial.seed", r"\[training\] or \[data\]"),
     ("[network]", "[initial]\nlpt_order = 4\n[network]", "initial.lpt_order", "1, 2 or 3"),
-    ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.edges", "is given beside steps"),
+    ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.steps", "goes with equal steps"),
     ("steps = 5", "a_start = 0", "evolution.a_start", "starts at 0, which only bullfrog can"),
     ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
@@ -243,9 +241,9 @@ ONE = [
     ("batch = 4", 'decay = "none"\npower = 2', "training.power", '"polynomial", not with "none"'),
     ("batch = 4", 'decay = "none"\nend_rate = 0', "training.end_rate", '"polynomial" or "cosine"'),
     ("batch = 4", "milestones = [[5, 0.1]]", "training.milestones", r'"steps" or "epochs", no'),
-    ("batch = 4", 'decay = "steps"', "training.milestones", r"is missing: with decay = .*factor"),
+    ("batch = 4", 'decay = "steps"', "training.milestones", "is missing: must be .*factor"),
     ("batch = 4", 'decay = "steps"\nmilestones = [[5, 1], [5, 0]]', "training.milestones", "p 5"),
-    ("batch = 4", "end_rate = 0.1", "training.end_rate", "at most the rate before, 0.0001"),
+    ("batch = 4", "end_rate = 0.1", "training.end_rate", "most the rate before the decay, 0.0001"),
     ("batch = 4", 'rate_rule = "log"', "training.rate_rule", '"sqrt"'),
     ("batch = 4", "larc = 0", "training.larc", "true, false, or a trust coefficient"),
     ("batch = 4", 'larc = "yes"', "training.larc", "true, false, or a trust coefficient"),
@@ -254,7 +252,7 @@ ONE = [
     ("batch = 4", "warmup = 1000", "training.warmup", "1000: must be below the 1000 steps"),
     ("batch = 4", "warmup = 9\nsteps = 9", "training.warmup", "below the 9 steps"),
     ("batch = 4", "warmup = -1", "training.warmup", "-1: must be a whole number of at least 0"),
-    ("batch = 4", "epochs = 2", "training.epochs", '= "files" or "arrays", not with "simulate"'),
+    ("batch = 4", "epochs = 2", "training.epochs", 'goes with data.source = "files" or "arr'),
     ("batch = 4", "keep = 0", "training.keep", "at least 1"),
     ("steps = 5", 'steps = 5\nadjoint = "direct"', "evolution.adjoint", "goes with reconstruct"),
     ("batch = 4", "patience = 0", "training.patience", "number of validations, at least 1"),
@@ -271,7 +269,7 @@ ONE = [
     ("= 400", "= 400\ntest = 0", "data.test", "0: must be a whole number of at least 1"),
     ("batch = 4", "batch = 200", "data.validation", "128, the default: must be at least .*= 200"),
     ("= 400", "= 400\nreuse = 0", "data.reuse", "at least 1"),
-    ("= 400", '= 400\nfolder = "set"', "data.folder", 'goes with data.source = "files", not with'),
+    ("= 400", '= 400\nfolder = "set"', "data.folder", 'goes with source = "files", not with'),
     ("= 400", "= 400\nsource = 3", "data.source", '"files", "arrays" or "dummy"'),
     ("= 400", "= 400\nagument = true", "data.agument", "did you mean augment"),
     # whole sections
@@ -288,7 +286,7 @@ def test_one_mistake(tmp_path, old, new, where, told):
 
 def test_a_keras_model_scales_its_features_and_is_not_split(tmp_path):
     (found,) = problems(tmp_path, changed(("[network]", OWN), ("batch = 4", "calibrate = 8")))
-    assert re.match("training.calibrate must be 0 or left out: the Keras model json:loads", found)
+    assert re.match("training.calibrate = 8: must be 0 or left out: .* model json:loads", found)
     assert read(tmp_path, ("[network]", OWN)).training.calibrate == 0
     assert mesh_of(tmp_path, 2, None, ("[network]", OWN)) == "replica:2"
     with pytest.raises(ConfigError, match="json:loads is a Keras model.*, or the mesh replica:2"):
@@ -330,7 +328,7 @@ def test_the_side_that_is_said_to_fit_does(tmp_path):
 def test_files_need_neither_universes_nor_priors(tmp_path):
     folder = dataset(tmp_path)
     text = "[box]\ngrid = 32\nsize = 64.0\n[training]\nepochs = 3\nbatch = 10\n"
-    run = load_training(write(tmp_path, text + FILES))
+    run = TrainingPlan.load(write(tmp_path, text + FILES))
     assert run.data.folder == folder
     assert run.parameters == ("Omega_m", "sigma8")
     assert run.total_steps == 3 * 640 // 10
@@ -346,12 +344,12 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
         ("", "", "training.steps, training.epochs neither is given"),
         ("epochs = 3", "simulations = 4", 'data.simulations = 4: goes with .*"simulate", not'),
         ("epochs = 3\nbatch = 65", "", "its split 'validation' has 64 samples; .* = 65"),
-        ("epochs = 3", 'parameters = ["sigma8"]', r"data.parameters = \['sigma8'\]: those in"),
+        ("epochs = 3", 'parameters = ["sigma8"]', "data.parameters = .*: the parameters in"),
         ("epochs = 3", 'parameters = ["a", "a"]', "data.parameters .* 'a' is named twice"),
         ("epochs = 3", "[priors]\nn_s = [0.9, 1.0]", "priors are of n_s, .* Omega_m, sigma8"),
         ("epochs = 3", "[priors]\nOmega_m = [0.2, 0.4]\nsigma8 = [0.7, 1]",
          r"priors.sigma8 = \[0.7, 1.0\]: the volumes in .* were drawn from \[0.7, 0.9\]"),
-        ("epochs = 3\n[box]\ngrid = 64", "", r"box.grid = 64: the volumes in .* \[32, 32, 32\]"),
+        ("epochs = 3\n[box]\ngrid = 64", "", r"box.grid = .*: the volumes in .* \[32, 32, 32\]"),
     ],
 )  # fmt: skip
 def test_one_mistake_about_files(tmp_path, training, data, told):
@@ -366,12 +364,12 @@ def test_one_mistake_about_files(tmp_path, training, data, told):
 def test_files_tell_the_box_that_is_left_out(tmp_path):
     dataset(tmp_path, box_size=128.0)
     text = "[training]\nepochs = 3\n" + FILES
-    run = load_training(write(tmp_path, text))
+    run = TrainingPlan.load(write(tmp_path, text))
     assert (run.grid, run.box_size) == ((32,) * 3, (128.0,) * 3)
-    again = load_training(write(tmp_path, run.resolved()))
-    assert again.settings == run.settings and again.settings["box"]["size"] == (128.0,) * 3
+    again = TrainingPlan.load(write(tmp_path, run.resolved()))
+    assert again.to_table()["box"]["size"] == [128.0] * 3
     (found,) = problems(tmp_path, "[box]\nsize = 64.0\n" + text)
-    told = r"box.size = 64.0: the volumes in .*set have sides of \[128.0, 128.0, 128.0\] Mpc/h"
+    told = r"box.size = .64.0, .*: the volumes in .*set have sides of \[128.0, 128.0, 128.0\] Mpc/h"
     assert re.match(told, found)
 
 
@@ -384,20 +382,18 @@ def test_files_of_an_unknown_box_need_its_size(tmp_path):
 def test_public_files_tell_neither_names_nor_numbers(tmp_path):
     (tmp_path / "set" / "train").mkdir(parents=True)
     text = "[box]\ngrid = 128\nsize = 64.0\n[training]\n{}\n" + FILES
-    names, splits = problems(tmp_path, text.format("epochs = 1"))[:1], ("train", "validation")
-    assert names[0].split(" ")[0] == "data.parameters"
+    assert problems(tmp_path, text.format("epochs = 1"))[0].split(" ")[0] == "data.parameters"
     named = text + '\nparameters = ["a", "b", "c", "d"]'
-    found = problems(tmp_path, named.format("steps = 7"))
-    assert len(found) == 2
-    for split, problem in zip(splits, found, strict=True):
-        assert re.match(f"data.folder = 'set': .* in a folder '{split}'; .* none at all", problem)
+    (problem,) = problems(tmp_path, named.format("steps = 7"))
+    assert re.match("data.folder = .*set.: .* 'train' and 'validation'; .* none at all", problem)
+    for split in ("train", "validation"):
         (tmp_path / "set" / split).mkdir(exist_ok=True)
         for number in range(12):
             (tmp_path / "set" / split / f"univ_{number}.tfrecord").write_bytes(record(100))
-    run = load_training(write(tmp_path, named.format("steps = 7")))
+    run = TrainingPlan.load(write(tmp_path, named.format("steps = 7")))
     assert (run.parameters, run.outputs, run.total_steps) == (("a", "b", "c", "d"), 8, 7)
     assert (run.data.augment, run.network.input) == ("symmetries", "log1p-counts")
-    assert load_training(write(tmp_path, named.format("epochs = 5"))).total_steps == 5 * 12 // 4
+    assert TrainingPlan.load(write(tmp_path, named.format("epochs = 5"))).total_steps == 5 * 12 // 4
     (problem,) = problems(tmp_path, named.format("steps = 7") + "\naugment = true")
     assert re.match('data.augment = true: .* a seam: give "symmetries" or false', problem)
     (tmp_path / "set/train/univ_0.tfrecord").write_bytes(2 * record(100))
@@ -415,7 +411,7 @@ def test_priors_are_in_the_dataset_or_in_the_run_file(tmp_path):
     text = "[box]\ngrid = 32\nsize = 64.0\n[training]\nepochs = 3\n" + FILES
     (found,) = problems(tmp_path, text)
     assert re.match(r"priors is empty, .* each of Omega_m, sigma8$", found)
-    run = load_training(
+    run = TrainingPlan.load(
         write(tmp_path, text + "\n[priors]\nsigma8 = [0.7, 1]\nOmega_m = [0.2, 0.4]")
     )
     assert run.parameters == ("Omega_m", "sigma8")
@@ -424,7 +420,7 @@ def test_priors_are_in_the_dataset_or_in_the_run_file(tmp_path):
 def test_a_dataset_that_is_not_there(tmp_path):
     files = ("batch = 4", "steps = 4"), (DATA, FILES)
     (found,) = problems(tmp_path, changed(*files))
-    assert found == "data.folder = 'set': there is no such folder"
+    assert re.fullmatch("data.folder = .*set.: there is no such folder", found)
     (found,) = problems(tmp_path, changed(files[0], (DATA, '[data]\nsource = "files"')))
     assert found.startswith("data.folder is missing")
     dataset(tmp_path)
@@ -439,7 +435,7 @@ def test_dummy_data_need_a_number_of_steps(tmp_path):
     (found,) = problems(
         tmp_path, changed((DATA, '[data]\nsource = "dummy"\ntest = 4'), ("batch = 4", "steps = 4"))
     )
-    told = 'goes with data.source = "simulate" or "arrays", not with "dummy"'
+    told = 'goes with source = "simulate" or "arrays", not with "dummy"'
     assert found == f"data.test = 4: {told}"
 
 
@@ -466,7 +462,7 @@ def test_a_mesh_of_the_file_and_one_of_the_command_line(tmp_path):
     assert mesh_of(tmp_path, 4, None, given) == "replica:2,row:2"
     assert mesh_of(tmp_path, 4, "col:4", given) == "col:4"
     run = read(tmp_path, given).with_mesh("row:8")
-    assert check_training_mesh(run, 8, source=tmp_path) == run.mesh == "row:8"
+    assert check_training_mesh(run, 8, source=tmp_path) == run.mesh.shape == "row:8"
 
 
 SC18 = ("[network]", '[network]\nname = "sc18"'), ("grid = 32", "grid = 128")
@@ -501,9 +497,9 @@ def test_the_buffer_is_spread_over_all_ranks(tmp_path):
 def test_nothing_heavy_is_imported(tmp_path):
     path = write(tmp_path, GOOD)
     script = (
-        "import sys; from flowpm_dist.config.training import *\n"
-        "from flowpm_dist.config.training_mesh import *\n"
-        f"check_training_mesh(load_training({str(path)!r}), 2, source={str(path)!r})\n"
+        "import sys; from flowpm_dist.cosmoflow.planning.plan import *\n"
+        "from flowpm_dist.cosmoflow.planning.memory import *\n"
+        f"check_training_mesh(TrainingPlan.load({str(path)!r}), 2, source={str(path)!r})\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -516,7 +512,7 @@ def test_nothing_heavy_is_imported(tmp_path):
 def test_a_dataset_takes_the_memory_that_was_measured(tmp_path, grid, structure, peak):
     """Of batches of four on one rank, to 5 % [MiB]; see docs/performance.md."""
     asked = f'[observation]\nstructure = "{structure}"\n[network]'
-    plan = load_training(write(tmp_path, changed(("[network]", asked))))
+    plan = TrainingPlan.load(write(tmp_path, changed(("[network]", asked))))
     told = dataset_memory(plan, (grid,) * 3, {"row": 1, "col": 1})
     assert told / 2**20 == pytest.approx(peak, rel=0.05)
 

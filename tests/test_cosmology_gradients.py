@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from pmwd_tables import InterpolatedGrowth, PmwdPower
 
-from flowpm_dist.cosmology import (
-    PMWD_TRANSFER_NODES,
-    Cosmology,
-    Growth,
-    InterpolatedGrowth,
-    LinearPower,
-)
+from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 
 K = np.array([0.0, 1e-3, 0.02, 0.1, 0.5, 3.0])
 A = np.array([0.1, 0.145, 0.6, 1.0])
@@ -20,8 +15,7 @@ WEIGHTS = np.random.default_rng(1).normal(size=100)
 def observables(cosmology, as_pmwd=False):
     """A vector of order 1 that everything a simulation needs enters."""
     growth = Growth(cosmology)
-    nodes = PMWD_TRANSFER_NODES if as_pmwd else None
-    power = LinearPower(cosmology, growth, transfer_nodes=nodes)
+    power = (PmwdPower if as_pmwd else LinearPower)(cosmology, growth)
     if as_pmwd:
         growth = InterpolatedGrowth(growth, [0.1, 0.19, 0.55, 1.0])
     parts = [
@@ -34,7 +28,7 @@ def observables(cosmology, as_pmwd=False):
         growth.g_drift(A),
         growth.g_kick(A),
         growth.f1(A),
-        growth.f2(A),
+        growth.d2_dlna(A) / growth.d2(A),
         power(K) / 1e4,
         power.without_growth(K) / 1e4,
         power.sigma8()[tf.newaxis],

@@ -7,14 +7,14 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from pmwd_tables import PmwdPower
 from reference import reference
 
 from flowpm_dist.cosmology import (
-    PMWD_TRANSFER_NODES,
     Cosmology,
     Growth,
     LinearPower,
-    camb_spline,
+    camb_tables,
     sigma8,
 )
 
@@ -26,7 +26,7 @@ UNIVERSES = {"lcdm": PLANCK, "w0wa": EVOLVING}
 @pytest.mark.parametrize("name", UNIVERSES)
 def test_eisenstein_hu_is_pmwds(name):
     run = reference(f"pmwd_{name}_32")
-    as_pmwd = LinearPower(UNIVERSES[name], transfer_nodes=PMWD_TRANSFER_NODES)
+    as_pmwd = PmwdPower(UNIVERSES[name])
     np.testing.assert_allclose(
         as_pmwd.without_growth(run["k"]), run["linear_power_unscaled"], rtol=1e-12
     )
@@ -115,8 +115,6 @@ def test_in_a_graph_and_in_single_precision_input():
 
 def test_camb_says_what_it_cannot_do(monkeypatch):
     by_camb = Cosmology.planck18().replace(transfer="camb")
-    with pytest.raises(ValueError, match="transfer_nodes go with"):
-        LinearPower(by_camb, transfer_nodes=[0.1, 1.0])
 
     @tf.function
     def in_graph(Omega_m):
@@ -149,11 +147,11 @@ def test_another_amplitude_of_the_same_shape(transfer, amplitude):
 
 
 def test_camb_computes_while_something_else_is_done(monkeypatch):
-    """What it found serves what comes; a cosmology without CAMB starts nothing."""
+    """The next LinearPower uses its table; a cosmology without CAMB starts no thread."""
     parameters = {"Omega_m": 0.3123, "Omega_b": 0.05, "h": 0.7, "n_s": 0.96}
-    with camb_spline.camb_beside({**parameters, "sigma8": 0.8, "transfer": "camb"}):
+    with camb_tables.camb_in_background({**parameters, "sigma8": 0.8, "transfer": "camb"}):
         pass
-    monkeypatch.delattr(camb_spline, "_run_camb")
+    monkeypatch.delattr(camb_tables, "camb_power_table")
     LinearPower(Cosmology(**parameters, sigma8=0.8, transfer="camb"))
-    with camb_spline.camb_beside({**parameters, "transfer": "eisenstein-hu"}):
+    with camb_tables.camb_in_background({**parameters, "transfer": "eisenstein-hu"}):
         assert "CAMB" not in {thread.name for thread in threading.enumerate()}

@@ -9,13 +9,13 @@ import pytest
 from flowpm_dist.grid.decomposition import (
     COLLECTIVE,
     HALO,
+    StepTraffic,
     default_mesh,
     fitting_shapes,
     misfits,
     parse_mesh,
     why_default_mesh,
 )
-from flowpm_dist.grid.step_traffic import StepTraffic
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_default_mesh(ranks: int, grid: tuple[int, int, int], mesh: str) -> None
 
 
 def test_it_needs_the_least_exchange() -> None:
-    """Of all that fit, by bytes and collectives."""
+    """The best of all that fit, by bytes and collectives."""
     grid = (96, 96, 96)
     for ranks in (n for n in range(1, 97) if fitting_shapes(n, grid)):
 

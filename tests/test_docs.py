@@ -30,22 +30,25 @@ import tomli_w
 from typer.main import get_command
 
 from flowpm_dist.cli.program import app
-from flowpm_dist.config.reconstruction import load_reconstruction
-from flowpm_dist.config.simulation import load
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
-from flowpm_dist.cosmoflow.training.parts import maker_of
-from flowpm_dist.cosmoflow.volumes.universes import Lanes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
 from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.posteriors.options import STATISTICS
 from flowpm_dist.reconstruction import Posterior
-from flowpm_dist.reconstruction.parts import model_of, observed_of
-from flowpm_dist.statistics.summaries import STATISTICS
+from flowpm_dist.reconstruction.observed import model_of, observed_kind
+from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.simulate.options import SimulationOptions
 from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # By a section that only it has among those not looked for before.
-LOADERS = {"network": load_training, "data": load_reconstruction, "box": load}
+LOADERS = {
+    "network": TrainingPlan.load,
+    "data": ReconstructionOptions.load,
+    "box": SimulationOptions.load,
+}
 PIECE = re.compile(
     r"^<!-- test: (?P<kind>\w+)(?P<words>.*?)-->$|^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -125,7 +128,7 @@ def test_python(path, tmp_path, monkeypatch):
         for block in blocks_of(path.read_text()):
             if block.language == "python" and not block.skipped:
                 for code, line in ((block.before, 1), (block.text(), block.line)):
-                    # Line numbers of a failure are those of the document.
+                    # A failure then shows line numbers of the document.
                     exec(compile("\n" * (line - 1) + code, str(path), "exec"), names)
 
 
@@ -169,7 +172,7 @@ def test_run_files(path, tmp_path, monkeypatch):
 
 
 def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
-    """Its structure, bias and likelihood serve `reconstruct`, and the first two `train`."""
+    """`reconstruct` accepts its structure, bias and likelihood, and `train` the first two."""
     blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
     files = [b.code for b in blocks if "class StudentT" in b.code or "class Lognormal" in b.code]
     (tmp_path / "survey.py").write_text("\n".join(files))
@@ -179,14 +182,14 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     run_file["run"] = {"precision": "float64"}
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
-    plan, mesh = load_reconstruction(tmp_path / "run.toml").plan, ProcessMesh("row:1")
-    model = model_of(plan, mesh)
-    observed = observed_of(plan, model)
+    options, mesh = ReconstructionOptions.load(tmp_path / "run.toml"), ProcessMesh("row:1")
+    model = model_of(options, mesh)
+    observed = observed_kind(options).of(options, model)
     assert type(observed.likelihood).__name__ == "StudentT"
-    state = observed.mock.state
+    state = observed.truth.state
     contrast = np.exp(state.linear_delta.block * float(state.linear_growth) - 0.25) - 1
     np.testing.assert_allclose(observed.data, 1 + 1.2 * contrast + 0.1 * contrast**2, rtol=1e-12)
-    posterior = Posterior(model, observed.likelihood, plan.priors.ranges)
+    posterior = Posterior(model, observed.likelihood, options.priors.ranges)
     slope = posterior.evaluate(posterior.space.normal(1)).gradient
     assert posterior.space.names == ("q", "freedom")
     assert slope.parameters.shape == (2,) and np.all(slope.parameters != 0)
@@ -195,7 +198,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     table["priors"] = {"sigma8": [0.7, 0.9], "q": asked["priors"]["q"]}
     table["cosmology"]["Omega_m"] = 0.3
     (tmp_path / "train.toml").write_text(tomli_w.dumps(table))
-    training = load_training(tmp_path / "train.toml")
+    training = TrainingPlan.load(tmp_path / "train.toml")
     assert (training.parameters, training.network.input) == (("sigma8",), "asinh")
     maker = maker_of(training, mesh, Lanes.of(mesh, 4))
     assert isinstance(maker.model.formation, type(model.formation))
@@ -203,7 +206,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     run_file["observation"]["bias"] = {"b1": 1.0}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
     with pytest.raises(ObservationError, match="has the parameters b1, q; bias must have a value"):
-        model_of(load_reconstruction(tmp_path / "run.toml").plan, mesh)
+        model_of(ReconstructionOptions.load(tmp_path / "run.toml").plan, mesh)
 
 
 def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):

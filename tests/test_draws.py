@@ -6,13 +6,13 @@ from scipy.stats import kstest, norm
 
 from flowpm_dist.cosmoflow.volumes.draws import (
     Draws,
+    Priors,
     most_filled,
     summary_of_draws,
     summary_of_passes,
 )
-from flowpm_dist.cosmoflow.volumes.priors import Priors
-from flowpm_dist.cosmoflow.volumes.record_batches import batch_positions
-from flowpm_dist.posteriors.mapping import PriorMap
+from flowpm_dist.cosmoflow.volumes.records import batch_positions
+from flowpm_dist.posteriors.heads import unbounded
 
 CASES = {
     "all kept": Draws(simulations=48, reuse=3, buffer=48, fill=16, batch=4, seed=1),
@@ -39,7 +39,7 @@ def test_each_universe_is_drawn_equally_often_and_from_what_the_buffer_holds(dra
     assert counts.tolist() == [draws.reuse] * draws.simulations
     assert draws.made(draws.steps) * draws.batch == draws.simulations
     assert draws.made(0) * draws.batch == draws.fill
-    # A lane keeps to its universes, as they are on the replica that simulated them.
+    # A lane keeps its universes, which are on the replica that simulated them.
     lanes = np.transpose(drawn)
     owner = {number: lane for lane, numbers in enumerate(lanes) for number in numbers}
     assert len(owner) == draws.simulations
@@ -83,7 +83,7 @@ def summary_of(sampling, **options):
 @pytest.mark.parametrize("sampling", ["sobol", "uniform"])
 @pytest.mark.parametrize("buffer", [2048, 512])
 def test_random_batches_mix_the_prior(sampling, buffer):
-    """Means of batches vary as those of independent draws; no lane has a part of the prior."""
+    """Means of batches vary as for independent draws; no lane is limited to a part of the prior."""
     spread, of_lanes = summary_of(sampling, buffer=buffer, balanced=False)
     # Of 1,024 independent batches the variance is known to 4.4 %; a small buffer's chunks of 256
     # are drawn from without replacement; where each covers the prior that takes 1 / 16 of it.
@@ -148,7 +148,7 @@ def test_p_values_are_right_on_what_is_judged_by():
         found = []
         for seed in range(100):
             priors, rng = Priors({"n_s": (0.9, 1.0)}, "sobol", seed), np.random.default_rng(seed)
-            z = PriorMap(priors).to_line(priors.draw(stream, 0, 128))[:, 0]
+            z = unbounded(priors, priors.draw(stream, 0, 128))[:, 0]
             data = z + 3 * rng.standard_normal(128)
             ranks = norm.cdf((z - 0.1 * data) / np.sqrt(0.9))
             found.append(kstest(ranks, "uniform").pvalue)

@@ -1,4 +1,4 @@
-"""What a job will take is told before it begins, and what cannot fit is refused in time."""
+"""Estimates are shown before a job starts, and jobs that cannot fit are refused in time."""
 
 import os
 import re
@@ -11,13 +11,19 @@ import pytest
 from commands import flowpm_here, folder_with, plain
 from test_cli import HEAVY, RUN
 
-from flowpm_dist.cli.resumable import Request
-from flowpm_dist.cli.simulate import SimulationJob
-from flowpm_dist.config.settings import parse_settings
 from flowpm_dist.grid.decomposition import default_mesh
-from flowpm_dist.jobs.estimate import Demand, Estimate, TooLargeError
+from flowpm_dist.jobs.estimate import (
+    Demand,
+    Estimate,
+    Kind,
+    TooLargeError,
+    measured_rate,
+    record_rate,
+)
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.jobs.rates import Kind, measured_rate, record_rate
+from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.run_file import parse_settings
+from flowpm_dist.simulate.job import SimulationJob
 from meshimpl import launch
 from meshimpl.launch import HostMemory
 
@@ -177,7 +183,7 @@ def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
 
 
 def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):
-    """Of 16^3 particles in float32: results, states on the way, and at most three checkpoints."""
+    """16^3 particles in float32: results, states at other times, and at most three checkpoints."""
 
     def values(*settings):
         keys = parse_settings(settings)

@@ -3,20 +3,21 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from run_files import PRIORS
 
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow import DECLARATIONS, Convolution, Declaration, Dense, Pool, Shrink
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training import export
-from flowpm_dist.cosmoflow.training.parts import network_of, standardiser_of
-from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training
-from flowpm_dist.cosmoflow.training.training import in_physical_units
+from flowpm_dist.cosmoflow.training.saved import SavedTraining
+from flowpm_dist.cosmoflow.training.trainer import Regressor, regressor_of, standardiser_of
 from flowpm_dist.jobs.folder import OutputError
 from meshimpl import ProcessMesh
 
@@ -31,17 +32,11 @@ for edges in LAST:
         0.1,
         bounded=edges == "zero",
     )
-RUN = """
-[box]
+RUN = (
+    PRIORS
+    + """[box]
 grid = 16
 size = 64.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
 [evolution]
 steps = 2
 [network]
@@ -49,6 +44,7 @@ name = "{name}"
 loss = "{loss}"
 precision = "{precision}"
 """
+)
 KINDS = {
     "float64": ("export-periodic", "likelihood", "float64", 1e-12),
     "float32": ("export-valid", "l1", "float32", 1e-5),
@@ -73,20 +69,20 @@ assert not {"flowpm_dist", "meshimpl"} & set(sys.modules)
 """
 
 
-def trained_like(folder: Path, kind: str) -> tuple[Training, TrainedNetwork]:
+def trained_like(folder: Path, kind: str) -> tuple[SavedTraining, Regressor]:
     """A training that was not made, and a network of it with random weights."""
     name, loss, precision, _ = KINDS[kind]
     folder.mkdir()
     (folder / "run.toml").write_text(RUN.format(name=name, loss=loss, precision=precision))
-    plan = load_training(folder / "run.toml")
-    network = network_of(plan, ProcessMesh("replica:1"), parameters=2, batch=2)
+    plan = TrainingPlan.load(folder / "run.toml")
+    trained = regressor_of(plan, ProcessMesh("replica:1"), batch=2)
+    network = trained.network
     rng = np.random.default_rng(3)
     for variable in network.state:
         variable.assign(variable + tf.cast(rng.normal(0, 0.1, variable.shape), variable.dtype))
     if kind == "keras":  # the variance that batches are divided by
         network.state[-1].assign(abs(network.state[-1]))
-    trained = TrainedNetwork(network, standardiser_of(plan), 7)
-    return Training(TrainingFolder(folder), plan, True), trained
+    return SavedTraining(TrainingFolder(folder), plan, True), replace(trained, step=7)
 
 
 def test_it_says_what_was_observed(tmp_path, monkeypatch):
@@ -104,16 +100,16 @@ def test_it_says_what_was_observed(tmp_path, monkeypatch):
         more = "" if kind is None else f"[observation]\n{kind}"
         run = text if kind is None else text.replace("[priors]", learned)
         (tmp_path / "run.toml").write_text(run + more)
-        plan = load_training(tmp_path / "run.toml")
-        asked = TrainedNetwork(network, standardiser_of(plan), 7)
+        plan = TrainingPlan.load(tmp_path / "run.toml")
+        asked = Regressor(network, standardiser_of(plan), 7)
         monkeypatch.setattr(export, "trained_network", lambda *_, asked=asked: asked)
         folder = export.ExportFolder(tmp_path / f"network-{unobserved}-{over_mean}")
         folder.begin()
-        told = export.export_network(Training(TrainingFolder(tmp_path), plan, True), folder)
+        told = export.export_network(SavedTraining(TrainingFolder(tmp_path), plan, True), folder)
         folder.release()
         assert told["divided_by_mean"] is over_mean
         assert told.get("unobserved_cells") == unobserved
-        assert told["observation"] == plan.observation.table()
+        assert told["observation"] == plan.record.table()
         assert ("amplitude" in told["observation"].get("nuisances", {})) == (kind is not None)
 
 
@@ -143,7 +139,7 @@ def test_the_numbers_are_those_of_the_network_on_its_mesh(tmp_path, monkeypatch)
         found, trained = np.load(path + ".npz"), networks[kind]
         given = over_mean.astype("float64" if precision == "float64" else "float32")
         outputs = trained.network.whole_outputs(trained.network.predict(given))
-        mean, sigma = in_physical_units(trained.network, trained.standardiser, outputs)
+        mean, sigma = trained.in_physical_units(outputs)
         unit = trained.standardiser.std
         assert np.ptp(mean / unit, axis=0).max() > 10 * equal  # it tells the volumes apart
         np.testing.assert_allclose(found["mean"] / unit, mean / unit, atol=equal)

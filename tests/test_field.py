@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist.grid.caches import cached_on_mesh
+from flowpm_dist.grid.box import cached_on_mesh
 from meshimpl import ProcessMesh
 
 MESH = ProcessMesh("row:1,col:1")

@@ -16,7 +16,7 @@ from full_disk import run_on_disk_of
 from reading import attributes_of, block_of
 
 import flowpm_dist as fpm
-from flowpm_dist.io import SnapshotError, bigfile, load_snapshot, particles
+from flowpm_dist.io import SnapshotError, load_snapshot, particle_formats, particles
 from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
 from flowpm_dist.io.particles import Header, ParticleBlock
 
@@ -91,7 +91,7 @@ def test_other_readers_find_the_particles(state, expected, tmp_path, format):
     assert state.header().items() <= snapshot_attributes(folder).items()
     with pytest.raises(FileExistsError, match=f"{folder.name} exists"):
         state.save(tmp_path, format=format)
-    with pytest.raises(SnapshotError, match=f"holds {folder.name} for other codes, and no snap"):
+    with pytest.raises(SnapshotError, match=f"holds {folder.name}, which is for other codes"):
         fpm.State.from_snapshot(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_a_block_is_as_the_package_bigfile_writes_it(tmp_path):
     values = np.arange(30, dtype="<f4").reshape(10, 3)
     totals = [int(np.frombuffer(part.tobytes(), np.uint8).sum()) for part in np.split(values, 2)]
     numbers = {"BoxSize": np.array([64.0]), "TotNumPart": np.zeros(6, "i8")}
-    bigfile._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
+    particle_formats._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
     assert (tmp_path / "header").read_text() == (
         "DTYPE: <f4\nNMEMB: 3\nNFILE: 2\n000000: 5 : 2134 : 2134\n000001: 5 : 3607 : 3607\n"
     )
@@ -242,7 +242,7 @@ def test_a_disk_that_fills_costs_nothing_that_was_there(run, limit, format):
     words = ["convert", "run", "--format", format, "--overwrite"]
     assert flowpm_here(*words).returncode == 0
     if format == "bigfile":
-        limit //= 20  # there is less beside the values
+        limit //= 20  # the rest of the file is smaller
     done = run_on_disk_of(limit, [*COMMAND, *words], PYTHONPATH=ROOT)
     assert done.returncode == 1, done.stderr
     folder = OF_PARTICLES[format]

@@ -12,19 +12,19 @@ from test_cli import RUN
 from test_resume import stopped
 
 import flowpm_dist as fpm
-from flowpm_dist.cli.run_record import read_record
-from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.io.sky_pictures import mollweide
-from flowpm_dist.jobs.full_sky_results import bin_edges
-from flowpm_dist.jobs.output_folder import FILES, OF_RUN
+from flowpm_dist.jobs.register import read_record
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
-from flowpm_dist.observables.light_cone import FullSkyLightCone
+from flowpm_dist.observables.light_cone import FullSky, LightCone
+from flowpm_dist.observables.light_cone.pictures import mollweide
+from flowpm_dist.simulate.folder import FILES, OF_RUN
+from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.statistics import painting_window, spherical_power, spherical_theory_in_bins
+from flowpm_dist.statistics.spherical_power import spherical_octave_edges
 
 CONE = """
 [lightcone]
@@ -40,7 +40,7 @@ sources = [{ redshift = 0.25 }, { smail = [0.1, 2.0, 1.5], z_max = 0.28, shift =
 TEXT = (RUN + CONE).replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 400.0")
 TEXT = TEXT.replace("steps = 2", "steps = 4")
 COSMOLOGY = fpm.Cosmology(0.30966, 0.04897, 0.6766, 0.96822, A_s=2.1064e-9)
-SKY = FullSkyLightCone(nside=8, z_max=0.3, observer=(200.0, 100.0, 0.0))
+SKY = LightCone(FullSky(nside=8, z_max=0.3, observer=(200.0, 100.0, 0.0)))
 here = folder_with(TEXT)
 
 
@@ -52,8 +52,12 @@ here = folder_with(TEXT)
             "nside = 12",
             "lightcone.nside = 12: a power of two up to 8192 is needed; must be",
         ),
-        ("nside = 8", "nside = 8\npixels = 8", "lightcone.pixels is not a key"),
-        ('"full"', '"whole"', 'lightcone.sky = \'whole\': must be "flat" or "full"'),
+        ("nside = 8", "nside = 8\npixels = 8", 'lightcone.pixels = 8: goes with sky = "flat"'),
+        (
+            '"full"',
+            '"whole"',
+            'lightcone.sky = \'whole\': there is no such sky; must be "flat" or "full"',
+        ),
         ("z_max = 0.3\n", "z_max = 12\n", "lightcone.z_max = 12: the run begins at z = 9"),
         ("steps = 4", "a_stop = 0.9", "evolution.a_stop ends the run at a = 0.9: a light cone"),
         ("redshift = 0.25", "redshift = 0.4", "sources[0] reach to z = 0.4, behind z_max = 0.3"),
@@ -71,39 +75,43 @@ here = folder_with(TEXT)
 def test_mistakes_are_told(here, old, new, told):
     assert TEXT.count(old) == 1
     with pytest.raises(ConfigError) as error:
-        check(tomllib.loads(TEXT.replace(old, new)), Path("run.toml"))
+        SimulationOptions.check(tomllib.loads(TEXT.replace(old, new)), Path("run.toml"))
     assert told in plain(str(error.value))
 
 
 def test_what_is_advised_will_do(here):
     def told(text):
         with pytest.raises(ConfigError) as error:
-            check(tomllib.loads(text), Path("run.toml"))
+            SimulationOptions.check(tomllib.loads(text), Path("run.toml"))
         return plain(str(error.value))
 
     many = TEXT.replace("shell_width = 300.0", "shell_width = 0.1")
     width = re.search(r"a width of (\S+) Mpc/h would do", told(many))[1]
-    check(tomllib.loads(many.replace("width = 0.1", f"width = {width}")), Path("run.toml"))
+    SimulationOptions.check(
+        tomllib.loads(many.replace("width = 0.1", f"width = {width}")), Path("run.toml")
+    )
     small = TEXT.replace("observer = [200.0, 100.0, 0.0]", "").replace(
         "size = 400.0", "size = 40.0"
     )
     times = float(re.search(r"a box that is (\S+) times as wide", told(small))[1])
-    check(tomllib.loads(small.replace("size = 40.0", f"size = {40 * times}")), Path("run.toml"))
+    SimulationOptions.check(
+        tomllib.loads(small.replace("size = 40.0", f"size = {40 * times}")), Path("run.toml")
+    )
 
 
 def test_the_resolved_run_file_is_the_same_run(here):
-    config = load("run.toml")
+    config = SimulationOptions.load("run.toml")
     (here / "again.toml").write_text(config.resolved())
-    assert load("again.toml").resolved() == config.resolved()
-    assert load("again.toml").lightcone == config.lightcone
+    assert SimulationOptions.load("again.toml").resolved() == config.resolved()
+    assert SimulationOptions.load("again.toml").lightcone == config.lightcone
 
 
 def test_what_is_costly_or_too_fine_is_told(here):
     """A pixel finer than the mesh, and a box that is seen very often."""
     text = TEXT.replace("nside = 8", "nside = 64").replace("size = 400.0", "size = 100.0")
     text = text.replace("200.0, 100.0, 0.0", "50.0, 0.0, 0.0")
-    fine, often = check(tomllib.loads(text), Path("run.toml")).light_cone.warnings
-    assert fine.startswith("lightcone.nside = 64: half the way") and "nside = 32 shows" in fine
+    fine, often = SimulationOptions.check(tomllib.loads(text), Path("run.toml")).light_cone.warnings
+    assert fine.startswith("lightcone.nside = 64: half the way") and "nside = 32 would show" in fine
     assert "holds the box 2433 times" in often and "s of processor time" in often
 
 
@@ -124,7 +132,7 @@ def test_maps_and_spectra_are_those_of_python(done):
     sources = [SourcePlane(0.25), SmailDistribution(0.1, 2.0, 1.5, 0.01, z_max=0.28)]
     kappa = SKY.convergence(sim, sources, 1).kappa.numpy()
     np.testing.assert_allclose(found["kappa"], kappa, rtol=1e-6, atol=1e-9)
-    shells = SKY.shells(sim, 300.0, 1)
+    shells = SKY.planes(sim, 300.0, 1)
     np.testing.assert_array_equal(found["shells"], shells.delta)
     np.testing.assert_allclose(found["shell_edges"], shells.planes.edges, rtol=1e-9)
     particles, _ = read_light_cone(done)
@@ -137,7 +145,7 @@ def test_maps_and_spectra_are_those_of_python(done):
     assert "order of rings" in about["conventions"]["axes"]
 
     table = np.genfromtxt(done / "convergence_power.csv", delimiter=",", names=True)
-    edges = bin_edges(8)
+    edges = spherical_octave_edges(8)
     linear = LinearPower(COSMOLOGY)
     for i, j in ((0, 0), (0, 1), (1, 1)):
         rows = table[(table["i"] == i) & (table["j"] == j)]

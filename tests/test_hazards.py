@@ -13,10 +13,11 @@ from rank_jobs import needs_horovod
 from meshimpl.launch import mpirun_command
 
 UNGUARDED = """
-from meshimpl import quiet
-quiet.import_tensorflow()
+from meshimpl.imports import import_tensorflow
+import_tensorflow()
+from meshimpl import engine
 import tensorflow as tf
-hvd = quiet.import_horovod()
+hvd = engine.import_horovod()
 hvd.init()
 
 @tf.function

@@ -20,9 +20,8 @@ import pytest
 import zarr
 from full_disk import disk_of
 
-from flowpm_dist.io import SnapshotError, load_snapshot
-from flowpm_dist.io import pictures as plotting
-from flowpm_dist.io.figure_style import save_figure
+from flowpm_dist.io import SnapshotError, figures, load_snapshot
+from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import (
     SNAPSHOT,
     WriteError,
@@ -35,9 +34,7 @@ from flowpm_dist.io.particles import mark_particles_complete
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.jobs import folder
-from flowpm_dist.jobs import simulation_results as results
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.output_folder import FILES, PARTIAL, OutputFolder
 from flowpm_dist.jobs.progress import (
     OUTPUT_VARIABLE,
     TERMINAL_VARIABLE,
@@ -45,6 +42,8 @@ from flowpm_dist.jobs.progress import (
     output_columns,
     terminal_environment,
 )
+from flowpm_dist.simulate import results
+from flowpm_dist.simulate.folder import FILES, PARTIAL, SimulationFolder
 
 
 class ThreadMesh:
@@ -219,16 +218,16 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "new" and list(path.parent.iterdir()) == [path]
 
 
-def finish(path: Path, text: str = "new", *, overwrite: bool = False) -> OutputFolder:
+def finish(path: Path, text: str = "new", *, overwrite: bool = False) -> SimulationFolder:
     """A finished run, without its physics."""
-    out = OutputFolder(path)
+    out = SimulationFolder(path)
     out.begin(overwrite=overwrite)
     fill_partial(out, text)
     out.publish()
     return out
 
 
-def fill_partial(out: OutputFolder, text: str = "new") -> None:
+def fill_partial(out: SimulationFolder, text: str = "new") -> None:
     for name in FILES:
         (out.partial / name).write_text(text)
     write(out.partial / SNAPSHOT, whole_fields((4, 4, 4)))
@@ -249,7 +248,7 @@ def test_a_finished_run_is_replaced_only_when_asked(tmp_path):
         out.begin(overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
     out.check(overwrite=True, needed=0)
-    again = OutputFolder(tmp_path)
+    again = SimulationFolder(tmp_path)
     again.begin(overwrite=True)
     assert out.is_finished()
     fill_partial(again)
@@ -261,7 +260,7 @@ def test_a_finished_run_is_replaced_only_when_asked(tmp_path):
 
 def test_a_failed_run_leaves_the_old_results(tmp_path):
     finish(tmp_path, "old")
-    out = OutputFolder(tmp_path)
+    out = SimulationFolder(tmp_path)
     out.begin(overwrite=True)
     fill_partial(out)
     out.discard()
@@ -274,12 +273,12 @@ def test_foreign_files_are_neither_overwritten_nor_deleted(tmp_path):
     (tmp_path / "run.toml").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(OutputError, match=r"holds run.toml from elsewhere"):
-            OutputFolder(tmp_path).check(overwrite=overwrite, needed=0)
+            SimulationFolder(tmp_path).check(overwrite=overwrite, needed=0)
     (tmp_path / "run.toml").unlink()
     (tmp_path / PARTIAL).mkdir()
     (tmp_path / PARTIAL / "precious").write_text("mine")
-    with pytest.raises(OutputError, match="is not of an interrupted run"):
-        OutputFolder(tmp_path).begin(overwrite=True)
+    with pytest.raises(OutputError, match="does not belong to an interrupted run"):
+        SimulationFolder(tmp_path).begin(overwrite=True)
     assert (tmp_path / PARTIAL / "precious").exists()
 
 
@@ -353,29 +352,29 @@ def test_pickles_in_zarr_are_refused_and_never_run(tmp_path, kind):
 
 def test_one_who_looks_at_a_lock_keeps_nobody_out(tmp_path):
     """As `flowpm-dist runs` does; a job that begins at that moment waits for it."""
-    out = OutputFolder(tmp_path)
+    out = SimulationFolder(tmp_path)
     out.begin(overwrite=False)
     out.release()
     with out.owner.open() as looking:
         fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
         threading.Timer(0.05, lambda: fcntl.flock(looking, fcntl.LOCK_UN)).start()
-        OutputFolder(tmp_path).begin(overwrite=True)
+        SimulationFolder(tmp_path).begin(overwrite=True)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
-    out = OutputFolder(tmp_path)
+    out = SimulationFolder(tmp_path)
     out.begin(overwrite=False)
     with pytest.raises(OutputError, match=f"another run is writing.*{os.getpid()}"):
-        OutputFolder(tmp_path).begin(overwrite=True)
+        SimulationFolder(tmp_path).begin(overwrite=True)
     assert out.partial.exists()
     out.discard()
-    OutputFolder(tmp_path).begin(overwrite=False)
+    SimulationFolder(tmp_path).begin(overwrite=False)
 
 
 @pytest.mark.parametrize("moved", range(len(FILES) + 2))
 def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     finish(tmp_path, "old")
-    out = OutputFolder(tmp_path)
+    out = SimulationFolder(tmp_path)
     out.begin(overwrite=True)
     fill_partial(out)
     left = iter(range(moved))
@@ -396,7 +395,7 @@ def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
     monkeypatch.undo()
     out.release()
     with pytest.raises(OutputError, match="finished run"):
-        OutputFolder(tmp_path).begin(overwrite=False)
+        SimulationFolder(tmp_path).begin(overwrite=False)
     assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT}
     assert {(tmp_path / name).read_text() for name in FILES} == {"new"}
     assert load_snapshot(tmp_path)["density"].shape == (4, 4, 4)
@@ -412,7 +411,7 @@ def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_pa
     finish(tmp_path, "old")
     for name in ("a_0.2500", "a_0.5000"):
         leave_output(tmp_path, name, "old")
-    out = OutputFolder(tmp_path, ["a_0.5000"])
+    out = SimulationFolder(tmp_path, ["a_0.5000"])
     out.begin(overwrite=True)
     fill_partial(out)
     leave_output(out.partial, "a_0.5000", "new")
@@ -429,7 +428,7 @@ def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_pa
     assert (tmp_path / "a_0.5000").is_dir() and not out.is_finished()
     out.release()
     with pytest.raises(OutputError, match="finished run"):
-        OutputFolder(tmp_path).begin(overwrite=False)
+        SimulationFolder(tmp_path).begin(overwrite=False)
     assert {p.name for p in tmp_path.iterdir()} == {*FILES, SNAPSHOT, "a_0.5000"}
     about = snapshot_attributes(tmp_path / "a_0.5000" / "snapshot.bigfile")
     assert about["config"] == "new"
@@ -439,7 +438,7 @@ def test_a_publication_that_fails_loses_neither_run(tmp_path):
     finish(tmp_path, "old")
     (tmp_path / "timings.json").unlink()
     (tmp_path / "timings.json").mkdir()
-    out = OutputFolder(tmp_path)
+    out = SimulationFolder(tmp_path)
     out.begin(overwrite=True)
     fill_partial(out)
     with pytest.raises(WriteError, match="timings.json"):
@@ -448,7 +447,7 @@ def test_a_publication_that_fails_loses_neither_run(tmp_path):
     assert (out.partial / SNAPSHOT).is_dir() and (out.partial / f"replaced-{SNAPSHOT}").is_dir()
     (tmp_path / "timings.json").rmdir()
     with pytest.raises(OutputError, match="finished run"):
-        OutputFolder(tmp_path).begin(overwrite=False)
+        SimulationFolder(tmp_path).begin(overwrite=False)
     assert (tmp_path / "timings.json").read_text() == "new"
 
 
@@ -458,7 +457,7 @@ def test_a_run_killed_while_it_writes_leaves_nothing_whole(tmp_path, number):
         import sys, time
         sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]}
         import test_io
-        out = test_io.OutputFolder(test_io.Path("{tmp_path}"))
+        out = test_io.SimulationFolder(test_io.Path("{tmp_path}"))
         out.begin(overwrite=True)
         test_io.fill_partial(out, "half")
         print("written", flush=True)
@@ -473,7 +472,7 @@ def test_a_run_killed_while_it_writes_leaves_nothing_whole(tmp_path, number):
     process.wait(30)
     assert (tmp_path / PARTIAL / SNAPSHOT).exists()
     assert (tmp_path / "run.toml").read_text() == "old"
-    later = OutputFolder(tmp_path)
+    later = SimulationFolder(tmp_path)
     later.begin(overwrite=True)
     assert [p.name for p in later.partial.iterdir()] == ["owner.json"]
     assert json.loads((later.partial / "owner.json").read_text())["pid"] == os.getpid()
@@ -482,37 +481,37 @@ def test_a_run_killed_while_it_writes_leaves_nothing_whole(tmp_path, number):
 def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="file is not a folder"):
-        OutputFolder(tmp_path / "file" / "out").check(overwrite=False, needed=0)
+        SimulationFolder(tmp_path / "file" / "out").check(overwrite=False, needed=0)
     with pytest.raises(OutputError, match="Not a directory"):
-        OutputFolder(tmp_path / "file" / "out").begin(overwrite=False)
+        SimulationFolder(tmp_path / "file" / "out").begin(overwrite=False)
     with pytest.raises(OutputError, match="free, the run needs about 8.0 TiB"):
-        OutputFolder(tmp_path).check(overwrite=False, needed=2**43)
+        SimulationFolder(tmp_path).check(overwrite=False, needed=2**43)
     monkeypatch.setattr(folder.os, "access", lambda *_: False)
     with pytest.raises(OutputError, match="no permission to write in"):
-        OutputFolder(tmp_path / "out").check(overwrite=False, needed=0)
+        SimulationFolder(tmp_path / "out").check(overwrite=False, needed=0)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_a_folder_without_write_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="no permission"):
-        OutputFolder(tmp_path / "out").check(overwrite=False, needed=0)
+        SimulationFolder(tmp_path / "out").check(overwrite=False, needed=0)
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (4, 2)])
 def test_a_slab_is_the_mean_over_its_layers(rows, cols):
     whole = whole_fields((8, 4, 6))["density"]
     mesh = ThreadMesh(rows, cols)
-    found = mesh.run(lambda: plotting.project(BlockField(whole, mesh), 3))
+    found = mesh.run(lambda: figures.project(BlockField(whole, mesh), 3))
     np.testing.assert_allclose(found[0], whole[:, :, :3].mean(axis=2, dtype=float), rtol=1e-12)
     assert found[1:] == [None] * (mesh.size - 1)
 
 
 def test_figures_are_drawn_even_of_a_uniform_universe(tmp_path):
-    figure = plotting.density_figure(np.ones((8, 4)), (2.0, 1.0, 2.0), 0.25, 1.0)
+    figure = figures.density_figure(np.ones((8, 4)), (2.0, 1.0, 2.0), 0.25, 1.0)
     save_figure(figure, tmp_path / "density.png")
     k, power = np.array([0.1, 0.2, 0.4]), np.array([3.0, 2.0, 1.0])
-    figure = plotting.power_spectrum_figure(k, power, power, np.ones_like, nyquist=0.5, a=0.5)
+    figure = figures.power_spectrum_figure(k, power, power, np.ones_like, nyquist=0.5, a=0.5)
     save_figure(figure, tmp_path / "power.png")
     for name in ("density.png", "power.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

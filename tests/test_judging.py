@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from flowpm_dist.cosmoflow.evaluation import results
 from flowpm_dist.cosmoflow.scores import baselines, figures, judging
 from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower, SmallNetwork
-from flowpm_dist.cosmoflow.scores.features import Features
-from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
-from flowpm_dist.cosmoflow.scores.paired import (
+from flowpm_dist.cosmoflow.scores.judging import (
+    Features,
+    LearningCurve,
+    Predictions,
     difference,
     differences_from,
-    markdown_of_differences,
+    score,
 )
-from flowpm_dist.io.figure_style import save_figure
+from flowpm_dist.io.figures import save_figure
 
 NAMES = ("Omega_m", "sigma8", "n_s")
 MEANS = np.array([0.30, 0.865, 0.95])
@@ -185,7 +187,7 @@ def test_differences_are_told_for_each_parameter():
     methods = {"network": predictions(), "ridge": predictions(error=0.3, seed=2)}
     found = differences_from("network", methods)
     assert list(found) == ["ridge"]
-    rows = markdown_of_differences("network", found).splitlines()
+    rows = results.markdown_of_differences("network", found).splitlines()
     assert [row.split("|")[1:3] for row in rows[2:]] == [[f" {n} ", " ridge "] for n in NAMES]
     said = found["ridge"]["n_s"].sentence("n_s", "network", "ridge")
     r2 = score(methods["network"], MEANS)["n_s"].r2 - score(methods["ridge"], MEANS)["n_s"].r2
@@ -194,17 +196,14 @@ def test_differences_are_told_for_each_parameter():
 
 def test_collapse_is_found_where_it_is_and_not_elsewhere():
     good = predictions(error=0.2)
-    assert judging.collapsed(good, MEANS) == []
     assert "better than by the mean" in judging.describe_collapse(good, MEANS)
 
     jitter = 0.02 * WIDTHS * np.random.default_rng(3).standard_normal(good.truth.shape)
     constant = Predictions(NAMES, good.truth, MEANS + jitter)
-    assert judging.collapsed(constant, MEANS) == list(NAMES)
     said = judging.describe_collapse(constant, MEANS)
     assert said.startswith("All parameters: the network has collapsed to the mean")
 
     weak = Predictions(NAMES, good.truth, np.where([True, True, False], good.mean, constant.mean))
-    assert judging.collapsed(weak, MEANS) == ["n_s"]
     said = judging.describe_collapse(weak, MEANS)
     assert said.startswith("No better than the mean predictor: n_s (R^2 = ")
     assert "sigma8" not in said and "collapsed" not in said
@@ -212,7 +211,6 @@ def test_collapse_is_found_where_it_is_and_not_elsewhere():
 
 def test_predictions_unrelated_to_the_truth_are_no_collapse_to_the_mean_but_no_better():
     shuffled = Predictions(NAMES, targets(300), targets(300, seed=9))
-    assert judging.collapsed(shuffled, MEANS) == list(NAMES)
     said = judging.describe_collapse(shuffled, MEANS)
     assert said.startswith("No parameter is predicted better") and "collapsed" not in said
 
@@ -222,7 +220,7 @@ def test_an_honest_weak_regressor_is_not_called_collapsed():
     rng = np.random.default_rng(4)
     x, noise = rng.standard_normal((2, 2000, 3))
     weak = Predictions(NAMES, math.sqrt(0.2) * x + math.sqrt(0.8) * noise, math.sqrt(0.2) * x)
-    assert judging.collapsed(weak, np.zeros(3)) == []
+    assert "All parameters are predicted better" in judging.describe_collapse(weak, np.zeros(3))
 
 
 def both_scores() -> dict:
@@ -234,11 +232,11 @@ def both_scores() -> dict:
 
 def test_tables_hold_every_method_of_every_parameter():
     scores = both_scores()
-    rows = judging.table(scores)
+    rows = results.table(scores)
     assert [(row["parameter"], row["method"]) for row in rows] == [
         (name, method) for name in NAMES for method in scores
     ]
-    lines = judging.markdown(scores).splitlines()
+    lines = results.markdown(scores).splitlines()
     assert len(lines) == 2 + 6
     assert len({line.count("|") for line in lines}) == 1
     found = scores["network"]["Omega_m"]
@@ -255,7 +253,7 @@ def test_tables_hold_every_method_of_every_parameter():
 
 def shown_at(scores: dict, width: int) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(judging.rich_table(scores, width))
+    console.print(results.rich_table(scores, width))
     return console.export_text()
 
 
@@ -270,10 +268,10 @@ def test_a_narrow_terminal_shows_fewer_columns_and_whole_names():
 
 def test_csv_and_json_hold_the_numbers_unrounded(tmp_path):
     scores = both_scores()
-    judging.write_csv(scores, tmp_path / "scores.csv")
+    results.write_csv(scores, tmp_path / "scores.csv")
     with open(tmp_path / "scores.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    plain = json.loads(json.dumps(judging.as_dict(scores)))
+    plain = json.loads(json.dumps(results.plain(scores)))
     assert len(rows) == 6
     for row in rows:
         expected = scores[row["method"]][row["parameter"]]
@@ -430,18 +428,25 @@ def test_the_learning_curve_figure_takes_seeds_and_gaps(tmp_path):
 
 @pytest.mark.parametrize("lowest", [0.1, -0.5])
 def test_the_training_figure_marks_the_best_step_and_takes_negative_losses(tmp_path, lowest):
-    steps = np.arange(200)
-    loss = lowest + np.exp(-steps / 50)
-    figure = figures.training_figure(
-        steps, loss, [50, 100, 150], [0.8, 0.3, 0.4], 1e-3 * (1 - steps / 200)
-    )
+    loss = lowest + np.exp(-np.arange(200) / 50)
+    held = {50: "0.8", 100: "0.3", 150: "0.4"}
+    rows = [
+        {
+            "step": f"{n}",
+            "loss": f"{x}",
+            "rate": f"{200 - n}e-6",
+            "validation_loss": held.get(n, ""),
+        }
+        for n, x in enumerate(loss)
+    ]
+    figure = figures.training_figure(rows)
     drawn(figure, tmp_path / "training.png")
     top = figure.get_axes()[0]
     assert "best: 0.3 at step 100" in [line.get_label() for line in top.get_lines()]
     assert top.get_yscale() == ("log" if lowest > 0 else "linear")
-    drawn(figures.training_figure([1], [0.5]), tmp_path / "one.png")
+    drawn(figures.training_figure(rows[:1]), tmp_path / "one.png")
     with pytest.raises(ValueError, match="at least one step"):
-        figures.training_figure([], [])
+        figures.training_figure([])
 
 
 def test_the_phases_figure_writes_shares_of_the_whole(tmp_path):

@@ -229,7 +229,7 @@ def test_drift_and_back(kind: Any) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_uniform_force_is_exact(kind: Any, gradient: Any) -> None:
-    """Of a potential linear in z the force is minus its slope, wherever a particle sits."""
+    """The force of a potential linear in z is minus its slope, wherever a particle is."""
     g = Lattice((4, 4, 8), 2, (0, 0, 9), CELL)
     z = CELL[2] * tf.range(g.mesh_block[2], dtype=tf.float64)
     field = tf.broadcast_to(3 * z, [1, *g.mesh_block])

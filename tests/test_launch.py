@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from meshimpl import launch
-from meshimpl.launch import RankEnvironment, command, pmix, resources
+from meshimpl.launch import RankEnvironment, command, ending, resources
 from meshimpl.launch import job as job_module
 
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
@@ -70,7 +70,7 @@ def test_detect(environment: dict[str, str], expected: RankEnvironment) -> None:
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher's variable, no setting of ours."""
     for name in list(os.environ):
-        if re.match("OMPI_COMM|PMI|SLURM|HOROVOD_|(MESHIMPL|FLOWPM)_THREADS", name):
+        if re.match("OMPI_COMM|PMI|SLURM|HOROVOD_|MESHIMPL_THREADS", name):
             monkeypatch.delenv(name)
     return monkeypatch
 
@@ -83,10 +83,10 @@ def test_threads_are_the_cores_shared_by_the_ranks_of_a_node(alone: pytest.Monke
     # srun has given this task 8 of the node's cores already.
     alone.setenv("SLURM_CPUS_ON_NODE", "32")
     assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 4, "srun")) == 8
-    alone.setenv("FLOWPM_THREADS", "3")
+    alone.setenv("MESHIMPL_THREADS", "3")
     assert launch.threads_per_rank() == 3
-    alone.setenv("FLOWPM_THREADS", "many")
-    with pytest.raises(launch.LaunchError, match="FLOWPM_THREADS=many"):
+    alone.setenv("MESHIMPL_THREADS", "many")
+    with pytest.raises(launch.LaunchError, match="MESHIMPL_THREADS=many"):
         launch.threads_per_rank()
 
 
@@ -102,28 +102,28 @@ def test_horovod_defaults_leave_the_users_settings(alone: pytest.MonkeyPatch) ->
 
 def test_stall_limit(alone: pytest.MonkeyPatch) -> None:
     alone.delenv("MESHIMPL_STALL_LIMIT", raising=False)
-    assert launch.stall_limit() == 300
+    assert launch.time_limit("MESHIMPL_STALL_LIMIT") == 300
     alone.setenv("MESHIMPL_STALL_LIMIT", "0")
-    assert launch.stall_limit() == 0
+    assert launch.time_limit("MESHIMPL_STALL_LIMIT") == 0
     for wrong in ("soon", "-1", "nan", "inf"):
         alone.setenv("MESHIMPL_STALL_LIMIT", wrong)
         with pytest.raises(launch.LaunchError, match=f"MESHIMPL_STALL_LIMIT={wrong}"):
-            launch.stall_limit()
+            launch.time_limit("MESHIMPL_STALL_LIMIT")
 
 
 def test_silence_limit(alone: pytest.MonkeyPatch) -> None:
     alone.delenv("MESHIMPL_SILENCE_LIMIT", raising=False)
-    assert launch.silence_limit() == 30
+    assert launch.time_limit("MESHIMPL_SILENCE_LIMIT") == 30
     alone.setenv("MESHIMPL_SILENCE_LIMIT", "soon")
     with pytest.raises(launch.LaunchError, match="MESHIMPL_SILENCE_LIMIT=soon"):
-        launch.silence_limit()
+        launch.time_limit("MESHIMPL_SILENCE_LIMIT")
 
 
 def test_srun_without_pmix_is_refused(alone: pytest.MonkeyPatch) -> None:
     """Where Open MPI needs it, and nowhere else."""
     version: list[int | None] = [5]
-    alone.setattr(pmix, "find_mpirun", lambda: Path("mpirun"))
-    alone.setattr(pmix, "open_mpi_version", lambda mpirun: version[0])
+    alone.setattr(command, "find_mpirun", lambda: Path("mpirun"))
+    alone.setattr(command, "open_mpi_version", lambda mpirun: version[0])
     with pytest.raises(launch.LaunchError, match="7 tasks without PMIx.*srun --mpi=pmix"):
         launch.check_launcher(STEP)
     for fine in (STEP | {"PMIX_NAMESPACE": "slurm.pmix.2.0"}, STEP | OPEN_MPI, BATCH, {}):
@@ -145,7 +145,7 @@ def test_open_mpi_version(tmp_path: Path, told: str, version: int | None) -> Non
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\ncat <<'EOF'\n{told}\nEOF\n")
     mpirun.chmod(0o755)
-    assert pmix.open_mpi_version(mpirun) == version
+    assert command.open_mpi_version(mpirun) == version
 
 
 def test_tasks_of_an_allocation_that_go_unused() -> None:
@@ -282,10 +282,11 @@ if status is not None:
 launch.configure_threads()
 launch.set_horovod_defaults()
 launch.abort_on_error()
-from meshimpl import quiet
-quiet.import_tensorflow()
+from meshimpl.imports import import_tensorflow
+import_tensorflow()
+from meshimpl import engine
 import tensorflow as tf
-hvd = quiet.import_horovod()
+hvd = engine.import_horovod()
 hvd.init()
 rank = hvd.rank()
 """
@@ -335,7 +336,7 @@ import threading, time
 from meshimpl import launch
 
 def fail():
-    launch.end_was_told()
+    launch.mark_reported()
     raise ValueError(launch.stop_name("too small"))
 
 launch.abort_on_error()
@@ -397,13 +398,13 @@ def test_a_rank_that_does_not_come_at_the_start_ends_the_job(tmp_path: Path) -> 
 
 
 def test_a_start_in_time(alone: pytest.MonkeyPatch) -> None:
-    alone.setattr(launch.late_start, "abort", lambda status: ended.append(status))
-    alone.setattr(launch.late_start, "detect", lambda: launch.RankEnvironment(0, 2))
+    alone.setattr(ending, "abort", lambda status: ended.append(status))
+    alone.setattr(ending, "detect", lambda: launch.RankEnvironment(0, 2))
     ended: list[int] = []
     for limit, seconds in (("0.2", 0.0), ("0", 0.3), ("0.2", 0.5)):
         assert not ended
         alone.setenv("MESHIMPL_START_LIMIT", limit)
-        with launch.in_time():
+        with launch.start_in_time():
             time.sleep(seconds)
         time.sleep(0.3)
     assert ended == [1]
@@ -449,7 +450,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     status, _, errors = job(tmp_path, body)
     assert status != 0
     # MPICH's mpirun gives the bare number, which might be a program's own status.
-    if launch.is_open_mpi(launch.find_mpirun()):
+    if launch.open_mpi_version(launch.find_mpirun()):
         assert status == 128 + signal.SIGKILL
         assert "ended by SIGKILL" in errors.strip().splitlines()[-1]
 

@@ -9,7 +9,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import pytest
 
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.declarations import (
     DECLARATIONS,
     Convolution,
@@ -17,18 +16,11 @@ from flowpm_dist.cosmoflow.planning.declarations import (
     Dense,
     Pool,
 )
-from flowpm_dist.cosmoflow.planning.phases import PhaseClock
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import score
-from flowpm_dist.cosmoflow.training.parts import (
-    draws_of,
-    maker_of,
-    network_of,
-    optimiser_of,
-    standardiser_of,
-)
-from flowpm_dist.cosmoflow.training.training import Trainer, predict
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch, InSituSource
-from flowpm_dist.cosmoflow.volumes.universes import Lanes
+from flowpm_dist.cosmoflow.training.trainer import Trainer, optimiser_of, regressor_of
+from flowpm_dist.cosmoflow.volumes.sources import Batch, InSituSource, PhaseClock
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, maker_of
 from meshimpl.process_mesh import ProcessMesh
 
 SMALL = Declaration(
@@ -66,7 +58,7 @@ MESH = ProcessMesh("replica:1")
 
 
 class Kept:
-    """A maker of universes that simulates each once, with labels that may be those of others."""
+    """A maker of universes that simulates each once, with labels that may belong to others."""
 
     def __init__(self, maker):
         self.maker, self.made, self.labels = maker, {}, None
@@ -86,25 +78,28 @@ def parts(tmp_path_factory):
     path = tmp_path_factory.mktemp("learning") / "run.toml"
     path.write_text(RUN)
     DECLARATIONS[SMALL.name] = SMALL
-    plan = load_training(path)
-    network, optimiser = network_of(plan, MESH, parameters=1), optimiser_of(plan)
+    plan = TrainingPlan.load(path)
+    regressor, optimiser = regressor_of(plan, MESH), optimiser_of(plan)
+    network = regressor.network
     optimiser.build(network.weights)
     begin = [variable.numpy() for variable in (*network.state, *optimiser.variables)]
     maker = Kept(maker_of(plan, MESH, Lanes.of(MESH, plan.training.batch)))
-    yield SimpleNamespace(plan=plan, network=network, optimiser=optimiser, begin=begin, maker=maker)
+    yield SimpleNamespace(
+        plan=plan, regressor=regressor, optimiser=optimiser, begin=begin, maker=maker
+    )
     del DECLARATIONS[SMALL.name]
 
 
 def fresh_score(parts, labels=None):
     """The score of sigma8 on universes of the test set, and the losses of the training."""
-    plan, network, optimiser = parts.plan, parts.network, parts.optimiser
+    plan, regressor, optimiser = parts.plan, parts.regressor, parts.optimiser
+    network = regressor.network
     for variable, value in zip((*network.state, *optimiser.variables), parts.begin, strict=True):
         variable.assign(value)
     parts.maker.labels = labels
     options = {"augment": True, "clock": PhaseClock(), "ahead": False}
     source = InSituSource(parts.maker, MESH, draws_of(plan), **options)
-    standardiser = standardiser_of(plan)
-    trainer = Trainer(network, optimiser, standardiser, source, options["clock"])
+    trainer = Trainer(regressor, optimiser, source, options["clock"])
     source.start(0)
     network.calibrate(batch.volumes for batch in source.preview(4))
     losses = [trainer.step(step).loss for step in range(plan.total_steps)]
@@ -112,8 +107,8 @@ def fresh_score(parts, labels=None):
     source.close()
     made = [parts.maker.make("test", generation) for generation in range(4)]
     fresh = [Batch(found.volumes, found.parameters, found.index) for found in made]
-    found = predict(network, standardiser, fresh, 64)
-    return score(found, standardiser.centre)["sigma8"], losses
+    found = regressor.predict(fresh, 64)
+    return score(found, regressor.standardiser.centre)["sigma8"], losses
 
 
 def test_a_network_learns_sigma8(parts):

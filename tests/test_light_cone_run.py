@@ -19,21 +19,15 @@ from test_cli import RUN
 from test_resume import stopped
 
 import flowpm_dist as fpm
-from flowpm_dist.cli.resumable import Request
-from flowpm_dist.cli.simulate import SimulationJob
-from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.config.simulation import check, load
 from flowpm_dist.cosmology import Distances, Halofit, LinearPower
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
-from flowpm_dist.io.light_cone_file import ROWS
+from flowpm_dist.io.light_cone import ROWS
 from flowpm_dist.jobs.estimate import TooLargeError
-from flowpm_dist.jobs.light_cone import RECORDED
-from flowpm_dist.jobs.light_cone_results import bin_edges
-from flowpm_dist.jobs.output_folder import FILES, OF_RUN, OutputFolder
-from flowpm_dist.jobs.simulate import SimulationWork, demand_of, output_bytes, particle_files
+from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import (
     SmailDistribution,
     SourcePlane,
@@ -43,13 +37,16 @@ from flowpm_dist.observables.lensing import (
     shape_noise,
     shear,
 )
-from flowpm_dist.observables.light_cone import LightCone
-from flowpm_dist.observables.light_cone.crossings import LayerLook
-from flowpm_dist.observables.light_cone.options import LightConeOptions, plane_of_layers
-from flowpm_dist.observables.light_cone.recorder import FieldRecorder
-from flowpm_dist.observables.light_cone.sphere_recorder import SphereLook, SphereRecorder
+from flowpm_dist.observables.light_cone import FlatField, LightCone
+from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook
+from flowpm_dist.observables.light_cone.options import plane_of_layers
+from flowpm_dist.observables.light_cone.section import RECORDED
+from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
 from flowpm_dist.particle_mesh.kernels import Ball
-from flowpm_dist.statistics.angular_power import angular_power, theory_in_bins
+from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
+from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
+from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
 
 CONE = """
@@ -81,7 +78,7 @@ def table(here):
 
 def problems(text):
     with pytest.raises(ConfigError) as told:
-        check(tomllib.loads(text), Path("run.toml"))
+        SimulationOptions.check(tomllib.loads(text), Path("run.toml"))
     return str(told.value)
 
 
@@ -100,15 +97,19 @@ def problems(text):
         ("nz.txt", "no.txt", "no.txt: no n(z) of sources: No such file"),
         ("redshift = 0.6", "redshift = 0", "sources[0]: redshift = 0: must be a redshift above 0"),
         ("redshift = 0.6", "redshfit = 1", "redshfit'; did you mean redshift? (options: redshift"),
-        ("redshift = 0.6", "z_max = 0.6", "none of them given: give exactly one of redshift, smai"),
-        ("redshift = 0.6", "redshift = 0.6, column = 1", "sources[0]: column = 1: goes with file"),
-        ("pixels = 8", "pixels = 3", "lightcone.pixels = 3: must be at least 4"),
+        ("redshift = 0.6", "z_max = 0.6", "redshift, smail, file none is given: give exactly one"),
+        ("redshift = 0.6", "redshift = 0.6, column = 2", "sources[0]: column = 2: goes with file"),
+        ("pixels = 8", "pixels = 3", "lightcone.pixels = 3: must be a whole number of at least 4"),
         ("pixels = 8", "pixels = 8\npixles = 8", "pixles is not a key; did you mean pixels?"),
         ("planes = true", "", "lightcone.plane_width = 300.0: goes with ray_tracing or planes"),
         ("tiles = 3", "alignment = { eta = 1.0 }", "amplitude is missing: must be A_IA, a number"),
         ("tiles = 3", "alignment = { amplitude = 1 }", "sources[0] are at one redshift: alignment"),
-        ("tiles = 3", "ray_tracing = true\nalignment = { amplitude = 1 }", "beside ray_tracing"),
-        ("[0.3, 2.0, 1.5]", "[1e-6, 2.0, 1.5]", "sources[1]: n(z) of a source distribution integ"),
+        ("tiles = 3", "ray_tracing = true\nalignment = { amplitude = 1 }", "with ray_tracing"),
+        (
+            "[0.3, 2.0, 1.5]",
+            "[1e-6, 2.0, 1.5]",
+            "sources[1] cannot be used: n(z) of a source distribution integ",
+        ),
         (
             "sigma_e = 0.3",
             "sigma_e = -0.3",
@@ -126,7 +127,7 @@ def test_mistakes_are_told(here, old, new, told):
     [
         ("0.1 1\n0.5 -1\n", "must be finite and not negative"),
         ("0.1 0\n0.5 0\n", "is 0 everywhere"),
-        ("", "sources[2]: /"),
+        ("", "sources[2] cannot be used: /"),
         ("# z, n\n", "no n(z) of sources: it has no rows of numbers"),
         ("0.5\n0.6\n", "it has 1 column: n(z)"),
         ("0.5 1\n0.1 1\n", "must increase"),
@@ -141,26 +142,28 @@ def test_tables_of_sources_are_read_before_the_work(here, rows, told):
 def test_a_shift_may_leave_some_sources(here):
     """Not a table all of whose members it moves below z = 0; nor an advice that is refused."""
     (here / "nz.txt").write_text("0 1\n0.2 1\n0.3 0\n1 0\n")
-    told = "sources[2]: n(z) of a source distribution integrates to 0 above z = 0 with shift = -0.5"
-    assert told in problems(TEXT.replace("column = 2", "shift = -0.5"))
-    check(tomllib.loads(TEXT.replace("column = 2", "shift = -0.25")), Path("run.toml"))
+    told = "cannot be used: n(z) of a source distribution integrates to 0 above z = 0 with shift = "
+    assert f"sources[2] {told}-0.5" in problems(TEXT.replace("column = 2", "shift = -0.5"))
+    SimulationOptions.check(
+        tomllib.loads(TEXT.replace("column = 2", "shift = -0.25")), Path("run.toml")
+    )
 
 
 def test_the_field_that_is_advised_fits():
-    wide = LightConeOptions(field_of_view=60.0, pixels=8, z_max=1.0)
+    wide = FlatField(field_of_view=60.0, pixels=8, z_max=1.0)
     for end in np.linspace(1500.0, 2500.0, 11):
         with pytest.raises(ValueError, match="degrees fit") as told:
-            wide.check_width((64.0,) * 3, end)
+            wide.check_box((64.0,) * 3, end)
         advised = float(re.search(r"at most (\S+) degrees fit", str(told.value))[1])
         assert advised == pytest.approx(np.rad2deg(64.0 / end), rel=1e-2)
-        wide.model_copy(update={"field_of_view": advised}).check_width((64.0,) * 3, end)
+        wide.model_copy(update={"field_of_view": advised}).check_box((64.0,) * 3, end)
 
 
 @pytest.mark.parametrize("width", [1e-3, 90.0, 300.0, 1e5])
 def test_planes_are_told_and_estimated_as_they_are(here, width):
     """Eight layers of 8 Mpc/h in each box; of about the width but for the last."""
     text = TEXT.replace("plane_width = 300.0", f"plane_width = {width}")
-    cone = check(tomllib.loads(text), Path("run.toml")).light_cone
+    cone = SimulationOptions.check(tomllib.loads(text), Path("run.toml")).light_cone
     layers = math.ceil(cone.end / 8 - 0.5)
     numbers = plane_of_layers(layers, 8.0, width)
     counts = np.bincount(numbers)
@@ -179,8 +182,9 @@ def test_checking_a_run_tells_its_warnings(here):
 
 
 def test_fewer_pixels_are_advised_where_the_maps_are_too_large(here):
-    config = load("run.toml", {("lightcone", "pixels"): 65536})
-    job = SimulationJob(config, "row:1,col:1", OutputFolder(here / "out"), Request(here, 1, here))
+    config = SimulationOptions.load("run.toml", {("lightcone", "pixels"): 65536})
+    config = config.with_mesh("row:1,col:1")
+    job = SimulationJob(config, "row:1,col:1", Request(here, 1, here / "out"))
     host = HostMemory(limit=4 * 2**30, free=2**30, is_container=False)
     with pytest.raises(TooLargeError, match=r"; lightcone.pixels = 2048 would fit"):
         job.demand.check(job.estimate, host)
@@ -198,10 +202,10 @@ def test_a_mistake_is_told_without_tensorflow(here):
 
 
 def test_the_sides_across_the_line_of_sight_limit_the_field():
-    cone = LightCone(field_of_view=10.0, pixels=8, z_max=0.3)
-    cone.check_width((150.0, 160.0, 80.0), 840.0)
+    field = FlatField(field_of_view=10.0, pixels=8, z_max=0.3)
+    field.check_box((150.0, 160.0, 80.0), 840.0)
     with pytest.raises(ValueError, match="and the box 140"):
-        cone.check_width((160.0, 140.0, 300.0), 840.0)
+        field.check_box((160.0, 140.0, 300.0), 840.0)
 
 
 def test_distances_are_those_of_the_simulation():
@@ -214,51 +218,54 @@ def test_distances_are_those_of_the_simulation():
 
 
 def test_the_resolved_run_file_is_the_same_run(here):
-    config = load("run.toml")
+    config = SimulationOptions.load("run.toml")
     (here / "again.toml").write_text(config.resolved())
-    assert load("again.toml").model_dump() == config.model_dump()
+    assert SimulationOptions.load("again.toml").model_dump() == config.model_dump()
     assert config.lightcone.sources[2].file == here / "nz.txt"
-    without = check(tomllib.loads(TEXT.partition("[lightcone]")[0]), Path("run.toml"))
+    without = SimulationOptions.check(
+        tomllib.loads(TEXT.partition("[lightcone]")[0]), Path("run.toml")
+    )
     assert without.lightcone is None and "lightcone" not in without.resolved()
 
 
 def test_memory_and_disk_have_room_for_the_maps(here):
-    config = load("run.toml")
-    from flowpm_dist.config.objects import simulation_plan
-
-    plan = simulation_plan(config.box, config.initial, config.evolution, config.run)
-    rest = {}, 1, None, False, config.output, None, ""
-    works = [SimulationWork(plan, *rest, light_cone=cone) for cone in (None, config.light_cone)]
-    memory = [demand_of(work, "row:1,col:1").estimate().memory for work in works]
+    config = SimulationOptions.load("run.toml")
+    config = config.with_mesh("row:1,col:1")
+    both = [config.model_copy(update={"lightcone": cone}) for cone in (None, config.lightcone)]
+    memory = [demand_of(each).estimate().memory for each in both]
     planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
     of_maps = (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
     assert memory[1] - memory[0] == of_maps + 160 * 2**20
-    disk = [output_bytes(plan, config.output, work.light_cone, ranks=2) for work in works]
+    disk = [output_bytes(each, ranks=2) for each in both]
     # Seven numbers of each particle in a pyramid of this height and field.
     seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.end**3 / 3
     assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * (seen + 2 * ROWS))
-    often = config.output.model_copy(update={"checkpoint_every": 1})
-    assert particle_files(plan, often, ranks=2) == 2 * 4  # none at the end but the last
+    output = config.output.model_copy(update={"checkpoint_every": 1})
+    often = config.model_copy(update={"output": output})
+    assert particle_files(often, ranks=2) == 2 * 4  # none at the end but the last
     assert config.light_cone.end == pytest.approx(2300, rel=0.01)
 
 
-def recorders(n, far):
-    """Both recorders and their looks at a plane of n^2 particles, all at the scale factor 0.5."""
-    of_field = FieldRecorder.__new__(FieldRecorder)
-    of_field._layers, of_field._a = SimpleNamespace(distances=np.array([far])), np.array([0.5])
-    of_field._moved = of_field._speed = np.ones((1, 4))
-    of_field._box, of_field._fov = SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3), 0.1
+def geometries(n, far):
+    """Both skies and their looks at a plane of n^2 particles, all at the scale factor 0.5."""
+    flat = FlatGeometry.__new__(FlatGeometry)
+    flat.layers, flat._a = SimpleNamespace(distances=np.array([far])), np.array([0.5])
+    flat._moved = flat._speed = np.ones((1, 4))
+    flat.box, flat.sky = (
+        SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3),
+        SimpleNamespace(fov=0.1),
+    )
     zero = np.zeros(1, int)
     layer = LayerLook(
         zero, zero, np.array([[0, 1, 2, 0, 1, 0]]), np.array([[-n / 2, 1, -n / 2, 1, 1]])
     )
-    of_sphere = SphereRecorder.__new__(SphereRecorder)
+    sphere = SphereGeometry.__new__(SphereGeometry)
     edges = np.array([0.0, 200.0, 400.0])
     given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1, maps=1)
     given |= dict(first_map=np.zeros(2, np.int32), step=1.0, per_distance=False)
     ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(n / 2, n / 2, 0.0), **given)
-    sphere = SphereLook(ball, np.eye(4)[np.zeros((2, 9), int)])  # factors of 1
-    return (of_field, layer), (of_sphere, sphere)
+    factors = np.eye(4)[np.zeros((2, 9), int)]  # of 1
+    return (flat, layer), (sphere, SphereLook(ball, coefficients=factors))
 
 
 def test_particles_are_written_in_the_memory_that_is_told():
@@ -268,9 +275,9 @@ def test_particles_are_written_in_the_memory_that_is_told():
     lattice = np.arange(n) - 512
     square = (np.abs(lattice) <= 0.05 * far).sum() ** 2
     disc = (lattice**2 + lattice[:, np.newaxis] ** 2 < 400**2).sum()
-    for (recorder, look), count in zip(recorders(n, far), (square, disc), strict=True):
+    for (sky, look), count in zip(geometries(n, far), (square, disc), strict=True):
         tracemalloc.start()
-        found = sum(len(a) for *_, a in recorder.seen_of(look, field, [field] * 4))
+        found = sum(len(a) for *_, a in sky.record(look, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert found == count and peak < RECORDED
@@ -281,14 +288,14 @@ def test_particles_without_a_place_are_written_as_such(moved):
     """Those displaced by more than ten times the side of the box, which is 8."""
     field = np.zeros((8, 8, 1, 3), np.float32)
     field[3, 4, 0, 2] = moved
-    for recorder, look in recorders(8, 2000.0):
-        places = np.concatenate([p for p, *_ in recorder.seen_of(look, field, [0 * field] * 4)])
+    for sky, look in geometries(8, 2000.0):
+        places = np.concatenate([p for p, *_ in sky.record(look, field, [0 * field] * 4)])
         assert np.isnan(places).any() == (abs(moved) > 80)
 
 
 @pytest.mark.parametrize("pixels", [4, 5, 7, 8, 17, 100, 243])
 def test_no_bin_is_empty(pixels):
-    edges = bin_edges(0.1, pixels)
+    edges = octave_edges(0.1, pixels)
     assert angular_power(tf.zeros([pixels, pixels]), 0.1, edges).modes.min() >= 4
 
 
@@ -321,12 +328,12 @@ def sources():
 @functools.cache
 def convergence():
     with pytest.warns(UserWarning, match="^pixels = 8: half the way"):
-        return LightCone(**FIELD).convergence(simulation(), sources(), 1)
+        return LightCone(FlatField(**FIELD)).convergence(simulation(), sources(), 1)
 
 
 @functools.cache
 def planes():
-    return LightCone(**FIELD).planes(simulation(), 300.0, 1)
+    return LightCone(FlatField(**FIELD)).planes(simulation(), 300.0, 1)
 
 
 def test_maps_are_those_of_python(born):
@@ -334,8 +341,8 @@ def test_maps_are_those_of_python(born):
     found = load_light_cone(out)
     expected = convergence()
     np.testing.assert_array_equal(found["kappa"], np.swapaxes(expected.kappa, 1, 2))
-    noise = shape_noise([8, 8], expected.fov, np.full(3, 0.3), 10.0, 5).numpy()
-    for n, gamma in enumerate(shear(expected.kappa, expected.fov)):
+    noise = shape_noise([8, 8], expected.sky.fov, np.full(3, 0.3), 10.0, 5).numpy()
+    for n, gamma in enumerate(shear(expected.kappa, expected.sky.fov)):
         values = np.swapaxes(gamma + noise[:, n], 1, 2)
         np.testing.assert_allclose(found[f"gamma{n + 1}"], values, atol=1e-7 * abs(values).max())
     np.testing.assert_array_equal(found["planes"], np.swapaxes(planes().delta, 1, 2))
@@ -352,7 +359,8 @@ def test_maps_are_those_of_python(born):
 def test_a_coarse_mesh_is_told(born):
     out, done = born
     (warning,) = load_light_cone(out).attributes["warnings"]
-    assert warning.startswith("lightcone.pixels = 8: half the way") and "4 pixels show" in warning
+    assert warning.startswith("lightcone.pixels = 8: half the way")
+    assert "pixels = 4 would show" in warning
     assert f"warning: {warning}" in done.stderr
 
 
@@ -361,14 +369,15 @@ def test_the_spectra_are_those_of_python(born):
     table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
     kappa = convergence().kappa
     fov = np.deg2rad(1.5)
-    measured = angular_power(kappa[:, None], fov, bin_edges(fov, 8), other=kappa, window="bilinear")
+    edges = octave_edges(fov, 8)
+    measured = angular_power(kappa[:, None], fov, edges, other=kappa, window="bilinear")
     linear = LinearPower(COSMOLOGY)
     theories = {
         name: theory_in_bins(
             lambda ell, power=power: convergence_power(ell, sources(), COSMOLOGY, power),
             8,
             fov,
-            bin_edges(fov, 8),
+            edges,
         )
         for name, power in (("limber_linear", linear), ("limber_halofit", Halofit(linear)))
     }
@@ -403,7 +412,7 @@ def test_rays_are_those_of_python(here):
     assert done.returncode == 0, done.stderr
     found = load_light_cone("out")
     matter = planes()
-    rays = ray_trace(matter.delta, matter.planes, sources(), COSMOLOGY, matter.fov)
+    rays = ray_trace(matter.delta, matter.planes, sources(), COSMOLOGY, matter.sky.fov)
     for name in ("kappa", "gamma1", "gamma2", "rotation"):
         values = np.swapaxes(getattr(rays, name), 1, 2)
         np.testing.assert_allclose(found[name], values, atol=1e-6 * abs(values).max(), err_msg=name)
@@ -437,7 +446,7 @@ def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
 
 def test_maps_of_an_older_run_do_not_stay(tmp_path):
     """They would look like those of the new one."""
-    folder = OutputFolder(tmp_path / "out")
+    folder = SimulationFolder(tmp_path / "out")
     (folder.path / LIGHT_CONE).mkdir(parents=True)
     (folder.path / "convergence.png").touch()
     folder.partial.mkdir()

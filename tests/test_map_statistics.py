@@ -6,6 +6,14 @@ import tensorflow as tf
 from derivatives import check_derivative
 
 from flowpm_dist.grid.flat_sky import FlatSky
+from flowpm_dist.posteriors import MAP_STATISTICS, measured
+from flowpm_dist.posteriors.features import (
+    HEIGHTS,
+    NoisyMaps,
+    map_histograms,
+    map_peaks,
+    map_power,
+)
 from flowpm_dist.statistics import (
     angular_power,
     binned_angular_power,
@@ -13,15 +21,6 @@ from flowpm_dist.statistics import (
     peaks,
     soft_map_histogram,
     theory_in_bins,
-)
-from flowpm_dist.statistics.map_summaries import (
-    HEIGHTS,
-    MAP_STATISTICS,
-    NoisyMaps,
-    map_histograms,
-    map_peaks,
-    map_power,
-    measured_maps,
 )
 
 RNG = np.random.default_rng(11)
@@ -188,7 +187,7 @@ def test_theory_in_bins_is_the_mean_over_their_modes():
 
 
 def test_summaries_of_white_maps():
-    """Their power is sigma^2 times a pixel's area, and that of two alike is correlated by 1."""
+    """Noise has the power sigma^2 times a pixel's area; two equal maps have a correlation of 1."""
     fov, sigma = 0.2, 0.01
     kappa = sigma * np.random.default_rng(3).normal(size=(40, 2, 16, 16))
     maps = NoisyMaps(kappa, fov, sigma)
@@ -212,12 +211,12 @@ def test_summaries_of_white_maps():
 
 def test_summaries_of_maps_by_name(monkeypatch):
     maps = NoisyMaps(np.random.default_rng(3).normal(size=(3, 1, 8, 8)), 0.2, 1.0)
-    found = measured_maps(tuple(MAP_STATISTICS), maps)
+    found = measured(tuple(MAP_STATISTICS), maps)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 3)
     monkeypatch.setitem(MAP_STATISTICS, "means", lambda m: m.kappa.mean(axis=(1, 2, 3)))
-    assert measured_maps(["means"], maps)["means"].shape == (3, 1)
+    assert measured(["means"], maps)["means"].shape == (3, 1)
     monkeypatch.setitem(MAP_STATISTICS, "means", lambda m: np.full(3, np.nan))
     with pytest.raises(ValueError, match="means has values that are not finite"):
-        measured_maps(["means"], maps)
+        measured(["means"], maps)
     with pytest.raises(ValueError, match="statistic of maps"):
-        measured_maps(["nothing"], maps)
+        measured(["nothing"], maps)

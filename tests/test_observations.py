@@ -1,4 +1,4 @@
-"""The data of a reconstruction: what is wrong is told with its place, a rank reads its block."""
+"""The data of a reconstruction: messages name the place of a fault, a rank reads its block."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import zarr
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.observables import observations
 from flowpm_dist.observables.observations import Observations, file_misfits
-from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.observables.options import DensityOptions, observation_of
 
 GRID = (4, 6, 8)
 
@@ -30,7 +30,7 @@ def observed(folder: Path, **keys) -> Observations:
             np.save(folder / f"{key}.npy", value)
             given[key] = folder / f"{key}.npy"
     file, priors = given.pop("file", None), given.pop("priors", None)
-    return Observations(ObservationOptions(**given), GRID, file, priors)
+    return Observations(observation_of(given), GRID, file, priors)
 
 
 def problems(folder: Path, **keys) -> dict[str, str]:
@@ -173,7 +173,7 @@ def test_what_the_forward_model_makes_is_taken(tmp_path, keys):
 
 
 def test_without_files_nothing_of_the_size_of_the_grid_is_made():
-    mock = ObservationOptions(sigma=0.5)
+    mock = DensityOptions(sigma=0.5)
     assert Observations(mock, (100_000,) * 3).problems() == {}
 
 
@@ -217,7 +217,7 @@ def test_misfits_of_what_a_file_tells(tmp_path):
     group.create_array("density", data=a_density())
     assert file_misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
     (told,) = file_misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
-    assert "is of a box of [100.0, 100.0, 100.0] Mpc/h" in told
+    assert "its box has [100.0, 100.0, 100.0] Mpc/h" in told
     (told,) = file_misfits(tmp_path / "d.zarr", (8, 8, 8), None, None)
     assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in told
     (told,) = file_misfits(tmp_path / "none.npy", GRID, None, None)

@@ -1,4 +1,4 @@
-"""The tests of tests/ranks on one rank: in a file of its own, beside the jobs of several."""
+"""The tests of tests/ranks on one rank, in a separate file from the jobs of several ranks."""
 
 from collections.abc import Callable
 from pathlib import Path

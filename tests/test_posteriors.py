@@ -12,23 +12,33 @@ import pytest
 import tensorflow as tf
 from scipy.stats import multivariate_normal, norm
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.posteriors import figures
+from flowpm_dist.posteriors import STATISTICS, features, figures, measured
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, error_of_mean, mixed
-from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
-from flowpm_dist.posteriors.mapping import PriorMap
+from flowpm_dist.posteriors.heads import (
+    Posterior,
+    Summaries,
+    bounded,
+    fit_posterior,
+    head_of,
+    unbounded,
+)
 from flowpm_dist.posteriors.novelty import FeatureDensity
 from flowpm_dist.posteriors.options import HEADS, HeadOptions
-from flowpm_dist.posteriors.spline import inverse_spline, parameters_of_spline, spline
-from flowpm_dist.posteriors.transforms import Gaussian, SplineFlow
-from flowpm_dist.statistics import Bins, bispectrum, power_spectrum, summaries
-from flowpm_dist.statistics.cell_values import CellValues
+from flowpm_dist.posteriors.transforms import (
+    Gaussian,
+    SplineFlow,
+    inverse_spline,
+    parameters_of_spline,
+    spline,
+)
+from flowpm_dist.statistics import Bins, bispectrum, power_spectrum
+from flowpm_dist.statistics.histogram import CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 PRIORS = UniformPriors({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})
-LINE = PriorMap(PRIORS)
 SLOPES = np.array([[1.0, 0.5, 0.0, 0.2], [-0.8, 1.0, 0.3, 0.0], [0.1, 0.0, 0.4, 0.3]])
 NOISE = np.array([0.5, 0.7, 1.0, 0.6])
 PRECISION = np.eye(3) + SLOPES / NOISE**2 @ SLOPES.T
@@ -45,7 +55,7 @@ def drawn(count: int, seed: int) -> Summaries:
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((count, 3))
     features = z @ SLOPES + NOISE * rng.standard_normal((count, 4))
-    return Summaries(features, LINE.from_line(z))
+    return Summaries(features, bounded(PRIORS, z))
 
 
 @functools.cache
@@ -54,24 +64,23 @@ def fitted(head: str) -> Posterior:
 
 
 def exact_gain(data: Summaries) -> np.ndarray:
-    z = LINE.to_line(data.truth)
+    z = unbounded(PRIORS, data.truth)
     posterior = multivariate_normal(np.zeros(3), COVARIANCE).logpdf(z - exact_mean(data.features))
     return posterior - norm.logpdf(z).sum(axis=1)
 
 
 def test_the_map_of_priors_and_its_jacobian():
     points = np.random.default_rng(0).uniform(PRIORS.low, PRIORS.high, (50, 3))
-    z = LINE.to_line(points)
-    np.testing.assert_allclose(LINE.from_line(z), points, rtol=1e-12)
+    z = unbounded(PRIORS, points)
+    np.testing.assert_allclose(bounded(PRIORS, z), points, rtol=1e-12)
     step = 1e-7 * (PRIORS.high - PRIORS.low)
-    slopes = (LINE.to_line(points + step) - LINE.to_line(points - step)) / (2 * step)
-    np.testing.assert_allclose(LINE.log_jacobian(points), np.log(slopes).sum(axis=1), atol=1e-5)
-    # The density of the prior is that of unit normals.
-    uniform = norm.logpdf(z).sum(axis=1) + LINE.log_jacobian(points)
-    np.testing.assert_allclose(uniform, -np.log(PRIORS.high - PRIORS.low).sum(), rtol=1e-12)
-    assert np.isfinite(LINE.to_line(np.float32([PRIORS.low, PRIORS.high]))).all()
+    slopes = (unbounded(PRIORS, points + step) - unbounded(PRIORS, points - step)) / (2 * step)
+    # The prior is a unit normal.
+    uniform = norm.logpdf(z).sum(axis=1) + np.log(slopes).sum(axis=1)
+    np.testing.assert_allclose(uniform, -np.log(PRIORS.high - PRIORS.low).sum(), atol=1e-5)
+    assert np.isfinite(unbounded(PRIORS, np.float32([PRIORS.low, PRIORS.high]))).all()
     with pytest.raises(ValueError, match=r"sigma8 = 1 is outside its prior, 0\.78 to 0\.95"):
-        LINE.to_line(np.array([[0.3, 1.0, 0.95]]))
+        unbounded(PRIORS, np.array([[0.3, 1.0, 0.95]]))
 
 
 def test_a_spline_is_undone_and_has_its_slope():
@@ -110,7 +119,7 @@ def test_noise_is_undone_and_its_volume_is_that_of_the_jacobian(head):
         parts = [tf.reduce_sum(noise[..., i]) for i in range(3)]
     rows = np.stack([tape.gradient(part, z).numpy() for part in parts], axis=-2)
     np.testing.assert_allclose(log_volume, np.log(np.linalg.det(rows)), atol=1e-9)
-    np.testing.assert_allclose(transform.line(weights, noise, x), z, atol=1e-8)
+    np.testing.assert_allclose(transform.inverse(weights, noise, x), z, atol=1e-8)
 
 
 @pytest.mark.parametrize("transform", [Gaussian(4, 2, 8), SplineFlow(4, 2, 8, bins=4)])
@@ -134,8 +143,8 @@ def test_heads_recover_an_exact_posterior(head):
     gain, exact = found.gain(test.truth, test.features), exact_gain(test)
     # The linear Gaussian has 21 numbers, k / 2n = 0.005; what is not linear is stopped early.
     assert np.mean(exact - gain) == pytest.approx(0.01, abs=0.02)
-    z = LINE.to_line(
-        np.clip(found.sample(test.features[:20], 2000, seed=1), PRIORS.low, PRIORS.high)
+    z = unbounded(
+        PRIORS, np.clip(found.sample(test.features[:20], 2000, seed=1), PRIORS.low, PRIORS.high)
     )
     sigma = np.sqrt(np.diag(COVARIANCE))
     offset = (z.mean(axis=1) - exact_mean(test.features[:20])) / sigma
@@ -147,7 +156,7 @@ def test_heads_recover_an_exact_posterior(head):
 
 def test_a_diagonal_gaussian_has_no_correlations_and_loses_what_they_tell():
     found, test = fitted("independent"), drawn(1000, 3)
-    z = LINE.to_line(found.sample(test.features[:1], 40_000, seed=1))[0]
+    z = unbounded(PRIORS, found.sample(test.features[:1], 40_000, seed=1))[0]
     assert np.abs(np.corrcoef(z.T) - np.eye(3)).max() < 0.05
     # The likeliest Gaussian without correlations has the variances of the marginals.
     lost = 0.5 * (np.log(np.diag(COVARIANCE)).sum() - np.linalg.slogdet(COVARIANCE)[1])
@@ -161,16 +170,16 @@ def test_a_flow_bends_where_a_gaussian_cannot_and_integrates_to_one_within_the_p
     one = UniformPriors({"sigma8": (0.6, 1.0)})
     rng = np.random.default_rng(0)
     z = rng.standard_normal((1400, 1))
-    features, truth = np.abs(z) + 0.1 * rng.standard_normal(z.shape), PriorMap(one).from_line(z)
+    features, truth = np.abs(z) + 0.1 * rng.standard_normal(z.shape), bounded(one, z)
     sets = [Summaries(features[s], truth[s]) for s in (slice(1000), slice(1000, 1400))]
     options = HeadOptions(hidden=32, members=1, penalties=(0.1,), batch=200, epochs=60)
     flow, gaussian = (fit_posterior(head, one, *sets, options) for head in ("flow", "gaussian"))
     assert flow.loss < gaussian.loss - 0.5
-    samples = PriorMap(one).to_line(flow.sample(np.array([[1.5]]), 2000))[0, :, 0]
+    samples = unbounded(one, flow.sample(np.array([[1.5]]), 2000))[0, :, 0]
     assert 0.3 < np.mean(samples > 0) < 0.7 and np.mean(np.abs(np.abs(samples) - 1.5) < 0.4) > 0.85
     middles = 0.6 + 0.4 * (np.arange(4000) + 0.5) / 4000
-    density = np.exp(flow.log_probability(middles[:, np.newaxis], np.full((4000, 1), 1.5)))
-    assert density.sum() * 0.4 / 4000 == pytest.approx(1, abs=2e-3)
+    over_prior = np.exp(flow.gain(middles[:, np.newaxis], np.full((4000, 1), 1.5)))
+    assert over_prior.mean() == pytest.approx(1, abs=2e-3)
 
 
 def test_a_posterior_is_repeatable_and_the_same_when_read_again(tmp_path):
@@ -204,7 +213,7 @@ def answers(count=400, widen=1.0, shift=0.0, draws=300) -> Answers:
     sigma = np.sqrt(np.diag(COVARIANCE))
     noise = rng.standard_normal((count, draws, 3)) @ np.linalg.cholesky(COVARIANCE).T
     z = (exact_mean(test.features) + shift * sigma)[:, np.newaxis] + widen * noise
-    return Answers(PRIORS, test.truth, LINE.from_line(z), exact_gain(test))
+    return Answers(PRIORS, test.truth, bounded(PRIORS, z), exact_gain(test))
 
 
 def test_exact_posteriors_are_calibrated():
@@ -278,9 +287,9 @@ def test_unusual_data_are_told(tmp_path):
     assert np.mean([bool(t) for t in told]) < 0.06
     far, off = 8 * mixing[0], 2 * rng.standard_normal(40)
     density.save(tmp_path / "features.npz")
-    assert "unlike those of the training" in FeatureDensity.load(tmp_path / "features.npz").warning(
-        far
-    )
+    assert "does not resemble the training set" in FeatureDensity.load(
+        tmp_path / "features.npz"
+    ).warning(far)
     assert density.quantiles(off[np.newaxis])[0, 1] == 1
 
 
@@ -291,12 +300,12 @@ def test_how_often_ordinary_data_are_called_unusual():
     assert density.whole and not density.distances(rng.standard_normal((50, 3)))[:, 1].any()
     told = [density.warning(x) for x in rng.standard_normal((1000, 3))]
     assert np.mean([bool(t) for t in told]) < 0.03
-    assert "99% of 100 held out at most" in density.warning(np.full(3, 9.0))
-    assert "of ordinary ones about 1% are called unlike" in density.warning(np.full(3, 9.0))
+    assert "99% quantile of 100 held-out samples" in density.warning(np.full(3, 9.0))
+    assert "About 1% of ordinary samples get this warning" in density.warning(np.full(3, 9.0))
     more = replace(density, known=np.concatenate([density.known, density.known[:1]]))
-    assert "about 2% are called unlike" in more.warning(np.full(3, 9.0))
+    assert "About 2% of ordinary samples get this" in more.warning(np.full(3, 9.0))
     few = replace(density, known=density.known[:4])
-    assert "about 20% are called unlike" in few.warning(np.full(3, 9.0))
+    assert "About 20% of ordinary samples get this" in few.warning(np.full(3, 9.0))
 
 
 def test_statistics_by_name():
@@ -305,19 +314,19 @@ def test_statistics_by_name():
     values = np.exp(rng.standard_normal((2, 12, 12, 12)))
     box = Box((12, 12, 12), (24.0, 24.0, 24.0), ProcessMesh("row:1,col:1"), tf.float64, batch=2)
     field = Field(tf.constant(values), box)
-    names = [*summaries.STATISTICS, "test_posteriors:total"]
-    found = summaries.measured(names, field)
+    names = [*STATISTICS, "test_posteriors:total"]
+    found = measured(names, field)
     assert list(found) == names and all(len(of) == 2 for of in found.values())
     np.testing.assert_allclose(found["power"], np.log(power_spectrum(field, window="cic").power))
     k = 2 * np.pi / 24 * np.fft.fftfreq(12, 1 / 12)
     k2 = k[:, None, None] ** 2 + k[:, None] ** 2 + k**2
     shares = []
-    for radius, edges in summaries.SCALES:
+    for radius, edges in features.SCALES:
         modes = np.fft.fftn(values, axes=(1, 2, 3)) * np.exp(-0.5 * (2 * radius) ** 2 * k2)
         smooth = np.log(np.fft.ifftn(modes, axes=(1, 2, 3)).real)
         shares.append([np.sqrt(np.histogram(one, edges)[0] / 12**3) for one in smooth])
     np.testing.assert_allclose(found["histograms"], np.concatenate(shares, axis=1), atol=1e-12)
-    shells = Bins(summaries.SHELLS, k_min=2 * np.pi / 24, k_max=2 / 3 * np.pi / 2)
+    shells = Bins(6, k_min=2 * np.pi / 24, k_max=2 / 3 * np.pi / 2)
     triple = bispectrum(field, bins=shells, window="cic")
     p = power_spectrum(field, bins=shells, window="cic").power[:, triple.shells]
     cyclic = p[..., 0] * p[..., 1] + p[..., 1] * p[..., 2] + p[..., 2] * p[..., 0]
@@ -325,24 +334,24 @@ def test_statistics_by_name():
     np.testing.assert_allclose(found["test_posteriors:total"][:, 0], values.sum(axis=(1, 2, 3)))
     counts = CellValues(mean_count=2.0)
     names = ["histograms", "test_posteriors:mean_contrast"]
-    found_of_counts = summaries.measured(names, field, counts)
+    found_of_counts = measured(names, field, counts)
     np.testing.assert_allclose(
         found_of_counts["test_posteriors:mean_contrast"][:, 0], values.mean((1, 2, 3)) / 2 - 1
     )
-    edges = counts.bins(summaries.SCALES[0][1])
+    edges = counts.bins(features.SCALES[0][1])
     shares = [np.histogram(one, edges)[0] / 12**3 for one in values]
     of_histograms = found_of_counts["histograms"][:, : len(edges) - 1]
     np.testing.assert_allclose(of_histograms, np.sqrt(shares), atol=1e-12)
-    joined = summaries.joined(found, ["power", "bispectrum"])
+    joined = features.joined(found, ["power", "bispectrum"])
     assert joined.shape == (2, found["power"].shape[1] + found["bispectrum"].shape[1])
     with pytest.raises(ValueError, match="no statistic 'powr'; did you mean power"):
-        summaries.measured(["powr"], field)
+        measured(["powr"], field)
     with pytest.raises(ValueError, match="test_posteriors:nothing returned an array of shape .0,."):
-        summaries.measured(["test_posteriors:nothing"], field)
+        measured(["test_posteriors:nothing"], field)
 
 
 def test_histograms_have_every_cell():
-    """Of a density with strong noise, and of counts, however few or many there are."""
+    """Every cell is in a bin, with strong noise, and for few and for many counts."""
     rng = np.random.default_rng(1)
     box = Box((12, 12, 12), (24.0, 24.0, 24.0), ProcessMesh("row:1,col:1"), tf.float64, batch=2)
     density = np.exp(rng.standard_normal((2, 12, 12, 12)) - 0.5)
@@ -351,8 +360,8 @@ def test_histograms_have_every_cell():
     for seen, mean_count in (*noisy, *counted):
         values = CellValues(mean_count is not None, mean_count)
         field = Field(tf.constant(seen), box)
-        found = summaries.measured(["histograms"], field, values)["histograms"]
-        shares = found.reshape(2, len(summaries.SCALES), -1) ** 2
+        found = measured(["histograms"], field, values)["histograms"]
+        shares = found.reshape(2, len(features.SCALES), -1) ** 2
         np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-13)
         assert ((shares > 0).sum(axis=-1)[:, :2] > 2).all(), "bins are too wide"
 

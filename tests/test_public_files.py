@@ -11,14 +11,16 @@ from public_layout import NAMES, scaled, write_public
 
 from flowpm_dist.cosmoflow.volumes import public_files
 from flowpm_dist.cosmoflow.volumes.public_files import bounds_of, public_index, samples_of_names
-from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError, stage
+from flowpm_dist.cosmoflow.volumes.record_files import RecordError
+from flowpm_dist.cosmoflow.volumes.record_writer import stage
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset
 
 MANY = 1000
 
 
 def read_all(data: RecordDataset) -> tuple[np.ndarray, ...]:
     [batch] = data.batches(len(data), shuffle=False, steps=1)
-    return tuple(part.numpy() for part in batch)
+    return batch
 
 
 def poisson(samples: int, side: int, channels: int = 4) -> np.ndarray:
@@ -94,7 +96,7 @@ def test_a_thousand_packed_files_are_opened_once(packed, opened, tmp_path, monke
     data = RecordDataset(folder, "train", parameters=NAMES)
     assert len(data) == MANY and len(opened) == 2 + MANY
     [batch] = data.batches(8, steps=1, seed=3)
-    volume, y, index = (part.numpy() for part in batch)
+    volume, y, index = batch
     assert index.tolist() == data.order(3, 0)[:8].tolist()
     np.testing.assert_array_equal(volume, poisson(MANY, 2)[index])
     np.testing.assert_array_equal(y, scaled(index))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -16,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from meshimpl.launch import HOST_LOST
-from meshimpl.launch.job_folder import VARIABLE, JobFolder
-from meshimpl.launch.watch import children_of
-from meshimpl.pulse.judgement import PROOF, Peer, is_deadlock, is_stuck, trouble
-from meshimpl.pulse.launchers import end_launcher
-from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
+from meshimpl.launch.ending import JOB_FOLDER, JobFolder
+from meshimpl.pulse import rank as rank_side
+from meshimpl.pulse.judgement import IDLE_SECONDS, PROOF, Peer, is_deadlock, is_stuck, trouble
+from meshimpl.pulse.launchers import Activity, Srun, children_of, end_launcher
+from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
 from meshimpl.pulse.process import Settings
-from meshimpl.pulse.wire import Srun
+from meshimpl.pulse.wire import Line, Report
 
 ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
@@ -114,29 +113,48 @@ def test_a_deadlock_is_believed_after_six_seconds_and_two_beats(stall):
 def test_a_page_is_read_as_it_was_written():
     page = Page.create()
     assert page.read() == Place()
-    page.write("the höhe of it" * 100, 7, True)
+    page.write(Place("the höhe of it" * 100, 7, True))
     page.end(LEAVES)
     wait = Wait.of(2**32, (1, 3, 5))
     begun = (Wait(3, 0, 2, 1), wait)
-    page.write("shorter", 8, False, wait, begun)
+    page.write(Place("shorter", 8, False, wait, begun))
     assert wait is not None and list(wait.ranks) == [1, 3, 5] and Wait.of(1, (0, 1, 3)) is None
-    place = Place("shorter", 8, False, wait, begun, LEAVES, True)
-    assert Page(page.file).read(stopped=True) == place
-    assert Place.told(json.loads(json.dumps(place))) == place
+    place = Place("shorter", 8, False, wait, begun, LEAVES)
+    assert Page(page.file).read() == place
     assert place.has_begun(Wait(3, 0, 2, 1)) and not place.has_begun(Wait(4, 0, 2, 1))
     assert not place.has_begun(Wait(1, 0, 3, 1))
     many = tuple(Wait(1, 0, size, 1) for size in range(2, 60))
-    page.write("shorter", 9, False, many[0], many)
+    page.write(Place("shorter", 9, False, many[0], many))
     assert page.read() == Place("shorter", 9, False, ending=LEAVES)
 
 
+def test_a_report_arrives_as_it_was_sent():
+    """On a line of the same job; a message of another one closes the line."""
+    wait = Wait(2, 0, 4, 1)
+    report = Report("secret", 3, "node1", 77, Place("höhe", 5, True, wait, (wait,)), 30.0, "LIMIT")
+    for secret, reports in (("secret", [report, report]), ("another", [])):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            sender, receiver = Line(ours, "secret"), Line(theirs, secret)
+            assert receiver.receive() == ([], True)
+            sender.send(report)
+            sender.send(report)
+            assert receiver.receive() == (reports, bool(reports))
+    for strange in (b"[]\n", b"{}\n", b"3\n", b"GET / HTTP/1.1\r\n\n", b"x" * 2**17):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            ours.send(strange)
+            assert Line(theirs, "secret").receive() == ([], False)
+
+
 def test_a_page_that_is_half_written_tells_no_place():
-    """Of a rank that was stopped meanwhile."""
+    """A rank that was stopped meanwhile."""
     page = Page.create()
     wait = Wait(1, 0, 2, 1)
-    page.write("before", 7, True, wait, (wait,))
+    page.write(Place("before", 7, True, wait, (wait,)))
     half, written = len(page._memory) // 100, page._memory[:]
-    page.write("after it", 8, True, wait, (wait, Wait(4, 0, 4, 1)))
+    page.write(Place("after it", 8, True, wait, (wait, Wait(4, 0, 4, 1))))
     page._memory[half:] = written[half:]
     assert page.read() == Place()
 
@@ -148,13 +166,13 @@ def test_a_page_where_there_is_no_memfd(monkeypatch):
             os, "memfd_create", lambda *_, error=missing: (_ for _ in ()).throw(error)
         )
         page = Page.create()
-        page.write("here", 1, True)
+        page.write(Place("here", 1, True))
         assert Page(page.file).read() == Place("here", 1, True)
 
 
 def peer(rank: int, host: str = "node1", **more: object) -> Peer:
     """A rank as a pulse knows it."""
-    return Peer(rank, host, 100 + rank, place=Place(), **more)  # type: ignore[arg-type]
+    return Peer(rank, host, 100 + rank, **more)  # type: ignore[arg-type]
 
 
 def said(*peers: Peer, status: int = HOST_LOST) -> str:
@@ -199,26 +217,79 @@ def test_a_stopped_rank_and_a_stopped_job():
     assert said(peer(0), stopped) == ""
 
 
+def test_a_rank_that_stands_still_is_named_once():
+    """And once more when it works again."""
+    still = peer(1)
+    for idle, cause in (
+        ("T", "`kill -CONT 101` lets it continue"),
+        ("D", "a disk"),
+        ("S", "device"),
+    ):
+        assert still.news() == ""
+        still.hear(Place(idle=idle))
+        news = still.news()
+        assert news.startswith("rank 1 (process 101) on host node1 has done nothing for 30 s")
+        assert cause in news and still.news() == ""
+        still.hear(Place())
+        assert still.news() == "rank 1 works again"
+    still.hear(Place(idle="T"))
+    assert still.news()
+    still.gone = 0.0
+    still.hear(Place())
+    assert still.news() == ""  # it has ended, and does not work again
+
+
+def test_a_process_that_does_nothing():
+    """Asleep or stopped; one that works is never idle."""
+    codes = "while True: pass", "import time; time.sleep(100)"
+    busy, idle = (subprocess.Popen([sys.executable, "-c", code]) for code in codes)
+    try:
+        time.sleep(1.0)
+        looks = [Activity(process.pid) for process in (busy, idle)]
+        for _ in range(4):
+            found = [look.look(IDLE_SECONDS / 3) for look in looks]
+            time.sleep(0.3)
+        assert found[0][1] == 0.0 and found[1] == ("S", IDLE_SECONDS)
+        busy.send_signal(signal.SIGSTOP)
+        found = [looks[0].look(1.0)]
+        while found[-1] != ("T", 3.0):
+            time.sleep(0.05)
+            found.append(looks[0].look(1.0))
+            assert len(found) < 100
+    finally:
+        busy.kill()
+        idle.kill()
+
+
+def test_a_pulse_that_cannot_be_started(monkeypatch):
+    """It is missed, unlike one that nobody wants."""
+    monkeypatch.setattr(rank_side, "_start_process", lambda page, *, root: None)
+    heart = rank_side.Heart()
+    assert heart.is_heard(0) is None
+    heart.start(lambda data: data, stall=1, silence=1)
+    assert heart.is_heard(0) is False
+
+
 RANK = f"""
 import ctypes, json, os, sys, time
 from pathlib import Path
-from meshimpl.pulse import Heart, Wait
+from meshimpl.pulse import Wait, heart
 
 folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
 
 def from_rank_zero(data):
     if rank == 0:
         (folder / "new").write_bytes(data)
-        (folder / "new").rename(folder / "told")
-    while not (folder / "told").exists():
+        (folder / "new").rename(folder / "shared")
+    while not (folder / "shared").exists():
         time.sleep(0.01)
-    told = json.loads((folder / "told").read_bytes())
+    shared = json.loads((folder / "shared").read_bytes())
     if sys.argv[2] == "deaf" and rank == 1:
-        told["port"] = 1  # as behind a firewall
-    return json.dumps(told).encode()
+        shared["port"] = 1  # as behind a firewall
+    return json.dumps(shared).encode()
 
 limit = {LONG_LIMIT} if sys.argv[2] in ("crossed", "passed") else {LIMIT}
-heart = Heart(from_rank_zero, stall=limit, silence=limit)
+heart.start(from_rank_zero, stall=limit, silence=limit)
 (folder / f"rank-{{rank}}").touch()
 while not (folder / "go").exists():
     time.sleep(0.05)
@@ -234,13 +305,15 @@ if sys.argv[2] == "busy":
     heart.stop()
     sys.exit(0)
 if sys.argv[2] == "apart":
-    heart.is_at(f"place {{rank}}", 1, True)
+    heart.go(f"place {{rank}}", True, None)
 row, world = Wait.of(1, (0, 1)), Wait.of(1, (0, 1, 2))
 if sys.argv[2] == "crossed" and rank < 2:
-    heart.is_at(f"place {{rank}}", 1, True, (row, world)[rank], ((row, world)[rank],))
+    heart.begun = {{0: (row, world)[rank]}}
+    heart.go(f"place {{rank}}", True, (row, world)[rank])
 if sys.argv[2] == "passed":
     begun = (world, row) if rank == 1 else (world,)
-    heart.is_at(f"place {{rank}}", 1, True, begun[-1], begun)
+    heart.begun = dict(enumerate(begun))
+    heart.go(f"place {{rank}}", True, begun[-1])
     time.sleep({PROOF + 4})
     heart.stop()
     sys.exit(0)
@@ -265,7 +338,7 @@ class Job:
         for rank in range(ranks):
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_COMM_WORLD_RANK": str(rank)}
             environment |= {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-            environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", VARIABLE: str(self.notes)}
+            environment |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", JOB_FOLDER: str(self.notes)}
             starter = subprocess.Popen(
                 [sys.executable, "-c", STARTER, sys.executable, "-c", RANK, self.folder, what],
                 env=environment,
@@ -367,7 +440,7 @@ def test_a_host_that_stands_still_ends_the_job(jobs):
     job = jobs[0]["frozen"]
     assert job.status(0) == HOST_LOST
     assert f"no sign of life from rank 1 (process {job.ranks[1]}) on host {HERE}" in job.errors(0)
-    assert JobFolder(job.notes).told_status() == HOST_LOST
+    assert JobFolder(job.notes).reported_status() == HOST_LOST
 
 
 @pytest.mark.timeout(120)
@@ -398,12 +471,12 @@ def test_ranks_that_wait_for_each_other_end(jobs):
     job = jobs[0]["apart"]
     assert job.status(0) == job.status(1) == 1
     assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
-    assert not job.errors(1) and JobFolder(job.notes).told_status() == 1
+    assert not job.errors(1) and JobFolder(job.notes).reported_status() == 1
 
 
 @pytest.mark.timeout(120)
 def test_ranks_that_wait_in_different_meetings_end_long_before_the_limit(jobs):
-    """Of a third rank, which computes, nothing is said."""
+    """Nothing is said about a third rank, which computes."""
     job = jobs[0]["crossed"]
     assert job.status(0) == job.status(1) == job.status(2) == 1
     assert time.monotonic() - jobs[2] < LONG_LIMIT / 2
@@ -429,7 +502,7 @@ def test_a_rank_that_is_only_busy_is_waited_for(jobs):
 
 @pytest.mark.timeout(120)
 def test_a_rank_knows_whether_rank_zero_hears_it(jobs):
-    """A rank of which it hears nothing works all the same."""
+    """A silent rank that still works."""
     for name, heard in (("busy", "True"), ("deaf", "False")):
         job = jobs[0][name]
         assert [job.status(rank) for rank in (0, 1)] == [0, 0]

@@ -1,6 +1,6 @@
 """The tests of tests/ranks in jobs of 2 and 4 ranks, one file on 3 and 8; test_one_rank.py has 1.
 
-That of 2 ranks leaves a part of two cores to others, and comes first; that of 8 takes all of both.
+The job of 2 ranks leaves part of two cores to others and comes first; the job of 8 takes both.
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
 """

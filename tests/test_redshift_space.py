@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import flowpm_dist as fpm
 from flowpm_dist.observables import ForwardModel
-from flowpm_dist.particle_mesh.redshift_space import redshift_space
+from flowpm_dist.particle_mesh.positions import redshift_space
 
 
 @pytest.mark.parametrize("axis", ["x", "y", "z"])
@@ -44,7 +44,7 @@ def test_unknown_axis():
 
 
 def test_tracers_share_the_velocities_of_matter():
-    """Modes of tracers of bias b are b + f mu^2 times those of matter: beta = f / b."""
+    """Modes of tracers with bias b are b + f mu^2 times the modes of matter: beta = f / b."""
     sim = fpm.Simulation(
         fpm.Cosmology.planck18(), 32, 640.0, [0.1, 1.0], lpt_order=1, precision="float64"
     )

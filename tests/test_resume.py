@@ -1,4 +1,4 @@
-"""A simulation that was stopped goes on; what is in its folder meanwhile; what is refused."""
+"""A stopped simulation resumes; the contents of its folder meanwhile; what is refused."""
 
 import errno
 import itertools
@@ -16,14 +16,15 @@ from test_cli import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.cli import from_python
-from flowpm_dist.cli.resumable import Request
-from flowpm_dist.cli.run_record import read_record
-from flowpm_dist.cli.simulate import SimulationJob
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
-from flowpm_dist.jobs import checkpoints, simulation_session
-from flowpm_dist.jobs.output_folder import FILES, OutputFolder
-from flowpm_dist.jobs.stop import StopRequest
+from flowpm_dist.jobs import checkpoints
+from flowpm_dist.jobs.agreement import StopRequest
+from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.register import read_record
+from flowpm_dist.simulate import session as simulation_session
+from flowpm_dist.simulate.folder import FILES, SimulationFolder
+from flowpm_dist.simulate.job import SimulationJob
 
 SHORT = RUN.replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 32.0")
 STEPS = SHORT.replace("steps = 2", "steps = 4")
@@ -82,7 +83,7 @@ def test_a_run_does_not_go_on_with_other_white_noise(here):
     job = SimulationJob.plan(Request(Path("run.toml"), 1, Path("out")))
     step = job.folder.checkpoints / "step-000002.zarr"
     step.mkdir(parents=True)
-    about = {"generator": GENERATOR, "complete": True, "checksums": job.simulation.checksums()}
+    about = {"generator": GENERATOR, "complete": True, "checksums": job.options.checksums()}
     (step / "zarr.json").write_text(json.dumps({"attributes": about}))
     job.folder.owner.write_text("{}")
     job.folder.run_file.write_text(job.resolved)
@@ -103,7 +104,7 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
 
     def write(path, *rest, **more):
         if len(kept) == 2:
-            kept.append(OutputFolder(Path("out")).last_step())
+            kept.append(SimulationFolder(Path("out")).last_step())
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         kept.append(path.name)
         real(path, *rest, **more)
@@ -117,7 +118,7 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
     assert "step-000003.zarr.partial: No space left on device" in plain(done.stderr)
     assert "the last after step 2: go on with --resume" in plain(done.stderr)
     stopped(monkeypatch, 2, "--resume", *words)
-    held = sorted(path.name for path in OutputFolder(Path("out")).checkpoints.iterdir())
+    held = sorted(path.name for path in SimulationFolder(Path("out")).checkpoints.iterdir())
     assert held == ["step-000003.zarr", "step-000004.zarr"]
     refused = flowpm_here(*SIMULATE, "out", *words)
     assert refused.returncode == 2
@@ -128,7 +129,7 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
 
 def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
     stopped(monkeypatch, 3, "--set", "output.checkpoint_every=1")
-    folder = OutputFolder(Path("out"))
+    folder = SimulationFolder(Path("out"))
     last = folder.checkpoints / "step-000003.zarr"
     shutil.copytree(folder.checkpoints, "kept")
     words = [*SIMULATE, "out", "--resume"]
@@ -182,7 +183,7 @@ def test_a_signal_while_results_are_written_does_not_cost_them(here, monkeypatch
     monkeypatch.setattr(simulation_session, "write_results", write)
     done = flowpm_here(*SIMULATE, "out")
     assert done.returncode == 0, done.stderr
-    assert OutputFolder(Path("out")).is_complete
+    assert SimulationFolder(Path("out")).is_complete
 
 
 def test_an_old_run_stays_until_its_replacement_is_complete(here, monkeypatch):

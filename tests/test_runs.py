@@ -16,13 +16,12 @@ from test_cli import RUN
 from test_cli_training import RUN as TRAINING
 
 import flowpm_dist as fpm
-from flowpm_dist.cli.from_python import command_of
-from flowpm_dist.cli.run_record import read_record
-from flowpm_dist.config.settings import LEFT_OUT, parse_settings
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.jobs.register import command_of, read_record
+from flowpm_dist.jobs.run_file import LEFT_OUT, parse_settings
+from flowpm_dist.reconstruction.work import ReconstructionFolder
 
 here = folder_with(RUN)
 

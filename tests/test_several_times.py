@@ -12,8 +12,8 @@ from test_resume import STEPS, stopped
 import flowpm_dist as fpm
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.jobs import simulation_session
-from flowpm_dist.jobs.output_folder import FILES, PARTIAL
+from flowpm_dist.simulate import session as simulation_session
+from flowpm_dist.simulate.folder import FILES, PARTIAL
 from flowpm_dist.simulation.outputs import check_outputs
 
 TIMES = STEPS + '[output]\nredshifts = [0, 3, 1]\nfields = ["displacement", "velocity"]\n'
@@ -83,12 +83,15 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["a=[0.5]"], "output.redshifts is given beside a: give one of them"),
-        (["redshifts=[9.5]"], "output.redshifts has z = 9.5: must be from 0 to 9, as the"),
+        (["a=[0.5]"], "output.redshifts and a are both given: give one of them"),
+        (["redshifts=[9.5]"], "output.redshifts has z = 9.5: must be from 0 to 9, within the"),
         (["redshifts=[]"], "output.redshifts = []: must be a list of redshifts, of at least 0"),
         (["redshifts=[-0.5]"], "output.redshifts = [-0.5]: must be a list of redshifts"),
-        (["redshifts=", "a=[0.5, 1.5]"], "output.a has a = 1.5: must be from 0.1 to 1, as the"),
-        (["redshifts=", "a=[0.5, 0.50001]"], "output.a has two of one name, a_0.5000: must differ"),
+        (["redshifts=", "a=[0.5, 1.5]"], "output.a has a = 1.5: must be from 0.1 to 1, within the"),
+        (
+            ["redshifts=", "a=[0.5, 0.50001]"],
+            "output.a has two times for one folder, a_0.5000: times",
+        ),
         (["redshifts=", "a=0.5"], "output.a = 0.5: must be a list of scale factors above 0"),
     ],
 )

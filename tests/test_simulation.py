@@ -14,11 +14,10 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.evolution.adjoints import ADJOINTS
-from flowpm_dist.grid.options import BoxOptions
-from flowpm_dist.simulation import SimulationPlan
+from flowpm_dist.options import constructed
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import ProcessMesh
 
 PLANCK = fpm.Cosmology.planck18()
@@ -82,14 +81,14 @@ def test_one_seed_is_one_universe_in_both_precisions():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"grid": 15}, "even numbers"),
-        ({"grid": (16, 16)}, "one number or three"),
-        ({"grid": 16.5}, "whole numbers"),
-        ({"box_size": -1.0}, "positive lengths"),
+        ({"grid": 15}, "grid = .*an even whole number of at least 4, or three"),
+        ({"grid": (16, 16)}, "grid = .*or three of them"),
+        ({"grid": 16.5}, "grid = 16.5: must be an even whole number"),
+        ({"box_size": -1.0}, "size = -1.0: must be a length from 0.01"),
         ({"steps": [1.0, 0.5]}, "increasing"),
         ({"steps": [0.0, 0.5]}, "must start later than a = 0"),
         ({"lpt_order": 4}, "lpt_order = 4: must be 1, 2 or 3"),
-        ({"lpt_order": 1, "integrator": "cola"}, "lpt_order 1: this integrator follows LPT"),
+        ({"lpt_order": 1, "integrator": "cola"}, "lpt_order = 1: COLA follows LPT of order 2"),
         ({"integrator": "euler"}, "integrator = 'euler'.*'fastpm', 'bullfrog', 'cola'"),
         ({"mesh_factor": 0}, "mesh_factor = 0: must be a whole number from 1 to 4"),
         ({"mesh_factor": 1.5}, "mesh_factor = 1.5"),
@@ -106,6 +105,15 @@ def test_complaints(change, message):
     arguments = {"grid": 16, "box_size": 32.0, "steps": STEPS} | change
     with pytest.raises(ValueError, match=message):
         fpm.Simulation(PLANCK, **arguments)
+
+
+@pytest.mark.parametrize(
+    "grid", [8, 8.0, np.int64(8), np.array([8.0, 8, 8]), [8, 8.0, np.int32(8)]]
+)
+def test_whole_numbers_of_any_kind_are_a_grid(grid):
+    box = fpm.Simulation(PLANCK, grid, np.float32([32, 32, 64]), STEPS).box
+    assert (box.grid, box.size) == ((8, 8, 8), (32.0, 32.0, 64.0))
+    assert {type(n) for n in box.grid} == {int}
 
 
 def test_white_noise_that_does_not_fit():
@@ -145,7 +153,7 @@ def test_particles_that_cannot_be_a_start():
         fpm.Simulation(PLANCK, 8, 32.0, [0, 1], integrator="bullfrog").run(particles=rest)
     small, large = (fpm.Simulation(PLANCK, 8, size, STEPS) for size in (32.0, 64.0))
     fields = [fpm.Field(tf.constant(x), small.box) for x in rest]
-    with pytest.raises(ValueError, match=r"displacement is of a box of \(32.*of one of \(64"):
+    with pytest.raises(ValueError, match=r"displacement has a box of \(32.*a box of \(64"):
         large.run(particles=fields)
     with pytest.raises(ValueError, match=r"\(8, 8, 8\).*one universe.*as grid \(16, 16, 16\)"):
         fpm.Simulation(PLANCK, 16, 32.0, STEPS).run(particles=fields)
@@ -182,7 +190,9 @@ def test_a_pair_of_fixed_universes():
     np.testing.assert_allclose(noise.power, sim.box.volume / sim.box.cells, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["simulation", "evolution", "grid", "initial", "particle_mesh"])
+@pytest.mark.parametrize(
+    "name", ["simulation", "evolution", "grid", "initial", "particle_mesh", "statistics"]
+)
 def test_a_room_has_the_names_it_tells(name):
     """Twice: a name that is also a module's would be the module once that is imported."""
     room = importlib.import_module(f"flowpm_dist.{name}")
@@ -206,12 +216,9 @@ def test_simulations_of_a_box_share_their_force():
     assert len({first, *others}) == 6
 
 
-def test_a_plan_names_an_adjoint():
-    box = BoxOptions(grid=(8, 8, 8), size=(32.0, 32.0, 32.0))
+def test_an_adjoint_is_named():
     for name, kind in ADJOINTS.items():
-        plan = SimulationPlan(box, StepOptions(), adjoint=name)
-        made = plan.simulation(PLANCK, mesh="row:1")
-        assert type(made.options.adjoint) is kind
+        assert type(constructed(SolverOptions, {"adjoint": name}).adjoint) is kind
 
 
 def test_a_snapshot_and_a_pickle_keep_how_a_universe_was_made(tmp_path):

@@ -114,7 +114,7 @@ LPT = np.eye(2)
 
 
 def lpt_state(growth, a):
-    """Coefficients of psi1 and psi2: of the displacement, and of the canonical velocity."""
+    """Coefficients of psi1 and psi2 in the displacement and in the canonical velocity."""
     x = np.array([growth.d1(a), growth.d2(a)])
     return x, momentum(growth, a) * np.array([growth.d1_dlna(a), growth.d2_dlna(a)])
 
@@ -284,7 +284,7 @@ def test_wrong_arguments_of_an_integrator(make, message):
         make()
 
 
-# The way back
+# Backwards
 
 
 def plan_of(name, edges):

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from run_files import PRIORS
 
-from flowpm_dist.cli.common import job
-from flowpm_dist.config.training import load_training
+from flowpm_dist.cli.common import working
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
-from flowpm_dist.cosmoflow.training.run import TrainingRun
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.session import TrainingSession
+from flowpm_dist.jobs.agreement import StopRequest
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.stop import StopRequest
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -26,17 +27,11 @@ sys.path.append(str(Path(__file__).parent / "ranks"))
 from tiny_network import TINY
 
 MESH = ProcessMesh("replica:1")
-RUN = f"""
-[box]
+RUN = (
+    PRIORS
+    + f"""[box]
 grid = 16
 size = 64.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
 [network]
 name = "{TINY.name}"
 [training]
@@ -48,6 +43,7 @@ checkpoint_every = 4
 [data]
 source = "dummy"
 """
+)
 
 
 def busy() -> None:
@@ -81,12 +77,12 @@ def test_a_second_interrupt_of_one_rank_ends_it_now():
 
 
 def losses_of(folder: Path, *, resume: bool = False) -> list[tuple[str, str]]:
-    """The losses of all steps as they are written, after a session of the training there."""
+    """The losses of all steps in the file, after a session of the training there."""
     held = TrainingFolder(folder)
     held.begin(resume=resume)
-    TrainingRun(load_training(folder.parent / "run.toml"), MESH, held, Progress(rank=1)).run(
-        resume=resume
-    )
+    TrainingSession(
+        TrainingPlan.load(folder.parent / "run.toml"), MESH, held, Progress(rank=1)
+    ).run(resume=resume)
     held.release()
     with held.metrics.open() as file:
         return [(row["loss"], row["gradient_norm"]) for row in csv.DictReader(file)]
@@ -117,7 +113,7 @@ def test_a_training_that_was_stopped_anywhere_goes_on_to_the_bit(tmp_path, monke
 )
 def test_every_job_ends_with_a_line(monkeypatch, capsys, error, status, said):
     monkeypatch.setattr(launch, "configure_threads", lambda: 1)
-    with pytest.raises(SystemExit) as end, job():
+    with pytest.raises(SystemExit) as end, working():
         raise error
     assert end.value.code == status
     assert capsys.readouterr().err.endswith(said)

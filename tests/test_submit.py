@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from commands import flowpm_here, folder_with
 
-from flowpm_dist.config.site import gpus_of_a_node
+from flowpm_dist.cli.batch import array_settings, gpus_of_a_node, seconds_of
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.batch_options import array_settings, seconds_of
-from flowpm_dist.jobs.output_folder import OutputFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 from meshimpl.launch import find_mpirun
 
 RUN = """
@@ -59,7 +58,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def commands(text: str, folder: Path, status: int = 0, **environment: str) -> tuple[str, int]:
-    """What a script runs, with programs that only tell how they were called; its exit status."""
+    """The commands of a script, run with programs that record their calls; its exit status."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("srun", "mpirun", "scontrol"):
@@ -169,7 +168,7 @@ def test_what_is_complete_is_left_out_of_an_array(here, monkeypatch):
     def is_finished(folder):
         return int(folder.path.name.rpartition("-")[2]) in done
 
-    monkeypatch.setattr(OutputFolder, "is_finished", is_finished)
+    monkeypatch.setattr(SimulationFolder, "is_finished", is_finished)
     found = flowpm_here(*asked)
     assert "3 jobs of 8 ranks on 2 nodes, 2 hours" in found.stdout, found
     assert "2 are complete" in found.stdout
@@ -318,10 +317,15 @@ def test_the_site_files_own_mistakes(here):
     (here / "site.toml").write_text('[site]\nlauncher = "horovodrun"\ndirectives = ["exclusive"]\n')
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
     assert done.returncode == 2
-    assert '"srun" or "mpirun"' in done.stderr and "must begin with --" in done.stderr
-    (here / "site.toml").write_text('[site]\nmpi = "none; ls"\nprogram = "~/bin/flowpm-dist"\n')
+    assert '"srun" or "mpirun"' in done.stderr
+    (here / "site.toml").write_text(
+        '[site]\ndirectives = ["exclusive"]\nprogram = "~/bin/flowpm-dist"\n'
+    )
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
-    assert "site.mpi" in done.stderr and "without ~ and $" in done.stderr
+    assert "must begin with --" in done.stderr and "without ~ and $" in done.stderr
+    (here / "site.toml").write_text('[site]\nmpi = "none; ls"\n')
+    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
+    assert "site.mpi" in done.stderr
     (here / "site.toml").write_text('[site]\nmpi = "pmi2"\n')
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
     assert done.returncode == 2 and "without PMIx" in done.stderr

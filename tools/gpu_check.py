@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshimpl import launch
-from meshimpl.quiet import import_tensorflow
+from meshimpl.imports import import_tensorflow
 
 if TYPE_CHECKING:
     from meshimpl import ProcessMesh
 
 STORED = Path(__file__).with_suffix(".json")
 TELLING = ("HOROVOD_", "NCCL_", "CUDA_", "XLA_", "TF_", "MESHIMPL_", "FLOWPM_")
-"""How the names of variables begin that change what is found."""
+"""Beginnings of the names of variables that change the results."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -35,8 +35,10 @@ def main(words: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, help="start so many ranks on this machine")
-    parser.add_argument("--grid", type=int, default=128, help="side of what is timed; 0: nothing")
-    parser.add_argument("--repeats", type=int, default=5, help="of what is timed")
+    parser.add_argument(
+        "--grid", type=int, default=128, help="side of the grids that are timed; 0: none"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="how often each timing is repeated")
     parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER")
     parser.add_argument("--store", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)

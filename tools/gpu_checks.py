@@ -69,9 +69,9 @@ class Check:
     """One comparison.
 
     Attributes:
-        name, precision: of it; together unique.
-        limit: of the error.
-        find: makes it, on all ranks together.
+        name, precision: together unique.
+        limit: limit of the error.
+        find: makes the comparison, on all ranks together.
     """
 
     name: str
@@ -84,7 +84,7 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     """Yields the checks in the order in which a fault shows best: from messages to a training step.
 
     Args:
-        mesh: of all ranks, see `mesh_of`.
+        mesh: mesh of all ranks, see `mesh_of`.
         stored: the numbers of gpu_check.json; a check that needs one that is missing fails.
     """
     for dtype in CARRIED:
@@ -107,7 +107,7 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     for precision, limit in limits.items():
         call = functools.partial(_against, stored, network_numbers, mesh, precision)
         yield Check("network step", precision, limit["network"], call)
-    # What TensorFlow does with float32 by itself on GPUs that have TF32: 10 bits of mantissa.
+    # What TensorFlow does with float32 by default on GPUs that have TF32: 10 bits of mantissa.
     rough = functools.partial(network_numbers, tf32=True)
     call = functools.partial(_against, stored, rough, mesh, "float32")
     yield Check("network step", "float32, TF32 allowed", 3e-2, call)
@@ -160,7 +160,7 @@ def _against(
 def fingerprint(values: Any) -> np.ndarray:
     """Returns a few numbers that tell an array: its root mean square, and its random projections.
 
-    All are of the size of a typical value, whatever the number of values.
+    Each is about as large as a typical value, however many values there are.
     """
     flat = np.asarray(values, np.float64).reshape(-1)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], [6, flat.size])
@@ -262,7 +262,7 @@ def _fft_back(mesh: ProcessMesh, precision: Precision) -> Found:
 
 
 def _kernels(precision: Precision) -> Found:
-    """This job's kernels against the portable ones in float64 on the CPU, each rank by itself."""
+    """This job's kernels against the portable ones in float64 on the CPU, each rank alone."""
     lattice = Lattice((12, 10, 14), 1, (3, 0, 0), (1.3, 0.9, 1.1))
     found = list(_calls(kernels(), lattice, precision))
     with tf.device("CPU:0"):

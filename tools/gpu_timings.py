@@ -44,7 +44,7 @@ def all_timings(mesh: ProcessMesh, side: int) -> Iterator[Timing]:
     """Yields what is timed.
 
     Args:
-        mesh: of all ranks.
+        mesh: mesh of all ranks.
         side: cells along a side of the universe, and of the volume of the network at most 128.
     """
     grid = f"{side}^3"

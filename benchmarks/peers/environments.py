@@ -1,16 +1,16 @@
-"""Environments of their own for other codes, kept in ~/.cache/flowpm-dist."""
+"""Environments for other codes, kept in the user's cache."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from meshimpl.horovod_wheel import progress
+from meshimpl.horovod_wheel.wheel import BuildError, run
+from meshimpl.user_cache import user_cache
 
 
 def environment(requirements: Path, name: str) -> Path:
@@ -18,15 +18,14 @@ def environment(requirements: Path, name: str) -> Path:
 
     Args:
         requirements: file of pinned packages.
-        name: that the environment's folder begins with.
+        name: beginning of the name of the environment's folder.
 
     Raises:
         SystemExit: it could not be made; says why.
     """
     facts = f"{requirements.read_text()}{platform.machine()}{sys.version_info[:2]}"
     digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "flowpm-dist" / f"{name}-{digest}"
+    folder = user_cache() / f"{name}-{digest}"
     python, complete = folder / "bin" / "python", folder / "complete"
     if complete.exists() and python.exists():
         return python
@@ -34,17 +33,15 @@ def environment(requirements: Path, name: str) -> Path:
     log.unlink(missing_ok=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install"]
     try:
-        progress.run(
-            f"making {folder}", [sys.executable, "-m", "venv", "--clear", str(folder)], log=log
-        )
-        progress.run(
+        run(f"making {folder}", [sys.executable, "-m", "venv", "--clear", str(folder)], log=log)
+        run(
             f"installing {requirements.name} (a minute or a few)",
             [*pip, "--progress-bar", "off", "--requirement", str(requirements)],
             log=log,
         )
-    except progress.CommandError as error:
+    except BuildError as error:
         raise SystemExit(
-            f"{error.tail(12)}\n\n{error}; all of its output: {error.log}\n"
+            f"{error}\n"
             "If the package registry cannot be reached from here, set pip up for one that can "
             "(pip config, or PIP_INDEX_URL) and run this again."
         ) from None

@@ -20,7 +20,7 @@ def main() -> None:
     from flowpm_dist.cosmology import LinearPower
     from flowpm_dist.cosmology.distances import Distances
     from flowpm_dist.observables.lensing import SourcePlane
-    from flowpm_dist.observables.light_cone import LightCone
+    from flowpm_dist.observables.light_cone import FlatField, LightCone
 
     cosmology = fpm.Cosmology.planck18().replace(A_s=worker.COSMOLOGY["A_s"])
     for name, value in worker.COSMOLOGY.items():
@@ -50,7 +50,7 @@ def main() -> None:
 
     side = np.degrees(worker.CELL * options.grid / Distances(cosmology).comoving(0.5))
     field, farthest = float(side) * (1 - 1e-9), worker.SOURCES[-1]
-    cone = LightCone(field_of_view=field, pixels=options.grid, z_max=farthest)
+    cone = LightCone(FlatField(field_of_view=field, pixels=options.grid, z_max=farthest))
     sources = [SourcePlane(z) for z in worker.SOURCES]
 
     def lensing() -> tuple[Any, Any]:

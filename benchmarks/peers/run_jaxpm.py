@@ -1,10 +1,10 @@
 """Worker of peers.py: JaxPM, 2LPT, diffrax's LeapfrogMidpoint in steps of equal length.
 
-As JaxPM's own benchmark runs it: one jitted function from the noise to the painted density, with
-`linear_field`, `lpt`, `make_diffrax_ode` and `diffeqsolve`; reverse mode through diffrax's default
-adjoint, recursive checkpointing. A solver that chooses its steps itself (Tsit5, Dopri5), which the
-notebooks also show, takes many more evaluations of the force and is not what is compared here.
-This leapfrog has no FastPM factors: with as few steps its growth is visibly too small.
+It does what JaxPM's own benchmark does: one jitted function from the noise to the painted density,
+with `linear_field`, `lpt`, `make_diffrax_ode` and `diffeqsolve`, and reverse mode through diffrax's
+default adjoint, recursive checkpointing. JaxPM's notebooks also show solvers that choose their own
+steps (Tsit5, Dopri5). They need many more evaluations of the force and are not compared here. This
+leapfrog has no FastPM factors, and with few steps its growth is visibly too small.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
         return (end - lattice) * worker.CELL, cic_paint(jnp.zeros(shape), end)
 
     # As in JaxPM's notebooks: a snapshot for each slab, painted on a plane, then Born. The box is
-    # repeated along the line of sight as it is, and cut in two slabs.
+    # repeated along the line of sight without changes, and cut into two slabs.
     side, slabs = worker.CELL * grid, 2
     redshifts = jnp.asarray(worker.SOURCES)
     distance = jax_cosmo.background.radial_comoving_distance

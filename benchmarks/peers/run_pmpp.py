@@ -1,7 +1,8 @@
 """Worker of peers.py: PM++, 2LPT, its FastPM leapfrog and its custom adjoint, on one device.
 
-As its documentation's first simulation: one jitted function of `linear_modes`, `lpt`, `nbody` and
-`scatter`. Written for GPUs; on a CPU it runs its portable JAX implementation, and warns of that.
+It follows the first simulation of PM++'s documentation: one jitted function of `linear_modes`,
+`lpt`, `nbody` and `scatter`. PM++ is written for GPUs; on a CPU it warns and runs its portable JAX
+implementation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Neural posterior estimation by the package sbi, for agreement.py, in the environment of sbi.
+"""Neural posterior estimation by the package sbi for agreement.py, in sbi's environment.
 
 python benchmarks/peers/run_sbi.py FEATURES.npz ANSWER.npz SAMPLES
 """

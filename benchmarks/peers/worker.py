@@ -1,8 +1,8 @@
-"""What the workers of peers.py share: their arguments and how they answer the parent.
+"""Shared by the workers of peers.py: their arguments and their answers to the parent.
 
-A worker prints one JSON line when its first run is done, then one for each command it reads:
-`run` (seconds and peak memory of one whole run) and `save` (the results, into the folder).
-It needs NumPy only, because it runs in the peers' environment as well as in the project's.
+A worker prints one JSON line when its first run is done, then one line for each command it reads:
+`run` (seconds and peak memory of one whole run) and `save` (writes the results to the folder). It
+needs NumPy only, because it also runs in the environments of the other codes.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ def serve(
     """Answer the parent until it closes the pipe.
 
     Args:
-        name: of the files that `save` writes.
-        options: of `arguments`.
-        forward: one whole run; returns displacement [..., 3] [Mpc/h] and density when complete, or
-            of a lensing task the number of sources and their convergence [source, x, y].
-        gradient: a value and its gradient by the white noise: of sum(weight * density), or of the
-            sum of the squared convergence.
-        about: for the first line: version, versions beside it, scheme.
+        name: name of the files that `save` writes.
+        options: the result of `arguments`.
+        forward: makes one whole run; returns displacement [..., 3] [Mpc/h] and density when
+            complete, or for a lensing task the number of sources and their convergence
+            [source, x, y].
+        gradient: returns a value and its gradient with respect to the white noise: of
+            sum(weight * density), or of the sum of the squared convergence.
+        about: facts for the first line: versions and scheme.
     """
     # Whatever a library prints on the standard output must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")

@@ -45,7 +45,7 @@ def build(
 
 
 def _kernels() -> None:
-    from meshimpl.quiet import import_tensorflow
+    from meshimpl.imports import import_tensorflow
 
     print(f"compiling the particle kernels ({MINUTES})", flush=True)
     import_tensorflow()
@@ -67,15 +67,9 @@ def _kernels() -> None:
 
 
 def _horovod(mpi: str) -> None:
-    from meshimpl.horovod_wheel import install, progress
-    from meshimpl.horovod_wheel.wheel import HorovodBuildError
+    from meshimpl.horovod_wheel import wheel
 
-    if not install.has_pip():
-        refuse("this Python has no pip to install Horovod with: python -m ensurepip", status=1)
     try:
-        done = install.install(mpi)
-    except progress.CommandError as error:
-        refuse(f"{error}. The end of {error.log}:\n{error.tail()}", status=1)
-    except (HorovodBuildError, OSError) as error:
+        wheel.install(mpi)
+    except (wheel.BuildError, OSError) as error:
         refuse(str(error), status=1)
-    print(f"Horovod loads, every symbol bound: {done}")

@@ -5,8 +5,11 @@ Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 
 from __future__ import annotations
 
+import enum
 import errno
+import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,22 +17,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
+from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.progress import Progress, terminal_environment
-from flowpm_dist.jobs.verbosity import Verbosity, verbosity
+from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.jobs.estimate import OVERRIDE, Demand, Estimate
+from flowpm_dist.jobs.folder import existing_part
+from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
 from meshimpl import launch
-from meshimpl.quiet import import_tensorflow
+from meshimpl.imports import import_tensorflow
 
 MISUSE = 2
 """Exit status after a mistake of the user."""
-PATIENCE = 5.0
+MESSAGE_SECONDS = 5.0
 """Time in which rank 0 can print a message before the other ranks end the job [s]."""
 
 Ranks = Annotated[
@@ -42,7 +48,7 @@ def mesh_option(example: str) -> typer.models.OptionInfo:
     """Returns the option --mesh.
 
     Args:
-        example: of a shape.
+        example: a shape.
     """
     return typer.Option(metavar="SHAPE", help=f'Mesh of ranks, such as "{example}".')
 
@@ -56,7 +62,27 @@ Set = Annotated[
         help="A value in place of the run file's own; can be repeated.",
     ),
 ]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Only show the run with all its settings, and what it would take."
+    ),
+]
+IgnoreMemory = Annotated[
+    bool, typer.Option(OVERRIDE, help="Begin even if the memory seems too small.")
+]
 
+
+class Weights(enum.StrEnum):
+    """Weights of a training."""
+
+    best = "best"
+    last = "last"
+
+
+Which = Annotated[
+    Weights, typer.Option(help="The weights of the least validation loss, or of the last step.")
+]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors of a disk that takes no more."""
@@ -99,7 +125,7 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
     launch.abort_on_error()
 
 
-def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) -> NoReturn:
+def refuse(message: str, status: int = MISUSE, *, patience: float = MESSAGE_SECONDS) -> NoReturn:
     """Exit with a message about what every rank has found. Rank 0 prints it.
 
     The other ranks wait, because a launcher ends all ranks once one of them has failed. A rank that
@@ -117,7 +143,7 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = PATIENCE) ->
         host = f" on {socket.gethostname()}" if here.local_size < here.size else ""
         message = f"[rank {here.rank}/{here.size}{host}] {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
-    launch.end_was_told()
+    launch.mark_reported()
     leave(status)
 
 
@@ -142,15 +168,15 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
     if not isinstance(error, WorkError):
         refuse(str(error))
     # A file that cannot be written is found by one rank alone.
-    patience = 0 if isinstance(error, WriteError) else PATIENCE
+    patience = 0 if isinstance(error, WriteError) else MESSAGE_SECONDS
     refuse("\n".join(filter(None, [str(error), kept()])), status=1, patience=patience)
 
 
 @contextmanager
-def job(
+def working(
     first: str = "",
     kept: Callable[[], str] = str,
-    beside: AbstractContextManager[None] | None = None,
+    during_import: AbstractContextManager[None] | None = None,
 ) -> Iterator[Progress]:
     """Load TensorFlow and give a progress display; inside, this rank works.
 
@@ -159,18 +185,18 @@ def job(
     Args:
         first: text to show at once.
         kept: see `refuse_after`.
-        beside: in which TensorFlow is loaded, for what is done meanwhile.
+        during_import: context in which TensorFlow is imported.
     """
     try:
         launch.configure_threads()
         with Progress(launch.detect().rank) as progress:
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
-            with beside or nullcontext():
+            with during_import or nullcontext():
                 import_tensorflow()
             from flowpm_dist import HaloError
 
             try:
-                with full_disks_told():
+                with full_disks_reported():
                     yield progress
             except (HaloError, FloatingPointError) as error:
                 raise WorkError(str(error)) from error
@@ -181,7 +207,7 @@ def job(
 
 
 @contextmanager
-def full_disks_told() -> Iterator[None]:
+def full_disks_reported() -> Iterator[None]:
     """Inside, the error of a disk that takes no more becomes a `WriteError`."""
     try:
         yield
@@ -195,7 +221,7 @@ def setting() -> str:
     """Returns what a verbose job says of where it runs; otherwise an empty text."""
     if verbosity() is not Verbosity.VERBOSE:
         return ""
-    from flowpm_dist.jobs.versions import versions
+    from flowpm_dist.jobs.results import versions
 
     here = launch.detect()
     on = f"{here.size} ranks by {here.launcher}" if here.size > 1 else "1 rank"
@@ -241,3 +267,78 @@ def stoppable(kept: Callable[[], str]) -> Iterator[None]:
 def default_output(run_file: Path, kind: str) -> Path:
     """Returns the folder of the results of a run file that is taken without --output."""
     return Path(f"{run_file.stem}-{kind}")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is printed of work that was checked and can begin.
+
+    Attributes:
+        resolved: its run file with all settings.
+        demand: the memory that it takes on its mesh of ranks.
+        estimate: what it will take.
+        output: folder of the results; None if there is none.
+        explains_mesh: whether the reason for the default mesh is printed.
+        warnings: what a user should know; printed again when the work begins.
+    """
+
+    resolved: str
+    demand: Demand
+    estimate: Estimate
+    output: Path | None = None
+    explains_mesh: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def check_memory(self, *, ignore: bool) -> None:
+        """Check that the work fits into the memory of this host.
+
+        Args:
+            ignore: whether it may begin where it does not.
+
+        Raises:
+            TooLargeError: it does not fit.
+        """
+        if not ignore:
+            self.demand.check(self.estimate, launch.host_memory())
+
+    @property
+    def message(self) -> str:
+        """The estimate, as it is printed when the work begins."""
+        return "\n".join(self.estimate.lines(launch.host_memory()))
+
+    def show(self) -> None:
+        """Print the run with all its settings, as a run file, and below it what it would take."""
+        if launch.detect().rank:
+            return
+        count, mesh, grid = self.estimate.ranks, self.demand.mesh, self.demand.grid
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        lines = [f"mesh: {mesh}, {ranks}"]
+        if self.explains_mesh and _is_default(mesh, grid):
+            lines.append(f"that mesh because {why_default_mesh(count, grid)}")
+        lines += self.estimate.lines(launch.host_memory())
+        if self.output is not None:
+            free = shutil.disk_usage(existing_part(self.output)).free
+            lines.append(f"results: in {self.output}, where {human_size(free)} are free")
+        lines += [f"warning: {each}" for each in self.warnings]
+        print("\n".join([self.resolved.rstrip(), "", *(f"# {line}" for line in lines)]))
+
+    @contextmanager
+    def begun(self, ranks: int | None, *, check: bool) -> Iterator[Progress]:
+        """Begin the work as one of the ranks, see `working`; with `--check`, show it and exit.
+
+        Args:
+            ranks: value of `--ranks`.
+            check: whether `--check` was given.
+        """
+        if check:
+            self.show()
+            raise typer.Exit
+        begin_job(ranks)
+        with working(self.message) as progress:
+            yield progress
+
+
+def _is_default(mesh: str, grid: Grid) -> bool:
+    """Whether a mesh splits one box, and is the one that is taken by default."""
+    axes = parse_mesh(mesh, batched=True)
+    return axes.get("replica", 1) == 1 and mesh == default_mesh(math.prod(axes.values()), grid)

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from flowpm_dist.cli.common import ENDS, full_disks_told, refuse, refuse_after
+from flowpm_dist.cli.common import ENDS, full_disks_reported, refuse, refuse_after
 from flowpm_dist.io.formats import check_conversion, convert
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
@@ -44,7 +44,7 @@ def convert_run(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to make it; by default beside snapshot.zarr."),
+        typer.Option(metavar="DIR", help="Where to make it; by default next to snapshot.zarr."),
     ] = None,
     files: Annotated[
         int, typer.Option(min=1, help="Files that the particles are shared between.")
@@ -65,7 +65,7 @@ def convert_run(
         grid, itemsize = snapshot.attributes["grid"], np.dtype(snapshot.array(VECTORS[0]).dtype)
         needed = snapshot_bytes(grid, itemsize.itemsize, VECTORS) + ID_BYTES * math.prod(grid)
         check_room(where, needed, "the snapshot needs about")
-        with full_disks_told(), Progress() as progress:
+        with full_disks_reported(), Progress() as progress:
             count = min(files, grid[0])
             path = convert(
                 snapshot, where, format, files, lambda done: progress("files", done, count)

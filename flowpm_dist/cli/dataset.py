@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from flowpm_dist.cli.common import Mesh, Ranks, Set, job_size, planning
-from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
-from flowpm_dist.config.settings import parse_settings
-from flowpm_dist.config.training import load_training
-from flowpm_dist.config.training_mesh import check_training_mesh
-from flowpm_dist.cosmoflow.planning.memory import dataset_memory
+from flowpm_dist.cli.common import (
+    Check,
+    IgnoreMemory,
+    Mesh,
+    Preview,
+    Ranks,
+    Set,
+    job_size,
+    planning,
+)
+from flowpm_dist.cosmoflow.planning.memory import check_training_mesh, dataset_memory
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
 from flowpm_dist.cosmoflow.volumes.record_files import read_header
 from flowpm_dist.jobs.estimate import Demand
+from flowpm_dist.jobs.run_file import parse_settings
 from meshimpl import launch
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")]
@@ -65,14 +71,14 @@ def dataset(
     splits = [chosen.value for chosen in split or Split]
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
     with planning():
-        plan = load_training(run_file, parse_settings(changes or []))
+        plan = TrainingPlan.load(run_file, parse_settings(changes or []))
         shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
             "the dataset",
             plan.grid,
             shape,
             functools.partial(dataset_memory, plan),
-            lambda ranks: check_training_mesh(replace(plan, mesh=None), ranks, source=run_file),
+            lambda ranks: check_training_mesh(plan.with_mesh(None), ranks, source=run_file),
         )
         needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
         resolved = plan.with_mesh(shape).resolved()

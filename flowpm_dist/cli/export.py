@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import job, planning
-from flowpm_dist.cli.resumable import overwrite_option
-from flowpm_dist.config.trained import read_training
+from flowpm_dist.cli.common import Weights, Which, planning, working
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_bytes, export_network
+from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
 
@@ -34,7 +32,9 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Where to; by default DIR-network.")
     ] = None,
     checkpoint: Which = Weights.best,
-    overwrite: Annotated[bool, overwrite_option("exported network")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the exported network in DIR.")
+    ] = False,
 ) -> None:
     """Write a trained network as a SavedModel, which TensorFlow runs without this package.
 
@@ -48,7 +48,7 @@ def export(
             raise UserError("flowpm-dist export is work for one rank: start it without mpirun")
         trained = read_training(training)
         folder.check(overwrite=overwrite, needed=export_bytes(trained))
-    with job() as progress:
+    with working() as progress:
         progress.note("reading the network")
         folder.begin(overwrite=overwrite)
         try:

@@ -15,15 +15,11 @@ from typing import Any
 import tomli_w
 
 from flowpm_dist.cli.common import MISUSE, default_output
-from flowpm_dist.cli.run_record import RunRecord, read_record
-from flowpm_dist.config.checks import read_table
-from flowpm_dist.config.reconstruction import MODELS as OF_RECONSTRUCTIONS
-from flowpm_dist.config.training import MODELS as OF_TRAININGS
 from flowpm_dist.io.errors import UserError, WorkError
+from flowpm_dist.jobs.register import JOBS, command_of, job_class, read_record
+from flowpm_dist.jobs.run_file import read_table
+from flowpm_dist.jobs.run_record import RunRecord
 from meshimpl import launch
-
-FOLDERS = {"simulate": "output", "train": "training", "reconstruct": "reconstruction"}
-"""Commands that take a run file, and how their folders are named after it."""
 
 OF_A_TABLE = "the run"
 """What a run is called in messages that has no file."""
@@ -48,7 +44,7 @@ def run(
         run_file: path of a TOML file, or its sections as dictionaries. Paths inside it are relative
             to the folder of the file, or to the current one.
         output: folder of the results; for a file it may be left out, as on the command line.
-        command: "simulate", "train" or "reconstruct"; by default the one whose sections these are.
+        command: such as "simulate"; by default the one whose run files have these sections.
         settings: values in place of the run file's own, such as {"evolution.steps": 20}. None
             leaves a key out.
         ranks: number of ranks to start; 1 by default.
@@ -73,13 +69,13 @@ def run(
         named = str(path) if isinstance(run_file, str | Path) else OF_A_TABLE
         table = {**read_table(path)}
         command = command or command_of({*table, *(k.partition(".")[0] for k in settings or {})})
-        if command not in FOLDERS:
-            known = ", ".join(FOLDERS)
+        if command not in JOBS:
+            known = ", ".join(JOBS)
             raise UserError(f"command = {command!r}: must be one of {known}")
         if output is None:
             if named is OF_A_TABLE:
                 raise UserError("output is missing: a run without a file needs a folder's name")
-            output = default_output(path, FOLDERS[command])
+            output = default_output(path, job_class(command).named())
         words = [command, str(path), "--output", str(output)]
         for name, value in (settings or {}).items():
             words += ["--set", f"{name}={'' if value is None else _as_toml(value)}"]
@@ -93,13 +89,6 @@ def run(
     if found is None:
         raise WorkError(f"{output} holds no run")
     return found
-
-
-def command_of(sections: set[str]) -> str:
-    """Returns the command whose run files have these sections."""
-    if sections & (set(OF_TRAININGS) - set(OF_RECONSTRUCTIONS)) - {"initial"}:
-        return "train"
-    return "reconstruct" if sections & {"model", "data", "search", "sampler"} else "simulate"
 
 
 @contextmanager
@@ -133,7 +122,7 @@ def _as_toml(value: Any) -> str:
 
 
 def _work(words: Sequence[str], path: str, named: str) -> None:
-    """Run a command to its end, and show what it tells on the way."""
+    """Run a command to its end, and show its progress."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flowpm_dist.cli", *words],
         stdout=subprocess.DEVNULL,
@@ -149,7 +138,7 @@ def _work(words: Sequence[str], path: str, named: str) -> None:
             _show(process, said)
             break
         except KeyboardInterrupt:
-            # What it tells of its end is still shown; a second interrupt reaches it, too.
+            # Its last messages are still shown; a second interrupt reaches it, too.
             interrupted = True
             process.send_signal(signal.SIGINT)
     status = process.wait()
@@ -162,7 +151,7 @@ def _work(words: Sequence[str], path: str, named: str) -> None:
 
 
 def _show(process: subprocess.Popen[str], said: list[str]) -> None:
-    """Show what a command tells on the way, to its end; keep the message that it ends with."""
+    """Show a command's progress until it ends; keep the message that it ends with."""
     assert process.stderr is not None
     for line in process.stderr:
         if said or line.startswith("error: "):

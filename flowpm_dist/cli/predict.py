@@ -7,18 +7,27 @@ from typing import Annotated
 
 import typer
 
-from flowpm_dist.cli.choices import Weights, Which
-from flowpm_dist.cli.common import Mesh, Ranks, job_size, planning
-from flowpm_dist.cli.preview import Check, IgnoreMemory, Preview
-from flowpm_dist.config.trained import asking_demand, prediction_mesh, read_training
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
-    FILES,
+from flowpm_dist.cli.common import (
+    Check,
+    IgnoreMemory,
+    Mesh,
+    Preview,
+    Ranks,
+    Weights,
+    Which,
+    job_size,
+    planning,
+)
+from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, prediction_mesh
+from flowpm_dist.cosmoflow.evaluation.posteriors import (
+    ANSWER_FILES,
     Question,
     check_prediction_folder,
     fitted_heads,
 )
-from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError
 from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
+from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
+from flowpm_dist.cosmoflow.training.saved import read_training
 from meshimpl import launch
 
 
@@ -39,19 +48,20 @@ def predict(
     ranks: Ranks = None,
     mesh: Mesh = None,
     box_size: Annotated[
-        float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not tell.")
+        float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not say.")
     ] = None,
     checkpoint: Which = Weights.best,
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Of the posterior; those that evaluate --posteriors fits."
+            metavar="NAME", help="Head of the posterior, one that evaluate --posteriors has fitted."
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Of the posterior's samples; by default DIR/predictions/VOLUME."
+            metavar="DIR",
+            help="Folder of the posterior's samples; by default DIR/predictions/VOLUME.",
         ),
     ] = None,
     check: Check = False,
@@ -99,8 +109,8 @@ def answer(found: Found, folder: Path) -> str:
     """The parameters of a volume, a line each, and what one should know about them.
 
     Args:
-        found: of the volume.
-        folder: where its posterior was written, if there is one.
+        found: the parameters.
+        folder: folder of the posterior, if one was written.
     """
     width = max(len(name) for name, _, _ in found.parameters)
     lines = []
@@ -109,5 +119,5 @@ def answer(found: Found, folder: Path) -> str:
         lines.append(f"{name:{width}} = {value:.4g}{bar}")
     if found.posterior is not None:
         lines += found.posterior.sentences()
-        lines.append(f"Posterior ({found.posterior.head}) in {folder}: {', '.join(FILES)}")
+        lines.append(f"Posterior ({found.posterior.head}) in {folder}: {', '.join(ANSWER_FILES)}")
     return "\n".join([*lines, *found.notes])

@@ -14,15 +14,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flowpm_dist.cli.common import PATIENCE, leave
-from flowpm_dist.jobs.verbosity import Verbosity
+from flowpm_dist.cli.common import MESSAGE_SECONDS, leave
+from flowpm_dist.jobs.progress import Verbosity
+from flowpm_dist.jobs.register import JOBS, job_class
 from meshimpl import launch
 
 COMMANDS = (
-    "simulate", "convert", "reconstruct", "train", "dataset", "evaluate", "predict", "export",
-    "runs", "submit", "build", "doctor",
+    *JOBS, "dataset", "evaluate", "predict", "export", "convert", "runs", "submit", "build",
+    "doctor",
 )  # fmt: skip
-"""Names of modules of this package that have a function `add_to`."""
+"""Jobs, and names of modules of this package that have a function `add_to`."""
 
 
 class Commands(TyperGroup):
@@ -36,9 +37,15 @@ class Commands(TyperGroup):
         """Returns the command of a name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"flowpm_dist.cli.{cmd_name}")
         one = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        module.add_to(one)
+        if cmd_name in JOBS:
+            from flowpm_dist.cli.jobs import command as command_of
+
+            kind = job_class(cmd_name)
+            example = f"Example: [bold]{kind.example}[/bold]" if kind.example else None
+            one.command(kind.name, epilog=example)(command_of(kind))
+        else:
+            importlib.import_module(f"flowpm_dist.cli.{cmd_name}").add_to(one)
         command = typer.main.get_group(one).commands[cmd_name]
         command.params += _common_options()
         return command
@@ -51,7 +58,7 @@ def _choose(level: Verbosity) -> Callable[[bool], None]:
 VERBOSE = typer.Option(
     "-v",
     "--verbose",
-    help="Say more: every step, and whence an error came.",
+    help="Print more: every step, and the traceback of an error.",
     expose_value=False,
     callback=_choose(Verbosity.VERBOSE),
 )
@@ -90,7 +97,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from flowpm_dist.jobs.versions import versions
+        from flowpm_dist.jobs.results import versions
 
         print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")
         raise typer.Exit
@@ -118,7 +125,7 @@ def main() -> None:
         status = getattr(error, "exit_code", None)
         if status is None:
             raise
-        time.sleep(PATIENCE)
+        time.sleep(MESSAGE_SECONDS)
         leave(status)
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from flowpm_dist.cli.common import refuse
-from flowpm_dist.cli.run_record import RunRecord, records_in
-from flowpm_dist.config.checks import as_written
+from flowpm_dist.jobs.register import records_in
+from flowpm_dist.jobs.run_record import RunRecord
+from flowpm_dist.options import as_written
 
 
 def add_to(app: typer.Typer) -> None:

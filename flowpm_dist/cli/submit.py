@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import shlex
 import subprocess
@@ -11,49 +10,42 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowpm_dist.cli.batch import (
+    BatchJob,
+    SiteOptions,
+    array_settings,
+    check_array,
+    default_site_file,
+    gpus_of_a_node,
+    is_edited,
+    load_site,
+    seconds_of,
+)
 from flowpm_dist.cli.common import Set, default_output, mesh_option, planning, refuse
-from flowpm_dist.cli.resumable import Request
-from flowpm_dist.config.settings import parse_settings
-from flowpm_dist.config.site import SiteOptions, default_site_file, gpus_of_a_node, load_site
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.batch_options import array_settings, check_array, seconds_of
-from flowpm_dist.jobs.batch_script import BatchJob, is_edited
 from flowpm_dist.jobs.estimate import Estimate, human_time
 from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.register import JOBS, job_class
+from flowpm_dist.jobs.run_file import parse_settings
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python."""
 
 
-class Command(StrEnum):
-    """Commands that run on several ranks."""
-
-    simulate = "simulate"
-    reconstruct = "reconstruct"
-    train = "train"
-    dataset = "dataset"
-    evaluate = "evaluate"
-    predict = "predict"
-
-
-_JOBS = {
-    Command.simulate: "SimulationJob",
-    Command.reconstruct: "ReconstructionJob",
-    Command.train: "TrainingJob",
-}
-"""Commands whose work goes on in another job, and the class of their work."""
-_SUFFIXES = {
-    Command.dataset: "dataset",
-    Command.evaluate: "evaluation",
-    Command.predict: "prediction",
-}
+_SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "prediction"}
 """Commands that begin anew, and what their scripts are named after."""
+
+if TYPE_CHECKING:
+    Command = str
+else:
+    Command = StrEnum("Command", {name: name for name in (*JOBS, *_SUFFIXES)})
 
 
 def add_to(app: typer.Typer) -> None:
@@ -122,14 +114,14 @@ def submit(
     with planning():
         options = _site(site, threads, gpus_per_rank, partition, account, qos)
         limit = seconds_of(time)
-        if limit <= options.warn and command in _JOBS:
+        if limit <= options.warn and command in JOBS:
             raise UserError(
                 f"--time {time} is {human_time(limit)}, and jobs are asked to stop "
                 f"{human_time(options.warn)} before their limit: give more, or lower site.warn"
             )
         _check_gpus(options, ranks_per_node)
         given, own = _operands(command, operands)
-        kind = _kind(command)
+        kind = job_class(command) if command in JOBS else None
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
@@ -137,25 +129,25 @@ def submit(
         check_array(settings, map(".".join, parse_settings(changes or [])))
         if at_once and not settings:
             raise UserError(f"--at-once {at_once} is for the jobs of an --array; there is none")
-        words = [command.value, *(str(path.absolute()) for path in given)]
+        words = [command, *(str(path.absolute()) for path in given)]
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
-        has_folder = command in (*_JOBS, Command.dataset) or output is not None
+        has_folder = command in (*JOBS, "dataset") or output is not None
         job = BatchJob(
             name=results.name,
             written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
             program=shlex.split(options.program) or PROGRAM,
             words=[*words, *own],
             output=str(results) if has_folder else "",
-            begun=kind.begun if kind else "",
-            again="--overwrite" if command is Command.dataset else "",
+            begun=kind.folder_type.begun if kind else "",
+            again="--overwrite" if command == "dataset" else "",
             nodes=nodes,
             ranks_per_node=ranks_per_node,
             time=time,
             settings=settings,
             at_once=at_once,
             mpirun="mpirun" if options.program else str(launch.find_mpirun()),
-            **options.model_dump(exclude={"program"}),
+            site=options,
         )
         if kind is None:
             _try(command, job)
@@ -176,17 +168,17 @@ def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[
     """
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     given, own = [Path(word) for word in words[:count]], list(words[count:])
-    most = {Command.evaluate: len(given), Command.predict: 2}.get(command, 1)
-    if not 0 < len(given) <= most or (command in _JOBS and own):
+    most = {"evaluate": len(given), "predict": 2}.get(command, 1)
+    if not 0 < len(given) <= most or (command in JOBS and own):
         wrong = shlex.join(words[most:] if given else words)
-        raise UserError(f"submit {command.value}: cannot take {wrong}")
+        raise UserError(f"submit {command}: cannot take {wrong}")
     return given, own
 
 
 def _default_results(command: Command, first: Path, kind: Any) -> Path:
-    if command in (Command.evaluate, Command.predict):
+    if command in ("evaluate", "predict"):
         return Path(f"{first.absolute().name}-{_SUFFIXES[command]}")
-    return default_output(first, (kind.suffix or kind.kind) if kind else _SUFFIXES[command])
+    return default_output(first, kind.named() if kind else _SUFFIXES[command])
 
 
 def _check_gpus(options: SiteOptions, ranks_per_node: int) -> None:
@@ -215,24 +207,16 @@ def _try(command: Command, job: BatchJob) -> None:
         UserError: it could not begin.
     """
     first = [f"{key}={values[0]}" for key, values in job.settings.items()]
-    if first and command is not Command.dataset:
-        raise UserError(f"--array: {command.value} has no run file of its own")
+    if first and command != "dataset":
+        raise UserError(f"--array: {command} has no run file of its own")
     words = [word for text in first for word in ("--set", text)]
     if job.output:
         words += ["--output", f"{job.output}-0" if job.elements else job.output]
     words += ["--ranks", str(job.nodes * job.ranks_per_node), "--check", "--ignore-memory"]
     done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
     if done.returncode:
-        told = done.stderr.strip().removeprefix("error: ")
-        raise UserError(f"submit {command.value}: {told}" if told.startswith("Usage") else told)
-
-
-def _kind(command: Command) -> Any:
-    """Returns the class of the work of a command that can be resumed; None for another."""
-    if command not in _JOBS:
-        return None
-    module = importlib.import_module(f"flowpm_dist.cli.{command.value}")
-    return getattr(module, _JOBS[command])
+        message = done.stderr.strip().removeprefix("error: ")
+        raise UserError(f"submit {command}: {message}" if message.startswith("Usage") else message)
 
 
 def _site(
@@ -243,7 +227,7 @@ def _site(
     account: str | None,
     qos: str | None,
 ) -> SiteOptions:
-    """Returns the site's options, with those of the command line in place of its own."""
+    """Returns the site's options, some replaced by the command line."""
     given = {"threads": threads, "gpus_per_rank": gpus_per_rank}
     given_texts = {"partition": partition, "account": account, "qos": qos}
     chosen: Mapping[str, Any] = {

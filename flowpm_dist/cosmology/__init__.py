@@ -1,22 +1,18 @@
 """Cosmology: parameters, expansion, growth and linear power, differentiable in float64."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Background": "background",
+    "Background": "distances",
     "Cosmology": "parameters",
     "Distances": "distances",
     "Growth": "growth",
-    "GrowthFunctions": "growth",
-    "Halofit": "halofit",
-    "InterpolatedGrowth": "interpolated",
-    "InterpolatedTransfer": "interpolated",
+    "Halofit": "nonlinear",
     "LinearPower": "power",
     "NonlinearPower": "nonlinear",
-    "PMWD_TRANSFER_NODES": "interpolated",
-    "TabulatedPower": "tabulated",
+    "TabulatedPower": "nonlinear",
     "lensing_weight": "distances",
-    "limber_power": "limber",
+    "limber_power": "distances",
     "sigma8": "power",
 }
 

@@ -1,4 +1,4 @@
-"""What astropy knows of cosmologies; astropy is imported only here, and TensorFlow never."""
+"""Cosmologies of astropy. Only this module imports astropy; it does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
 
     Args:
         cosmology: see `Cosmology.from_astropy`.
-        replaced: names of parameters that the caller brings, hence not asked of astropy.
+        replaced: names of parameters that the caller gives, which are not read from astropy.
 
     Returns:
         Omega_m, Omega_b, h, w0, wa and, where it is not 0, T_cmb [K]; plain floats.
@@ -47,7 +47,7 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
 def comoving_distance(z: float, *, Omega_m: float, w0: float = -1.0, wa: float = 0.0) -> float:
     """Returns the comoving distance of a redshift [Mpc/h], in a flat universe without radiation.
 
-    It is that of `Distances`, which needs TensorFlow.
+    `Distances` gives the same, but needs TensorFlow.
     """
     from astropy.cosmology import Flatw0waCDM
 

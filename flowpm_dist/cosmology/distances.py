@@ -1,20 +1,85 @@
-"""Comoving distances of a flat universe, and the weight of a density in gravitational lensing."""
+"""Expansion and distances of a flat universe of matter and w0-wa dark energy, without radiation.
+
+Also the integrals along the line of sight: the lensing weight and Limber's approximation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background
+from flowpm_dist.cosmology.options import A_MAX
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
-from flowpm_dist.cosmology.ranges import A_MAX
+
+HUBBLE_DISTANCE = 2997.92458
+"""c/H0 [Mpc/h]."""
+
+Power = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""k [h/Mpc] and a [1], which broadcast, to the matter power [(Mpc/h)^3]: a `LinearPower`, say."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 _ROOTS = np.linspace(0.0, 1.0, 129)  # of scale factors
-_NEWTON = 10  # steps, of which each doubles the number of right digits; the third has six of them
+_NEWTON = 10  # steps; each doubles the number of right digits, and the third has six
+
+
+class Background:
+    """Expansion rate and matter density as functions of the scale factor.
+
+    Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
+    of that shape, differentiable by the parameters.
+
+    Dark energy follows w(a) = w0 + wa (1 - a) (Chevallier and Polarski 2001, gr-qc/0009008;
+    Linder 2003, astro-ph/0208512).
+    """
+
+    def __init__(self, cosmology: Cosmology) -> None:
+        values = cosmology.parameters()
+        self.cosmology = cosmology
+        self.Omega_m = values["Omega_m"]
+        self.Omega_de = 1.0 - self.Omega_m
+        self.w0 = values["w0"]
+        self.wa = values["wa"]
+
+    def e(self, a: Any) -> tf.Tensor:
+        """Expansion rate E = H/H0 [1]."""
+        return tf.sqrt(self.e2(a))
+
+    def e2(self, a: Any) -> tf.Tensor:
+        """E^2 = (H/H0)^2 [1]."""
+        a = as_float64(a)
+        return self.a3_e2(a) / a**3
+
+    def a3_e2(self, a: Any) -> tf.Tensor:
+        """a^3 E^2 [1], which stays finite at a = 0."""
+        return self.Omega_m + self._dark_energy(as_float64(a))
+
+    def dlne_dlna(self, a: Any) -> tf.Tensor:
+        """dlnE/dlna = dlnH/dlna [1]."""
+        a = as_float64(a)
+        return -1.5 * (1.0 + self.w(a) * self.omega_de(a))
+
+    def omega_m(self, a: Any) -> tf.Tensor:
+        """Matter over the critical density at a [1]."""
+        return self.Omega_m / self.a3_e2(a)
+
+    def omega_de(self, a: Any) -> tf.Tensor:
+        """Dark energy over the critical density at a [1]."""
+        dark_energy = self._dark_energy(as_float64(a))
+        return dark_energy / (self.Omega_m + dark_energy)
+
+    def w(self, a: Any) -> tf.Tensor:
+        """Equation of state of dark energy, pressure over density [1]."""
+        return self.w0 + self.wa * (1.0 - as_float64(a))
+
+    def _dark_energy(self, a: tf.Tensor) -> tf.Tensor:
+        """Density of dark energy times a^3, over the critical density today."""
+        return (
+            self.Omega_de * a ** (-3.0 * (self.w0 + self.wa)) * tf.exp(-3.0 * self.wa * (1.0 - a))
+        )
 
 
 class Distances:
@@ -51,7 +116,7 @@ class Distances:
     def scale_factor(self, chi: Any) -> tf.Tensor:
         """Returns the scale factor a [1] at which light left a comoving distance chi [Mpc/h].
 
-        Newton's method in sqrt(a), in which chi is convex: also from a = 0 it cannot go too far.
+        Newton's method in sqrt(a): chi is convex in it, so that a start at a = 0 converges too.
 
         Raises:
             ValueError: a distance that is negative, or from which light has not yet arrived.
@@ -66,12 +131,12 @@ class Distances:
         if known is None or limit is None:
             root, steps = tf.zeros_like(chi), _NEWTON
         else:
-            # From a table, of which five or more digits are right, two steps have them all.
+            # A table gives five or more right digits, two steps from there give all.
             reached = self._of_root(tf.constant(_ROOTS)).numpy()
             root, steps = tf.constant(np.interp(known, reached[::-1], _ROOTS[::-1])), 2
         for _ in range(steps):
             root = tf.stop_gradient(self._newton(root, chi))
-        # At the solution, two more steps hardly change it, and have its derivatives.
+        # Two more steps hardly change the solution; they provide its derivatives.
         return self._newton(self._newton(root, chi), chi) ** 2
 
     def redshift(self, chi: Any) -> tf.Tensor:
@@ -103,7 +168,7 @@ def lensing_weight(
         chi: comoving distances [Mpc/h].
         chi_source: comoving distances of the sources [Mpc/h], which broadcast with `chi`; by
             default infinite.
-        a: the scale factors [1] at `chi`; by default those of the cosmology.
+        a: the scale factors [1] at `chi`; by default computed from the cosmology.
     """
     chi = as_float64(chi)
     a = Distances(cosmology).scale_factor(chi) if a is None else as_float64(a)
@@ -111,3 +176,28 @@ def lensing_weight(
     if chi_source is None:
         return strength
     return strength * tf.nn.relu(1.0 - chi / as_float64(chi_source))
+
+
+def limber_power(ell: Any, chi: Any, a: Any, widths: Any, kernels: Any, power: Power) -> tf.Tensor:
+    """Returns C_ij(l) = int dchi W_i W_j / chi^2 P((l + 1/2) / chi, a(chi)) [1], differentiable.
+
+    The integral is a sum over given distances (Limber 1953; Kaiser 1992; with l + 1/2 after LoVerde
+    and Afshordi 2008, arXiv:0809.5112). The distances are the nodes of a quadrature, or the planes
+    that maps are made of.
+
+    Args:
+        ell: multipoles [ell] [1], above 0; or a number.
+        chi: comoving distances [node] [Mpc/h], above 0.
+        a: scale factors at them [node] [1].
+        widths: weights of the quadrature, or widths of the planes [node] [Mpc/h].
+        kernels: W of each source at the distances [source, node] [h/Mpc].
+        power: the matter power, see `Power`.
+
+    Returns:
+        [source, source, ell], symmetric in the sources; float64.
+    """
+    chi, kernels = as_float64(chi), as_float64(kernels)
+    k = (as_float64(ell)[..., tf.newaxis] + 0.5) / chi
+    weighted = power(k, as_float64(a)) * as_float64(widths) / chi**2
+    pairs = kernels[:, tf.newaxis] * kernels
+    return tf.tensordot(pairs, weighted, [[-1], [-1]])

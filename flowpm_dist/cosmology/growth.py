@@ -8,14 +8,13 @@ others 2021, arXiv:2008.09588). With T = d^2/dlna^2 + (2 + dlnE/dlna) d/dlna and
     T D2  = s (D2 + D1^2)                 T D3b = s (D3b + 2 D1 (D2 + D1^2))
                                           T D3c = s D1^3
 
-All are positive. At early times, and at all times in an Einstein-de Sitter universe, D1 = a,
-D2 = 3/7 a^2, D3a = 1/3 a^3, D3b = 10/21 a^3 and D3c = 1/7 a^3. `flowpm_dist.initial.lpt` computes
-the field of each.
+All five functions are positive. At early times, and at all times in an Einstein-de Sitter universe,
+D1 = a, D2 = 3/7 a^2, D3a = 1/3 a^3, D3b = 10/21 a^3 and D3c = 1/7 a^3. `flowpm_dist.initial.lpt`
+computes the field of each.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.polynomial import chebyshev
 
-from flowpm_dist.cosmology.background import Background
+from flowpm_dist.cosmology.distances import Background
+from flowpm_dist.cosmology.options import A_MAX
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
-from flowpm_dist.cosmology.ranges import A_MAX
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
@@ -49,17 +48,47 @@ RESOLVED = 1e-5
 _TAIL = 8  # coefficients
 
 
-class GrowthFunctions(abc.ABC):
-    """The growth functions D1, D2, D3a, D3b, D3c, their derivatives and FastPM's factors.
+class Growth:
+    """The growth functions D1, D2, D3a, D3b and D3c of a cosmology, for any 0 <= a <= 2.
 
-    Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
-    of that shape. A subclass must implement `ratio` only.
+    Each method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
+    of that shape. The equations are solved once, at construction.
+
+    The equations are solved for g = D/a^n, where n is the order, because g hardly varies. They read
+    g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna and the prime for d/dlna. The unknowns
+    are the second derivatives at Chebyshev nodes in ln a, which keeps the linear system well
+    conditioned (Greengard 1991). The solution can be differentiated with respect to the parameters
+    any number of times.
+
+    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Anywhere in the
+    ranges of `cosmology.options`, factors are accurate to 1e-7 and rates to 1e-6. The steeper dark
+    energy rises, the more nodes are needed. The last Chebyshev coefficients measure the accuracy.
+    More nodes are tried until these coefficients are small enough; a solution that stays less
+    accurate is refused.
+
+    Raises:
+        ValueError: dark energy that rises too steeply to be resolved (not checked inside a
+            tf.function, which does not know the parameters); or, from the methods, a scale factor
+            that is negative or above 2.
     """
 
-    def __init__(self, background: Background) -> None:
-        self.background = background
+    def __init__(self, cosmology: Cosmology) -> None:
+        self.background = Background(cosmology)
+        for nodes in NODES:
+            self._grid = _collocation(nodes)
+            solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
+            self._coefficients = solved(cosmology.parameters(), nodes)
+            tail = _tail(self._coefficients)
+            if tail is not None and tail <= CONVERGED:
+                break
+        if tail is not None and not tail <= RESOLVED:
+            values = {name: float(getattr(cosmology, name)) for name in ("Omega_m", "w0", "wa")}
+            given = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+            raise ValueError(
+                f"{given}: dark energy rises too steeply for its growth functions to be resolved; "
+                "w0 nearer to -1, wa nearer to 0 or more matter would do"
+            )
 
-    @abc.abstractmethod
     def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
         """Returns d^derivative D_term / dlna^derivative / a^order [1], finite at a = 0.
 
@@ -68,9 +97,15 @@ class GrowthFunctions(abc.ABC):
             term: one of `TERMS`, of order 1, 2 or 3.
             derivative: 0, 1 or 2.
         """
+        grid = self._grid
+        t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
+        # Slightly inside the ends, where the derivative of arccos is infinite.
+        angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
+        basis = tf.cos(angle[..., tf.newaxis] * np.arange(len(grid.x)))
+        return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
 
     def factor(self, a: Any, term: Term, derivative: int = 0) -> tf.Tensor:
-        """Returns d^derivative D_term / dlna^derivative [1]; arguments as for `ratio`."""
+        """Returns d^derivative D_term / dlna^derivative [1]; see `ratio` for the arguments."""
         a = _checked(a)
         return a ** order_of(term) * self.ratio(a, term, derivative)
 
@@ -88,10 +123,6 @@ class GrowthFunctions(abc.ABC):
         """Returns dD1/dlna [1]."""
         return self.factor(a, 1, 1)
 
-    def d1_dlna2(self, a: Any) -> tf.Tensor:
-        """Returns d^2 D1/dlna^2 [1]."""
-        return self.factor(a, 1, 2)
-
     def d2(self, a: Any) -> tf.Tensor:
         """Returns the second-order growth D2 [1], positive, about 3/7 D1^2."""
         return self.factor(a, 2)
@@ -100,31 +131,10 @@ class GrowthFunctions(abc.ABC):
         """Returns dD2/dlna [1]."""
         return self.factor(a, 2, 1)
 
-    def d2_dlna2(self, a: Any) -> tf.Tensor:
-        """Returns d^2 D2/dlna^2 [1]."""
-        return self.factor(a, 2, 2)
-
-    def d3a(self, a: Any) -> tf.Tensor:
-        """Returns the third-order growth D3a [1], about 1/3 D1^3."""
-        return self.factor(a, "3a")
-
-    def d3b(self, a: Any) -> tf.Tensor:
-        """Returns the third-order growth D3b [1], about 10/21 D1^3."""
-        return self.factor(a, "3b")
-
-    def d3c(self, a: Any) -> tf.Tensor:
-        """Returns the third-order growth D3c of the transverse part [1], about 1/7 D1^3."""
-        return self.factor(a, "3c")
-
     def f1(self, a: Any) -> tf.Tensor:
         """Returns the growth rate dlnD1/dlna [1]."""
         a = _checked(a)
         return self.ratio(a, 1, 1) / self.ratio(a, 1, 0)
-
-    def f2(self, a: Any) -> tf.Tensor:
-        """Returns the growth rate dlnD2/dlna [1]."""
-        a = _checked(a)
-        return self.ratio(a, 2, 1) / self.ratio(a, 2, 0)
 
     def g_drift(self, a: Any) -> tf.Tensor:
         """Returns G_D = a^2 E dD1/dlna [1], the growth of the velocity (Feng and others 2016)."""
@@ -137,54 +147,8 @@ class GrowthFunctions(abc.ABC):
         It is a E dG_D/dlna (Feng and others 2016).
         """
         a = _checked(a)
-        curvature = self.d1_dlna2(a) + (2.0 + self.background.dlne_dlna(a)) * self.d1_dlna(a)
+        curvature = self.factor(a, 1, 2) + (2.0 + self.background.dlne_dlna(a)) * self.d1_dlna(a)
         return self.background.a3_e2(a) * curvature
-
-
-class Growth(GrowthFunctions):
-    """The exact growth of a cosmology, solved once at construction, for any 0 <= a <= 2.
-
-    With g = D/a^n, n the order, and ' = d/dlna, the growth equations become equations for g, which
-    hardly varies: g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna. They are solved for
-    the second derivatives at Chebyshev nodes in ln a, which keeps the linear system well
-    conditioned (Greengard 1991). The solution can be differentiated with respect to the parameters
-    any number of times.
-
-    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Over the ranges of
-    `cosmology.ranges` factors are to 1e-7 and rates to 1e-6: the steeper dark energy rises, the
-    more nodes it takes. What the last Chebyshev coefficients show to be worse is refused.
-
-    Raises:
-        ValueError: dark energy that rises too steeply to be resolved (not found out inside a
-            tf.function, which does not know the parameters); or, from the methods, a scale factor
-            that is negative or above 2.
-    """
-
-    def __init__(self, cosmology: Cosmology) -> None:
-        super().__init__(Background(cosmology))
-        for nodes in NODES:
-            self._grid = _collocation(nodes)
-            solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
-            self._coefficients = solved(cosmology.parameters(), nodes)
-            tail = _tail(self._coefficients)
-            if tail is not None and tail <= CONVERGED:
-                break
-        if tail is not None and not tail <= RESOLVED:
-            values = {name: float(getattr(cosmology, name)) for name in ("Omega_m", "w0", "wa")}
-            given = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-            raise ValueError(
-                f"{given}: dark energy rises too steeply for its growth functions to be resolved; "
-                "w0 nearer to -1, wa nearer to 0 or more matter would do"
-            )
-
-    def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
-        """See `GrowthFunctions.ratio`; the accuracy is that of the class."""
-        grid = self._grid
-        t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
-        # Slightly inside the ends, where the derivative of arccos is infinite.
-        angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
-        basis = tf.cos(angle[..., tf.newaxis] * np.arange(len(grid.x)))
-        return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
 
 
 def _tail(coefficients: tf.Tensor) -> float | None:

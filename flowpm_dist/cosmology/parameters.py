@@ -12,10 +12,11 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.ranges import (
+from flowpm_dist.cosmology.options import (
     K_PIVOT,
     LATEST_DARK_ENERGY,
     RANGES,
+    SHAPE,
     T_CMB,
     Transfer,
     dark_energy_fades,
@@ -24,19 +25,16 @@ from flowpm_dist.cosmology.ranges import (
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
 """A number, or a scalar floating tensor when gradients are wanted."""
 
-TRANSFERS = get_args(Transfer)
-
-_SHAPE = ("Omega_m", "Omega_b", "h", "n_s", "w0", "wa", "T_cmb", "k_pivot")
 AMPLITUDES = ("A_s", "sigma8")
 _compiled = ContextVar("compiled", default=False)
 
 
 @contextmanager
 def compiled_cosmologies() -> Iterator[None]:
-    """Inside, growth and power of new cosmologies of tensors are compiled.
+    """Compiles growth and power of cosmologies that are made of tensors in the `with` block.
 
-    That takes seconds once, and a third of the time at each evaluation: for posteriors, which have
-    another cosmology at each.
+    Compiling takes a few seconds, once. Each evaluation then takes a third of the time. Posteriors
+    use this, because each of their evaluations has another cosmology.
     """
     token = _compiled.set(True)
     try:
@@ -89,11 +87,10 @@ class Cosmology:
                 "exactly one of A_s and sigma8 must be given, got "
                 + ("both" if given else "neither")
             )
-        if self.transfer not in TRANSFERS:
-            raise ValueError(
-                f"transfer must be one of {', '.join(map(repr, TRANSFERS))}, got {self.transfer!r}"
-            )
-        for name in (*_SHAPE, *given):
+        if self.transfer not in get_args(Transfer):
+            known = ", ".join(map(repr, get_args(Transfer)))
+            raise ValueError(f"transfer must be one of {known}, got {self.transfer!r}")
+        for name in (*SHAPE, *given):
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
         self._check_ranges()
 
@@ -101,9 +98,10 @@ class Cosmology:
     def planck18(cls) -> Cosmology:
         """Planck 2018 with lensing and BAO (arXiv:1807.06209), normalised to its sigma8 today.
 
-        There are no massive neutrinos here. Planck's have 0.06 eV and slow the growth of structure:
-        with Planck's A_s = 2.1064e-9 and none, sigma8 would be 0.829 (0.823 with CAMB's transfer
-        function), 5 % too much power today. The A_s that sigma8 implies is lower by so much.
+        Planck's cosmology has neutrinos of 0.06 eV, which slow the growth of structure. This one
+        has no neutrinos. With Planck's A_s = 2.1064e-9 it would have sigma8 = 0.829 (0.823 with
+        CAMB's transfer function), and its power today would be 5 % too high. Therefore sigma8 is
+        set instead; the A_s that it implies is lower by 5 %.
         """
         return cls(Omega_m=0.30966, Omega_b=0.04897, h=0.6766, n_s=0.96822, sigma8=0.8102)
 
@@ -111,14 +109,14 @@ class Cosmology:
     def from_astropy(cls, cosmology: Any, **parameters: Any) -> Cosmology:
         """The matter and dark energy of an `astropy.cosmology` object.
 
-        Radiation and neutrinos, massive ones too, are left out, with a warning that says how much
-        they are: the universe here is flat, so dark energy takes their share.
+        Radiation and neutrinos are left out. Their share of the density is added to dark energy, so
+        that the universe stays flat. A warning says how large this share was.
 
         Args:
             cosmology: FlatLambdaCDM, FlatwCDM, Flatw0waCDM, or LambdaCDM, wCDM, w0waCDM without
                 curvature.
-            **parameters: what astropy does not know (`n_s`, and `A_s` or `sigma8`) and any
-                parameter that is to replace astropy's.
+            **parameters: parameters that astropy does not have (`n_s`, and `A_s` or `sigma8`), and
+                any that replace astropy's.
 
         Raises:
             TypeError: another kind of dark energy, or not an astropy cosmology.
@@ -131,11 +129,11 @@ class Cosmology:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
-        return _SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
+        return SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether its growth and its power are compiled, see `compiled_cosmologies`."""
+        """Whether growth and power of this cosmology are compiled, see `compiled_cosmologies`."""
         return _compiled.get() and any(
             isinstance(getattr(self, n), (tf.Tensor, tf.Variable)) for n in self.names
         )
@@ -145,12 +143,12 @@ class Cosmology:
         return {name: as_float64(getattr(self, name)) for name in self.names}
 
     def numbers(self) -> dict[str, Any]:
-        """Returns what makes the same cosmology of plain numbers: `Cosmology(**numbers)`."""
+        """Returns plain numbers that make the same cosmology, as `Cosmology(**numbers)`."""
         values = {name: float(getattr(self, name)) for name in self.names}
         return {**values, "transfer": self.transfer}
 
     def replace(self, **changes: Any) -> Cosmology:
-        """A copy with some parameters changed; A_s takes the place of sigma8, and conversely.
+        """A copy with some parameters changed; a new A_s replaces sigma8, and vice versa.
 
         Raises:
             TypeError: an unknown parameter.
@@ -167,7 +165,7 @@ class Cosmology:
         return dataclasses.replace(self, **changes)
 
     def _check_ranges(self) -> None:
-        value = {name: _known_value(getattr(self, name)) for name in self.names}
+        value = {name: known_value(getattr(self, name)) for name in self.names}
         for name, number in value.items():
             if number is not None and not RANGES[name].holds(number):
                 raise ValueError(f"{name} must be {RANGES[name].what}; got {number:g}")
@@ -207,7 +205,7 @@ def _scalar(name: str, value: Any) -> Parameter:
         raise TypeError(f"{name} must be a number or a scalar tensor, got {value!r}") from None
 
 
-def _known_value(value: Any) -> float | None:
+def known_value(value: Any) -> float | None:
     """The number behind `value`, or None when a graph has yet to compute it."""
     if isinstance(value, (tf.Tensor, tf.Variable)):
         known = tf.get_static_value(value.read_value() if hasattr(value, "read_value") else value)

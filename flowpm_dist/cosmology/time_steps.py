@@ -1,19 +1,19 @@
-"""The time steps of a run: equal in a, in log a, or in the growth factor D1.
+"""The time steps of a run: equal in a, in log a, in the growth factor D1, or given by their edges.
 
-Any other increasing list of scale factors can be used instead. TensorFlow is imported only when it
-is needed.
+TensorFlow is imported only when it is needed.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.ranges import A_MAX
-from flowpm_dist.options import Options, listed
+from flowpm_dist.cosmology.options import A_MAX
+from flowpm_dist.options import Options, Problem, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
 """Options that `edges` replaces."""
 SAME = 1e-9
-"""Relative difference of scale factors that are the same."""
+"""Relative difference below which two scale factors are the same."""
 
 
 def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:
@@ -47,7 +47,7 @@ class StepOptions(Options):
         a_start, a_stop: the scale factors at which the first step begins and the last one ends [1].
         steps: the number of steps.
         spacing: the quantity in which steps are equal: "a", "log a" or "D" (the growth factor).
-        edges: the scale factors at which steps begin and end, instead of all these [1].
+        edges: the scale factors at which steps begin and end [1]; they replace all other options.
     """
 
     a_start: float = Field(
@@ -64,19 +64,30 @@ class StepOptions(Options):
         default=None, description="a list of two or more increasing scale factors from 0 to 2"
     )
 
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.edges is None and self.a_start >= self.a_stop:
+            yield self.problem("a_start", f"must be below a_stop = {self.a_stop}")
+        elif self.edges is None and self.a_start == 0 and self.spacing == "log a":
+            yield self.problem("spacing", "must start later than a_start = 0")
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return dict.fromkeys(EQUAL_STEPS if self.edges else (), "equal steps, not with edges")
+
     @property
     def step_count(self) -> int:
         """The number of steps."""
         return self.steps if self.edges is None else len(self.edges) - 1
 
     @property
-    def first(self) -> float | None:
-        """The scale factor of the start; None if it was not understood."""
+    def first(self) -> float:
+        """The scale factor of the start [1]."""
         return self.edges[0] if self.edges else self.a_start
 
     @property
-    def last(self) -> float | None:
-        """The scale factor of the end; None if it was not understood."""
+    def last(self) -> float:
+        """The scale factor of the end [1]."""
         return self.edges[-1] if self.edges else self.a_stop
 
     def edges_of(self, cosmology: Cosmology) -> np.ndarray:

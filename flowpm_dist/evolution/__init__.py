@@ -1,12 +1,12 @@
 """The evolution of particles: integrators, kicks and drifts, and their adjoints."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Clock": "clock",
+    "Clock": "plan",
     "EvolutionPlan": "plan",
     "Evolved": "plan",
-    "HaloError": "halo",
+    "HaloError": "nbody",
     "NBody": "nbody",
     "Observer": "observers",
     "Particles": "plan",

@@ -1,35 +1,131 @@
 """The evolution of the particles: paint, potential, kick and drift, operation by operation.
 
-Each phase is a mesh function of its own, lowered once and called in turn: a run of any number of
-steps holds one copy of the state, reports progress after each step, and knows where its time goes.
+Each phase is a mesh function, lowered once and called in turn. A run of any number of steps
+therefore holds one copy of the state, reports progress after each step, and measures each phase.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.arithmetic import combine, drift
-from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.halo import check_finite, check_halo
 from flowpm_dist.evolution.observers import Moment, Seen, add_to
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, paint, paint_adjoint
 from flowpm_dist.particle_mesh.gravity import FACTORS, Gravity
+from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.local import sum_of_products
+
+HALO_MARGIN = 1.2
+"""How much further than linear theory's largest displacement a suggested halo reaches."""
+
+
+class HaloError(RuntimeError):
+    """A particle strayed beyond the halo. Raised on every rank, before any mass is lost.
+
+    Attributes:
+        needed: halo that should do for the whole run [particle spacings].
+    """
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+def check_finite(reach: float, label: str) -> None:
+    """Checks that displacements are finite, from their reach, which is infinite where one is not.
+
+    Args:
+        reach: largest displacement, as `MaxDisplacement` gives it.
+        label: of this moment of the run, for the message.
+
+    Raises:
+        FloatingPointError: one is not.
+    """
+    if not math.isfinite(reach):
+        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+
+
+def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None:
+    """Checks that particles that stray `reach` cells are all within a halo.
+
+    Args:
+        reach: largest displacement [particle spacings].
+        halo: [particle spacings].
+        label: of this moment of the run, for the message.
+        growth: of linear displacements from here to the end of the run, for the halo to suggest.
+
+    Raises:
+        FloatingPointError: the displacement is not finite.
+        HaloError: names the step, the reach and the halo that would do.
+    """
+    check_finite(reach, label)
+    if reach >= halo:
+        whole_run = suggested_halo(reach, growth)
+        raise HaloError(
+            f"{label}: a particle is {reach:.2f} cells from its lattice site, beyond the halo of "
+            f"{halo}; halo = {needed_halo(reach)} would do for this step, "
+            f"halo = {whole_run} should for the whole run",
+            whole_run,
+        )
+
+
+def needed_halo(reach: float) -> int:
+    """Returns the smallest halo [particle spacings] for particles that stray `reach` cells."""
+    return math.floor(reach) + 1
+
+
+def suggested_halo(reach: float, growth: float = 1.0) -> int:
+    """Returns a halo [particle spacings] that should do for a whole run.
+
+    Args:
+        reach: largest displacement now [particle spacings].
+        growth: of linear displacements from now to the end of the run.
+    """
+    return needed_halo(HALO_MARGIN * reach * growth) + 1
+
+
+@tf.function(jit_compile=True, autograph=False)
+def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of factor times field, in one pass.
+
+    Args:
+        fields: blocks [..., x, y, z, 3].
+        factors: [..., at least as many as fields].
+    """
+    return sum_of_products(*tf.unstack(factors, axis=-1)[: len(fields)], *fields)
+
+
+def drift(x: tf.Tensor, v: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Returns x + factor v, in one pass of the kernels.
+
+    Args:
+        x, v: blocks [..., x, y, z, 3].
+        factor: for each universe [...].
+    """
+    shape = [-1, *x.shape[-4:]]
+    moved = kernels().linear(tf.reshape(x, shape), tf.reshape(v, shape), tf.reshape(factor, [-1]))
+    return tf.reshape(moved, x.shape)
+
+
+def broadcast_per_universe(factor: tf.Tensor) -> tf.Tensor:
+    """Returns a number for each universe [...] as a factor of blocks [..., x, y, z, 3]."""
+    return factor[..., tf.newaxis, tf.newaxis, tf.newaxis, tf.newaxis]
 
 
 class NBody:
     """The particles of a box under their gravity.
 
     Args:
-        gravity: with the particles, the mesh and the halo.
-        max_displacement: of the box, where there is one already.
+        gravity: the gravity, which holds the particles, the mesh and the halo.
+        max_displacement: the box's `MaxDisplacement`; a new one if None.
     """
 
     def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:

@@ -42,8 +42,8 @@ Look = Callable[[Moment, Sequence[tf.Tensor]], Seen]
 class Observer(abc.ABC):
     """Looks at the particles when they are kicked; the evolution itself is not disturbed.
 
-    Between two kicks the velocity stays as it is, so that from the particles at a kick follow their
-    places until the next one, and those since the one before.
+    Between two kicks the velocity does not change. The particles at a kick therefore determine
+    their places from the kick before until the next one.
 
     Attributes:
         kicks: at which it looks, numbered from 0.
@@ -52,7 +52,7 @@ class Observer(abc.ABC):
             on all ranks.
 
     Where a gradient is taken on several ranks, what each has seen must depend on the particles and
-    the inputs, if only by a factor of 0: or a rank would not take part in the way back.
+    the inputs, if only by a factor of 0. Otherwise a rank would not take part in the backward pass.
     """
 
     needs_before: bool = True
@@ -63,7 +63,7 @@ class Observer(abc.ABC):
     def looks(self, kick: int) -> Sequence[Look]:
         """Returns the looks that are taken at a kick, in order.
 
-        Each is differentiated by itself, so that memory does not grow with their number.
+        They are differentiated one at a time, so that memory does not grow with their number.
         """
 
     @abc.abstractmethod
@@ -73,7 +73,7 @@ class Observer(abc.ABC):
     def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
         """Returns what was seen so far, by name, whole on every rank; on all ranks together.
 
-        A checkpoint keeps it. By default there is nothing: a run that goes on sees what is left.
+        A checkpoint keeps it. By default it is empty: a continued run sees only what follows.
         """
         return {}
 
@@ -158,13 +158,13 @@ def look_back(
     inputs: Sequence[tf.Tensor],
     cotangents: Seen,
 ) -> tuple[Moment, list[tf.Tensor | None]]:
-    """Returns, from cotangents of what was seen, those of the particles at a kick and of inputs.
+    """Returns the cotangents of the particles at a kick and of the observer's inputs.
 
     Args:
-        observer: that looked, and does so once more.
+        observer: the observer, which looks once more.
         kick: its number.
         moment, inputs: see `Look`.
-        cotangents: of all that was seen.
+        cotangents: the cotangents of everything that the observer saw.
     """
     sources = [tf.stop_gradient(t) for t in (*moment.tensors, *inputs)]
     count = len(moment.tensors)

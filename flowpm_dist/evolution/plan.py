@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,14 +29,14 @@ class Particles:
 
 @dataclass(frozen=True)
 class MidRun:
-    """A run between two of its operations, from which it goes on to the same bits.
+    """A run between two of its operations, from which it can continue to the same bits.
 
     Attributes:
         done: number of operations that are done.
         step: number of steps that are done.
         a: scale factor that the last of them led to.
         particles: their velocity is the integrator's own.
-        halo: of the run [particle spacings]; None where it is still to be chosen.
+        halo: the halo of the run [particle spacings]; None if it is not chosen yet.
         timings: "steps" and "phases" of the steps that are done, as a `State` has them.
         seen: returns what observers have seen so far, see `Observer.pack`; on all ranks together.
     """
@@ -60,13 +61,13 @@ class EvolutionPlan:
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
         progress: called after each step.
-        observer: looks at the particles on the way, and
-        observed: the tensors that it is given for its inputs.
-        kicks_before: the number of kicks that were made before this plan, of a run that goes on.
+        observer: looks at the particles during the evolution.
+        observed: the tensors that the observer receives for its inputs.
+        kicks_before: the number of kicks before this plan, if it continues a run.
         after_step: called after each step and `progress`, on every rank, with the number of
             operations of this plan that are done, the last of them, the state, and what the
             observer has seen.
-        seen: by the observer before this plan, of a run that goes on.
+        seen: what the observer saw before this plan, if it continues a run.
     """
 
     operations: Sequence[Operation]
@@ -99,3 +100,47 @@ class Evolved:
 
     particles: Particles
     seen: Seen = field(default_factory=dict)
+
+
+PHASES = ("paint", "force", "read", "update")
+
+
+class Clock:
+    """Seconds of each phase and of each whole step, in the order of the steps."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self.steps: list[float] = []
+        self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+        self.start_step()
+
+    def go_on(self, timings: Mapping[str, Any], *, complete: bool) -> None:
+        """Puts the steps of an earlier session before those to come.
+
+        Args:
+            timings: "steps" and "phases" of the earlier session; may be empty.
+            complete: whether no step is to come.
+        """
+        self.steps = [*timings.get("steps", ()), *self.steps]
+        for phase, before in timings.get("phases", {}).items():
+            now = [] if complete else self.phases.get(phase, [0.0])
+            self.phases[phase] = [*before, *now]
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the clock was made."""
+        return time.perf_counter() - self._begin
+
+    def start_step(self) -> None:
+        """Begins a new entry of every phase."""
+        for seconds in self.phases.values():
+            seconds.append(0.0)
+
+    def measure(self, phase: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function and adds the time it took to a phase."""
+        begin = time.perf_counter()
+        with tf.profiler.experimental.Trace(f"phase:{phase}"):  # for `profiling`
+            result = function(*args)
+        if phase not in self.phases:  # one that not every run has
+            self.phases[phase] = [0.0] * len(self.phases[PHASES[0]])
+        self.phases[phase][-1] += time.perf_counter() - begin
+        return result

@@ -1,6 +1,6 @@
 """The box, its fields, their decomposition over ranks, and Fourier filters."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "Box": "box",

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -200,7 +200,7 @@ class Box:
         """Returns this rank's block of a field given as the block or as the whole array.
 
         Args:
-            name: of the field, for messages.
+            name: the name of the field in messages.
             value: tensor or array.
             shape: `mtf.Shape` of the whole array.
 
@@ -218,3 +218,33 @@ def check_same_box(a: Box, b: Box, what: str) -> None:
     """Raises a ValueError that shows both boxes, unless they are the same."""
     if a != b:
         raise ValueError(f"{what} are not on the same box: {a}; and {b}")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Of = Callable[Concatenate[Box, P], T]
+
+
+def cached_on_mesh(maxsize: int) -> Callable[[Of[P, T]], Of[P, T]]:
+    """Like `functools.lru_cache`, with a cache on each mesh of ranks.
+
+    What a mesh function needs is built by all of its ranks together, so they must also forget it
+    together. In one cache for all meshes, what a rank does on its own would drive out what it
+    shares on this rank alone, and the others would not build it again with it.
+
+    Args:
+        maxsize: the number of results of the function to keep on each mesh.
+    """
+
+    def decorate(function: Of[P, T]) -> Of[P, T]:
+        @functools.wraps(function)
+        def cached(box: Box, *args: P.args, **kwargs: P.kwargs) -> T:
+            kept = box.mesh.kept
+            if function not in kept:
+                kept[function] = functools.lru_cache(maxsize)(function)
+            found: T = kept[function](box, *args, **kwargs)
+            return found
+
+        return cached
+
+    return decorate

@@ -1,6 +1,7 @@
 """How a grid is cut into the blocks of a mesh of ranks: `row` cuts x, `col` cuts y.
 
-A batch of volumes is cut by `replica`.
+A batch of volumes is cut by `replica`. `StepTraffic` has the messages of a step by formula;
+`simulation.profile` counts them while a step runs.
 
 Nothing here imports TensorFlow: it is asked before a job starts.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from flowpm_dist.grid.step_traffic import StepTraffic
 from flowpm_dist.options import nearest
+from meshimpl import traffic
 from meshimpl.mesh_shape import parse_mesh_shape
+from meshimpl.traffic import Tally, Traffic, added
 
 MESH_AXES = ("replica", "row", "col")
 HALO = 8
-"""Width of the halo for which a mesh is chosen [cells]: that of a run is known only later."""
+"""Halo for which a mesh is chosen [cells]. The halo of the run is known only later."""
 COLLECTIVE = 2**20
 """What a collective costs, however small: as long as so many bytes take."""
 
@@ -37,7 +41,7 @@ def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:
     """
     axes = dict(parse_mesh_shape(shape))
     if not axes:
-        raise ValueError(f"{shape!r} names no axis; a mesh is of the form row:2,col:2")
+        raise ValueError(f"{shape!r} names no axis; a mesh has the form row:2,col:2")
     for name in axes:
         if name not in MESH_AXES:
             raise ValueError(f"there is no axis {name!r}{nearest(name, MESH_AXES)}")
@@ -52,7 +56,7 @@ def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> lis
     Args:
         axes: sizes by name.
         grid: cells [nx, ny, nz].
-        ranks: of the job.
+        ranks: the number of ranks of the job.
         batch: volumes worked on together.
     """
     wrong = []
@@ -92,10 +96,10 @@ def default_mesh(ranks: int, grid: Grid) -> str:
     """
     fits = fitting_shapes(ranks, grid)
     if not fits:
-        told = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
+        problem = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
         near = (n for away in range(1, ranks) for n in (ranks - away, ranks + away))
         would = itertools.islice((n for n in near if fitting_shapes(n, grid)), 2)
-        raise ValueError(f"{told}; {' or '.join(map(str, sorted(would)))} ranks would do")
+        raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
     row, col = min(fits, key=lambda fit: _cost(grid, *fit))
     return f"row:{row},col:{col}"
 
@@ -132,3 +136,103 @@ def _divisors(number: int) -> list[int]:
 def _cost(grid: Grid, row: int, col: int) -> int:
     total = StepTraffic(grid, row, col, HALO).total
     return total.sent + COLLECTIVE * total.collectives
+
+
+MARGIN = {"finite-difference": 2, "spectral": 0}
+"""Planes of halo beyond the particles' own, which the difference of a potential needs."""
+COMPONENTS = {"finite-difference": 1, "spectral": 3}
+"""Fields that are transformed back and read."""
+LONGEST = 3
+"""Numbers whose maximum over all ranks is the reach of the particles."""
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """The messages of a step with one force.
+
+    Attributes:
+        grid: cells of the force mesh [nx, ny, nz].
+        rows, cols: ranks along x and y, which divide them.
+        halo: the width of the particles' halo [cells of the force mesh].
+        force_gradient: see `Gravity`.
+        itemsize: the size of a number [bytes].
+        half: whether all but the reach of the particles travels as float16, each piece with its
+            scale.
+    """
+
+    grid: tuple[int, int, int]
+    rows: int
+    cols: int
+    halo: int
+    force_gradient: str = "finite-difference"
+    itemsize: int = 4
+    half: bool = False
+
+    @property
+    def _carried(self) -> int:
+        return 2 if self.half else self.itemsize
+
+    @property
+    def _scale(self) -> int:
+        return 4 if self.half else 0
+
+    @property
+    def tally(self) -> Tally:
+        """What the rank sends, by kind of collective."""
+        margin, fields = MARGIN[self.force_gradient], COMPONENTS[self.force_gradient]
+        total = self.halos(self.halo, 1)
+        total = added(total, self.transform, 1 + fields)
+        total = added(total, self.halos(self.halo + margin, fields))
+        ranks = self.rows * self.cols
+        reach = traffic.allreduce(LONGEST * self.itemsize, ranks)
+        return added(total, {"allreduce": reach} if ranks > 1 else {})
+
+    @property
+    def total(self) -> Traffic:
+        """What the rank sends, of all kinds together."""
+        total = Traffic()
+        for sent in self.tally.values():
+            total = total.plus(sent, 1)
+        return total
+
+    def halos(self, width: int, fields: int) -> Tally:
+        """Returns the exchange of halos of a number of planes, or their way back: y with x's."""
+        nx, ny, nz = self.grid
+        x, y = nx // self.rows, ny // self.cols
+        wide = x + (2 * width if self.rows > 1 else 0)
+        total: Tally = {}
+        for sent in (
+            *self._hops(width, x, self.rows, y * nz * fields),
+            *self._hops(width, y, self.cols, wide * nz * fields),
+        ):
+            total = added(total, sent)
+        return total
+
+    def _hops(self, width: int, block: int, ranks: int, plane: int) -> Iterator[Tally]:
+        for distance in range(1, -(-width // block) + 1) if ranks > 1 else ():
+            planes = min(block, width - (distance - 1) * block)
+            sizes = [0] * ranks
+            for other in (distance % ranks, -distance % ranks):
+                sizes[other] += planes * plane * self._carried + self._scale if other else 0
+            if any(sizes):
+                yield {"neighbours": traffic.to_each(sizes, 0)}
+
+    @property
+    def transform(self) -> Tally:
+        """One real-to-complex transform: an all-to-all along each axis that is split."""
+        nx, ny, nz = self.grid
+        modes = _padded(nz // 2 + 1, self.cols)
+        total: Tally = {}
+        if self.cols > 1:
+            size = 2 * self._carried * math.prod((nx // self.rows, ny // self.cols, modes))
+            size += self.cols * self._scale
+            total = added(total, {"alltoall": traffic.alltoall(size, self.cols)})
+        if self.rows > 1:
+            lines = nx // self.rows * (modes // self.cols) * _padded(ny, self.rows)
+            size = 2 * self._carried * lines + self.rows * self._scale
+            total = added(total, {"alltoall": traffic.alltoall(size, self.rows)})
+        return total
+
+
+def _padded(size: int, parts: int) -> int:
+    return -(-size // parts) * parts

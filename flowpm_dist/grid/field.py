@@ -16,7 +16,7 @@ from meshimpl.mesh_function import block_of
 from meshimpl.process_mesh import ProcessMesh
 
 _NO_MEAN = 1e-6
-"""A mean below this part of the root mean square is that of no density, but rounding."""
+"""A mean below this part of the root mean square is rounding: the field is not a density."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,11 +26,12 @@ class Field:
     `+ - * / **` work cell by cell, without communication, and gradients flow to both operands. The
     other operand is a field of the same box (a scalar field acts on each component of a vector), a
     number, one number for each universe of this rank's batch, three components for a vector field,
-    or an array or tensor: the whole one or this rank's block. The result has the field's dtype.
+    or an array or tensor, which holds either the whole field or this rank's block. The result has
+    the field's dtype.
 
-    `numpy.asarray(field)` and numpy's functions take the whole array, gathered on every rank; all
-    ranks must call them. TensorFlow's functions take `field.block`. Fields are compared and hashed
-    by identity.
+    `numpy.asarray(field)` and numpy's functions gather the whole array on every rank, so all ranks
+    must call them. TensorFlow's functions work on `field.block`. Fields are compared and hashed by
+    identity.
 
     Attributes:
         block: tensor of shape [..., nx/row, ny/col, nz] or, for a vector, [..., 3].
@@ -79,13 +80,14 @@ class Field:
     def on(self, box: Box) -> Field:
         """Returns this field with each cell on the rank that holds it in another box.
 
-        Where the layouts differ, cells move between ranks; on all ranks together. Differentiable.
+        Where the layouts differ, cells move between ranks. All ranks must call this together.
+        Differentiable.
 
         Args:
-            box: of the same grid and batch, on a mesh of the same ranks; its size does not matter.
+            box: a box with the same grid and batch, on a mesh of the same ranks, of any size.
 
         Raises:
-            ValueError: it is of another grid, batch or set of ranks.
+            ValueError: the box has another grid, batch or set of ranks.
         """
         own = self.box
         kinds = [(b.grid, b.batch, b.mesh.world.ranks) for b in (own, box)]
@@ -99,16 +101,17 @@ class Field:
         return Field(_moved(self.block, own, box), box)
 
     def numpy(self) -> np.ndarray:
-        """The whole array on every rank. Gathers: for grids that fit one rank's memory."""
+        """The whole array, gathered on every rank; the grid must fit into one rank's memory."""
         return self.box.whole(self.block, self._whole_shape)
 
     def delta(self) -> Field:
         """Returns the overdensity of a density or of counts, field / mean - 1 [1], differentiable.
 
-        Each universe has its own mean. On all ranks together.
+        Each universe is divided by its own mean. All ranks must call this together.
 
         Raises:
-            ValueError: a vector field, or a mean that is not above 0, as of an overdensity.
+            ValueError: a vector field, or a field whose mean is not above 0, such as an
+                overdensity.
         """
         if self._trailing:
             raise ValueError("the overdensity of a vector field: a scalar field is needed")

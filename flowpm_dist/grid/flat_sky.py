@@ -70,7 +70,7 @@ class FlatSky:
         """Returns the wavenumbers of the modes of `tf.signal.rfft2d` [1/rad], float64.
 
         Args:
-            odd: whether those of the Nyquist modes are 0, as kernels odd in them need.
+            odd: whether Nyquist modes get 0, as odd kernels need.
 
         Returns:
             Two arrays, [kx, 1] and [1, ky].
@@ -111,7 +111,7 @@ def inverse_square(sky: FlatSky) -> tf.Tensor:
 def mixed_product(sky: FlatSky) -> tf.Tensor:
     """Returns kx ky [1/rad^2], the kernel of a mixed second derivative of a real map.
 
-    It is 0 where one of the two is that of a Nyquist mode, whose sign is not known; where both are,
+    It is 0 where one of the two belongs to a Nyquist mode, whose sign is not known; where both are,
     the mode is its own conjugate, and keeps the positive product.
     """
     (x, y), (odd_x, odd_y) = sky.wavenumbers(), sky.wavenumbers(odd=True)
@@ -123,11 +123,11 @@ def filter_maps(maps: tf.Tensor, sky: FlatSky, filters: Sequence[SkyFilter]) -> 
     """Returns the real maps F^-1 K F of real maps, for each filter K.
 
     Such an operator is symmetric when K is real and even, and antisymmetric when K is imaginary and
-    odd: the gradient needs no map that was computed on the way.
+    odd: the gradient needs no intermediate map.
 
     Args:
         maps: [..., x, y], float32 or float64.
-        sky: of the maps.
+        sky: pixels of the maps.
         filters: as many as there shall be components.
 
     Returns:

@@ -70,9 +70,9 @@ def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
 
 
 def beyond_mode(k: tf.Tensor, mode: float, axis: int, box: Box) -> tf.Tensor:
-    """Returns where a wavenumber component is beyond that of a mode number along its axis.
+    """Returns where a wavenumber component exceeds mode number `mode` along its axis.
 
-    A mode number halfway between two modes tells them apart on any grid: next to the Nyquist
+    A mode number halfway between two modes separates them on any grid: next to the Nyquist
     mode of 4096 cells, wavenumbers differ by one part in 2048.
     """
     return tf.abs(k) > 2.0 * math.pi / box.size[axis] * mode
@@ -178,8 +178,8 @@ def convolve(
         field: mtf tensor [..., x, y, z].
         box: its grid and size.
         filters: one; or several, for as many components in a new last dimension.
-        half: whether the transforms send float16, see `Communicator.alltoall`. So do those of the
-            adjoint.
+        half: whether the transforms send float16, see `Communicator.alltoall`. The transforms of
+            the adjoint do the same.
     """
     dims = [] if isinstance(filters, Filter) else [mtf.Dimension("component", len(filters))]
     shape = mtf.Shape([*field.shape.dims, *dims])
@@ -189,7 +189,7 @@ def convolve(
 def convolve_adjoint(
     components: Any, box: Box, filters: Filter | Sequence[Filter], *, half: bool = False
 ) -> Any:
-    """Returns the cotangent of the input of `convolve`, from that of its output."""
+    """Returns the cotangent of the input of `convolve`; its adjoint."""
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
     return ConvolveOperation(components, shape, box, filters, True, half).outputs[0]

@@ -1,6 +1,6 @@
 """The sphere in HEALPix pixels, in the order of their rings, and bilinear weights between them.
 
-Gorski and others 2005 (astro-ph/0409513); the weights are those of `healpy.get_interp_weights`.
+Gorski and others 2005 (astro-ph/0409513); weights as in `healpy.get_interp_weights`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Healpix:
         """The integral of each pixel's bilinear weight over the sphere, [pixels] [sr].
 
         They are the solid angles in which bilinear painting counts particles. Most are within
-        1 / (4 nside) of `pixel_area`; those of the eight pixels at the poles are larger by a sixth.
+        1 / (4 nside) of `pixel_area`; the eight pixels at the poles have a sixth more.
         """
         theta = self.theta
         width = np.diff(theta)

@@ -1,10 +1,10 @@
 """Initial conditions: white noise, the linear field, Lagrangian perturbation theory."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "InitialConditions": "conditions",
-    "linear_amplitude": "linear_field",
+    "linear_amplitude": "conditions",
     "lpt_function": "lpt",
     "noise_function": "white_noise",
 }

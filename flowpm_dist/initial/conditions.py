@@ -3,17 +3,104 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.initial.white_noise import noise_function
 from meshimpl.mesh_function import MeshFunction
+
+
+def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
+    """Returns sqrt(P(k) / cell volume) of this rank's modes, without growth.
+
+    Multiplied by the unnormalised spectrum of white noise, it gives the spectrum of the linear
+    overdensity before growth. It is evaluated in float64. Where the squared sides of the box are
+    commensurable, as in a cube, the squared wavenumbers are multiples of one unit, and P is
+    evaluated once for each multiple. Otherwise it is evaluated plane by plane to save memory.
+
+    Args:
+        box: the grid and the size of each universe.
+        power: the power; its `without_growth(k)` is used [(Mpc/h)^3].
+
+    Returns:
+        [kz, ky, kx] in the box's dtype.
+    """
+
+    def amplitude(k: Any) -> tf.Tensor:
+        spectrum = power.without_growth(k) / (box.volume / box.cells)
+        positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
+        root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
+        return tf.where(positive, root, tf.zeros_like(root))
+
+    lattice = _squares(box)
+    if lattice is not None:
+        unit, multiples = lattice
+        count = 1 + sum(m * (n // 2) ** 2 for m, n in zip(multiples, box.grid, strict=True))
+        table = amplitude(np.sqrt(unit * np.arange(count, dtype=np.float64)))
+        return _look_up(table, lambda: _square_index(box, multiples, count), box.dtype)
+    kx, ky, kz = box.wavenumbers()
+    square = tf.constant(kx[0] ** 2 + ky[0] ** 2)
+
+    def plane(k: tf.Tensor) -> tf.Tensor:
+        return tf.cast(amplitude(tf.sqrt(square + k**2)), box.dtype)
+
+    return tf.map_fn(plane, tf.constant(kz[:, 0, 0]), fn_output_signature=box.dtype)
+
+
+def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
+    """Returns u and (mx, my, mz) with k^2 = u (mx nx^2 + my ny^2 + mz nz^2).
+
+    Returns None if that saves no work.
+    """
+    longest = max(box.size)
+    exact = [(longest / s) ** 2 for s in box.size]
+    ratios = [Fraction(r).limit_denominator(1000) for r in exact]
+    common = math.lcm(*(r.denominator for r in ratios))
+    multiples = tuple(int(r * common) for r in ratios)
+    agree = all(math.isclose(r, e, rel_tol=1e-14) for r, e in zip(ratios, exact, strict=True))
+    count = sum(m * (n // 2) ** 2 for m, n in zip(multiples, box.grid, strict=True))
+    if not agree or count > box.cells // 2:
+        return None
+    return (2 * math.pi / longest) ** 2 / common, multiples
+
+
+def _square_index(box: Box, multiples: tuple[int, ...], count: int) -> tf.Tensor:
+    """Returns mx nx^2 + my ny^2 + mz nz^2 of this rank's modes, int32 [kz, ky, kx] < `count`."""
+    numbers = box.pencils.mode_numbers()
+    x, y, z = (
+        tf.constant(np.minimum(m * n**2, count - 1), tf.int32)  # padded modes hold no power
+        for m, n in zip(multiples, numbers, strict=True)
+    )
+    return tf.minimum(z + (x + y), count - 1)
+
+
+def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """Returns table[index()] in `dtype`.
+
+    Its gradient sums in float64 and computes the index again.
+    """
+
+    @tf.custom_gradient
+    def look_up(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            flat = tf.reshape(tf.cast(dy, tf.float64), [-1])
+            places = tf.reshape(index(), [-1])
+            return tf.math.unsorted_segment_sum(flat, places, values.shape[0])
+
+        return tf.gather(tf.cast(values, dtype), index()), gradient
+
+    return look_up(table)
 
 
 @dataclass

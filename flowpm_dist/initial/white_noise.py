@@ -13,8 +13,8 @@ from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.options import Noise
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.local import pointwise
 from meshimpl.operations.noise import mode_noise, white_noise
-from meshimpl.operations.pointwise import pointwise
 
 NOISES = get_args(Noise)
 """The kinds of noise: keyed by cell, or by mode."""

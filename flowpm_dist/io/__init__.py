@@ -1,7 +1,6 @@
 """Files in and out: snapshots, volumes, white noise, figures. Importing this is light."""
 
-from flowpm_dist.io.light_cone_file import read_light_cone
-from flowpm_dist.io.light_cone_maps import LightConeMaps, load_light_cone
+from flowpm_dist.io.light_cone import LightConeMaps, load_light_cone, read_light_cone
 from flowpm_dist.io.snapshot import Snapshot, SnapshotError, load_snapshot
 
 __all__ = [

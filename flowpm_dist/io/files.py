@@ -1,7 +1,8 @@
-"""Files that are replaced as a whole, and the error of a write that failed."""
+"""Names of the files of a run, files that are replaced as a whole, and checksums of values."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -17,9 +18,9 @@ from flowpm_dist.io.errors import WorkError
 
 GENERATOR = "flowpm-dist"
 SNAPSHOT = "snapshot.zarr"
-"""The one that a `State` can be read from."""
+"""The snapshot that a `State` can be read from."""
 OF_PARTICLES = {"gadget-hdf5": "snapshot.gadget", "bigfile": "snapshot.bigfile"}
-"""Format of particles alone -> the folder of such a snapshot."""
+"""Format that holds particles only -> the folder of such a snapshot."""
 SNAPSHOTS = (SNAPSHOT, *OF_PARTICLES.values())
 """Names of all snapshots, each a folder."""
 LIGHT_CONE = "lightcone.zarr"
@@ -31,7 +32,7 @@ ABOUT = "flowpm-dist.json"
 
 
 class UnreadableError(WorkError, ValueError):
-    """A file that is missing, damaged or not what it should be. The message names the file."""
+    """A file is missing, damaged or of another kind. The message names the file."""
 
 
 class WriteError(WorkError):
@@ -39,12 +40,12 @@ class WriteError(WorkError):
 
     @classmethod
     def of(cls, path: Path, error: Exception) -> WriteError:
-        """Returns an error that tells the file, and the cause in one line.
+        """Returns an error that names the file, and the cause in one line.
 
         Args:
-            path: of the file.
-            error: of the system, or of TensorFlow, whose messages begin with the file and end with
-                the cause.
+            path: the file.
+            error: an error of the system; or of TensorFlow, whose messages begin with the file and
+                end with the cause.
         """
         cause = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
         lines = str(cause).splitlines() or [type(error).__name__]
@@ -53,7 +54,7 @@ class WriteError(WorkError):
 
 
 def snapshot_attributes(path: Path) -> dict[str, object] | None:
-    """Returns the attributes of a snapshot, complete or not; None if it is no snapshot of ours."""
+    """Returns the attributes of a snapshot, complete or not; None for any other folder or file."""
     try:
         if path.name in OF_PARTICLES.values():
             attributes = json.loads((path / ABOUT).read_text())
@@ -67,10 +68,12 @@ def snapshot_attributes(path: Path) -> dict[str, object] | None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to, which replaces `path` at the end if nothing was raised.
+    """Yields a temporary path to write to; it replaces `path` at the end if nothing was raised.
+
+    So nobody ever reads a half written file, and an older file stays until the new one is complete.
 
     Args:
-        path: of the file; its folder is made if it is missing.
+        path: the file; its folder is made if it is missing.
 
     Raises:
         WriteError: an OSError was raised inside, or by the replacing.
@@ -85,7 +88,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is never seen half written, see `written_whole`.
+    """Writes a text file by `written_whole`.
 
     Raises:
         WriteError: the file cannot be written.
@@ -95,7 +98,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to a .npz file so that it is never seen half written, see `written_whole`.
+    """Writes arrays to a .npz file by `written_whole`.
 
     Raises:
         WriteError: the file cannot be written.
@@ -108,7 +111,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Returns all arrays of a .npz file, by their names.
 
     Raises:
-        UnreadableError: it is missing, cut short, damaged, or no such file.
+        UnreadableError: the file is missing, damaged, or no .npz file.
     """
     try:
         with np.load(path) as held:
@@ -120,8 +123,22 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def human_size(count: int) -> str:
-    """Returns a number of bytes as people read it, such as "1.5 GiB"."""
+    """Returns a number of bytes as readable text, such as "1.5 GiB"."""
     if count < 1024:
         return f"{count} bytes"
     power = min(4, (count.bit_length() - 1) // 10)
     return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def checksum(array: Any) -> str:
+    """Returns a checksum of the values and the first three sides of an array.
+
+    It does not depend on the values' type.
+
+    Args:
+        array: an array of at least one axis, or an object that is read like one, plane by plane.
+    """
+    digest = hashlib.blake2b(repr(tuple(array.shape[:3])).encode(), digest_size=16)
+    for plane in range(array.shape[0]):
+        digest.update(np.array(array[plane], dtype="<f8").tobytes())
+    return digest.hexdigest()

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flowpm_dist.io.bigfile import BigFile
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
-from flowpm_dist.io.gadget import GadgetHDF5
+from flowpm_dist.io.particle_formats import BigFile, GadgetHDF5, ParticleFormat
 from flowpm_dist.io.particles import (
     Header,
     ParticleBlock,
-    ParticleFormat,
     mark_particles_complete,
     write_error,
 )
@@ -40,7 +38,7 @@ FormatName = Literal["zarr", "gadget-hdf5", "bigfile"]
 PARTICLE_FORMATS: dict[str, ParticleFormat] = {
     kind.name: kind for kind in (GadgetHDF5(), BigFile())
 }
-"""Name -> format that holds particles alone."""
+"""Name -> format that holds particles only."""
 
 
 def snapshot_name(format: str) -> str:
@@ -60,12 +58,12 @@ def snapshot_name(format: str) -> str:
 def save_fields(
     folder: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any], format: str = "zarr"
 ) -> Path:
-    """Writes a whole snapshot, each rank its part. On all ranks together.
+    """Writes a whole snapshot: each rank writes its part, and all ranks call it together.
 
     Args:
-        folder: in which it is made; on a file system that all ranks see.
-        fields: by name; for a format of particles, displacement and velocity.
-        attributes: of the snapshot, as JSON takes them.
+        folder: the folder to make the snapshot in, on a file system that all ranks see.
+        fields: the fields by name; for a format of particles, displacement and velocity.
+        attributes: the snapshot's attributes; JSON can hold them.
         format: see `FormatName`.
 
     Returns:
@@ -74,7 +72,7 @@ def save_fields(
     Raises:
         FileExistsError: the folder has such a snapshot. Raised on every rank.
         ValueError: there is no such format.
-        WriteError: on a rank that cannot write; the job must end then.
+        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     import tensorflow as tf
 
@@ -100,7 +98,7 @@ def _write_particles(
     attributes: Mapping[str, Any],
     kind: ParticleFormat,
 ) -> None:
-    """Write a snapshot of particles, each rank a part of it. On all ranks together."""
+    """Writes a snapshot of particles: each rank writes a part, and all ranks call it together."""
     displacement, velocity = (fields[name] for name in VECTORS)
     box, header = displacement.box, Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
@@ -117,13 +115,13 @@ def _write_particles(
 
 
 def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool) -> Snapshot:
-    """Returns the snapshot that is to be converted, after all checks; nothing is changed.
+    """Returns the snapshot to convert, after all checks; nothing is changed.
 
     Args:
         source: `snapshot.zarr`, or the folder that holds it.
-        folder: in which the snapshot in the other format is made.
+        folder: the folder to make the converted snapshot in.
         format: see `PARTICLE_FORMATS`.
-        overwrite: whether one that was written there before may be replaced.
+        overwrite: whether an older snapshot there may be replaced.
 
     Raises:
         SnapshotError: there is no whole snapshot, or it lacks the particles.
@@ -158,19 +156,18 @@ def convert(
     folder: Path,
     format: str,
     files: int = 1,
-    told: Callable[[int], None] = lambda done: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> Path:
     """Writes the particles of a snapshot in another format, slab by slab.
 
-    What was there is replaced when the new one is complete.
+    An older snapshot there is replaced when the new one is complete.
 
     Args:
-        snapshot: that `check_conversion` has returned.
-        folder: in which the new snapshot is made.
+        snapshot: the snapshot that `check_conversion` returned.
+        folder: the folder to make the new snapshot in.
         format: see `PARTICLE_FORMATS`.
-        files: number of files that the particles are shared between, at most one for each row of
-            the grid.
-        told: called with the number of files that are done.
+        files: number of files to write, at most one for each row of the grid.
+        report: called with the number of files that are complete.
 
     Returns:
         The path of the new snapshot, a folder.
@@ -192,7 +189,7 @@ def convert(
         for number in range(files):
             block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1])
             found.append(kind.write_part(aside, number, files, block, header))
-            told(number + 1)
+            report(number + 1)
         kind.finish(aside, found, header)
         mark_particles_complete(aside, dict(snapshot.attributes))
         if path.exists():

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,10 @@ HUBBLE = 100.0
 """H0 [km/s / (Mpc/h)]; times a velocity in Mpc/h H0 it is one in km/s."""
 CRITICAL_DENSITY = 27.7536627
 """Critical density today [1e10 Msun/h / (Mpc/h)^3]."""
-MPC, SOLAR_MASSES, KM = 3.085678e24, 1.989e43, 1.0e5
-"""Units of the files in cgs: Mpc [cm], 1e10 solar masses [g], km/s [cm/s]."""
 ID_BYTES = 8
 """Size of the number of a particle [bytes]."""
 SLAB = 2**19
-"""Particles that are converted together, about."""
+"""Approximate number of particles that are converted at once."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class ParticleSlab:
 
 @dataclass(frozen=True)
 class Header:
-    """What files of particles say of the universe.
+    """Facts about the universe that files of particles contain.
 
     Attributes:
         a: scale factor.
@@ -80,7 +77,7 @@ class Header:
 
     @property
     def length(self) -> Any:
-        """The box size [Mpc/h]: one number, or three of a box that is no cube."""
+        """The box size [Mpc/h]: one number for a cube, otherwise three."""
         return self.box_size[0] if len(set(self.box_size)) == 1 else np.array(self.box_size)
 
 
@@ -92,7 +89,7 @@ class ParticleBlock:
         displacement: array [nx, ny, nz, 3] of numpy or zarr [Mpc/h].
         velocity: likewise, canonical [Mpc/h H0].
         origin: lattice site of the first value of the arrays.
-        begin, end: the rows along x, counted in the arrays, that belong to the block.
+        begin, end: the rows of the arrays along x that belong to the block.
     """
 
     displacement: Any
@@ -115,7 +112,7 @@ class ParticleBlock:
         """Yields all particles of the block, in the order of their ids within a slab."""
         rows = max(1, SLAB // math.prod(self.displacement.shape[1:3]))
         chunks = getattr(self.displacement, "chunks", None)
-        if chunks:  # of zarr: each is decompressed once
+        if chunks:  # zarr's; each is decompressed once
             rows = max(chunks[0], rows // chunks[0] * chunks[0])
         first = self.begin
         while first < self.end:
@@ -134,54 +131,14 @@ class ParticleBlock:
         size = np.array(header.box_size)
         lattice = np.stack(sites, axis=-1) * (size / header.grid)
         positions = np.mod(lattice + displacement, size).astype(self.dtype).reshape(-1, 3)
-        positions[positions >= size] = 0.0  # where rounding leads to the far face
+        positions[positions >= size] = 0.0  # rounded to the far face
         peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
         ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid).astype(np.uint64)
         return ParticleSlab(ids, positions, peculiar.reshape(-1, 3))
 
 
-class ParticleFormat(ABC):
-    """A format of files of particles; each rank writes a part of its own."""
-
-    name: ClassVar[str]
-    """The name of the format in run files."""
-
-    @abstractmethod
-    def write_part(
-        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
-    ) -> np.ndarray:
-        """Write one of the parts.
-
-        Args:
-            folder: of the snapshot; it exists.
-            number: of this part, from 0.
-            parts: how many there are.
-            block: the particles of this part.
-            header: of the universe.
-
-        Returns:
-            Numbers that `finish` needs of each part, int64 [n].
-
-        Raises:
-            OSError: it cannot be written.
-        """
-
-    @abstractmethod
-    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
-        """Write what needs all parts.
-
-        Args:
-            folder: of the snapshot.
-            found: what `write_part` has returned of each part.
-            header: of the universe.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-
-
 def mark_particles_complete(folder: Path, attributes: Mapping[str, Any]) -> None:
-    """Write the attributes of a snapshot beside its files, which marks it as complete.
+    """Writes the attributes of a snapshot into its folder, which marks it as complete.
 
     Raises:
         WriteError: they cannot be written.

@@ -8,7 +8,7 @@ the group is set last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,23 +50,23 @@ FIELDS = {
 FieldName = Literal["displacement", "velocity", "density", "white_noise", "linear_delta"]
 VECTORS: tuple[FieldName, ...] = ("displacement", "velocity")
 DEFAULT_FIELDS: tuple[FieldName, ...] = (*VECTORS, "density")
-"""The fields that are written where none are asked for; the others come again from a seed."""
+"""The fields that are written by default; a seed gives the others again."""
 
 
 class SnapshotError(UserError):
-    """A path holds no snapshot, or one that is not complete."""
+    """A path holds no complete snapshot."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot on disk. Its arrays are read when they are asked for.
+    """A snapshot on disk. An array is read when it is used.
 
     Attributes:
         arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3].
         attributes: scale factor "a", "box_size" [Mpc/h], "grid", "cosmology", "seed", "paired",
             "halo" [particle spacings], "options" of initial conditions and force, and
-            "conventions"; of a run by `flowpm-dist simulate` also "versions" and, as TOML,
-            "config".
+            "conventions". Snapshots by `flowpm-dist simulate` also have "versions" and "config",
+            the run file as TOML.
     """
 
     arrays: Mapping[str, zarr.Array[Any]]
@@ -83,7 +83,7 @@ class Snapshot:
         return np.asarray(self.arrays[name][...])
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """Returns the array of a name, of which slices can be read.
+        """Returns an array without reading it; its slices can be read.
 
         Raises:
             SnapshotError: the snapshot has no such array.
@@ -110,13 +110,9 @@ def load_snapshot(path: str | Path) -> Snapshot:
     for other in OF_PARTICLES.values():
         if attributes is None and (path.name == other or (path / other).exists()):
             raise SnapshotError(
-                f"{path} holds {other} for other codes, and no {SNAPSHOT}, which is what is read "
-                "here"
+                f"{path} holds {other}, which is for other codes; flowpm-dist reads {SNAPSHOT}"
             )
-    if attributes is None:
-        raise SnapshotError(f"{path} is not a snapshot of {GENERATOR}")
-    if not attributes.get("complete"):
-        raise SnapshotError(f"{path} is not complete: the run that wrote it was interrupted")
+    attributes = complete_attributes(path, "is not a snapshot")
     if attributes.get("format") != FORMAT:
         found = attributes.get("format")
         raise SnapshotError(f"{path} has format {found}; this version reads format {FORMAT}")
@@ -130,6 +126,24 @@ def load_snapshot(path: str | Path) -> Snapshot:
         if array.dtype.kind not in "fiu":
             raise SnapshotError(f"{path}/{name} holds {array.dtype}; must be real numbers")
     return Snapshot(arrays, attributes)
+
+
+def complete_attributes(path: Path, otherwise: str) -> dict[str, object]:
+    """Returns the attributes of a complete zarr group.
+
+    Args:
+        path: the group.
+        otherwise: what is wrong if it is no group that flowpm-dist wrote, for the message.
+
+    Raises:
+        SnapshotError: it is no such group, or its writing was interrupted.
+    """
+    attributes = snapshot_attributes(path)
+    if attributes is None:
+        raise SnapshotError(f"{path} {otherwise} of {GENERATOR}")
+    if not attributes.get("complete"):
+        raise SnapshotError(f"{path} is not complete: the run that wrote it was interrupted")
+    return attributes
 
 
 def chunk_shape(block: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
@@ -169,14 +183,14 @@ def write_snapshot(
     meanings: Mapping[str, tuple[str, str]] = FIELDS,
     dimensions: tuple[str, ...] = DIMENSIONS,
 ) -> None:
-    """Write fields, each rank its block. On all ranks; rank 0 then calls `mark_complete`.
+    """Writes fields: all ranks call it, each writes its block, then rank 0 calls `mark_complete`.
 
     Args:
-        path: of the new zarr group, on a file system that all ranks see.
+        path: the new zarr group, on a file system that all ranks see.
         fields: the fields by name, all on one mesh.
-        attributes: of the group; they can be written as JSON.
+        attributes: the group's attributes; JSON can hold them.
         meanings: units and meaning of each field by name, which become attributes of its array.
-        dimensions: names of the axes; a field of fewer axes has the first of them.
+        dimensions: names of the axes; a field with fewer axes has the first of them.
 
     Raises:
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
@@ -199,25 +213,49 @@ def _create(
     meanings: Mapping[str, tuple[str, str]],
     dimensions: tuple[str, ...],
 ) -> None:
+    group = new_group(path, attributes, CONVENTIONS)
+    for name, field in fields.items():
+        dtype = np.dtype(field.dtype.as_numpy_dtype)
+        chunks = chunk_shape(tuple(field.block.shape), dtype.itemsize)
+        axes = dimensions[: len(field.grid)]
+        new_array(group, name, field.grid, chunks, dtype, axes, *meanings.get(name, ("1", name)))
+
+
+def new_group(
+    path: Path, attributes: Mapping[str, Any], conventions: Mapping[str, str]
+) -> zarr.Group:
+    """Creates a zarr group that is not yet complete, see `mark_complete`."""
     import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
 
     marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
-    group = zarr.create_group(path, attributes={**attributes, "conventions": CONVENTIONS, **marks})
-    for name, field in fields.items():
-        units, meaning = meanings.get(name, ("1", name))
-        dtype = np.dtype(field.dtype.as_numpy_dtype)
-        group.create_array(
-            name,
-            shape=tuple(field.grid),
-            chunks=chunk_shape(tuple(field.block.shape), dtype.itemsize),
-            dtype=dtype,
-            fill_value=np.nan,
-            # With a checksum: blosc alone unpacks a damaged chunk to other values.
-            compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),
-            dimension_names=dimensions[: len(field.grid)],
-            attributes={"units": units, "meaning": meaning},
-        )
+    about = {**attributes, "conventions": dict(conventions), **marks}
+    return zarr.create_group(path, attributes=about)
+
+
+def new_array(
+    group: zarr.Group,
+    name: str,
+    shape: Sequence[int],
+    chunks: tuple[int, ...],
+    dtype: np.dtype[Any],
+    dimensions: tuple[str, ...],
+    units: str,
+    meaning: str,
+) -> zarr.Array[Any]:
+    """Creates an array of NaN in a zarr group; units and meaning become its attributes."""
+    from zarr.codecs import BloscCodec, Crc32cCodec
+
+    return group.create_array(
+        name,
+        shape=tuple(shape),
+        chunks=chunks,
+        dtype=dtype,
+        fill_value=np.nan,
+        # With a checksum: blosc alone unpacks a damaged chunk to other values.
+        compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),
+        dimension_names=dimensions,
+        attributes={"units": units, "meaning": meaning},
+    )
 
 
 def _write_blocks(path: Path, fields: Mapping[str, Field]) -> None:
@@ -235,10 +273,10 @@ def _write_blocks(path: Path, fields: Mapping[str, Field]) -> None:
 
 
 def mark_complete(path: Path) -> None:
-    """Mark a snapshot as complete. On rank 0, after every rank has written.
+    """Marks a snapshot as complete. Rank 0 calls it after every rank has written.
 
     Args:
-        path: of the zarr group.
+        path: the zarr group.
 
     Raises:
         WriteError: chunks are missing, or the attribute cannot be written.

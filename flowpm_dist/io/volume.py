@@ -1,4 +1,7 @@
-"""Density volumes that a user brings as .npy, zarr or HDF5; a rank reads only its part."""
+"""Arrays that a user brings: density volumes (.npy, zarr, HDF5) and white noise (.npy).
+
+A rank reads only its part of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ SPATIAL = (3, 4)
 
 
 class VolumeError(UserError):
-    """A file holds no volume, or none that can be used."""
+    """A file holds no volume that can be used."""
+
+
+class WhiteNoiseError(UserError):
+    """A file of white noise cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,10 @@ class Volume:
     Attributes:
         array: of shape [x, y, z] or [x, y, z, channel], of which slices are read.
         where: path of the array, for messages.
-        box_size: sides of the box [Mpc/h]; None if the file does not tell them.
-        a: scale factor; None if the file does not tell it.
-        observation: what was observed, as the attribute "observation" tells it: a table, or its
-            JSON; None if there is none.
+        box_size: sides of the box [Mpc/h]; None if the file does not contain them.
+        a: scale factor; None if the file does not contain it.
+        observation: the attribute "observation", which describes what was observed: a table, or
+            its JSON; None if there is none.
     """
 
     array: Any
@@ -42,13 +49,12 @@ class Volume:
 
 
 def open_volume(path: str | Path) -> Volume:
-    """Open a volume without reading its values.
+    """Opens a volume without reading its values.
 
     Args:
-        path: one of three kinds. A .npy file. A zarr array, or a zarr group with an array "density"
-            or a single array of three or four axes, such as the snapshot.zarr that
-            `flowpm-dist simulate` writes, or the folder of that. An HDF5 file, in which a data set
-            can be named after a colon, as in "file.h5:density".
+        path: a .npy file; a zarr array; a zarr group with an array "density", or with a single
+            array of three or four axes; a folder that holds a snapshot.zarr; or an HDF5 file, in
+            which a data set can be named after a colon, as in "file.h5:density".
 
     Raises:
         VolumeError: there is no such file, or it holds no volume of real numbers.
@@ -100,10 +106,8 @@ def _of_hdf5(file: Path, name: str) -> Volume:
     opened.visititems(note)
     chosen = _chosen(file, there, name, "name one after a colon, as in file.h5:density")
     sizes = {**opened.attrs, **there[chosen].attrs}
-    told = sizes.get("observation")
-    return Volume(
-        there[chosen], f"{file}:{chosen}", _sides(sizes.get("box_size")), observation=told
-    )
+    sides, observation = _sides(sizes.get("box_size")), sizes.get("observation")
+    return Volume(there[chosen], f"{file}:{chosen}", sides, observation=observation)
 
 
 def _of_zarr(file: Path) -> Volume:
@@ -119,8 +123,8 @@ def _of_zarr(file: Path) -> Volume:
             raise VolumeError(f"{file} has no density")
         a, sides = snapshot.attributes.get("a"), _sides(snapshot.attributes.get("box_size"))
         scale = None if a is None else float(a)
-        told = snapshot.attributes.get("observation", {})  # nothing but the density itself
-        return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale, told)
+        observation = snapshot.attributes.get("observation", {})  # nothing but the density itself
+        return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale, observation)
     import zarr
 
     try:
@@ -133,8 +137,8 @@ def _of_zarr(file: Path) -> Volume:
         return Volume(found, str(file), sides, observation=found.attrs.get("observation"))
     there = {name: array for name, array in arrays.items() if array.ndim in SPATIAL}
     chosen = _chosen(file, there, "", "give the folder of one of them")
-    told = there[chosen].attrs.get("observation", found.attrs.get("observation"))
-    return Volume(there[chosen], f"{file}/{chosen}", sides, observation=told)
+    observation = there[chosen].attrs.get("observation", found.attrs.get("observation"))
+    return Volume(there[chosen], f"{file}/{chosen}", sides, observation=observation)
 
 
 def _chosen(file: Path, there: dict[str, Any], name: str, advice: str) -> str:
@@ -160,3 +164,47 @@ def _sides(size: Any) -> tuple[float, float, float] | None:
         return None
     x, y, z = np.broadcast_to(np.asarray(size, dtype=float), 3).tolist()
     return x, y, z
+
+
+def open_white_noise(path: Path) -> np.ndarray:
+    """Returns the array of a .npy file, memory-mapped: a rank reads only the part it needs.
+
+    Raises:
+        WhiteNoiseError: there is no such file, or it is no .npy file of float32 or float64.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise WhiteNoiseError("there is no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise WhiteNoiseError(f"not a readable .npy file ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise WhiteNoiseError("an .npz archive; must be a .npy file with one array")
+    if array.dtype not in (np.float32, np.float64):
+        raise WhiteNoiseError(f"dtype {array.dtype.str}; must be float32 or float64")
+    return array
+
+
+def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> None:
+    """Checks that a file holds one finite real number for each cell.
+
+    Args:
+        path: the .npy file.
+        grid: number of cells along each side; with None the shape is not checked.
+
+    Raises:
+        WhiteNoiseError: the file cannot be used; the message says why.
+    """
+    array = open_white_noise(path)
+    if grid is not None and array.shape != tuple(grid):
+        raise WhiteNoiseError(f"shape {array.shape}; must be box.grid = {tuple(grid)}")
+    if array.ndim == 0:
+        raise WhiteNoiseError("a single number; must be an array")
+    planes = max(1, 2**24 // max(1, array[:1].nbytes))
+    for start in range(0, len(array), planes):
+        finite = np.isfinite(array[start : start + planes])
+        if not finite.all():
+            place = np.argwhere(~finite)[0]
+            place[0] += start
+            value = array[tuple(place)]
+            raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")

@@ -17,7 +17,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import WriteError, snapshot_attributes
-from flowpm_dist.io.light_cone_maps import MapArray, add_array
+from flowpm_dist.io.light_cone import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import numbered_checkpoints
 
@@ -29,7 +29,7 @@ class CheckpointError(WorkError):
 class FieldCheckpoints:
     """The latest checkpoints of a job.
 
-    Each is written beside its final place and then moved there.
+    Each is written under another name and then renamed.
 
     Args:
         folder: the folder of the checkpoints, on a file system that all ranks see.
@@ -52,14 +52,14 @@ class FieldCheckpoints:
         """Writes a checkpoint. Must be called on all ranks together.
 
         Args:
-            number: of the iteration or step that it follows.
+            number: number of the iteration or step that it follows.
             fields: by name.
             attributes: what else the work depends on; they can be written as JSON.
             dimensions: see `write_snapshot`.
             maps: arrays by name that rank 0 writes, whole.
 
         Raises:
-            WriteError: on a rank that cannot write. Earlier checkpoints stay as they are.
+            WriteError: on a rank that cannot write. Earlier checkpoints are not changed.
         """
         import zarr
 
@@ -98,7 +98,7 @@ class FieldCheckpoints:
         Must be called on all ranks together.
 
         Args:
-            **ours: attributes, besides the grid, that must be those of this work.
+            **ours: attributes, besides the grid, that must equal this work's.
 
         Raises:
             CheckpointError: it is of other work, or its writing was interrupted.

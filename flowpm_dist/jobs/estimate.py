@@ -1,18 +1,23 @@
-"""What a job will take, told before it begins, and refused where it cannot fit.
+"""Memory, disk and time that a job will take, and its refusal where the memory is too small.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size
+from flowpm_dist.io.files import WriteError, human_size, write_text
 from meshimpl import launch
+from meshimpl.user_cache import user_cache
 
 OVERRIDE = "--ignore-memory"
 MOST_HOSTS = 1024
@@ -37,7 +42,7 @@ def process_bytes(axes: Mapping[str, int]) -> int:
     """Returns the memory of a rank without any field [bytes].
 
     Args:
-        axes: of the mesh of ranks.
+        axes: sizes of the mesh's axes.
     """
     return PROCESS + (OF_RANKS if math.prod(axes.values()) > 1 else 0)
 
@@ -59,7 +64,7 @@ class Estimate:
     """What a job will take.
 
     Attributes:
-        ranks: of the job.
+        ranks: number of ranks.
         together: ranks that share this host.
         memory: greatest memory of a rank, TensorFlow included [bytes].
         disk: what will be written, at most [bytes].
@@ -79,15 +84,15 @@ class Estimate:
 
     def lines(self, host: launch.HostMemory) -> list[str]:
         """Returns the estimate as lines for a user."""
-        told = f"memory: about {human_size(self.memory)}"
+        text = f"memory: about {human_size(self.memory)}"
         if self.ranks > 1:
-            told += f" on each of {self.ranks} ranks"
+            text += f" on each of {self.ranks} ranks"
         if self.together > 1:
-            told += f", {human_size(self.on_host)} on this host"
-        told += f"; there are {human_size(host.limit)}"
+            text += f", {human_size(self.on_host)} on this host"
+        text += f"; there are {human_size(host.limit)}"
         if host.free < self.on_host <= host.limit:
-            told += f", of which only {human_size(host.free)} are free now"
-        lines = [told]
+            text += f", of which only {human_size(host.free)} are free now"
+        lines = [text]
         if self.disk:
             lines.append(f"disk: at most {human_size(self.disk)}")
         if self.seconds is not None:
@@ -133,7 +138,7 @@ class Demand:
         """Check that the job fits into the memory of this host.
 
         Args:
-            estimate: of the job.
+            estimate: the job's estimate.
             host: its memory.
 
         Raises:
@@ -152,7 +157,7 @@ class Demand:
             would = f"; {', or '.join(fitting)} would fit"
         raise TooLargeError(
             f"{needed}, and {place} has {human_size(host.limit)}{would}. "
-            f"With {OVERRIDE} it begins all the same"
+            f"Use {OVERRIDE} to start anyway"
         )
 
     def _that_fit(self, estimate: Estimate, host: launch.HostMemory) -> Iterator[str]:
@@ -206,3 +211,77 @@ def _largest_grid(grid: Grid, axes: dict[str, int], fits: Callable[[Grid], bool]
             if even and not misfits(axes, sides, ranks, batch) and fits(sides):
                 return sides
     return None
+
+
+COMPARABLE = 64
+"""Ratio of cells up to which the speeds of two jobs are comparable."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What two jobs have in common if their speeds can be compared.
+
+    Attributes:
+        work: what was done, such as "simulate".
+        ranks: number of ranks.
+        threads: number of threads of each rank.
+    """
+
+    work: str
+    ranks: int
+    threads: int
+
+    @property
+    def key(self) -> str:
+        """The name in the file of this and no other kind on this host."""
+        return json.dumps({**asdict(self), "host": socket.gethostname()}, sort_keys=True)
+
+
+def kind_of(work: str, ranks: int) -> Kind:
+    """Returns the kind of a job of so many ranks that this process is part of or will start."""
+    here = launch.detect()
+    if here.size == 1:
+        here = launch.RankEnvironment(size=ranks, local_size=launch.ranks_on_host(ranks))
+    return Kind(work, ranks, launch.threads_per_rank(here))
+
+
+def measured_rate(kind: Kind, cells: int) -> float | None:
+    """Returns the seconds for each cell of the most similar job of a kind; None if there is none.
+
+    Args:
+        kind: the job's kind.
+        cells: number of cells of its box.
+    """
+    near = {}
+    found = _rates().get(kind.key)
+    for size, rate in (found if isinstance(found, dict) else {}).items():
+        ratio = max(int(size) / cells, cells / int(size))
+        if ratio <= COMPARABLE:
+            near[ratio] = rate
+    return near[min(near)] if near else None
+
+
+def record_rate(kind: Kind, cells: int, rate: float) -> None:
+    """Keep the speed of a job. That it cannot be kept is no error.
+
+    Args:
+        kind: the job's kind.
+        cells: number of cells of its box.
+        rate: seconds for each cell, of a step or of what the kind of work counts.
+    """
+    rates = _rates()
+    rates.setdefault(kind.key, {})[str(cells)] = rate
+    with contextlib.suppress(WriteError):
+        write_text(_rates_file(), json.dumps(rates, indent=1) + "\n")
+
+
+def _rates_file() -> Path:
+    return user_cache() / "rates.json"
+
+
+def _rates() -> dict[str, dict[str, float]]:
+    try:
+        rates = json.loads(_rates_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return rates if isinstance(rates, dict) else {}

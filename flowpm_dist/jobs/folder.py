@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, write_text
+from flowpm_dist.io.files import GENERATOR, human_size, write_text
 
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
@@ -52,15 +52,6 @@ def _holder(text: str) -> str:
         return "a process that has not said which"
 
 
-def write_run_file(path: Path, text: str) -> None:
-    """Write the resolved run file of a job.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    write_text(path, f"# As run by flowpm-dist.\n{text}")
-
-
 def existing_part(path: Path) -> Path:
     """Returns the path, or its nearest parent that exists."""
     path = path.absolute()
@@ -86,7 +77,7 @@ def check_room(path: Path, needed: int, what: str) -> None:
     """Check that the disk of a folder has room; the folder may still have to be made.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         needed: size of what will be written [bytes].
         what: subject and verb of the message, such as "the results need about".
 
@@ -106,8 +97,8 @@ def check_foreign(path: Path, names: Iterable[str]) -> None:
     """Check that a folder which no job of ours has written has no files of given names.
 
     Args:
-        path: of the folder.
-        names: of the files that are to be written.
+        path: path of the folder.
+        names: names of the files that are to be written.
 
     Raises:
         OutputError: the folder has some of them; the message names these.
@@ -124,8 +115,8 @@ def check_alone(path: Path, kind: str) -> None:
     """Check that a folder, if it is there, holds nothing but hidden files.
 
     Args:
-        path: of the folder.
-        kind: of the work whose many files would lie among what is there.
+        path: path of the folder.
+        kind: name of the work that will write many files.
 
     Raises:
         OutputError: it holds other things; the message names some of them.
@@ -144,7 +135,7 @@ def numbered_checkpoints(folder: Path, unit: str) -> list[int]:
     """Returns the numbers of the checkpoints of fields in a folder, increasing.
 
     Args:
-        folder: of the checkpoints; it may be missing.
+        folder: folder of the checkpoints; it may be missing.
         unit: that they are counted in, such as "iteration".
     """
     return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{unit}-*.zarr"))
@@ -154,7 +145,7 @@ class JobFolder(ABC):
     """A folder that one job at a time writes in.
 
     Args:
-        path: of the folder; it is made when the job begins.
+        path: path of the folder; it is made when the job begins.
     """
 
     kind: ClassVar[str]
@@ -262,7 +253,7 @@ class JobFolder(ABC):
         """Lock a file; the system lifts the lock when this process ends, however it ends.
 
         Args:
-            path: of the file, in a folder that exists. It says which process holds the lock.
+            path: path of the file, in a folder that exists. It says which process holds the lock.
             more: what the file says besides host and process.
 
         Returns:
@@ -301,3 +292,75 @@ class JobFolder(ABC):
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+class WorkFolder(JobFolder):
+    """A folder that one resumable job owns.
+
+    The first of its `contents` is the mark: a file that says that the folder is the job's own, and
+    whether the job is complete.
+
+    Args:
+        path: path of the folder; it is made when the job begins.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Keys of the mark that a resumed job keeps."""
+    alone = True
+
+    @property
+    def run_file(self) -> Path:
+        """Path of the resolved run file."""
+        return self.path / "run.toml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Path of the folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the mark says so."""
+        return bool(self.mark().get("complete"))
+
+    def can_resume(self) -> bool:
+        """See `JobFolder.can_resume`."""
+        return bool(self.mark())
+
+    def older_work(self) -> str | None:
+        """Returns the kind of the job that owns the folder; None if there is none."""
+        return f"a {self.kind}" if self.mark() else None
+
+    def mark(self) -> dict[str, object]:
+        """Returns what the mark says; an empty dictionary if there is none."""
+        try:
+            mark = json.loads((self.path / self.contents[0]).read_text())
+        except (OSError, ValueError):
+            return {}
+        return mark if isinstance(mark, dict) and mark.get("generator") == GENERATOR else {}
+
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """See `JobFolder.begin`."""
+        with self._being_prepared():
+            self._lock = self._locked(self.path / ".lock")
+            if not resume:
+                self.check_contents(overwrite=overwrite)
+                # The mark goes last: should this be interrupted, the rest is known to be ours.
+                for name in reversed(self.contents):
+                    _remove(self.path / name)
+            mark = self.mark()
+            self.write_mark(
+                complete=False, **{name: mark[name] for name in self.kept if name in mark}
+            )
+
+    def write_mark(self, *, complete: bool, **more: object) -> None:
+        """Write the mark: whether the job is complete, and what else is known. On rank 0."""
+        mark = {"generator": GENERATOR, "complete": complete, **more}
+        write_text(self.path / self.contents[0], json.dumps(mark, indent=1) + "\n")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

@@ -1,23 +1,48 @@
-"""What a user sees while a job works: a bar on a terminal, lines otherwise."""
+"""How much a job prints, and its progress: a bar on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from enum import StrEnum
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
-from flowpm_dist.jobs.verbosity import Verbosity, verbosity
 from meshimpl import launch
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+VERBOSITY_VARIABLE = "FLOWPM_VERBOSITY"
+"""Environment variable that tells the ranks."""
 TERMINAL_VARIABLE = "FLOWPM_TERMINAL_COLUMNS"
 OUTPUT_VARIABLE = "FLOWPM_OUTPUT_COLUMNS"
 EVERY = 10.0
 """Least time between two lines of one count, where there is no terminal [s]."""
+
+
+class Verbosity(StrEnum):
+    """How much a job says."""
+
+    QUIET = "quiet"
+    NORMAL = "normal"
+    VERBOSE = "verbose"
+
+    def choose(self) -> None:
+        """Let this process, and those that it starts, say so much."""
+        os.environ[VERBOSITY_VARIABLE] = self
+        if self is Verbosity.VERBOSE:
+            # TensorFlow's warnings, which are left out otherwise.
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+
+def verbosity() -> Verbosity:
+    """Returns how much this job says."""
+    try:
+        return Verbosity(os.environ.get(VERBOSITY_VARIABLE, Verbosity.NORMAL))
+    except ValueError:
+        return Verbosity.NORMAL
 
 
 def terminal_environment() -> dict[str, str]:
@@ -64,9 +89,9 @@ class Progress:
 
     def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
         self._rank, self._stream = rank, stream or sys.stderr
-        told = verbosity()
-        self._silent = rank != 0 or told is Verbosity.QUIET
-        self._every = 0.0 if told is Verbosity.VERBOSE else EVERY
+        level = verbosity()
+        self._silent = rank != 0 or level is Verbosity.QUIET
+        self._every = 0.0 if level is Verbosity.VERBOSE else EVERY
         self._said = -EVERY
         self._bar = None if self._silent else self._make_bar()
         if self._bar:
@@ -150,7 +175,7 @@ class Progress:
             what: is counted.
             done: number of pieces that are done.
             total: number of pieces.
-            state: is shown beside the count.
+            state: text that is shown after the count.
         """
         if self._bar:
             self._update(what, done, total, state)

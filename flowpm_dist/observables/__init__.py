@@ -4,14 +4,18 @@
 lensing.
 """
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "ConvergenceModel": "convergence_model",
+    "CountsOptions": "options",
+    "DensityOptions": "options",
     "ForwardModel": "forward_model",
-    "ForwardModelOptions": "options",
     "Parameters": "universe_model",
+    "StructureFormation": "universe_model",
     "UniverseModel": "universe_model",
+    "as_factor": "universe_model",
+    "local_values": "universe_model",
 }
 
 __all__ = sorted(_HOMES)

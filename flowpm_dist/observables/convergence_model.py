@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,11 @@ from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.grid.field import Field
-from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
-from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.light_cone import LightCone
+from flowpm_dist.observables.light_cone.options import FlatField
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
 from flowpm_dist.simulation.simulation import Simulation
@@ -30,12 +32,12 @@ class ConvergenceModel(UniverseModel):
 
     Args:
         simulation: from before the light cone's z_max to a = 1.
-        cone: the light cone, whose boxes are turned alike in all universes.
+        cone: a light cone of the flat sky, whose boxes are turned alike in all universes.
         sources: populations of sources, none of them behind z_max.
         alignment: intrinsic alignments; none by default.
 
     Raises:
-        ValueError: no sources.
+        ValueError: no sources, or a light cone of the whole sky.
     """
 
     def __init__(
@@ -46,8 +48,15 @@ class ConvergenceModel(UniverseModel):
         alignment: IntrinsicAlignment | None = None,
     ) -> None:
         super().__init__(simulation)
-        self.cone, self.sources = cone, list(sources)
+        if not isinstance(cone.sky, FlatField):
+            raise ValueError("a model of convergence needs a light cone of the flat sky")
+        self.cone, self.sources, self._field = cone, list(sources), cone.sky
         self._observer = cone.convergence_observer(sources, alignment)
+
+    @classmethod
+    def of(cls, simulation: Simulation, options: ConvergenceOptions) -> Self:
+        """Returns the model of the section [lightcone] of a run file."""
+        return cls(simulation, LightCone(options), *options.population())
 
     def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
         """See `UniverseModel.look`: maps of the convergence [..., source, x, y]."""
@@ -64,7 +73,7 @@ class ConvergenceModel(UniverseModel):
         """See `UniverseModel.linear_response`.
 
         A mode of matter is seen as far as it does not average out along the line of sight: each
-        copy of the box shows those across its own. Of the geometry, only Omega_m in the lensing
+        copy of the box shows those across its own. Only Omega_m in the lensing
         weight follows the parameters. Which part of a copy lies in the field, and the size of the
         pixels, are left out.
         """
@@ -82,7 +91,7 @@ class ConvergenceModel(UniverseModel):
         Of this rank's modes [kz, ky, kx] [1].
         """
         box, cosmology = self.simulation.box, self.simulation.cosmology
-        layers = Layers.of(box, self.cone.farthest(cosmology), self.cone.tiles)
+        layers = Layers.of(box, farthest(self._field, cosmology), self._field.tiles)
         weights, wavenumbers = self._weights(layers, cosmology), box.wavenumbers()
         squares = [np.zeros(k.shape) for k in wavenumbers]
         for number, tile in enumerate(layers.tiles):

@@ -9,9 +9,8 @@ import tensorflow as tf
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.bias import bias_with
-from flowpm_dist.observables.options import ForwardModelOptions, LineOfSight, ObservationError
-from flowpm_dist.observables.per_chain import local_values
-from flowpm_dist.observables.universe_model import Parameters, UniverseModel, exactly
+from flowpm_dist.observables.options import DensityOptions, LineOfSight
+from flowpm_dist.observables.universe_model import Parameters, UniverseModel, exactly, local_values
 from flowpm_dist.options import constructed
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -22,17 +21,17 @@ AMPLITUDE = "amplitude"
 
 
 class ForwardModel(UniverseModel):
-    """The density that white noise becomes, or that of its tracers, with mean 1; differentiable.
+    """The density of matter or tracers that white noise becomes, mean 1; differentiable.
 
     Args:
         simulation: see `UniverseModel`. "linear" and LPT make no step, and give the universe at
             the last of the steps.
-        structure: see `ForwardModelOptions`.
+        structure: see `CellOptions`.
         redshift_space: the line of sight "x", "y" or "z", or None.
         bias: the values of the bias parameters by name: "b" (`EulerianBias`, not in redshift
             space), or some of "b1", "b2" and "bs2" (`LagrangianBias`); empty for matter. A value
             stands unless `parameters` have another.
-        bias_scheme: "package.module:object" of a `Bias` of your own, with its parameters in `bias`.
+        bias_scheme: "package.module:object" of a custom `Bias`, with its parameters in `bias`.
 
     Raises:
         ValueError: choices that do not fit each other.
@@ -47,17 +46,22 @@ class ForwardModel(UniverseModel):
         bias: Mapping[str, float] | None = None,
         bias_scheme: str | None = None,
     ) -> None:
-        given = {"structure": structure, "redshift_space": redshift_space}
-        given |= {"bias_scheme": bias_scheme, "bias": dict(bias) if bias else None}  # type: ignore[dict-item]
-        options = constructed(ForwardModelOptions, given)
+        given = {
+            "structure": structure,
+            "redshift_space": redshift_space,
+            "bias": dict(bias or {}) if bias or bias_scheme else None,
+            "bias_scheme": bias_scheme,
+        }
+        given = {key: value for key, value in given.items() if value is not None}
+        options = constructed(DensityOptions, given)
         super().__init__(simulation, structure)
         self.axis, self.bias = redshift_space, dict(options.bias or {})
         self._scheme = bias_with(self.bias, bias_scheme)
         weighs = self._scheme is not None and self._scheme.needs_particles
         if not self.formation.has_particles and (redshift_space or weighs):
             raise ValueError(
-                "linear theory on the grid moves no particles: neither redshift space nor "
-                "Lagrangian bias goes with it"
+                f"structure {structure!r} moves no particles: neither redshift space nor a bias "
+                "that weighs them goes with it"
             )
 
     def fitted(self, name: str) -> bool:
@@ -72,7 +76,7 @@ class ForwardModel(UniverseModel):
         state = self.run(noise, parameters)
         return state, self.observe(state, parameters)
 
-    def seen_at(
+    def at_times(
         self,
         times: Sequence[float],
         seeds: Sequence[int],
@@ -82,9 +86,9 @@ class ForwardModel(UniverseModel):
         """Returns what is seen at several times of a batch of universes, see `observe`.
 
         Args:
-            times: scale factors, increasing; the last is that of the last of the steps.
-            seeds: of the white noise of each universe.
-            cosmologies: of each universe.
+            times: scale factors, increasing; the last is the end of the steps.
+            seeds: the seed of the white noise of each universe.
+            cosmologies: the cosmology of each universe.
             parameters: of bias and amplitude, float64 [universe], the same at all times.
 
         Raises:
@@ -118,7 +122,7 @@ class ForwardModel(UniverseModel):
         return density
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
-        """See `UniverseModel.linear_response`: modes of the observed density over those of noise.
+        """See `UniverseModel.linear_response`: observed density over white noise.
 
         That is b D sqrt(P / V_cell), and the cloud-in-cell window where there are particles. What
         redshift space adds is left out.
@@ -131,22 +135,3 @@ class ForwardModel(UniverseModel):
             response = response * self.factor(parameters[AMPLITUDE], parameters)
         response = self.for_chains(response, parameters)
         return response * self.window() if self.formation.has_particles else response
-
-
-def forward_model_of(options: ForwardModelOptions, simulation: Simulation) -> ForwardModel:
-    """Returns the forward model that options describe.
-
-    Raises:
-        ObservationError: an object of the user's own that cannot serve, or the simulation does not
-            fit the structure.
-    """
-    try:
-        return ForwardModel(
-            simulation,
-            options.structure,
-            redshift_space=options.redshift_space,
-            bias=options.bias,
-            bias_scheme=options.bias_scheme,
-        )
-    except ValueError as error:
-        raise ObservationError(f"[observation]: {error}") from error

@@ -1,4 +1,4 @@
-"""The noise of what a survey sees: drawn, the same on any number of ranks."""
+"""The noise of observations, drawn the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.stats import poisson
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.white_noise import noise_function
-from flowpm_dist.observables.observations import Observations, spread_of
+from flowpm_dist.observables.observations import Observations, ObservedBlock, spread_of
 from flowpm_dist.observables.options import ObservationOptions
 from meshimpl.mesh_function import MeshFunction
 
@@ -25,25 +25,6 @@ FEW, MOST = 50.0, 200
 def positive_density(density: tf.Tensor) -> tf.Tensor:
     """Returns the density bent smoothly to stay above 0: softplus of scale `LEAST_DENSITY`."""
     return LEAST_DENSITY * tf.math.softplus(density / LEAST_DENSITY)
-
-
-def noisy_density(
-    density: np.ndarray, sigma: np.ndarray, mask: np.ndarray, normal: np.ndarray
-) -> np.ndarray:
-    """Returns a density with Gaussian noise, in the dtype of the density.
-
-    Args:
-        density: block [..., x, y, z].
-        sigma: the standard deviation where all of a cell is observed, block [..., x, y, z].
-        mask: the share of each cell that is observed, block [x, y, z]; the variance is divided by
-            it.
-        normal: unit normal noise, block [..., x, y, z].
-
-    Returns:
-        A block; 1 where nothing is observed.
-    """
-    noisy = density + spread_of(sigma, mask) * normal
-    return np.where(mask > 0, noisy, 1.0).astype(density.dtype)
 
 
 def counts_of(
@@ -94,45 +75,66 @@ def _few_counts(share: np.ndarray, rate: np.ndarray) -> np.ndarray:
     return counts
 
 
+def with_noise(
+    density: tf.Tensor,
+    block: ObservedBlock,
+    normal: np.ndarray,
+    amplitude: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    """Returns what is observed of densities, the same on any number of ranks.
+
+    Args:
+        density: block [..., x, y, z].
+        block: the mask and the noise of this rank's cells.
+        normal: unit normal noise, block [..., x, y, z].
+        amplitude: multiplies the standard deviation of the noise of a density.
+
+    Returns:
+        float64 block [..., x, y, z]; where nothing is observed, 1 of a density and 0 of counts.
+    """
+    if block.mean_count is not None:
+        return counts_of(density, block.mean_count, block.mask, normal)
+    observed = np.asarray(density, np.float64)
+    if block.sigma is not None:
+        observed = observed + spread_of(block.sigma * amplitude, block.mask) * normal
+    return np.where(block.mask > 0, observed, 1.0)
+
+
 class SurveyNoise:
     """The noise and the mask of an observation, on this rank's block of a box.
 
     Args:
         options: what is observed; its files are read here.
-        box: of the densities, on whose mesh they are seen.
+        box: the box of the densities.
 
     Raises:
         VolumeError: a file cannot be read.
     """
 
     def __init__(self, options: ObservationOptions, box: Box) -> None:
-        block = Observations(options, box.grid).block(box.offset, box.block)
-        self._mask, self._sigma, self._mean_count = block.mask, block.sigma, options.mean_count
+        self._block = Observations(options, box.grid).block(box.offset, box.block)
+        self._is_noisy = options.is_noisy
         self._functions: dict[int | None, MeshFunction] = {}
 
-    def seen(
+    def observe(
         self, density: tf.Tensor, box: Box, seeds: Sequence[int], amplitude: np.ndarray | None
     ) -> np.ndarray:
-        """Returns what is seen of the densities of a batch. On all ranks of the box together.
+        """Returns what is observed of the densities of a batch. On all ranks of the box together.
 
         Args:
             density: block [batch, x, y, z].
-            box: of the batch.
-            seeds: of the noise of each universe, [batch].
-            amplitude: that multiplies sigma in each universe, [batch]; None for 1.
+            box: the box of the batch.
+            seeds: the seed of the noise of each universe, [batch].
+            amplitude: multiplies sigma in each universe, [batch]; None for 1.
 
         Returns:
-            A block in the box's dtype; where nothing is observed, 1 of a density and 0 of counts.
+            A block in the density's dtype; see `with_noise`.
         """
-        block = density.numpy()
-        if self._mean_count is None and self._sigma is None:
-            return np.where(self._mask > 0, block, 1.0).astype(block.dtype)
-        if box.batch not in self._functions:
-            self._functions[box.batch] = noise_function(box)
-        normal = self._functions[box.batch](np.asarray(seeds, np.int64)).numpy()
-        if self._mean_count is not None:
-            counts = counts_of(density, self._mean_count, self._mask, normal)
-            return counts.astype(block.dtype)
-        assert self._sigma is not None
+        normal = np.zeros(())
+        if self._is_noisy:
+            if box.batch not in self._functions:
+                self._functions[box.batch] = noise_function(box)
+            normal = self._functions[box.batch](np.asarray(seeds, np.int64)).numpy()
         louder = 1.0 if amplitude is None else amplitude[:, np.newaxis, np.newaxis, np.newaxis]
-        return noisy_density(block, self._sigma * louder, self._mask, normal)
+        observed = with_noise(density, self._block, normal, louder)
+        return observed.astype(density.dtype.as_numpy_dtype)

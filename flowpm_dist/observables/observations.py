@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
-from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.observables.options import CellOptions, CountsOptions, ObservationOptions
+from flowpm_dist.options import Problem
 
 REASON = (0.5, 2.0)
 """Limits of the mean density of observed cells, and of the mean count over the expected one."""
@@ -36,43 +37,50 @@ def spread_of(sigma: np.ndarray | float, mask: np.ndarray) -> np.ndarray:
     """Returns the standard deviation of the noise of cells of which a share is observed.
 
     Args:
-        sigma: that of cells which are observed whole.
-        mask: the shares; of a cell that is not observed, the result is sigma.
+        sigma: the standard deviation of cells that are observed whole.
+        mask: the shares; the result is sigma where nothing is observed.
     """
     return np.asarray(sigma / np.sqrt(np.where(mask > 0, mask, 1.0)))
 
 
-def file_misfits(
-    path: Path,
-    grid: tuple[int, int, int] | None,
-    size: tuple[float, float, float] | None,
-    a: float | None,
-) -> list[str]:
-    """Returns the reasons why a file does not fit a box; empty if it fits.
-
-    The values in the file are not read.
+def file_problems(
+    files: Mapping[str, Path],
+    grid: tuple[int, int, int],
+    size: tuple[float, float, float],
+    a: float | None = None,
+) -> Iterator[Problem]:
+    """Yields the problems of files that do not fit a box; their values are not read.
 
     Args:
-        path: see `open_volume`.
-        grid: the cells along each side; None leaves it unchecked, as for the others.
+        files: paths by key of the run file; see `open_volume`.
+        grid: the cells along each side.
         size: the size of the box [Mpc/h].
-        a: the scale factor.
+        a: the scale factor that the files must be at; None leaves it unchecked.
     """
+    for key, path in files.items():
+        yield from (Problem(key, what) for what in file_misfits(path, grid, size, a))
+
+
+def file_misfits(
+    path: Path,
+    grid: tuple[int, int, int],
+    size: tuple[float, float, float],
+    a: float | None = None,
+) -> list[str]:
+    """Returns the reasons why a file does not fit a box, see `file_problems`."""
     try:
         volume = open_volume(path)
     except VolumeError as error:
         return [f"= {error}"]
     shape, wrong = tuple(volume.array.shape), []
-    if grid is not None and shape not in (tuple(grid), (*grid, 1)):
+    if shape not in (tuple(grid), (*grid, 1)):
         wrong.append(f"= {path}: shape {shape}; must be box.grid = {tuple(grid)}")
-    if None not in (size, volume.box_size) and not np.allclose(size, volume.box_size, rtol=1e-4):  # type: ignore[arg-type]
-        told = list(volume.box_size or ())
+    if volume.box_size is not None and not np.allclose(size, volume.box_size, rtol=1e-4):
+        sides = list(volume.box_size)
+        wrong.append(f"= {path}: its box has {sides} Mpc/h; must be box.size = {list(size)}")
+    if a is not None and volume.a is not None and not np.isclose(a, volume.a, rtol=1e-4):
         wrong.append(
-            f"= {path}: is of a box of {told} Mpc/h; must be box.size = {list(size or ())}"
-        )
-    if None not in (a, volume.a) and not np.isclose(a, volume.a, rtol=1e-4):  # type: ignore[arg-type]
-        wrong.append(
-            f"= {path}: is at scale factor {volume.a:g}; must be that of the last step, {a:g}"
+            f"= {path}: is at scale factor {volume.a:g}; the last step must be there, not at {a:g}"
         )
     return wrong
 
@@ -86,11 +94,13 @@ class ObservedBlock:
         sigma: the standard deviation of the noise [mean density]; 1 where nothing is observed. None
             where there is no noise, and for counts.
         data: a density or counts; 1 or 0 where nothing is observed. None where they are drawn.
+        mean_count: the mean count of a cell of mean density; None where a density is observed.
     """
 
     mask: np.ndarray
     sigma: np.ndarray | None
     data: np.ndarray | None
+    mean_count: float | None = None
 
 
 class Observations:
@@ -114,6 +124,7 @@ class Observations:
         priors: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self._options, self._grid = options, grid
+        self._mean_count = options.mean_count if isinstance(options, CountsOptions) else None
         one = (1.0, 1.0)
         self._amplitude = (priors or {}).get("amplitude", one)
         self._loudest = (priors or {}).get("noise_amplitude", one)[1]
@@ -134,13 +145,12 @@ class Observations:
         mask, sigma, data = (self._read(key, place) for key in ("mask", "sigma", "file"))
         mask = np.ones(shape) if mask is None else mask
         seen = mask > 0
-        if self._options.kind == "density":
-            given = self._options.sigma
-            sigma = np.full(shape, given) if isinstance(given, float) else sigma
-            sigma = None if sigma is None else np.where(seen, sigma, 1.0)
+        given = self._options.value("sigma")
+        sigma = np.full(shape, given) if isinstance(given, float) else sigma
+        sigma = None if sigma is None else np.where(seen, sigma, 1.0)
         if data is not None:
             data = np.where(seen, data, self._options.unobserved)
-        return ObservedBlock(mask, sigma, data)
+        return ObservedBlock(mask, sigma, data, self._mean_count)
 
     def _read(self, key: str, place: tuple[slice, ...]) -> np.ndarray | None:
         volume = self._volumes.get(key)
@@ -192,10 +202,10 @@ class Observations:
         if (data := values.get("file")) is not None:
             must = "must be finite wherever the mask is above 0"
             yield "file", seen & ~np.isfinite(data), must
-            if self._options.kind == "counts":
+            if self._mean_count is not None:
                 yield "file", seen & (data < 0), "counts must be at least 0"
                 yield "file", seen & (data != np.round(data)), "counts must be whole numbers"
-            elif self._options.is_positive_without_noise:
+            elif isinstance(self._options, CellOptions) and self._options.is_positive_without_noise:
                 noise = self._noise(values)
                 must = f"a density is at least 0, up to noise: must be above -{BELOW} times its"
                 least = 0.0 if noise is None else -BELOW * noise
@@ -203,8 +213,8 @@ class Observations:
 
     def _noise(self, values: dict[str, Any]) -> np.ndarray | None:
         """Returns the standard deviation of the noise of a density; None where there is none."""
-        given, mask = values.get("sigma", self._options.sigma), values.get("mask")
-        if given is None or self._options.kind == "counts":
+        given, mask = values.get("sigma", self._options.value("sigma")), values.get("mask")
+        if given is None:
             return None
         loud = spread_of(self._loudest * given, np.ones(1) if mask is None else mask)
         return np.broadcast_to(loud, values["file"].shape)
@@ -222,15 +232,15 @@ class Observations:
         """
         where = self._volumes["file"].where
         low, high = (limit * end for limit, end in zip(REASON, self._amplitude, strict=True))
-        if self._options.kind == "density":
+        if self._mean_count is None:
             mean, room = total / cells, FAR * variance**0.5 / cells
             if low - room <= mean <= high + room:
                 return {}
-            hint = "; of an overdensity: add 1" if abs(mean) < low else ""
+            hint = "; if it is an overdensity, add 1" if abs(mean) < low else ""
             what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
             limits = f"from {low - room:.3g} to {high + room:.3g}"
             return {"file": f"= {where} {what}, {limits}{hint}"}
-        mean, given = total / expected, self._options.mean_count or 1.0
+        mean, given = total / expected, self._mean_count
         room = FAR / (expected * given) ** 0.5
         if low - room <= mean / given <= high + room:
             return {}

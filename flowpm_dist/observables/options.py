@@ -1,32 +1,46 @@
-"""The options of a forward model. Nothing here imports TensorFlow."""
+"""What is observed, as options: a model for each kind of observation.
+
+A new kind is a subclass of `ObservationOptions` in `OBSERVATIONS`: run files of
+reconstructions and trainings then have it as `observation.kind`, with its keys, its rules and its
+forward model. Nothing here imports TensorFlow.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
-    field_validator,
+    SerializeAsAny,
+    ValidationError,
 )
 
+from flowpm_dist.cosmology.options import VARIABLE, PartialCosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import (
     AnyPath,
     Length,
     Options,
     Pair,
+    Problem,
+    Variants,
     checked_name,
     checked_python_name,
     limits,
     listed,
     nearest,
+    problems_of,
 )
+
+if TYPE_CHECKING:
+    from flowpm_dist.observables.universe_model import UniverseModel
+    from flowpm_dist.simulation.simulation import Simulation
 
 EULERIAN = ("b",)
 """Bias of the evolved density."""
@@ -48,8 +62,15 @@ STRUCTURE_NAMES: tuple[str, ...] = get_args(StructureName)
 """What forms structure, by cost."""
 
 
+UNEVOLVED = ("linear", "1lpt", "2lpt")
+"""Structures that make no steps: they are known at any time."""
+
+CLOSE = 1e-6
+"""Relative difference of numbers that are taken as equal."""
+
+
 class ObservationError(UserError):
-    """What is observed cannot be made as asked, or is not what something else is made for."""
+    """An observation that cannot be made as asked, or does not fit what it is used for."""
 
 
 def _structure(name: str) -> str:
@@ -73,27 +94,148 @@ Redshifts = Annotated[
     BeforeValidator(listed),
     AfterValidator(_decreasing),
 ]
-"""Those of the channels of a volume, decreasing to that of the end of the simulation."""
+"""Redshifts of the channels of a volume, decreasing to the end of the simulation."""
 
 LineOfSight = Literal["x", "y", "z"]
 BiasValue = Annotated[float, Field(ge=-20, le=20)]
 Amplitude = Annotated[float, Field(gt=0, le=100)]
 
 
-class ForwardModelOptions(Options):
-    """The options of the model from white noise to what is observed.
+class ObservationOptions(Options):
+    """What a survey sees of a universe: a forward model, and the noise of the observation.
+
+    This is the base of all kinds. Run files of all jobs have one of them as [observation].
 
     Attributes:
+        kind: the name of the kind.
         structure: what forms structure, by cost: "linear" (linear theory on the grid), "1lpt",
-            "2lpt" or "pm" (the particle mesh); or a `StructureFormation` of a user's own.
-        redshift_space: the line of sight, along which peculiar velocities move the particles.
-        bias_scheme: the `Bias` of a user's own; by default that of the names in `bias`.
-        bias: the value of each bias parameter; None for matter.
+            "2lpt" or "pm" (the particle mesh); or a custom `StructureFormation`.
     """
 
+    kind: str
     structure: Structure = Field(
         default="pm", description='"linear", "1lpt", "2lpt", "pm" or "package.module:object"'
     )
+
+    layout: ClassVar[Literal["cells", "maps"]] = "cells"
+    """Whether cells of the box are observed, or maps of the sky."""
+    likelihood: ClassVar[str] = "Gaussian"
+    """The name of the likelihood in `flowpm_dist.reconstruction`."""
+    unobserved: ClassVar[float] = 1.0
+    """The value where nothing is observed."""
+
+    def value(self, key: str) -> Any:
+        """Returns the value of a key; None if this kind does not have it."""
+        return getattr(self, key, None)
+
+    @property
+    def lpt_order(self) -> Literal[1, 2]:
+        """The order of LPT that the simulation must have."""
+        return 1 if self.structure == "1lpt" else 2
+
+    @property
+    def line_of_sight(self) -> LineOfSight | None:
+        """The direction in which the survey looks; None where all are alike."""
+        return None
+
+    @property
+    def channels(self) -> int:
+        """The number of values of a cell."""
+        return 1
+
+    def scale_factors(self, end: float) -> list[float]:
+        """Returns the scale factors at which a universe is seen, increasing to its last, `end`."""
+        return [end]
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that are named, by key."""
+        return {key: value for key, value in self if isinstance(value, Path)}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether what is seen differs from the density by chance."""
+        return True
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether what is seen is never below 0, up to rounding."""
+        return False
+
+    @property
+    def network_input(self) -> str:
+        """The input of a network that suits these data, see `NetworkOptions`."""
+        return "log1p" if self.is_positive else "asinh"
+
+    @property
+    def own_values(self) -> dict[str, float]:
+        """The values of nuisance parameters of a mock, or without a prior."""
+        return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0)
+
+    def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
+        """Returns the model from white noise to what is seen.
+
+        Args:
+            simulation: the simulation of one universe.
+            light_cone: the options of the light cone on which maps are seen.
+
+        Raises:
+            ObservationError: a custom object that cannot be used, or a simulation that does not
+                fit the structure.
+        """
+        raise NotImplementedError
+
+    def lacks(self, name: str) -> str | None:
+        """Returns why a nuisance parameter cannot have a prior; None if it can."""
+        raise NotImplementedError
+
+    def prior_problems(
+        self, priors: Collection[str], likelihood: str | None = None
+    ) -> Iterator[Problem]:
+        """Yields the problems of nuisance parameters with a prior.
+
+        Args:
+            priors: the names in [priors] that are no parameters of the cosmology.
+            likelihood: the name of a custom likelihood, which may have more of them.
+        """
+        for name in priors:
+            of_likelihood = likelihood is not None and name not in (*BIASES, "amplitude")
+            if not of_likelihood and (what := self.lacks(name)) is not None:
+                yield Problem(f"priors.{name}", what)
+
+    def step_problems(
+        self, first: float | None, last: float | None, *, uses_lpt: bool
+    ) -> Iterator[Problem]:
+        """Yields the problems of the observation with the steps of a simulation.
+
+        Args:
+            first, last: the first and the last scale factor.
+            uses_lpt: whether the integrator follows LPT of order 2.
+        """
+        if self.structure == "1lpt" and uses_lpt:
+            what = "follows LPT of order 2; 1lpt makes no step, so that fastpm will do"
+            yield Problem("evolution.integrator", what)
+
+    def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
+        """Yields the problem of a section [lightcone] that this kind has no use for."""
+        if light_cone is not None:
+            what = f'is given, but observation.kind = "{self.kind}": must be "convergence", or '
+            yield Problem("lightcone", f"{what}leave it out")
+
+
+class CellOptions(ObservationOptions):
+    """What a survey sees in the cells of the box: a density of matter or tracers.
+
+    Attributes:
+        kind, structure: see `ObservationOptions`.
+        redshift_space: the line of sight, along which peculiar velocities move the particles.
+        bias_scheme: a custom `Bias`; by default the one with the names in `bias`.
+        bias: the value of each bias parameter; None for matter.
+        mask: the share of each cell that is observed.
+        redshifts: at which one universe is seen, each as a channel of the volume; None: at the end
+            of the simulation alone.
+    """
+
     redshift_space: LineOfSight | None = Field(
         default=None, description='the line of sight of redshift space: "x", "y" or "z"'
     )
@@ -105,125 +247,255 @@ class ForwardModelOptions(Options):
         description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
         f"{A_BIAS}",
     )
-
-    @field_validator("bias")
-    @classmethod
-    def _one_scheme(
-        cls, bias: dict[str, float] | None, info: ValidationInfo
-    ) -> dict[str, float] | None:
-        if bias is None or info.data.get("bias_scheme") is not None:
-            return bias
-        for name in bias:
-            if name not in BIASES:
-                raise ValueError(f"there is no bias {name!r}{nearest(name, BIASES)}")
-        if not bias or ("b" in bias and len(bias) > 1):
-            raise ValueError("either b alone, or some of b1, b2, bs2")
-        if "b" in bias and info.data.get("redshift_space") is not None:
-            raise ValueError(
-                "b multiplies the density that is seen, so in redshift space also the distortions "
-                "by velocities, which tracers share with matter; give b1, which weighs particles, "
-                f"with b1 = b - 1 = {bias['b'] - 1:g} for the same bias of large scales"
-            )
-        return bias
-
-    @property
-    def lpt_order(self) -> Literal[1, 2]:
-        """The order of LPT that the simulation must have."""
-        return 1 if self.structure == "1lpt" else 2
-
-
-class ObservationOptions(ForwardModelOptions):
-    """What a survey sees of a universe: the forward model, and the noise of what is observed.
-
-    Run files of all jobs have them as their section [observation].
-
-    Attributes:
-        kind: a "density" with Gaussian noise, "counts", which are Poisson distributed, or
-            "convergence", maps of weak lensing with the noise of shapes.
-        sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
-        mean_count: the mean count of a cell of mean density.
-        mask: the share of each cell that is observed.
-        redshifts: at which one universe is seen, each as a channel of the volume; None: at the end
-            of the simulation alone.
-    """
-
-    kind: Literal["density", "counts", "convergence"] = Field(
-        default="density", description='"density", "counts" or "convergence"'
-    )
-    sigma: Length | AnyPath | None = Field(
-        default=None,
-        description="the standard deviation of a cell's noise in mean densities: a number above "
-        "0, or a file of them shaped as box.grid",
-    )
-    mean_count: float | None = Field(
-        default=None, gt=0, description="the mean count of a cell of mean density, above 0"
-    )
     mask: AnyPath | None = Field(
         default=None,
         description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
     )
     redshifts: Redshifts | None = Field(
         default=None,
-        description="a list of two redshifts or more, decreasing to that of the end of the "
-        "simulation, of at least 0",
+        description="a list of two redshifts or more, of at least 0, decreasing to the end of "
+        "the simulation",
     )
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return {} if self.bias is not None else {"bias_scheme": "bias"}
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        bias, own = self.bias, self.bias_scheme is not None
+        if bias is not None and not own:
+            unknown = [name for name in bias if name not in BIASES]
+            if unknown:
+                hint = nearest(unknown[0], BIASES)
+                yield self.problem("bias", f"there is no bias {unknown[0]!r}{hint}")
+            elif not bias or ("b" in bias and len(bias) > 1):
+                yield self.problem("bias", "either b alone, or some of b1, b2, bs2")
+            elif "b" in bias and self.redshift_space is not None:
+                yield self.problem(
+                    "bias",
+                    "b multiplies the density that is seen, so in redshift space also the "
+                    "distortions by velocities, which tracers share with matter; give b1, which "
+                    f"weighs particles, with b1 = b - 1 = {bias['b'] - 1:g} for the same bias of "
+                    "large scales",
+                )
+        if self.structure == "linear":
+            what = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
+            if self.redshift_space is not None:
+                yield self.problem("redshift_space", f"{what} leave it out")
+            if bias and not own and "b" not in bias:
+                yield self.problem("bias", f"{what} give b")
 
     @property
     def line_of_sight(self) -> LineOfSight | None:
-        """The direction in which the survey looks; None where all are alike."""
-        return "z" if self.kind == "convergence" else self.redshift_space
+        """See `ObservationOptions`."""
+        return self.redshift_space
 
     @property
     def channels(self) -> int:
-        """The number of values of a cell."""
+        """See `ObservationOptions`."""
         return 1 if self.redshifts is None else len(self.redshifts)
 
     def scale_factors(self, end: float) -> list[float]:
-        """Returns those at which a universe is seen, increasing.
-
-        Args:
-            end: that at which its simulation ends, the last of them.
-        """
+        """See `ObservationOptions`."""
         before = (self.redshifts or ())[:-1]
         return [*(1.0 / (1.0 + z) for z in before), end]
 
     @property
-    def files(self) -> dict[str, Path]:
-        """The files that are named, by key."""
-        named = {key: getattr(self, key) for key in ("sigma", "mask")}
-        return {key: path for key, path in named.items() if isinstance(path, Path)}
-
-    @property
-    def unobserved(self) -> float:
-        """The value of a cell in which nothing is observed: a density of 1, or no count."""
-        return 0.0 if self.kind == "counts" else 1.0
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether what is seen differs from the density by chance."""
-        return self.kind in ("counts", "convergence") or self.sigma is not None
-
-    @property
-    def is_positive(self) -> bool:
-        """Whether what is seen is never below 0, up to rounding."""
-        return self.kind == "counts" or (self.is_positive_without_noise and self.sigma is None)
-
-    @property
     def is_positive_without_noise(self) -> bool:
         """Whether the density that is seen is never below 0 before noise is added."""
-        of_particles = self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
-        return of_particles and self.kind != "convergence"
+        return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
 
     @property
     def own_values(self) -> dict[str, float]:
-        """The values of all nuisance parameters that have no prior, and of a mock's."""
-        return {**dict.fromkeys(NUISANCE_AMPLITUDES, 1.0), **(self.bias or {})}
+        """See `ObservationOptions`."""
+        return super().own_values | (self.bias or {})
+
+    def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
+        """See `ObservationOptions`."""
+        from flowpm_dist.observables.forward_model import ForwardModel
+
+        try:
+            return ForwardModel(
+                simulation,
+                self.structure,
+                redshift_space=self.redshift_space,
+                bias=self.bias,
+                bias_scheme=self.bias_scheme,
+            )
+        except ValueError as error:
+            raise ObservationError(f"[observation]: {error}") from error
+
+    def lacks(self, name: str) -> str | None:
+        """See `ObservationOptions`."""
+        if name == "amplitude" or name in (self.bias or {}):
+            return None
+        if name == "noise_amplitude":
+            given = self.value("sigma") is not None
+            return None if given else "is given, but observation.sigma is not: give it there, too"
+        if name in BIASES or self.bias_scheme is not None:
+            advice = "give it there, too: the mock's value, or the expected one"
+            return f"is given, but observation.bias has no {name}: {advice}"
+        return _no_parameter(name, NuisanceRanges.model_fields)
+
+    def step_problems(
+        self, first: float | None, last: float | None, *, uses_lpt: bool
+    ) -> Iterator[Problem]:
+        """See `ObservationOptions`."""
+        yield from super().step_problems(first, last, uses_lpt=uses_lpt)
+        if self.redshifts is None or last is None:
+            return
+        key, given, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
+        if abs(given[-1] - end) > CLOSE * (1.0 + end):
+            what = f"= {given}: the last must be the redshift at the end of the simulation, {end:g}"
+            yield Problem(key, what)
+        if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + given[0]) < first:
+            yield Problem(key, f"= {given}: the steps begin at redshift {1.0 / first - 1.0:g}")
+
+
+class DensityOptions(CellOptions):
+    """A density of mean 1, with Gaussian noise.
+
+    Attributes:
+        sigma: the standard deviation of a cell's noise [mean density]; None: there is no noise.
+    """
+
+    kind: Literal["density"] = "density"
+    sigma: Length | AnyPath | None = Field(
+        default=None,
+        description="the standard deviation of a cell's noise in mean densities: a number above "
+        "0, or a file of them shaped as box.grid",
+    )
+
+    @property
+    def is_noisy(self) -> bool:
+        """See `ObservationOptions`."""
+        return self.sigma is not None
+
+    @property
+    def is_positive(self) -> bool:
+        """See `ObservationOptions`."""
+        return self.is_positive_without_noise and self.sigma is None
+
+
+class CountsOptions(CellOptions):
+    """Counts of tracers, which are Poisson distributed.
+
+    Attributes:
+        mean_count: the mean count of a cell of mean density.
+    """
+
+    kind: Literal["counts"] = "counts"
+    mean_count: float = Field(gt=0, description="the mean count of a cell of mean density, above 0")
+
+    likelihood = "Poisson"
+    unobserved = 0.0
+
+    @property
+    def is_positive(self) -> bool:
+        """See `ObservationOptions`."""
+        return True
+
+    @property
+    def network_input(self) -> str:
+        """See `ObservationOptions`."""
+        return "log1p-counts"
+
+
+class ConvergenceMapOptions(ObservationOptions):
+    """Maps of weak lensing on the light cone of the particle mesh, with the noise of shapes."""
+
+    kind: Literal["convergence"] = "convergence"
+    layout = "maps"
+    likelihood = "GaussianMaps"
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.structure != "pm":
+            what = 'a light cone sees the steps of the particle mesh; must be "pm"'
+            yield self.problem("structure", what)
+
+    @property
+    def line_of_sight(self) -> LineOfSight | None:
+        """See `ObservationOptions`."""
+        return "z"
+
+    @property
+    def network_input(self) -> str:
+        """See `ObservationOptions`."""
+        return "convergence"
+
+    def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
+        """See `ObservationOptions`."""
+        from flowpm_dist.observables.convergence_model import ConvergenceModel
+
+        return ConvergenceModel.of(simulation, light_cone)
+
+    def lacks(self, name: str) -> str | None:
+        """See `ObservationOptions`."""
+        if name == "noise_amplitude":
+            return None
+        if name == "amplitude":
+            return "is given, but maps have no amplitude of a density"
+        if name in BIASES:
+            return "is given, but maps of weak lensing have no bias: leave it out"
+        return _no_parameter(name, ("noise_amplitude",))
+
+    def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
+        """Yields a problem unless there is a light cone with the noise of shapes."""
+        if light_cone is None:
+            what = 'is missing: with kind = "convergence" it says what is seen, as of simulate'
+            yield Problem("lightcone", what)
+        elif light_cone.shape_noise is None:
+            allowed = type(light_cone).model_fields["shape_noise"].description
+            yield Problem("lightcone.shape_noise", f"is missing: must be {allowed}")
+
+
+OBSERVATIONS: dict[str, type[ObservationOptions]] = {
+    "density": DensityOptions,
+    "counts": CountsOptions,
+    "convergence": ConvergenceMapOptions,
+}
+"""Kinds of observations by name."""
+
+Observation = Annotated[
+    SerializeAsAny[ObservationOptions], Variants("kind", OBSERVATIONS, default="density")
+]
+"""The section [observation], whose kind decides on its keys."""
+
+
+def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
+    """Returns what is wrong with a prior of an unknown name."""
+    known = [*VARIABLE, *nuisances]
+    of_cosmology = name in PartialCosmologyOptions.model_fields
+    hint = "; it belongs in [cosmology]" if of_cosmology else nearest(name, known)
+    return f"is not a parameter{hint} (parameters: {', '.join(known)})"
+
+
+class ObservationSection(Options):
+    """A table with the section [observation] alone."""
+
+    observation: Observation
+
+
+def observation_of(keys: Mapping[str, Any]) -> ObservationOptions:
+    """Returns the observation with the keys of a section [observation].
+
+    Raises:
+        ValueError: there is no such observation; the message says what is wrong with each key.
+    """
+    table = {"observation": dict(keys)}
+    try:
+        return ObservationSection.model_validate(table).observation
+    except ValidationError as error:
+        found = problems_of(ObservationSection, table, error)
+        raise ValueError("; ".join(map(str, found))) from None
 
 
 class NuisanceRanges(Options):
     """Uniform priors of what an observation depends on besides the cosmology.
 
-    Parameters of a user's own `bias_scheme` have theirs under their own names.
+    Parameters of a custom `bias_scheme` have priors under their own names.
 
     Attributes:
         b, b1, b2, bs2: bias.

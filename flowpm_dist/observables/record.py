@@ -1,4 +1,4 @@
-"""What was observed, as run files, data sets and volumes tell it.
+"""Records of an observation in run files, data sets and volumes.
 
 Nothing here imports TensorFlow.
 """
@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from flowpm_dist.io.checksums import checksum
+from flowpm_dist.io.files import checksum
 from flowpm_dist.io.volume import VolumeError, open_volume
-from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.observables.options import (
+    CLOSE,
+    DensityOptions,
+    ObservationError,
+    ObservationOptions,
+    observation_of,
+)
 
 Ranges = Mapping[str, tuple[float, float]]
 
 ATTRIBUTE = "observation"
 """Name of the attribute of a data set, or of a volume, that holds a record."""
 
-CLOSE = 1e-6
-"""Relative difference of numbers that are taken as equal."""
+AMPLITUDES = {"sigma": "noise_amplitude", "mean_count": "amplitude"}
+"""Keys of the noise, with the nuisance parameter that multiplies each."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class ObservationRecord:
         options: the forward model and its noise.
         nuisances: the lowest and the highest value of each parameter that was drawn, or that is to
             be marginalised.
-        checksums: those of the values in the files of the options, by key, where they were read
-            before: files may have been moved or written anew since.
+        checksums: checksums of the values in the files of the options, by key, as they were when
+            the record was written: files may have moved or changed since.
     """
 
     options: ObservationOptions
@@ -51,12 +56,12 @@ class ObservationRecord:
 
     def table(self) -> dict[str, Any]:
         """Returns the record as JSON can hold it, see `of_table`; reads the files."""
-        sums = {key: told for key in self.options.files if (told := self._checksum(key))}
+        sums = {key: found for key in self.options.files if (found := self._checksum(key))}
         return self.keys() | ({"checksums": sums} if sums else {})
 
     def _checksum(self, key: str) -> str | None:
         """Returns the checksum of a file's values; None where it cannot be read."""
-        path = getattr(self.options, key)
+        path = self.options.files[key]
         return self.checksums.get(key) or checksum_of_volume(path)
 
     @classmethod
@@ -75,63 +80,56 @@ class ObservationRecord:
             keys = dict(json.loads(table) if isinstance(table, str | bytes) else table)
             drawn = {name: (low, high) for name, (low, high) in keys.pop("nuisances", {}).items()}
             sums = dict(keys.pop("checksums", {}))
-            return cls(ObservationOptions.model_validate(keys), drawn, sums)
-        except (ValidationError, ValueError, TypeError, AttributeError) as error:
+            return cls(observation_of(keys), drawn, sums)
+        except (ValueError, TypeError, AttributeError) as error:
             raise ObservationError(f"{where}: {ATTRIBUTE} is not readable ({error})") from error
 
     @property
     def has_mean_one(self) -> bool:
-        """Whether the mean of what is seen is 1 by itself, so that it tells nothing."""
+        """Whether what is seen has unit mean by construction."""
         asked = self.options
-        whole = asked.kind == "density" and asked.mask is None
+        whole = asked.kind == "density" and asked.value("mask") is None
         return whole and asked.is_positive and "amplitude" not in self.nuisances
 
     def differences(self, data: ObservationRecord) -> list[str]:
-        """Returns in what data differ from what this is made for, each in words; empty if nowhere.
+        """Returns the differences between this observation and the observation of data, in words.
 
-        Values that the data have of a parameter that is drawn here may be any in its range.
+        A parameter that is drawn here may have any value in its range in the data.
         """
         own, other = self.options, data.options
-        found = [
-            _told(key, getattr(own, key), getattr(other, key))
-            for key in ("structure", "redshift_space", "bias_scheme", "kind")
-            if getattr(own, key) != getattr(other, key)
-        ]
-        here, there = map(_redshifts, (own, other))
-        if not _same_redshifts(here, there):
-            found.append(_told("redshifts", here, there))
-        return [*found, *self._of_bias(data), *self._of_noise(data)]
+        keys = dict.fromkeys([*type(own).model_fields, *type(other).model_fields])
+        found = list(self._of_bias(data))
+        for key in (key for key in keys if key != "bias"):
+            here, there = own.value(key), other.value(key)
+            if key == "redshifts":  # a tuple is a range here
+                here, there = (None if each is None else list(each) for each in (here, there))
+            if key in AMPLITUDES and isinstance(here, float) and isinstance(there, float):
+                name = AMPLITUDES[key]
+                here, there = self._range(here, name), data._range(there, name)
+                same = _holds(here, there)
+            elif key == "redshifts" and here and there:
+                same = len(here) == len(there) and np.allclose(here, there, rtol=0, atol=CLOSE)
+            else:
+                same = self._same_values(data, key)
+                if same and key == "sigma" and here is not None:
+                    found += self._of_amplitude(data, AMPLITUDES[key])
+            if not same:
+                found.append(_difference(key, here, there))
+        if own.kind == other.kind == "density":
+            found += self._of_amplitude(data, "amplitude")
+        return found
 
     def _of_bias(self, data: ObservationRecord) -> Iterator[str]:
-        own, other = self.options.bias or {}, data.options.bias or {}
+        own, other = (record.options.value("bias") or {} for record in (self, data))
         for name in dict.fromkeys([*own, *other]):
             here = self.nuisances.get(name, own.get(name))
             there = data.nuisances.get(name, other.get(name))
             if here is None or there is None or not _holds(here, there):
-                yield _told(f"bias {name}", here, there)
-
-    def _of_noise(self, data: ObservationRecord) -> Iterator[str]:
-        own, other = self.options, data.options
-        names = {"sigma": "noise_amplitude", "mean_count": "amplitude"}
-        for key, name in names.items():
-            here, there = getattr(own, key), getattr(other, key)
-            if isinstance(here, float) and isinstance(there, float):
-                here, there = self._range(here, name), data._range(there, name)
-                if _holds(here, there):
-                    continue
-            elif self._same_values(data, key):
-                if key == "sigma" and here is not None:
-                    yield from self._of_amplitude(data, name)
-                continue
-            yield _told(key, here, there)
-        if own.kind == other.kind == "density":
-            yield from self._of_amplitude(data, "amplitude")
-        if not self._same_values(data, "mask"):
-            yield _told("mask", own.mask, other.mask)
+                yield _difference(f"bias {name}", here, there)
 
     def _same_values(self, data: ObservationRecord, key: str) -> bool:
-        """Returns whether two files, or their absence, say the same of every cell."""
-        here, there = getattr(self.options, key), getattr(data.options, key)
+        """Returns whether a key has the same value; of two files, the same values in all cells."""
+        here, there = self.options.value(key), data.options.value(key)
         if not (isinstance(here, Path) and isinstance(there, Path)):
             return bool(here == there)
         if here == there and key not in {**self.checksums, **data.checksums}:
@@ -142,19 +140,20 @@ class ObservationRecord:
     def _of_amplitude(self, data: ObservationRecord, name: str) -> Iterator[str]:
         here, there = self._range(1.0, name), data._range(1.0, name)
         if not _holds(here, there):
-            yield _told(name, here, there)
+            yield _difference(name, here, there)
 
     def _range(self, value: float, name: str) -> float | tuple[float, float]:
-        """Returns a number times the factor of this name: all that it may be."""
+        """Returns all values of a number times the nuisance parameter of this name."""
         ends = self.nuisances.get(name)
         return value if ends is None else (value * ends[0], value * ends[1])
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Returns the record in words."""
-        told = {key: value for key, value in self.options if value is not None}
-        if self.options.redshifts is not None:
-            told["redshifts"] = _redshifts(self.options)
-        parts = [f"{key} = {_shown(value)}" for key, value in told.items()]
+        parts = [
+            f"{key} = {_shown(list(value) if key == 'redshifts' else value)}"
+            for key, value in self.options
+            if value is not None
+        ]
         parts += [f"{name} {_shown(ends)}" for name, ends in self.nuisances.items()]
         return ", ".join(parts)
 
@@ -175,19 +174,8 @@ class ObservationRecord:
             )
 
 
-BARE = ObservationRecord(ObservationOptions())
-"""The density of matter itself, by the particle mesh: what is seen unless a run file says more."""
-
-
-def _redshifts(options: ObservationOptions) -> list[float] | None:
-    """Returns the redshifts as a list: a tuple is a range here."""
-    return None if options.redshifts is None else list(options.redshifts)
-
-
-def _same_redshifts(one: list[float] | None, other: list[float] | None) -> bool:
-    if one is None or other is None or len(one) != len(other):
-        return one == other
-    return bool(np.allclose(one, other, rtol=0, atol=CLOSE))
+BARE = ObservationRecord(DensityOptions())
+"""The density of matter itself, by the particle mesh: the default of run files."""
 
 
 def _holds(here: Any, there: Any) -> bool:
@@ -206,7 +194,7 @@ def checksum_of_volume(path: Path) -> str | None:
         return None
 
 
-def _told(key: str, trained: Any, data: Any) -> str:
+def _difference(key: str, trained: Any, data: Any) -> str:
     if trained == data:
         return f"{key} has other values in the training than in the data, in {_shown(data)}"
     return f"{key} is {_shown(trained)} in the training, {_shown(data)} in the data"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -15,18 +16,130 @@ from flowpm_dist.cosmology.parameters import (
     as_float64,
     compiled_cosmologies,
 )
-from flowpm_dist.evolution.halo import HaloError
+from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
-from flowpm_dist.observables.per_chain import as_factor, local_values
-from flowpm_dist.observables.structure import STRUCTURES
+from flowpm_dist.observables.options import LineOfSight, ObservationError
 from flowpm_dist.options import object_named
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
+T = TypeVar("T")
 Parameters = Mapping[str, tf.Tensor]
+
+
+@dataclass(frozen=True)
+class StructureFormation:
+    """A way from white noise to a density.
+
+    A custom one is an object of a class that derives from this one. It overrides `state`,
+    with `at_times` if it is to be seen at several redshifts, or `density`, and is named in run
+    files as "package.module:object".
+
+    Attributes:
+        makes_steps: whether the particles are evolved; they stand where LPT puts them otherwise.
+        has_particles: whether particles have the density; linear theory has it otherwise.
+        lpt_order: the order of LPT that the simulation must have; None if any will do.
+    """
+
+    makes_steps: bool = False
+    has_particles: bool = True
+    lpt_order: int | None = None
+
+    def state(
+        self,
+        simulation: Simulation,
+        white_noise: Field | None,
+        cosmology: Cosmology | Sequence[Cosmology] | None,
+        seed: Sequence[int] | None = None,
+    ) -> State:
+        """Returns the universe of white noise at the last of the simulation's steps.
+
+        Args:
+            simulation: whose steps are made.
+            white_noise: the white noise of one universe, or of a batch; or
+            seed: the seed of the white noise of each universe of a batch.
+            cosmology: the cosmology of the universes; None for the simulation's.
+        """
+        make = simulation.run if self.makes_steps else simulation.lpt
+        if seed is not None:
+            return make(seed=seed, cosmology=cosmology)
+        return make(white_noise=white_noise, cosmology=cosmology)
+
+    def at_times(
+        self,
+        simulation: Simulation,
+        times: Sequence[float],
+        look: Callable[[State], T],
+        cosmology: Cosmology | Sequence[Cosmology] | None,
+        seed: Sequence[int],
+    ) -> list[T]:
+        """Returns what a function makes of universes at several times, in the order of time.
+
+        Args:
+            simulation: whose steps are made.
+            times: scale factors, increasing; the last is the end of the steps.
+            look: called with the state at each time, on every rank. States are not kept.
+            cosmology, seed: see `state`.
+
+        Raises:
+            ObservationError: a custom structure that makes the state at one time alone.
+        """
+        if len(times) == 1:
+            return [look(self.state(simulation, None, cosmology, seed))]
+        if type(self).state is not StructureFormation.state:
+            raise ObservationError(
+                f"observation.redshifts: {type(self).__name__} has a `state` of its own, at one "
+                "time alone: override `at_times`, too, or leave redshifts out"
+            )
+        if self.makes_steps:
+            return simulation.run(seed=seed, cosmology=cosmology, outputs=times, on_output=look)
+        return [look(simulation.lpt(seed=seed, a=a, cosmology=cosmology)) for a in times]
+
+    def density(
+        self, state: State, axis: LineOfSight | None = None, weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Returns this rank's block of the density [..., x, y, z], mean 1.
+
+        Args:
+            state: the universe.
+            axis: the line of sight of redshift space.
+            weights: the weights of the particles [..., x, y, z].
+        """
+        if not self.has_particles:
+            return 1 + state.linear_delta.block * as_factor(state.linear_growth, state.box)
+        return state.density(redshift_space=axis, weights=weights).block
+
+
+STRUCTURES: Mapping[str, StructureFormation] = {
+    "linear": StructureFormation(has_particles=False),
+    "1lpt": StructureFormation(lpt_order=1),
+    "2lpt": StructureFormation(lpt_order=2),
+    "pm": StructureFormation(makes_steps=True),
+}
+
+
+def local_values(values: tf.Tensor, box: Box) -> tf.Tensor:
+    """Returns the values of this rank's chains, shaped to multiply their fields.
+
+    Args:
+        values: a number, or one for each chain of the box [chain].
+        box: whose batch are the chains.
+
+    Returns:
+        [..., 1, 1, 1] in the box's dtype.
+    """
+    if box.batch is not None:
+        values = tf.broadcast_to(values, [box.batch])
+        values = values[box.batch_offset : box.batch_offset + box.local_batch[0]]
+    return as_factor(values, box)
+
+
+def as_factor(values: tf.Tensor, box: Box) -> tf.Tensor:
+    """Returns numbers of this rank's chains, shaped to multiply their fields [..., 1, 1, 1]."""
+    return tf.cast(values, box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 
 
 class UniverseModel(abc.ABC):
@@ -37,7 +150,7 @@ class UniverseModel(abc.ABC):
     Args:
         simulation: box, steps, LPT order, and the cosmology unless parameters say otherwise. For
             "1lpt" and "2lpt" its `lpt_order` must be 1 and 2.
-        structure: see `ForwardModelOptions`.
+        structure: see `ObservationOptions`.
 
     Raises:
         ValueError: choices that do not fit each other.
@@ -67,7 +180,7 @@ class UniverseModel(abc.ABC):
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """Returns how much is seen of each mode of the noise in linear theory. Differentiable.
 
-        Its square, times the information of the data, is about what they tell of the mode.
+        Its square times the information of the data is about their information on the mode.
 
         Args:
             parameters: float64 [...] of all chains.
@@ -81,7 +194,7 @@ class UniverseModel(abc.ABC):
         return name in self.simulation.cosmology.names
 
     def run(self, noise: tf.Tensor, parameters: Parameters) -> State:
-        """Returns the universe of matter; for linear theory that of LPT. See `look`."""
+        """Returns the universe of matter; linear theory has the one of LPT. See `look`."""
         field = Field(noise, self.box_of(noise))
         return self.formation.state(self.simulation, field, self.cosmology(parameters))
 
@@ -93,7 +206,7 @@ class UniverseModel(abc.ABC):
         return self.simulation.box_of(noise.shape[0] * replicas)
 
     def cosmology(self, parameters: Parameters) -> Cosmology | list[Cosmology] | None:
-        """Returns that of parameters, one for each chain if they have chains; None for its own."""
+        """Returns the cosmology of parameters, one for each chain; None for the simulation's."""
         own = self.simulation.cosmology
         chosen = {name: x for name, x in parameters.items() if name in own.names}
         if not chosen:
@@ -124,8 +237,8 @@ class UniverseModel(abc.ABC):
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
         """Returns the other parameters, and how many times larger linear fields are, float64 [...].
 
-        That is None where the simulation's own sigma8 or A_s is not among them, and for structure
-        of a user's own, which may use it otherwise.
+        That is None where the simulation's own sigma8 or A_s is not among them, and for a custom
+        structure, which may use it otherwise.
         """
         own = self.simulation.cosmology
         name = next(name for name in AMPLITUDES if getattr(own, name) is not None)
@@ -136,7 +249,7 @@ class UniverseModel(abc.ABC):
         return others, ratio if name == "sigma8" else tf.sqrt(ratio)
 
     def matter_response(self, parameters: Parameters) -> tf.Tensor:
-        """Returns modes of the matter's overdensity over those of the noise, in linear theory.
+        """Returns the modes of the matter's overdensity over the noise, in linear theory.
 
         That is D sqrt(P / V_cell), at the last of the steps. See `linear_response`.
         """
@@ -188,10 +301,10 @@ class UniverseModel(abc.ABC):
         """The box of one universe, or of one for each replica."""
         return self.simulation.box_of_replicas
 
-    def with_room(self, attempt: Callable[[], Any]) -> Any:
+    def retry_with_wider_halo(self, attempt: Callable[[], Any]) -> Any:
         """Returns what an attempt gives, repeated with a wider halo where a particle left it.
 
-        A halo that was given, not "auto", stays as it is.
+        A halo that was given, not "auto", is kept.
         """
         while True:
             try:
@@ -202,7 +315,7 @@ class UniverseModel(abc.ABC):
                 self.simulation.halo = error.needed
 
     def hold_halo(self, seed: int = 0) -> None:
-        """Fixes an automatic halo at that of a universe of the prior.
+        """Fixes an automatic halo at the one that a universe of the prior needs.
 
         It would follow the field during a search otherwise, and functions would be compiled for
         each width.
@@ -215,7 +328,7 @@ class UniverseModel(abc.ABC):
 
 
 def _chains(parameters: Parameters) -> int | None:
-    """Returns how many chains parameters have; None where they are of one universe."""
+    """Returns the number of chains that parameters have; None for one universe."""
     return next((int(x.shape[0]) for x in parameters.values() if x.shape.rank), None)
 
 

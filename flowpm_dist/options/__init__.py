@@ -5,11 +5,23 @@ section of a run file is the model, so that an option is one line wherever it is
 Nothing here imports TensorFlow.
 """
 
-from flowpm_dist.options.base import Options, constructed
-from flowpm_dist.options.hints import MOVED, RENAMED, nearest
-from flowpm_dist.options.named import checked_name, object_named
-from flowpm_dist.options.python_names import checked_python_name, is_python_name, python_object
-from flowpm_dist.options.rounding import rounded_down, rounded_up
+from flowpm_dist.options.base import (
+    Options,
+    as_written,
+    constructed,
+    keys_of,
+    model_of,
+    problems_of,
+    unknown_key,
+)
+from flowpm_dist.options.named import (
+    checked_name,
+    checked_python_name,
+    is_python_name,
+    object_named,
+    python_object,
+)
+from flowpm_dist.options.problems import Problem, ProblemsError, nearest, rounded_down, rounded_up
 from flowpm_dist.options.types import (
     A_SEED,
     AnyPath,
@@ -28,18 +40,21 @@ from flowpm_dist.options.types import (
     rows,
     three,
 )
+from flowpm_dist.options.variants import Variants
 
 __all__ = [
     "A_SEED",
-    "MOVED",
-    "RENAMED",
     "AnyPath",
     "EvenSide",
     "Length",
     "Names",
     "Options",
     "Pair",
+    "Problem",
+    "ProblemsError",
+    "Variants",
     "Seed",
+    "as_written",
     "checked_name",
     "checked_python_name",
     "constructed",
@@ -48,10 +63,14 @@ __all__ = [
     "either",
     "from_registry",
     "is_python_name",
+    "keys_of",
     "known",
     "limits",
     "listed",
+    "model_of",
     "nearest",
+    "problems_of",
+    "unknown_key",
     "python_object",
     "object_named",
     "rounded_down",

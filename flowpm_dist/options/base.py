@@ -1,15 +1,39 @@
-"""The base class of all options, and how they are made from Python."""
+"""The base class of all options: their values, the rules between them, and how they are written.
+
+A model holds the rules between its own keys, for Python and for run files alike:
+
+    class SourceOptions(Options):
+        redshift: float | None = Field(default=None, gt=0, description="a number above 0")
+        file: AnyPath | None = Field(default=None, description="a text file")
+        column: int = Field(default=1, ge=1, description="a whole number of at least 1")
+
+        def idle(self) -> dict[str, str]:  # keys without a meaning beside the others
+            return {} if self.file else {"column": "file"}
+
+        def problems(self) -> Iterator[Problem]:  # everything else that must hold between keys
+            yield from self.exactly_one("redshift", "file")
+            if self.redshift == 3.0:
+                yield self.problem("redshift", "must not be 3")
+
+`idle` refuses "column = 2: goes with file" and leaves the key out of resolved run files.
+`flowpm_dist.options.variants` declares keys that choose between whole models.
+"""
 
 from __future__ import annotations
 
+import operator
 import reprlib
 import sys
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from flowpm_dist.options.hints import RENAMED, nearest
+from flowpm_dist.options.problems import Problem, ProblemsError, nearest
+from flowpm_dist.options.types import either
+from flowpm_dist.options.variants import VariantError, Variants
 
 Model = TypeVar("Model", bound="Options")
 
@@ -25,9 +49,250 @@ class Options(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
     )
 
+    def problems(self) -> Iterator[Problem]:
+        """Yields the problems between keys whose own values are valid; models override it."""
+        yield from ()
+
+    def idle(self) -> dict[str, str]:
+        """Returns the keys that mean nothing beside the others, each with what it goes with.
+
+        Models override it. A given one is refused.
+        """
+        return {}
+
+    def problem(self, key: str, what: str) -> Problem:
+        """Returns the problem of a key, with its value; "evolution.steps" is a key of a section."""
+        return Problem(key, f"= {as_written(operator.attrgetter(key)(self))}: {what}")
+
+    def exactly_one(self, *keys: str) -> Iterator[Problem]:
+        """Yields a problem unless exactly one of several keys is given."""
+        given = [key for key in keys if operator.attrgetter(key)(self) is not None]
+        if len(given) != 1:
+            several = "both are" if len(given) == 2 else "all are"
+            found = several if given else "neither is" if len(keys) == 2 else "none is"
+            yield Problem(", ".join(given or keys), f"{found} given: give exactly one")
+
+    def is_given(self, key: str) -> bool:
+        """Returns whether a key, such as "steps" or "evolution.steps", was given a value.
+
+        None, which Python callers may give, is no value.
+        """
+        first, _, rest = key.partition(".")
+        if not rest:
+            return first in self.model_fields_set and getattr(self, first) is not None
+        part = getattr(self, first)
+        return isinstance(part, Options) and part.is_given(rest)
+
     def part(self, model: type[Model]) -> Model:
         """Returns the options of a narrower model that these hold as well."""
         return model.model_construct(**{name: getattr(self, name) for name in model.model_fields})
+
+    def to_table(self) -> dict[str, Any]:
+        """Returns keys and values as they stand in a run file, without idle and empty keys."""
+        found: dict[str, Any] = {}
+        idle = self.idle()
+        for name in (*type(self).model_fields, *(self.model_extra or ())):
+            value = getattr(self, name)
+            if value is None or name in idle:
+                continue
+            if (variants := flat_variants(type(self)).get(name)) is not None:
+                found |= {name: variants.name_of(value), **value.to_table()}
+            else:
+                found[name] = _as_toml(value)
+        for key in idle:  # of sections
+            section, _, rest = key.partition(".")
+            if rest and section in found:
+                found[section].pop(rest, None)
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_flat_variants(cls, keys: Any) -> Any:
+        """Moves the keys of a flat variant, which stand beside its name, below the name."""
+        if not isinstance(keys, Mapping):
+            return keys
+        keys = dict(keys)
+        for name, variants in flat_variants(cls).items():
+            chosen = keys.get(name, variants.default)
+            if isinstance(chosen, Mapping | BaseModel):
+                continue
+            others = [key for key in variants.keys() if key not in cls.model_fields]
+            own = {key: keys.pop(key) for key in others if key in keys}
+            # What is no name is a problem of its own, and leaves the keys without a meaning.
+            if isinstance(chosen, str) and (name in keys or own):
+                keys[name] = {variants.by: chosen, **own}
+        return keys
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        problems = [
+            self.problem(key, f"goes with {needed}")
+            for key, needed in self.idle().items()
+            if self.is_given(key)
+        ]
+        problems += self.problems()
+        if problems:
+            raise ProblemsError(problems)
+        return self
+
+
+def flat_variants(model: type[BaseModel]) -> dict[str, Variants]:
+    """Returns the fields of a model whose variants have their keys beside the field's own."""
+    return {
+        name: variants
+        for name, field in model.model_fields.items()
+        for variants in field.metadata
+        if isinstance(variants, Variants) and variants.flat
+    }
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """Returns the keys of a model in a run file, those of its flat variants included."""
+    flat = flat_variants(model).values()
+    return list(
+        dict.fromkeys([*model.model_fields, *(key for each in flat for key in each.keys())])
+    )
+
+
+def as_written(value: Any) -> str:
+    """Returns a value as it is written in a run file."""
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _as_toml(value: Any) -> Any:
+    if isinstance(value, Options):
+        return value.to_table()
+    if isinstance(value, list | tuple):
+        return [_as_toml(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _as_toml(each) for key, each in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def problems_of(
+    model: type[BaseModel],
+    given: Mapping[str, Any],
+    error: ValidationError,
+    sections: Mapping[str, type[BaseModel]] | None = None,
+) -> list[Problem]:
+    """Returns one problem for each wrong key of a model, however many of its parts are wrong.
+
+    Args:
+        model: the model that was to be made.
+        given: the keys it was to be made of.
+        error: pydantic's error.
+        sections: models of the sections by name; by default those of a whole run file.
+    """
+    if sections is None:
+        sections = {name: part for name in model.model_fields if (part := model_of(model, name))}
+    return list(dict.fromkeys(_found(model, given, _details(error), sections)))
+
+
+_Detail = tuple[tuple[int | str, ...], str, BaseException | None]
+"""Place, kind and cause of one of pydantic's errors."""
+
+
+def _details(error: ValidationError) -> list[_Detail]:
+    return [
+        (each["loc"], each["type"], each.get("ctx", {}).get("error"))
+        for each in error.errors(include_url=False)
+    ]
+
+
+def _found(
+    model: type[BaseModel],
+    given: Mapping[str, Any],
+    details: list[_Detail],
+    sections: Mapping[str, type[BaseModel]],
+) -> Iterator[Problem]:
+    """Yields the problems of a model, one for each value that is wrong in any of its parts."""
+    wrong = set()
+    for loc, kind, cause in details:
+        key = str(loc[0]) if loc else ""
+        prefix = f"{key}." if key and key not in flat_variants(model) else ""
+        inner: Iterator[Problem] | list[Problem]
+        if isinstance(cause, ProblemsError) and len(loc) <= 1:
+            inner = cause.problems
+        elif isinstance(cause, VariantError):
+            inner = _of_variant(cause, sections)
+        elif key in sections and len(loc) > 1 and isinstance(given.get(key, {}), Mapping):
+            if key in wrong:
+                continue
+            wrong.add(key)
+            inside = [(at[1:], what, why) for at, what, why in details if at[:1] == loc[:1]]
+            inner = _found(sections[key], given.get(key, {}), inside, sections)
+        else:
+            if key not in wrong:
+                yield Problem(key, _what(key, model, given, kind, cause, sections))
+            wrong.add(key)
+            continue
+        for each in inner:  # "A_s, sigma8" are two keys
+            keys = [f"{prefix}{name}".rstrip(".") for name in each.key.split(", ")]
+            yield Problem(", ".join(keys), each.what)
+
+
+def _what(
+    key: str,
+    model: type[BaseModel],
+    given: Mapping[str, Any],
+    kind: str,
+    cause: BaseException | None,
+    sections: Mapping[str, type[BaseModel]],
+) -> str:
+    """Returns what is wrong with one key, and what is allowed."""
+    if kind == "extra_forbidden":
+        return unknown_key(key, model, sections)
+    section = f"a section [{key}] with keys below it"
+    field = model.model_fields.get(key)
+    variants = flat_variants(model).get(key)
+    described = either(variants.models) if variants else field.description if field else ""
+    must = f"must be {described or (section if field else '[low, high]')}"
+    if key not in given:
+        return f"is missing: {must}"
+    reason = f"{cause}; " if isinstance(cause, ValueError) else ""
+    return f"= {reprlib.repr(given[key])}: {reason}{must}"
+
+
+def _of_variant(error: VariantError, sections: Mapping[str, type[BaseModel]]) -> Iterator[Problem]:
+    """Yields the problems of a chosen variant; keys of another one name what they go with."""
+    for problem in _found(error.model, error.given, _details(error.error), sections):
+        if others := error.variants.owners(problem.key, but=error.name):
+            named = " or ".join(map(as_written, others))
+            what = (
+                f"= {as_written(error.given[problem.key])}: goes with {error.variants.by} = {named}"
+            )
+            yield Problem(problem.key, f"{what}, not with {as_written(error.name)}")
+        else:
+            yield problem
+
+
+def model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Returns the model of a section of a run file; of several variants the default one."""
+    field = model.model_fields[name]
+    for each in field.metadata:
+        if isinstance(each, Variants) and not each.flat:
+            return each.models[each.default]
+    kinds = [field.annotation, *typing.get_args(field.annotation)]
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
+def unknown_key(key: str, model: type[BaseModel], sections: Mapping[str, type[BaseModel]]) -> str:
+    """Returns what is wrong with a key that a model does not have.
+
+    Args:
+        key: the key.
+        model: the model.
+        sections: the models of all sections of the run file by name.
+    """
+    known = keys_of(model)
+    homes = [f"[{name}]" for name, other in sections.items() if key in keys_of(other)]
+    hint = f"; it belongs in {' or '.join(homes)}" if homes else nearest(key, known)
+    name = next((f"[{name}]" for name, other in sections.items() if other is model), "")
+    return f"is not a key{hint} (keys{' of ' if name else ''}{name}: {', '.join(known)})"
 
 
 def constructed(model: type[Model], given: Mapping[str, Any], context: Any = None) -> Model:
@@ -39,37 +304,20 @@ def constructed(model: type[Model], given: Mapping[str, Any], context: Any = Non
         context: of the validation, such as the folder of relative paths.
 
     Raises:
-        TypeError: there is no option of such a name; the message names the nearest one, or the
-            present one of an option that was renamed.
-        ValueError: a value is not allowed; the message says what is.
+        TypeError: there is no option of such a name; the message names the nearest one.
+        ValueError: values are not allowed; the message says what is wrong with each.
     """
-    fields = model.model_fields
+    known = keys_of(model)
     for name in given:
-        if name not in fields:
-            if (new := RENAMED.get(name)) in fields:
-                raise TypeError(f"the option {name!r} is now {new}")
-            known = ", ".join(fields)
+        if name not in known:
             raise TypeError(
-                f"there is no option {name!r}{nearest(name, fields)} (options: {known})"
+                f"there is no option {name!r}{nearest(name, known)} (options: {', '.join(known)})"
             )
     try:
         plain = {name: _plain(value) for name, value in given.items()}
         return model.model_validate(plain, context=context)
     except ValidationError as error:
-        lines = []
-        for detail in error.errors():
-            cause = detail.get("ctx", {}).get("error")
-            if not detail["loc"]:  # between options
-                lines.append(str(cause))
-                continue
-            name = str(detail["loc"][0])
-            if name not in given:
-                lines.append(f"{name} is missing: must be {fields[name].description}")
-                continue
-            said = f"{cause}; " if isinstance(cause, ValueError) else ""
-            value = reprlib.repr(given.get(name))
-            lines.append(f"{name} = {value}: {said}must be {fields[name].description}")
-        raise ValueError("; ".join(dict.fromkeys(lines))) from None
+        raise ValueError("; ".join(map(str, problems_of(model, given, error)))) from None
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from flowpm_dist.options.hints import nearest
+from flowpm_dist.options.problems import nearest
 
 T = TypeVar("T")
 

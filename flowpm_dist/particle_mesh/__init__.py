@@ -1,6 +1,6 @@
 """Particles on a mesh: paint, read, gravity, and the kernels that do it."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "Gravity": "gravity",

@@ -23,7 +23,8 @@ from flowpm_dist.grid.fourier import (
     without_nyquist,
 )
 from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
-from flowpm_dist.particle_mesh.kernels import ForceGradient, kernels
+from flowpm_dist.particle_mesh.kernels import kernels
+from flowpm_dist.particle_mesh.options import ForceOptions
 from meshimpl.compat import mtf
 from meshimpl.operations.local import local
 
@@ -34,23 +35,24 @@ class Gravity:
 
     Attributes:
         pm: the particles, the mesh and the halo.
-        force_gradient: the gradient of the potential: "finite-difference" (4 points, taken while
-            reading) or "spectral".
-        deconvolve: whether to divide the potential by the squared cloud-in-cell window, for paint
-            and read. This applies up to the particles' Nyquist wavenumber: beyond it lie the
-            harmonics of their lattice.
+        options: the options of the force. The window is divided out up to the particles' Nyquist
+            wavenumber: beyond it lie the harmonics of their lattice.
     """
 
     pm: ParticleMesh
-    force_gradient: ForceGradient = "finite-difference"
-    deconvolve: bool = False
+    options: ForceOptions = ForceOptions()
+
+    @property
+    def _differences(self) -> bool:
+        """Whether the potential is read, and differences of it taken."""
+        return self.options.force_gradient == "finite-difference"
 
     @property
     def filters(self) -> Filter | Sequence[Filter]:
         """The filters from the painted mesh to the potential, or to the force's components."""
         mesh = self.pm.mesh
-        inverse = _inverse_laplacian(self.pm, self.deconvolve)
-        if self.force_gradient == "finite-difference":
+        inverse = _inverse_laplacian(self.pm, self.options.deconvolve)
+        if self._differences:
             return Filter(inverse)
 
         def along(axis: int) -> Kernel:
@@ -61,15 +63,15 @@ class Gravity:
     @property
     def is_symmetric(self) -> bool:
         """Whether `field` is its own adjoint."""
-        return self.force_gradient == "finite-difference" and not self.pm.half
+        return self._differences and not self.pm.half
 
     @property
     def _margin(self) -> int:
-        return STENCIL if self.force_gradient == "finite-difference" else 0
+        return STENCIL if self._differences else 0
 
     @property
     def _components(self) -> int:
-        return 0 if self.force_gradient == "finite-difference" else 3
+        return 0 if self._differences else 3
 
     @property
     def field_shape(self) -> Any:
@@ -89,7 +91,7 @@ class Gravity:
         return convolve(painted, self.pm.mesh, self.filters, half=self.pm.half)
 
     def field_adjoint(self, cotangent: Any) -> Any:
-        """Returns the cotangent of what was painted, from that of the field: adjoint of `field`."""
+        """Returns the cotangent of the painted mesh; the adjoint of `field`."""
         return convolve_adjoint(cotangent, self.pm.mesh, self.filters, half=self.pm.half)
 
     def force(self, field: Any, displacement: Any) -> Any:
@@ -98,9 +100,9 @@ class Gravity:
         Returns:
             mtf tensor [..., x, y, z, component] [Mpc/h].
         """
-        if self.force_gradient == "spectral":
-            return read(field, displacement, self.pm)
-        return read_gradient(field, displacement, self.pm)
+        if self._differences:
+            return read_gradient(field, displacement, self.pm)
+        return read(field, displacement, self.pm)
 
     def kick(self, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
         """Returns factors[0] velocity + factors[1] force, read and added in one pass.
@@ -117,7 +119,9 @@ class Gravity:
         def run(f: tf.Tensor, s: tf.Tensor, v: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
             f = pm.block(f, self._margin, self._components)
             c = tf.reshape(c, [-1, 2])
-            return kernels().kick(g, f, pm.particles(s), pm.particles(v), c, self.force_gradient)
+            return kernels().kick(
+                g, f, pm.particles(s), pm.particles(v), c, self.options.force_gradient
+            )
 
         padded = pm.with_halo(field, self._margin)
         inputs = [padded, displacement, velocity, factors]
@@ -145,7 +149,7 @@ class Gravity:
             f, c = pm.block(blocks[0], self._margin, self._components), blocks[-1]
             s, v, dv, ds = (pm.particles(x) for x in blocks[1:-1])
             c = tf.reshape(c, [-1, 2])
-            return kernels().kick_vjp(g, f, s, v, dv, ds, c, self.force_gradient)
+            return kernels().kick_vjp(g, f, s, v, dv, ds, c, self.options.force_gradient)
 
         padded = pm.with_halo(field, self._margin)
         outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
@@ -173,4 +177,4 @@ def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
 
 
 FACTORS = mtf.Dimension("factor", 2)
-"""The factors of a kick: that of the velocity, and that of the force."""
+"""The factors of a kick: one of the velocity, one of the force."""

@@ -13,7 +13,7 @@ ForceGradient = Literal["finite-difference", "spectral"]
 
 
 Exchange = Literal["exact", "float16"]
-"""How the numbers of a force travel between ranks: as they are, or rounded."""
+"""How ranks exchange the numbers of a force: unchanged, or rounded to float16."""
 
 
 class ForceOptions(Options):

@@ -1,10 +1,10 @@
-"""Posteriors of parameters given features of data: heads, fitted ones, and whether they are right.
+"""Posteriors of parameters given features of data: heads, fitted posteriors, and their tests.
 
-A head of your own is a function (features, parameters, hidden) -> `Transform`, named as
-"package.module:object". Nothing here knows where features come from.
+A user's head is a function (features, parameters, hidden) -> `Transform`, named as
+"package.module:object".
 """
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "Answers": "calibration",
@@ -12,12 +12,14 @@ _HOMES = {
     "FeatureDensity": "novelty",
     "HEADS": "options",
     "HeadOptions": "options",
+    "MAP_STATISTICS": "options",
     "Posterior": "heads",
-    "PriorMap": "mapping",
+    "STATISTICS": "options",
     "Summaries": "heads",
     "Transform": "transforms",
     "calibration_of": "calibration",
     "fit_posterior": "heads",
+    "measured": "features",
     "mixed": "calibration",
 }
 

@@ -1,7 +1,7 @@
-"""Whether posteriors say what they should: their samples and densities compared with the truth.
+"""Tests of posteriors: their samples and densities compared with the truth.
 
-Samples of equal truth, such as the parts of one simulation, are not independent: errors and bands
-are those of as many samples as there are groups.
+Samples of equal truth, such as the parts of one simulation, form a group and are not independent.
+The number of groups determines errors and bands.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.cosmology.options import UniformPriors
 
 LEVELS = (0.683, 0.954)
-"""Of the central intervals whose coverage is told."""
+"""Probabilities of the central intervals whose coverage is measured."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Answers:
     """The posteriors of n data sets whose truth is known.
 
     Attributes:
-        priors: of the p parameters.
-        truth: [n, p] [physical units].
-        samples: [n, sample, p] of each posterior.
+        priors: priors of the p parameters.
+        truth: true parameters, [n, p] [physical units].
+        samples: samples of each posterior, [n, sample, p] [physical units].
         gain: ln(q / prior) at the truth, [n].
     """
 
@@ -46,7 +46,7 @@ class Answers:
 
 
 def mixed(answers: Sequence[Answers]) -> Answers:
-    """Returns the answers of the mean of several densities, of the same data sets in one order."""
+    """Returns the answers of the mean of several densities, for the same data sets in one order."""
     first, count = answers[0], len(answers)
     stacked = np.stack([found.samples for found in answers], axis=2)
     samples = stacked.reshape(len(first.truth), -1, stacked.shape[-1])
@@ -59,19 +59,19 @@ class Calibration:
     """How good posteriors are, and whether they are right.
 
     Attributes:
-        names: of the p parameters.
-        count, groups: number of data sets, and of those that are independent.
+        names: names of the p parameters.
+        count, groups: number of data sets, and number of independent ones.
         gain, gain_error: the mean of ln(q / prior) at the truth [nats], and one standard error.
-        rmse: of the posterior means, [p] [unit of the parameter].
+        rmse: root mean square error of the posterior means, [p] [unit of the parameter].
         width: the mean of the posterior standard deviations, [p].
         coverage: share of the truths within the central interval of each of `LEVELS`, [level, p].
-        coverage_error: one standard error of that, where posteriors are right, [level, p].
+        coverage_error: one standard error of the coverage of right posteriors, [level, p].
         ranks: share of the samples below the truth, see `shares_below`, [n, p]: uniform if the
             posteriors are right (Talts and others, arXiv:1804.06788).
-        ranks_p: the probability of so large a departure from that, [p].
+        ranks_p: P-values of the test that the ranks are uniform, [p].
         tarp: the share of the samples that are nearer to a random point than the truth, [n]:
             uniform as well (Lemos and others, arXiv:2302.03026).
-        tarp_p: likewise.
+        tarp_p: P-value of the test that these are uniform.
     """
 
     names: tuple[str, ...]
@@ -89,20 +89,10 @@ class Calibration:
     tarp_p: float
 
     def as_dict(self) -> dict[str, object]:
-        """Returns its numbers for JSON: those of a parameter by its name."""
-        by_name = {
-            "rmse": self.rmse,
-            "width": self.width,
-            "ranks_p": self.ranks_p,
-            **{
-                f"coverage_{level}": found
-                for level, found in zip(LEVELS, self.coverage, strict=True)
-            },
-            **{
-                f"coverage_{level}_error": found
-                for level, found in zip(LEVELS, self.coverage_error, strict=True)
-            },
-        }
+        """Returns the numbers for JSON; numbers of a parameter are keyed by its name."""
+        by_name = {"rmse": self.rmse, "width": self.width, "ranks_p": self.ranks_p}
+        for level, found, error in zip(LEVELS, self.coverage, self.coverage_error, strict=True):
+            by_name |= {f"coverage_{level}": found, f"coverage_{level}_error": error}
         of_each = {
             key: dict(zip(self.names, v.tolist(), strict=True)) for key, v in by_name.items()
         }
@@ -114,14 +104,14 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
     """Returns the calibration of posteriors.
 
     Args:
-        answers: of the posteriors, for data that nothing was fitted to.
+        answers: answers of the posteriors for data that nothing was fitted to.
         groups: number of the group of each data set, [n], from 0 without gaps.
-        seed: of the random part of ranks, and of the points of TARP.
+        seed: seed of the random part of the ranks, and of TARP's points.
     """
     rng, truth, samples = np.random.default_rng(seed), answers.truth, answers.samples
     count, independent = len(truth), int(groups.max()) + 1
     ranks = shares_below(samples, truth[:, np.newaxis], rng)
-    # In units of the prior: a parameter counts by how much of its prior it crosses.
+    # Distances are in units of the prior's width.
     low, width = answers.priors.low, answers.priors.high - answers.priors.low
     points = rng.random(truth.shape)
     near, far = (
@@ -155,8 +145,8 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
 def shares_below(samples: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the share of the samples [n, sample, p] below the truth [n, 1, p], [n, p].
 
-    A random part of one sample's share is added: the result is continuous, and exactly uniform
-    where the truth and the samples are draws of one distribution.
+    A random part of one sample's share is added. The result is continuous, and exactly uniform if
+    the truth and the samples are draws from one distribution.
     """
     ranks = np.sum(samples < truth, axis=1)
     return (ranks + rng.random(ranks.shape)) / (samples.shape[1] + 1)
@@ -178,11 +168,11 @@ def uniform_p(values: np.ndarray, independent: int) -> float:
 
 
 def band(independent: int, probability: float = 0.95) -> float:
-    """Returns how far the distribution of uniform values strays from the diagonal at most.
+    """Returns the half width of the band around the diagonal that holds a uniform distribution.
 
     Args:
         independent: number of values.
-        probability: with which it stays so near everywhere (Kolmogorov-Smirnov).
+        probability: probability that the whole curve lies in the band (Kolmogorov-Smirnov).
     """
     from scipy.stats import kstwo
 

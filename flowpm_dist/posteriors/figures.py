@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import gaussian_filter
 from scipy.stats import binom
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
-from flowpm_dist.io.figure_style import (
+from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.io.figures import (
     COLOURS,
     MEASURED,
     MUTED,
@@ -27,21 +27,21 @@ from flowpm_dist.io.figure_style import (
 from flowpm_dist.posteriors.calibration import Calibration, band
 
 BINS = 10
-"""Of rank histograms."""
+"""Number of bins of a rank histogram."""
 CONTOURS = (0.954, 0.683)
 CELLS = 40
-"""Of a corner plot, along each side of a panel."""
+"""Number of cells along each side of a panel of a corner plot."""
 
 
 def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
     """Returns histograms of ranks, a row for each method and a panel for each parameter.
 
-    The band holds 95 % of the heights of each bin if ranks are uniform; P is that of the
+    The band holds 95 % of the heights of each bin if ranks are uniform. P is the P-value of the
     Kolmogorov-Smirnov test.
 
     Args:
         found: calibrations by method, all of the same parameters.
-        tested: whether P is written.
+        tested: whether P is shown.
     """
     names = next(iter(found.values())).names
     figure = new_figure(2.6 * len(names) + 0.8, 1.7 * len(found) + 0.6)
@@ -66,13 +66,13 @@ def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
 
 
 def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
-    """Returns the TARP coverage of each method less the credibility, with its band.
+    """Returns the difference between TARP's coverage and the credibility, for each method.
 
-    The band holds a curve of right posteriors as a whole with a probability of 95 %.
+    The band holds the whole curve of right posteriors with a probability of 95 %.
 
     Args:
         found: calibrations by method.
-        tested: whether P is written.
+        tested: whether P is shown.
     """
     figure = new_figure(5.6, 3.6 + 0.18 * len(found))
     axes = figure.subplots()
@@ -99,8 +99,8 @@ def corner_figure(
 
     Args:
         samples: [sample, p] [physical units].
-        priors: whose ranges are drawn.
-        truth: to be marked, [p].
+        priors: the priors; their ranges are the limits of the axes.
+        truth: true parameters to mark, [p].
     """
     names, count = priors.names, len(priors.names)
     figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4)
@@ -137,8 +137,8 @@ def _one(axes: Axes, samples: np.ndarray, priors: UniformPriors, place: int) -> 
     axes.axvline(middle, color=MEASURED, lw=1, ls=":")
     axes.set_yticks([])
     digits = max(0, 1 - int(np.floor(np.log10(max(high - low, 1e-12)))))
-    told = f"{middle:.{digits}f}$^{{+{high - middle:.{digits}f}}}_{{-{middle - low:.{digits}f}}}$"
-    axes.set_title(f"{symbol(priors.names[place])} = {told}", fontsize=9)
+    value = f"{middle:.{digits}f}$^{{+{high - middle:.{digits}f}}}_{{-{middle - low:.{digits}f}}}$"
+    axes.set_title(f"{symbol(priors.names[place])} = {value}", fontsize=9)
 
 
 def _two(axes: Axes, samples: np.ndarray, priors: UniformPriors, places: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""The weights of a head, fitted to features and parameters by maximum likelihood."""
+"""Fits the weights of a head to features and parameters, by maximum likelihood."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flowpm_dist.posteriors.transforms import Regression, Transform
 Data = tuple[np.ndarray, np.ndarray]
 """z [n, p] and features [n, features], float64."""
 _DECAYS, _TINY = (0.9, 0.999), 1e-8
-"""Of Adam (arXiv:1412.6980)."""
+"""Adam's decay rates and epsilon (arXiv:1412.6980)."""
 
 ALPHAS = np.logspace(-5, 2, 15)
-"""Penalties of regressions, over the number of samples; chosen by leaving one out."""
+"""Penalties of the regressions, per sample; chosen by leave-one-out cross-validation."""
 
 Weights = list[tf.Tensor]
 
@@ -34,16 +34,16 @@ def fitted(
 ) -> tuple[list[np.ndarray], float]:
     """Returns the weights of the members, and their validation loss. Repeatable to the bit.
 
-    Adam with decoupled weight decay (arXiv:1711.05101) towards where kernels began, so that a large
-    penalty leaves the linear regression that a fit begins with. Each member goes back to the epoch
-    in which it did best on the validation set. All members of all penalties are trained side by
-    side.
+    Adam with decoupled weight decay (arXiv:1711.05101). Kernels decay to their initial values, so
+    that a large penalty leaves the linear regression that the fit starts from. Each member keeps
+    the epoch with its lowest validation loss. All members of all penalties are trained at the same
+    time, which no optimiser of Keras does: each member has a decay and an end of its own.
 
     Args:
-        transform: whose weights they are.
-        train: to fit to.
-        validation: on which the epoch of each member and the penalty of all are chosen.
-        options: of the fit.
+        transform: the transform whose weights are fitted.
+        train: the set to fit to.
+        validation: the set on which the members' epochs and the penalty are chosen.
+        options: options of the fit.
 
     Returns:
         Weights [member, ...], and the mean of -ln q(z | x), q the mean of the members' densities.
@@ -101,12 +101,13 @@ def _epoch(
 ) -> Any:
     """Returns a TensorFlow function that makes the steps of an epoch.
 
-    It takes and returns weights, Adam's moments and the number of steps made; it is given the
-    samples of each step [step, member, sample], and returns ln q of the validation set first.
+    The function takes weights, Adam's moments, the number of steps made so far, and the numbers of
+    the samples of each step [step, member, sample]. It returns ln q of the validation set, and the
+    first three arguments after the epoch.
     """
     z, x = map(tf.constant, train)
     members = penalty.shape[0]
-    seen = [tf.tile(tf.constant(a)[tf.newaxis], [members, 1, 1]) for a in validation]
+    held_out = [tf.tile(tf.constant(a)[tf.newaxis], [members, 1, 1]) for a in validation]
 
     def updated(weights: Weights, moments: Weights, step: tf.Tensor, samples: tf.Tensor):
         with tf.GradientTape() as tape:
@@ -135,7 +136,7 @@ def _epoch(
         _, weights, moments, step = tf.while_loop(
             lambda number, *_: number < batches.shape[0], body, [0, weights, moments, step]
         )
-        return log_density(transform, weights, *seen), weights, moments, step
+        return log_density(transform, weights, *held_out), weights, moments, step
 
     return epoch
 
@@ -147,11 +148,13 @@ def _regression(train: Data, validation: Data) -> Regression:
     def regression(
         inputs: int, parameters: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        given, seen = (np.concatenate([x, z], axis=1)[:, :inputs] for z, x in (train, validation))
+        given, held_out = (
+            np.concatenate([x, z], axis=1)[:, :inputs] for z, x in (train, validation)
+        )
         wanted, truth = (z[:, list(parameters)] for z, _ in (train, validation))
         ridge = RidgeCV(ALPHAS * len(given), alpha_per_target=True).fit(given, wanted)
         slopes = ridge.coef_.reshape(len(parameters), inputs).T
         offsets = np.reshape(ridge.intercept_, len(parameters))
-        return slopes, offsets, truth - seen @ slopes - offsets
+        return slopes, offsets, truth - held_out @ slopes - offsets
 
     return regression

@@ -1,6 +1,9 @@
 """Posteriors of parameters with uniform priors, given features of data.
 
-A head is a kind of conditional density q(t | x), see `HEADS`; a fitted one is a `Posterior`.
+A head is a kind of conditional density q(t | x), see `HEADS`; a fitted head is a `Posterior`. Heads
+work on z = Phi^-1((t - low) / (high - low)), with the normal distribution Phi: the prior is a unit
+normal in z, no density in z has any probability outside the prior, and a parameter that the data
+say nothing about has the unit normal as its posterior.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from scipy.special import ndtr, ndtri
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import read_arrays, save_arrays
-from flowpm_dist.options import checked_name, python_object
+from flowpm_dist.options import object_named
 from flowpm_dist.posteriors.fitting import fitted, log_density, log_mean
-from flowpm_dist.posteriors.mapping import PriorMap
 from flowpm_dist.posteriors.options import HEADS, HeadOptions
 from flowpm_dist.posteriors.transforms import Transform
 
-FARTHEST = 5.0
-"""Features are kept within so many standard deviations: an outlier must not lead far off."""
+MAX_DEVIATION = 5.0
+"""Features are clipped to so many standard deviations, so that an outlier does no harm."""
 ROWS = 20_000
-"""Samples that are drawn at once."""
+"""Number of samples that are drawn at once."""
+EDGE = 1e-7
+"""Smallest distance of a parameter from the edge of its prior, in its width: z = +-5.2."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,16 @@ class Summaries:
 
 @dataclass(frozen=True)
 class Posterior:
-    """A head that was fitted: the mean of its members' densities.
+    """A fitted head: the mean of its members' densities.
 
     Attributes:
         head: its name, one of `HEADS` or "package.module:object".
-        priors: of the p parameters.
-        hidden: width of its hidden layers.
-        shift, scale: of the features, [features].
-        weights: of its transform, [member, ...] each.
+        priors: priors of the p parameters.
+        hidden: width of the hidden layers.
+        shift, scale: means and standard deviations of the features, [features].
+        weights: weights of the transform, [member, ...] each.
         loss: the mean of -ln(q / prior) over the validation set.
-        about: what is kept with it, as JSON takes it.
+        about: facts that are stored with the posterior; JSON can hold them.
     """
 
     head: str
@@ -79,7 +84,7 @@ class Posterior:
 
     @property
     def members(self) -> int:
-        """Number of networks whose densities are averaged."""
+        """The number of networks whose densities are averaged."""
         return len(self.weights[0])
 
     @functools.cached_property
@@ -91,10 +96,10 @@ class Posterior:
         return [tf.constant(weight) for weight in self.weights]
 
     def gain(self, parameters: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """Returns ln(q(t | x) / prior(t)), float64 [n]: 0 where the data have told nothing.
+        """Returns ln(q(t | x) / prior(t)), float64 [n]: 0 where the data hold no information.
 
-        Its mean over data sets is a lower bound of the information that features have on the
-        parameters, in natural units (Barber and Agakov 2003).
+        Its mean over data sets is a lower bound of the information that the features hold about the
+        parameters, in nats (Barber and Agakov 2003).
 
         Args:
             parameters: t, [n, p] [physical units].
@@ -103,46 +108,35 @@ class Posterior:
         Raises:
             ValueError: parameters outside their priors.
         """
-        z = PriorMap(self.priors).to_line(parameters)
-        each = log_density(
-            self._transform, self._constants, *self._copies(z, self._scaled(features))
-        )
+        z = unbounded(self.priors, parameters)
+        x = _scaled(features, self.shift, self.scale)
+        copies = (tf.constant(np.tile(array, (self.members, 1, 1))) for array in (z, x))
+        each = log_density(self._transform, self._constants, *copies)
         normal = -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1)
         return log_mean(each.numpy()) - normal
-
-    def log_probability(self, parameters: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """Returns ln q(t | x) in the parameters' own units, float64 [n]; see `gain`."""
-        volume = np.log(self.priors.high - self.priors.low).sum()
-        return self.gain(parameters, features) - volume
 
     def sample(self, features: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
         """Returns samples of the posterior of each data set, float64 [n, count, p].
 
         Args:
             features: [n, features].
-            count: of samples, shared by the members in turn.
-            seed: of the samples.
+            count: number of samples of each data set, which the members share.
+            seed: seed of the samples.
         """
-        x, each = self._scaled(features), -(-count // self.members)
+        x, each = _scaled(features, self.shift, self.scale), -(-count // self.members)
         together = max(1, ROWS // (each * self.members))
         rng, found = np.random.default_rng(seed), []
         for first in range(0, len(x), together):
             rows = np.repeat(x[first : first + together], each, axis=0)
             noise = rng.standard_normal((self.members, len(rows), len(self.priors.names)))
             given = tf.tile(tf.constant(rows)[tf.newaxis], [self.members, 1, 1])
-            z = self._transform.line(self._constants, tf.constant(noise), given).numpy()
+            z = self._transform.inverse(self._constants, tf.constant(noise), given).numpy()
             z = z.reshape(self.members, -1, each, z.shape[-1]).transpose(1, 2, 0, 3)
             found.append(z.reshape(len(z), -1, z.shape[-1])[:, :count])
-        return PriorMap(self.priors).from_line(np.concatenate(found))
-
-    def _scaled(self, features: np.ndarray) -> np.ndarray:
-        return _scaled(features, self.shift, self.scale)
-
-    def _copies(self, *arrays: np.ndarray) -> list[tf.Tensor]:
-        return [tf.constant(np.tile(array, (self.members, 1, 1))) for array in arrays]
+        return bounded(self.priors, np.concatenate(found))
 
     def save(self, path: Path) -> None:
-        """Writes it to a .npz file, of numbers and text alone. Raises WriteError."""
+        """Writes the posterior to a .npz file of numbers and text. Raises WriteError."""
         text = {name: getattr(self, name) for name in _TEXT}
         text |= {"priors": {name: list(ends) for name, ends in self.priors.ranges.items()}}
         arrays: dict[str, Any] = {f"weight_{i}": weight for i, weight in enumerate(self.weights)}
@@ -151,7 +145,7 @@ class Posterior:
 
     @classmethod
     def load(cls, path: Path) -> Posterior:
-        """Reads what `save` wrote. Raises ValueError or KeyError for a file that is not such."""
+        """Reads what `save` wrote. Raises ValueError or KeyError for any other file."""
         held = read_arrays(path)
         if "text" not in held:
             raise ValueError(f"{path} holds no posterior")
@@ -166,20 +160,41 @@ class Posterior:
 _TEXT = ("head", "hidden", "loss", "about")
 
 
+def unbounded(priors: UniformPriors, parameters: np.ndarray) -> np.ndarray:
+    """Returns z, float64 [..., p], of parameters [..., p] [physical units].
+
+    Raises:
+        ValueError: a value is outside its prior by more than the rounding of float32.
+    """
+    values, low, high = np.asarray(parameters, np.float64), priors.low, priors.high
+    rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high))
+    outside = (values < low - rounding) | (values > high + rounding)
+    if outside.any():
+        place = int(np.argwhere(outside)[0][-1])
+        name, worst = priors.names[place], values[outside][0]
+        raise ValueError(
+            f"{name} = {worst:g} is outside its prior, {low[place]:g} to {high[place]:g}"
+        )
+    return ndtri(np.clip((values - low) / (high - low), EDGE, 1 - EDGE))
+
+
+def bounded(priors: UniformPriors, z: np.ndarray) -> np.ndarray:
+    """Returns the parameters of z, float64 [..., p] [physical units]."""
+    return priors.low + (priors.high - priors.low) * ndtr(z)
+
+
 def _scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
     scaled = (np.asarray(features, np.float64) - shift) / scale
-    return np.clip(scaled, -FARTHEST, FARTHEST)
+    return np.clip(scaled, -MAX_DEVIATION, MAX_DEVIATION)
 
 
 def head_of(name: str) -> Callable[[int, int, int], Transform]:
-    """Returns the head of a name of `HEADS`, or of "package.module:object".
+    """Returns the head with a name of `HEADS`, or "package.module:object".
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such head.
     """
-    found: Callable[[int, int, int], Transform] = python_object(
-        HEADS.get(checked_name(name, HEADS, "head"), name)
-    )
+    found: Callable[[int, int, int], Transform] = object_named(name, HEADS, "head")
     return found
 
 
@@ -195,10 +210,10 @@ def fit_posterior(
     Args:
         head: a name of `HEADS`, or "package.module:object" of a function
             (features, parameters, hidden) -> `Transform`.
-        priors: uniform ones, from which the parameters of both sets were drawn.
-        train: to fit to.
-        validation: to choose settings on.
-        options: of the fit.
+        priors: uniform priors, from which the parameters of both sets were drawn.
+        train: the set that the head is fitted to.
+        validation: the set that epochs and the penalty are chosen on.
+        options: options of the fit.
 
     Raises:
         ValueError: an unknown head, parameters outside their priors, or shapes that disagree.
@@ -207,9 +222,8 @@ def fit_posterior(
     options, build = options or HeadOptions(), head_of(head)
     shift, spread = train.features.mean(axis=0), train.features.std(axis=0)
     scale = np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
-    line = PriorMap(priors)
     data = [
-        (line.to_line(given.truth), _scaled(given.features, shift, scale))
+        (unbounded(priors, given.truth), _scaled(given.features, shift, scale))
         for given in (train, validation)
     ]
     transform = build(len(shift), len(priors.names), options.hidden)

@@ -1,4 +1,4 @@
-"""Whether data lie where the training set does, by the density of their features."""
+"""Whether data resemble the training set, judged by the density of their features."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flowpm_dist.io.files import read_arrays, save_arrays
 
 MOST_COMPONENTS = 32
 SHARE = 0.1
-"""Most components over the number of samples."""
+"""Largest number of components, divided by the number of samples."""
 KEPT = 0.99
-"""Share of the variance that components hold, unless they are as many as allowed."""
+"""Share of the variance that the components hold, unless that takes more than are allowed."""
 UNUSUAL = 0.99
 """Quantile of the held-out samples beyond which data are called unusual."""
 
@@ -26,12 +26,12 @@ class FeatureDensity:
     T^2), and the squared distance from their plane (Q; Jackson and Mudholkar 1979).
 
     Attributes:
-        shift, scale: of the features, [features].
-        axes: components [component, features] of the scaled features, over the standard deviation
-            along each.
+        shift, scale: means and standard deviations of the features, [features].
+        axes: components of the scaled features, divided by the standard deviation along each,
+            [component, features].
         plane: the same components with length 1.
-        known: both distances of samples that neither components nor network were fitted to,
-            [n, 2].
+        known: both distances of samples that neither the components nor the network were fitted
+            to, [n, 2].
     """
 
     shift: np.ndarray
@@ -46,8 +46,9 @@ class FeatureDensity:
 
         Args:
             train: [n, features].
-            held_out: of samples whose distances serve as measure, [n, features]: those of the
-                training set are smaller, as all has been fitted to it.
+            held_out: features of the samples that new data are compared with, [n, features]. The
+                training set's own distances are too small, because network and components were
+                fitted to it.
         """
         train = np.asarray(train, np.float64)
         shift, spread = train.mean(axis=0), train.std(axis=0)
@@ -63,24 +64,24 @@ class FeatureDensity:
         return cls(shift, scale, density.axes, plane, known)
 
     def save(self, path: Path) -> None:
-        """Writes it to a .npz file. Raises WriteError."""
+        """Writes the density to a .npz file. Raises WriteError."""
         save_arrays(path, {one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> FeatureDensity:
-        """Reads what `save` wrote. Raises KeyError or UnreadableError if it is not such."""
+        """Reads what `save` wrote. Raises KeyError or UnreadableError for any other file."""
         held = read_arrays(path)
         return cls(**{one.name: held[one.name] for one in fields(cls)})
 
     @property
     def whole(self) -> bool:
-        """Whether there are as many components as features: nothing lies off their plane."""
+        """Whether there are as many components as features, hence none off their plane."""
         return len(self.plane) == len(self.shift)
 
     def distances(self, features: np.ndarray) -> np.ndarray:
         """Returns both squared distances of features [n, features], float64 [n, 2].
 
-        The second is 0 where components are as many as features: all else would be rounding.
+        The second is 0 where there are as many components as features.
         """
         offset = (np.asarray(features, np.float64) - self.shift) / self.scale
         along = offset @ self.plane.T
@@ -95,10 +96,9 @@ class FeatureDensity:
         return np.mean(self.known[np.newaxis] < found[:, np.newaxis], axis=1)
 
     def warning(self, features: np.ndarray) -> str:
-        """Returns a sentence if the features of one data set [features] are unusual, else "".
+        """Returns a warning if the features of one data set [features] are unusual, else "".
 
-        It says how often data like those of the training are called unusual: each of the distances
-        is a test.
+        The warning gives the rate of false alarms: each of the two distances is a test.
         """
         found, quantiles = (f(features[np.newaxis])[0] for f in (self.distances, self.quantiles))
         if quantiles.max() <= UNUSUAL:
@@ -110,7 +110,8 @@ class FeatureDensity:
         beyond = count - int(UNUSUAL * count + 1e-9)
         rate = (1 if self.whole else 2) * beyond / (count + 1)
         return (
-            f"It is unlike those of the training: its features are {times:.3g} times as far from "
-            f"theirs as those of {UNUSUAL:.0%} of {count} held out at most. Do not rely on the "
-            f"posterior; of ordinary ones about {rate:.0%} are called unlike."
+            "It does not resemble the training set: its features are "
+            f"{times:.3g} times as far away as the {UNUSUAL:.0%} quantile of {count} held-out "
+            f"samples. Do not rely on the posterior. About {rate:.0%} of ordinary samples get this "
+            "warning."
         )

@@ -1,29 +1,62 @@
-"""Options of the heads of posteriors."""
+"""What heads of posteriors are called, how they are fitted, and the statistics they are fitted to.
+
+Nothing here imports TensorFlow.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import Field
 
 from flowpm_dist.options import Options
 
-HEADS = {
+HEADS: dict[str, Any] = {
     "independent": "flowpm_dist.posteriors.transforms:independent_gaussian",
     "gaussian": "flowpm_dist.posteriors.transforms:Gaussian",
     "flow": "flowpm_dist.posteriors.transforms:SplineFlow",
 }
 """Name -> "package.module:object" of (features, parameters, hidden width) -> transform.
 
-It is on parameters mapped to the line. The simplest first: a Gaussian for each parameter, one of
+A transform works on unbounded parameters. In order: a Gaussian for each parameter, a Gaussian with
 full covariance, and a normalising flow.
+"""
+
+STATISTICS: dict[str, Any] = {
+    "power": "flowpm_dist.posteriors.features:log_power",
+    "histograms": "flowpm_dist.posteriors.features:histograms",
+    "bispectrum": "flowpm_dist.posteriors.features:reduced_bispectrum",
+}
+"""Name -> statistic of a density, or its "package.module:function".
+
+A statistic is a function of a density of mean 1, a `Field` of one universe or of a batch. It
+returns [value] or [universe, value], the same on every rank that has a part of the density; these
+ranks call it together. An argument `values` receives the kind of the density's numbers, a
+`flowpm_dist.statistics.histogram.CellValues`.
+"""
+
+MAP_STATISTICS: dict[str, Any] = {
+    "power": "flowpm_dist.posteriors.features:map_power",
+    "peaks": "flowpm_dist.posteriors.features:map_peaks",
+    "histograms": "flowpm_dist.posteriors.features:map_histograms",
+}
+"""Name -> statistic of maps, or its "package.module:function".
+
+A statistic of maps is a function of `NoisyMaps` that returns [universe, value].
+"""
+
+STATISTICS_VERSION = 1
+"""Raise it when the values of a statistic above change. Values that a training has kept under
+another version are measured again.
 """
 
 
 class HeadOptions(Options):
     """How a head is built and fitted.
 
-    Members differ in their weights at first and in the order of their batches; their densities are
-    averaged. There are as many for each penalty, and the penalty that does best on the validation
-    set is kept.
+    Members differ in their initial weights and in the order of their batches. Their densities are
+    averaged. As many members are fitted with each penalty, and the penalty with the lowest
+    validation loss is kept.
     """
 
     hidden: int = Field(default=64, ge=1, description="a whole number of at least 1")

@@ -1,7 +1,8 @@
-"""Invertible maps between parameters z on the whole line and normal noise, given features.
+"""Invertible maps between unbounded parameters z and normal noise, given features x.
 
 A map makes a conditional density: ln q(z | x) = ln N(noise) + ln |d noise / d z|. All arrays have a
-first axis of members, networks that are trained side by side.
+first axis of members, which are networks that are trained at the same time. The splines
+are monotonic and rational-quadratic (Gregory and Delbourgo 1982; arXiv:1906.04032).
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
+from numpy.random import Generator
 
-from flowpm_dist.posteriors.spline import (
-    inverse_spline,
-    parameters_of_spline,
-    spline,
-    spline_parameters,
-)
-
-STRONGEST = 6.0
+MAX_LOG_SCALE = 6.0
 """Limit of the logarithm of a scale."""
-LEAST_VARIANCE = 1e-4
-"""Of residuals that heads begin with; the prior's variance is 1."""
+MIN_VARIANCE = 1e-4
+"""Added to the variance of the residuals that a head starts from; the prior's variance is 1."""
+
+REACH = 5.0
+"""A spline changes values from -REACH to REACH and leaves all others unchanged."""
+MIN_SHARE, MIN_SLOPE = 1e-3, 1e-3
+"""Smallest width and height of a bin, divided by 2 REACH, and smallest slope at a knot."""
+
+Weights = Sequence[tf.Tensor]
+Pair = tuple[tf.Tensor, tf.Tensor]
+Arrays = list[np.ndarray]
+
+Knots = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Places of the knots, values there, and slopes there: [..., bin + 1] each."""
 
 Regression = Callable[[int, Sequence[int]], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """(number of inputs, parameters) -> slopes [input, parameter], offsets [parameter] and residuals
-[n, parameter] of a linear regression of those parameters on the first of features and parameters.
+[n, parameter] of a linear regression of these parameters on the first inputs, where the inputs are
+the features followed by the parameters.
 """
 
 
@@ -43,32 +51,28 @@ class Transform(ABC):
         self.features, self.parameters, self.hidden = features, parameters, hidden
 
     @abstractmethod
-    def initial(
-        self, rng: np.random.Generator, members: int, regression: Regression
-    ) -> list[np.ndarray]:
-        """Returns the weights to begin with, [member, ...] each.
+    def initial(self, rng: Generator, members: int, regression: Regression) -> Arrays:
+        """Returns the initial weights, [member, ...] each.
 
         Args:
-            rng: of the hidden layers.
+            rng: draws the weights of the hidden layers.
             members: number of networks.
-            regression: with whose linear predictions and residuals they begin.
+            regression: gives the linear predictions and the residuals that the networks start from.
         """
 
     @abstractmethod
-    def noise(
-        self, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
         """Returns the noise [member, n, p] and ln |d noise / d z| [member, n].
 
         Args:
-            weights: as `initial` gives them.
+            weights: as `initial` returns them.
             z: [member, n, p].
             x: [member, n, features].
         """
 
     @abstractmethod
-    def line(self, weights: Sequence[tf.Tensor], noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """Returns z [member, n, p] of the noise; inverts `noise`."""
+    def inverse(self, weights: Weights, noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """Returns z [member, n, p] from the noise: the inverse of `noise`."""
 
 
 class Gaussian(Transform):
@@ -88,29 +92,31 @@ class Gaussian(Transform):
         outputs = 2 * parameters + len(self._below)
         self._masks = _masks([0] * features, [1] * outputs, hidden, 1)
 
-    def initial(
-        self, rng: np.random.Generator, members: int, regression: Regression
-    ) -> list[np.ndarray]:
+    def initial(self, rng: Generator, members: int, regression: Regression) -> Arrays:
         """See `Transform.initial`."""
         weights, p = _initial(self._masks, rng, members), self.parameters
         slopes, offsets, residuals = regression(self.features, range(p))
-        covariance = residuals.T @ residuals / len(residuals) + LEAST_VARIANCE * np.eye(p)
+        covariance = residuals.T @ residuals / len(residuals) + MIN_VARIANCE * np.eye(p)
         if not len(self._below):
             covariance = np.diag(np.diag(covariance))
         factor = np.linalg.inv(np.linalg.cholesky(covariance))
         *_, bias, straight = weights
         straight[..., :p], bias[..., :p] = slopes, offsets
-        bias[..., p : 2 * p] = _unkept(np.log(np.diag(factor)))
+        bias[..., p : 2 * p] = _unlimited(np.log(np.diag(factor)))
         bias[..., 2 * p :] = factor[tuple(self._below.T)]
         return weights
 
     def _mean_and_factor(
-        self, weights: Sequence[tf.Tensor], x: tf.Tensor
+        self, weights: Weights, x: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the mean [.., p], ln of the diagonal of A [.., p], and A [.., p, p]."""
         p = self.parameters
         found = _perceptron(weights, x, self._masks)
-        mean, log_diagonal, rest = found[..., :p], _kept(found[..., p : 2 * p]), found[..., 2 * p :]
+        mean, log_diagonal, rest = (
+            found[..., :p],
+            _limited(found[..., p : 2 * p]),
+            found[..., 2 * p :],
+        )
         places = np.zeros([len(self._below), p, p])
         places[np.arange(len(self._below)), self._below[:, 0], self._below[:, 1]] = 1.0
         factor = tf.linalg.diag(tf.exp(log_diagonal))
@@ -118,23 +124,21 @@ class Gaussian(Transform):
             factor += tf.tensordot(rest, tf.constant(places, rest.dtype), 1)
         return mean, log_diagonal, factor
 
-    def noise(
-        self, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
         """See `Transform.noise`."""
         mean, log_diagonal, factor = self._mean_and_factor(weights, x)
         noise = tf.reduce_sum(factor * (z - mean)[..., tf.newaxis, :], axis=-1)
         return noise, tf.reduce_sum(log_diagonal, axis=-1)
 
-    def line(self, weights: Sequence[tf.Tensor], noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """See `Transform.line`."""
+    def inverse(self, weights: Weights, noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """See `Transform.inverse`."""
         mean, _, factor = self._mean_and_factor(weights, x)
         solved = tf.linalg.triangular_solve(factor, noise[..., tf.newaxis], lower=True)
         return mean + solved[..., 0]
 
 
 def independent_gaussian(features: int, parameters: int, hidden: int) -> Gaussian:
-    """Returns a `Gaussian` for each parameter by itself."""
+    """Returns a `Gaussian` without correlations between parameters."""
     return Gaussian(features, parameters, hidden, full=False)
 
 
@@ -147,15 +151,15 @@ class SplineFlow(Transform):
 
     Args:
         features, parameters, hidden: see `Transform`.
-        layers: number of them.
-        bins: of a spline.
+        layers: number of layers.
+        bins: number of bins of a spline.
     """
 
     def __init__(
         self, features: int, parameters: int, hidden: int, *, layers: int = 2, bins: int = 8
     ) -> None:
         super().__init__(features, parameters, hidden)
-        self._bins, self._each = bins, 2 + spline_parameters(bins)
+        self._bins, self._each = bins, 2 + 3 * bins - 1
         forward = list(range(1, parameters + 1))
         self._orders = [forward if n % 2 == 0 else forward[::-1] for n in range(layers)]
         self._masks = [
@@ -163,34 +167,34 @@ class SplineFlow(Transform):
             for order in self._orders
         ]
 
-    def initial(
-        self, rng: np.random.Generator, members: int, regression: Regression
-    ) -> list[np.ndarray]:
-        """See `Transform.initial`. The first layer is linear, those after it the identity."""
+    def initial(self, rng: Generator, members: int, regression: Regression) -> Arrays:
+        """See `Transform.initial`. The first layer starts linear, the others as the identity."""
         layers = [_initial(masks, rng, members) for masks in self._masks]
         *_, bias, straight = layers[0]
         for place in range(self.parameters):
             known, first = self.features + place, place * self._each
             slopes, offsets, residuals = regression(known, [place])
             straight[:, :known, first], bias[:, first] = slopes[:, 0], offsets[0]
-            variance = np.mean(residuals**2) + LEAST_VARIANCE
-            bias[:, first + 1] = _unkept(-0.5 * np.log(variance))
+            variance = np.mean(residuals**2) + MIN_VARIANCE
+            bias[:, first + 1] = _unlimited(-0.5 * np.log(variance))
         return [weight for layer in layers for weight in layer]
 
     def _settings(
-        self, layer: int, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
-        """Returns shift and ln(scale) [.., p], and the settings of splines, of a layer."""
+        self, layer: int, weights: Weights, z: tf.Tensor, x: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Knots]:
+        """Returns a layer's shift [.., p], ln(scale) [.., p] and knots of its splines."""
         masks = self._masks[layer]
         own = weights[layer * len(masks) : (layer + 1) * len(masks)]
         found = _perceptron(own, tf.concat([x, z], axis=-1), masks)
         shape = tf.concat([tf.shape(z), [self._each]], axis=0)
         found = tf.reshape(found, shape)
-        return found[..., 0], _kept(found[..., 1]), parameters_of_spline(found[..., 2:], self._bins)
+        return (
+            found[..., 0],
+            _limited(found[..., 1]),
+            parameters_of_spline(found[..., 2:], self._bins),
+        )
 
-    def noise(
-        self, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
         """See `Transform.noise`."""
         total = tf.zeros_like(z[..., 0])
         for layer in range(len(self._orders)):
@@ -199,8 +203,8 @@ class SplineFlow(Transform):
             total += tf.reduce_sum(log_scale + log_slope, axis=-1)
         return z, total
 
-    def line(self, weights: Sequence[tf.Tensor], noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """See `Transform.line`; parameters follow from those before them, one after the other."""
+    def inverse(self, weights: Weights, noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """See `Transform.inverse`; each parameter follows from the parameters before it."""
         for layer in reversed(range(len(self._orders))):
             z = tf.zeros_like(noise)
             for place in range(1, self.parameters + 1):
@@ -212,29 +216,29 @@ class SplineFlow(Transform):
         return noise
 
 
-def _unkept(logarithm: np.ndarray) -> np.ndarray:
-    return STRONGEST * np.arctanh(np.clip(logarithm / STRONGEST, -0.99, 0.99))
+def _unlimited(logarithm: np.ndarray) -> np.ndarray:
+    return MAX_LOG_SCALE * np.arctanh(np.clip(logarithm / MAX_LOG_SCALE, -0.99, 0.99))
 
 
-def _kept(logarithm: tf.Tensor) -> tf.Tensor:
-    return STRONGEST * tf.tanh(logarithm / STRONGEST)
+def _limited(logarithm: tf.Tensor) -> tf.Tensor:
+    return MAX_LOG_SCALE * tf.tanh(logarithm / MAX_LOG_SCALE)
 
 
 def _masks(
     inputs: Sequence[int], outputs: Sequence[int] | np.ndarray, hidden: int, parameters: int
 ) -> list[np.ndarray]:
-    """Returns which weights of a perceptron of two hidden layers there are (arXiv:1502.03509).
+    """Returns which weights of a perceptron with two hidden layers are not 0 (arXiv:1502.03509).
 
     Args:
-        inputs: degree of each input: 0 of features, the place in the order of parameters.
-        outputs: place in the order of the parameter that an output is about; it depends on inputs
-            of lower degree.
+        inputs: degree of each input: 0 for a feature, its place in the order for a parameter.
+        outputs: degree of each output, the place of its parameter in the order; an output depends
+            on inputs of lower degree.
         hidden: width of the hidden layers.
-        parameters: number of them.
+        parameters: number of parameters.
 
     Returns:
-        Masks of the first kernel and bias, the second, the last, and of the kernel that leads from
-        the inputs straight to the outputs.
+        Masks of the kernels and biases of the three layers, and of the kernel that leads from the
+        inputs directly to the outputs.
     """
     given, wanted = np.asarray(inputs), np.asarray(outputs)
     middle = np.arange(hidden) % parameters
@@ -246,10 +250,8 @@ def _masks(
     return [mask.astype(np.float64) for mask in masks]
 
 
-def _initial(
-    masks: Sequence[np.ndarray], rng: np.random.Generator, members: int
-) -> list[np.ndarray]:
-    """Returns weights of a perceptron: the outputs are 0, hidden units keep the variance."""
+def _initial(masks: Arrays, rng: Generator, members: int) -> Arrays:
+    """Returns initial weights: outputs are 0, hidden units have the variance of their inputs."""
     weights = []
     for number, mask in enumerate(masks):
         weight = np.zeros((members, *mask.shape))
@@ -259,12 +261,69 @@ def _initial(
     return weights
 
 
-def _perceptron(
-    weights: Sequence[tf.Tensor], inputs: tf.Tensor, masks: Sequence[np.ndarray]
-) -> tf.Tensor:
+def _perceptron(weights: Weights, inputs: tf.Tensor, masks: Arrays) -> tf.Tensor:
     """Returns the outputs [member, n, outputs] of inputs [member, n, inputs]."""
     kernels = [w * tf.constant(mask, w.dtype) for w, mask in zip(weights, masks, strict=True)]
     first, first_bias, second, second_bias, last, last_bias, straight = kernels
     hidden = tf.nn.silu(inputs @ first + first_bias[:, tf.newaxis])
     hidden = tf.nn.silu(hidden @ second + second_bias[:, tf.newaxis])
     return hidden @ last + inputs @ straight + last_bias[:, tf.newaxis]
+
+
+def parameters_of_spline(raw: tf.Tensor, bins: int) -> Knots:
+    """Returns the knots for any numbers [..., 3 bins - 1]; zeros give the identity."""
+    widths, heights, slopes = tf.split(raw, [bins, bins, bins - 1], axis=-1)
+    one = tf.constant(np.log(np.expm1(1 - MIN_SLOPE)), raw.dtype)  # a slope of 1 at 0
+    inner = MIN_SLOPE + tf.nn.softplus(slopes + one)
+    end = tf.ones_like(raw[..., :1])
+    return _ends(widths, bins), _ends(heights, bins), tf.concat([end, inner, end], axis=-1)
+
+
+def _ends(raw: tf.Tensor, bins: int) -> tf.Tensor:
+    shares = MIN_SHARE + (1 - MIN_SHARE * bins) * tf.nn.softmax(raw)
+    inner = 2 * REACH * tf.cumsum(shares, axis=-1)[..., :-1] - REACH
+    end = REACH * tf.ones_like(raw[..., :1])
+    return tf.concat([-end, inner, end], axis=-1)
+
+
+def _bin_of(values: tf.Tensor, ends: tf.Tensor, knots: Knots) -> list[tf.Tensor]:
+    """Returns left, width, lower end, height and both slopes of the bin that holds each value."""
+    number = tf.reduce_sum(tf.cast(values[..., tf.newaxis] >= ends[..., 1:-1], tf.int32), axis=-1)
+    here = tf.one_hot(number, ends.shape[-1] - 1, dtype=values.dtype)
+
+    def at(numbers: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(here * numbers, axis=-1)
+
+    x, y, slopes = knots
+    left, lower = at(x[..., :-1]), at(y[..., :-1])
+    width, height = at(x[..., 1:]) - left, at(y[..., 1:]) - lower
+    return [left, width, lower, height, at(slopes[..., :-1]), at(slopes[..., 1:])]
+
+
+def spline(values: tf.Tensor, knots: Knots) -> Pair:
+    """Returns the spline of values [...], and the logarithm of its slope [...]."""
+    inside = tf.abs(values) < REACH
+    kept = tf.clip_by_value(values, -REACH, REACH)
+    left, width, lower, height, begin, end = _bin_of(kept, knots[0], knots)
+    mean = height / width
+    share = (kept - left) / width
+    both = share * (1 - share)
+    below = mean + (begin + end - 2 * mean) * both
+    found = lower + height * (mean * share**2 + begin * both) / below
+    above = end * share**2 + 2 * mean * both + begin * (1 - share) ** 2
+    log_slope = 2 * tf.math.log(mean) + tf.math.log(above) - 2 * tf.math.log(below)
+    return tf.where(inside, found, values), tf.where(inside, log_slope, tf.zeros_like(values))
+
+
+def inverse_spline(values: tf.Tensor, knots: Knots) -> tf.Tensor:
+    """Returns the arguments at which the spline has the values [...]."""
+    inside = tf.abs(values) < REACH
+    kept = tf.clip_by_value(values, -REACH, REACH)
+    left, width, lower, height, begin, end = _bin_of(kept, knots[1], knots)
+    mean = height / width
+    offset = kept - lower
+    bend = offset * (begin + end - 2 * mean)
+    a, b, c = height * (mean - begin) + bend, height * begin - bend, -mean * offset
+    root = tf.sqrt(tf.maximum(b**2 - 4 * a * c, 0.0))
+    share = 2 * c / (-b - root)
+    return tf.where(inside, left + share * width, values)

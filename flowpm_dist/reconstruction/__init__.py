@@ -10,34 +10,32 @@
     found = rec.Search(posterior, rec.LBFGS()).run()
 """
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "AdamMinimiser": "minimisers",
     "AdjustedMicrocanonical": "adjusted_microcanonical",
     "Annealing": "likelihoods",
     "Chains": "chains",
-    "CheckpointError": "checkpoints",
     "EXACT": "likelihoods",
     "EvenPosterior": "posterior",
     "Gaussian": "likelihoods",
     "GaussianMaps": "likelihoods",
     "HMC": "hmc",
-    "LBFGS": "minimisers",
+    "LBFGS": "lbfgs",
     "Likelihood": "likelihoods",
-    "MetropolisSampler": "metropolis",
+    "MetropolisSampler": "sampler",
     "Microcanonical": "microcanonical",
-    "Minimiser": "minimisers",
-    "NoProgressError": "minimisers",
+    "NoProgressError": "lbfgs",
     "Phase": "chains",
     "PointCheckpoints": "checkpoints",
     "Poisson": "likelihoods",
     "Posterior": "posterior",
-    "ReconstructionPlan": "plan",
+    "ReconstructionOptions": "options",
     "Sampler": "sampler",
     "Search": "search",
     "Space": "unknowns",
     "Stage": "search",
+    "Universe": "observed",
     "Unknowns": "unknowns",
     "convergence": "diagnostics",
     "default_stages": "search",

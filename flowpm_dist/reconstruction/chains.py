@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from flowpm_dist.reconstruction.checkpoints import IterationState, PointCheckpoints
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
-from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
-from flowpm_dist.reconstruction.unknowns import Unknowns
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Phase:
         annealing: the annealing of the likelihood.
         moves: the number of moves of each chain.
         held: whether the parameters are held fixed. They must be while the likelihood is annealed:
-            with noise greater than that of the data, smaller amplitudes would fit best.
+            with more noise than the data have, smaller amplitudes would fit best.
     """
 
     annealing: Annealing
@@ -58,7 +57,7 @@ class Move:
     """A move of all chains.
 
     Attributes:
-        number: the number of the move, from 1, counting those of the warm-up.
+        number: the number of the move, from 1, warm-up included.
         drawn: the number of the draw, from 1; 0 in the warm-up.
         phase: the phase that it belongs to.
         draw: where the chains are after it.
@@ -96,19 +95,18 @@ class Chains:
         self.posterior, self.sampler = posterior, sampler
         self.phases = [*warm_up, Phase(EXACT, draws)]
         self._checkpoints, self._every = checkpoints, every
-        self._curvature = posterior.curvature()
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
         self.progress = IterationState()
 
     @property
     def moves(self) -> int:
-        """The total number of moves of each chain, including those of the warm-up."""
+        """The total number of moves of each chain, warm-up included."""
         return sum(phase.moves for phase in self.phases)
 
     def run(
         self,
         start: Callable[[], Unknowns],
-        told: Callable[[Move], None] | None = None,
+        after: Callable[[Move], None] | None = None,
         *,
         resume: bool = False,
     ) -> None:
@@ -116,7 +114,7 @@ class Chains:
 
         Args:
             start: returns the points to begin at; not called if a checkpoint is resumed.
-            told: called on every rank after each move.
+            after: called on every rank after each move.
             resume: whether to resume from the latest checkpoint, if there is one.
 
         Raises:
@@ -138,9 +136,9 @@ class Chains:
                 self.sampler.start(self._objective(), point)
             phase = self.phases[number]
             while self.progress.in_stage < phase.moves:
-                point = self._move(phase, told).point
+                point = self._move(phase, after).point
 
-    def _move(self, phase: Phase, told: Callable[[Move], None] | None) -> Draw:
+    def _move(self, phase: Phase, after: Callable[[Move], None] | None) -> Draw:
         drawing = self.progress.stage == len(self.phases) - 1
         draw, now = self.sampler.draw(learn=not drawing), self.progress
         self.progress = replace(
@@ -153,17 +151,16 @@ class Chains:
             square = Unknowns(tf.square(draw.point.field), tf.square(draw.point.parameters))
             for name, x in (("sum", draw.point), ("squares", square)):
                 self._sums[name] = self._sums[name] + x
-        if told is not None:
+        if after is not None:
             drawn = self.progress.in_stage if drawing else 0
-            told(Move(self.progress.iteration, drawn, phase, draw))
+            after(Move(self.progress.iteration, drawn, phase, draw))
         if self._checkpoints is not None and self.progress.iteration % self._every == 0:
             self.save()
         return draw
 
     def _objective(self) -> EvenPosterior:
         phase = self.phases[self.progress.stage]
-        scaling = self._curvature.scaling(phase.annealing)
-        return EvenPosterior(self.posterior, scaling, phase.annealing, held=phase.held)
+        return EvenPosterior(self.posterior, phase.annealing, held=phase.held)
 
     def save(self) -> None:
         """Writes a checkpoint with all that the next move depends on."""

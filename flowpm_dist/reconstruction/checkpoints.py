@@ -1,4 +1,4 @@
-"""Checkpoints of a search or of chains: the fields of its points, and numbers beside them."""
+"""Checkpoints of a search or of chains: fields, parameters and numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
-from flowpm_dist.reconstruction.minimisers import Memory
-from flowpm_dist.reconstruction.unknowns import Space, Unknowns
-
-__all__ = ["CheckpointError", "PointCheckpoints", "IterationState"]
+from flowpm_dist.jobs.checkpoints import FieldCheckpoints
+from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class PointCheckpoints:
         """Writes a checkpoint. Must be called on all ranks together.
 
         Raises:
-            WriteError: on a rank that cannot write. Earlier checkpoints stay as they are.
+            WriteError: on a rank that cannot write. Earlier checkpoints are left unchanged.
         """
         points = memory.points.items()
         attributes = {

@@ -24,9 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.fourier import to_field, to_spectrum
-from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
-from flowpm_dist.statistics.modes import multiplicities
+from flowpm_dist.statistics.bins import multiplicities
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -34,49 +33,13 @@ DIFFERENCE = 1e-3
 """Finite difference of the unit normal parameters, for the slope of the response."""
 
 
-class Curvature:
-    """The curvature of each mode in linear theory: 1 + information x response^2.
-
-    Args:
-        space: the space of the unknowns.
-        response: the response of linear theory, `f(parameters)` of the unit normal parameters
-            [..., n]. It returns a value for each of this rank's modes [kz, ky, kx], or one for
-            each of its chains, too; see `ForwardModel.linear_response`.
-        information: `f(annealing)`, the mean over all cells of 1 / variance, which is 0 where
-            nothing is observed.
-    """
-
-    def __init__(
-        self,
-        space: Space,
-        response: Callable[[tf.Tensor], tf.Tensor],
-        information: Callable[[Annealing], float],
-    ) -> None:
-        self._space, self._response, self._information = space, response, information
-
-    def scaling(self, annealing: Annealing = EXACT) -> Scaling:
-        """Returns the scaling for the posterior with an annealed likelihood."""
-        kx, ky, kz = self._space.box.wavenumbers()
-        kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
-        information = kept * (self._information(annealing) / annealing.inflation**2)
-
-        def root(parameters: tf.Tensor) -> tf.Tensor:
-            response = tf.cast(self._response(parameters), tf.float64)
-            return tf.sqrt(1 + information * tf.square(response))
-
-        return Scaling(self._space, self._filter, root)
-
-    @functools.cached_property
-    def _filter(self) -> MeshFunction:
-        """The compiled `f(field, kernel)`: F^-1 kernel F field, for real kernels even in k."""
-        space = self._space
-        box = space.box
-        modes = box.mode_shape if space.names else mtf.Shape(box.mode_shape.dims[-3:])
-        return box.function(
-            lambda _, x, kernel: to_field(to_spectrum(x) * kernel, box),
-            field=box.shape,
-            kernel=modes,
-        )
+def mode_filter(space: Space) -> MeshFunction:
+    """Returns the compiled `f(field, kernel)`: F^-1 kernel F field, for real kernels even in k."""
+    box = space.box
+    modes = box.mode_shape if space.names else mtf.Shape(box.mode_shape.dims[-3:])
+    return box.function(
+        lambda _, x, kernel: to_field(to_spectrum(x) * kernel, box), field=box.shape, kernel=modes
+    )
 
 
 class Scaling:
@@ -194,7 +157,7 @@ class Place:
     tape: tf.GradientTape | None = None
 
     def gradient(self, by_point: Unknowns) -> Unknowns:
-        """Returns the gradient with respect to the coordinates, including that of the volume.
+        """Returns the gradient with respect to the coordinates, volume included.
 
         It can be called once.
 

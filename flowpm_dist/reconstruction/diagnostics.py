@@ -1,32 +1,47 @@
-"""Diagnostics of the convergence of chains: modes of the largest scales, R-hat, ESS."""
+"""Diagnostics of chains: modes of the largest scales, R-hat, effective draws."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 
 LARGEST = 2
-"""Greatest wave number of the modes that are watched, in waves across the box."""
+"""Greatest wave number of the modes in draws.csv, in waves across the box."""
+
+LEAST_DRAWS = 4
+"""The least number of draws for R-hat."""
+
+Rows = list[dict[str, str]]
+"""The rows of draws.csv: one for each move of each chain."""
 
 
-def wave_numbers(largest: int = LARGEST) -> np.ndarray:
+def wave_numbers() -> np.ndarray:
     """Returns the wave vectors (nx, ny, nz) of half of all modes up to a radius, [mode, 3].
 
     They are whole numbers of waves across the box, without the mode 0. The other half are their
     opposites.
     """
-    along = range(-largest, largest + 1)
+    along = range(-LARGEST, LARGEST + 1)
     ball = (n for n in itertools.product(along, repeat=3) if 0 < sum(x * x for x in n))
-    inside = (n for n in ball if sum(x * x for x in n) <= largest**2)
+    inside = (n for n in ball if sum(x * x for x in n) <= LARGEST**2)
     return np.array([n for n in inside if n > (0, 0, 0)])
 
 
-def large_modes(field: tf.Tensor, box: Box, largest: int = LARGEST) -> np.ndarray:
+def mode_names() -> tuple[str, ...]:
+    """Returns the columns of the largest modes: real parts, then imaginary ones."""
+    waves = [f"({x} {y} {z})" for x, y, z in wave_numbers()]
+    return (*(f"re{w}" for w in waves), *(f"im{w}" for w in waves))
+
+
+def large_modes(field: tf.Tensor, box: Box) -> np.ndarray:
     """Returns the real and imaginary parts of each chain's modes of the largest scales.
 
     If the field is unit normal white noise, each part is unit normal. Must be called on all ranks
@@ -35,12 +50,11 @@ def large_modes(field: tf.Tensor, box: Box, largest: int = LARGEST) -> np.ndarra
     Args:
         field: this rank's block [..., x, y, z].
         box: the box of the field; its batch dimension holds the chains.
-        largest: the greatest wave number, in waves across the box.
 
     Returns:
         The parts of all chains, float64 [..., 2 x mode], on every rank.
     """
-    waves = wave_numbers(largest)
+    waves = wave_numbers()
     axes = []
     for axis, (n, begin, cells) in enumerate(zip(box.block, box.offset, box.grid, strict=True)):
         phase = -2 * np.pi / cells * np.outer(begin + np.arange(n), waves[:, axis])
@@ -80,7 +94,81 @@ def convergence(draws: np.ndarray) -> Convergence:
     """
     from arviz_stats.base import array_stats
 
-    if len(draws) < 4:
-        raise ValueError(f"{len(draws)} draws: convergence needs at least 4")
+    if len(draws) < LEAST_DRAWS:
+        raise ValueError(f"{len(draws)} draws: convergence needs at least {LEAST_DRAWS}")
     axes = {"chain_axis": 1, "draw_axis": 0}
     return Convergence(array_stats.rhat(draws, **axes), array_stats.ess(draws, **axes))
+
+
+def values_of(rows: Rows, names: Sequence[str], chains: int) -> np.ndarray:
+    """Returns columns of the table, float64 [move, chain, name]."""
+    values = np.array([[float(row[name]) for name in names] for row in rows])
+    return values.reshape(len(rows) // chains, chains, len(names))
+
+
+def sampling_facts(
+    rows: Rows, sampler: SamplerOptions, names: Sequence[str], truth: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """Returns the numbers of the chains for result.json.
+
+    Args:
+        rows: the rows of all moves.
+        sampler: the options of the sampler.
+        names: the names of the parameters that were drawn along.
+        truth: the true values of parameters and modes by name, where they are known.
+    """
+    drawn = [row for row in rows if int(row["drawn"])]
+    modes = values_of(drawn, mode_names(), sampler.chains)
+    parameters = values_of(drawn, names, sampler.chains)
+    enough = len(modes) >= LEAST_DRAWS
+    checked = convergence(parameters) if names and enough else None
+    losses = values_of(drawn, ["loss"], sampler.chains)
+    of_loss = convergence(losses) if enough else None
+    return {
+        "method": sampler.name,
+        "chains": sampler.chains,
+        "draws": sampler.draws,
+        "warm_up": sampler.warm_up,
+        "start": sampler.start,
+        "seconds": sum(float(row["seconds"]) for row in rows[:: sampler.chains]),
+        **{name: _finite_mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
+        "loss": _of_parameter(losses, 0, of_loss, None),
+        "modes": _of_modes(modes, convergence(modes) if enough else None, truth),
+        "parameters": {
+            name: _of_parameter(parameters[..., i], i, checked, truth.get(name) if truth else None)
+            for i, name in enumerate(names)
+        },
+    }
+
+
+def _finite_mean(rows: Rows, name: str) -> float:
+    """Returns the mean of what is finite: where a move failed, its energy error is not."""
+    values = np.array([float(row[name]) for row in rows])
+    return float(np.mean(values[np.isfinite(values)]))
+
+
+def _of_modes(
+    modes: np.ndarray, found: Convergence | None, truth: Mapping[str, float] | None
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"count": modes.shape[-1]}
+    if found is not None:
+        facts |= {
+            "rhat_max": float(found.rhat.max()),
+            "rhat_median": float(np.median(found.rhat)),
+            "ess_min": float(found.ess.min()),
+            "ess_median": float(np.median(found.ess)),
+        }
+    if truth is not None:
+        true = np.array([truth[name] for name in mode_names()])
+        away = (true - modes.mean((0, 1))) / modes.std((0, 1))
+        facts["mean_square_of_truth_in_standard_deviations"] = float(np.mean(away**2))
+    return facts
+
+
+def _of_parameter(
+    values: np.ndarray, number: int, found: Convergence | None, truth: float | None
+) -> dict[str, float]:
+    facts = {"mean": float(values.mean()), "standard_deviation": float(values.std())}
+    if found is not None:
+        facts |= {"rhat": float(found.rhat[number]), "ess": float(found.ess[number])}
+    return facts if truth is None else {**facts, "truth": truth}

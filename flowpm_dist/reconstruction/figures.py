@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from flowpm_dist.io.figure_style import (
+from flowpm_dist.io.figures import (
     COLOURS,
     MEASURED,
     MUTED,
@@ -31,36 +30,27 @@ LEAST = 0.05
 """Least density of a logarithmic colour scale [mean density]; less is shown as empty."""
 
 
-@dataclass(frozen=True)
-class Slab:
-    """A slab of the box that maps are averaged over.
-
-    Attributes:
-        thickness: the thickness along z [Mpc/h].
-        size: the size of the box along x and y [Mpc/h].
-        a: the scale factor.
-    """
-
-    thickness: float
-    size: tuple[float, float]
-    a: float
-
-
-def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab: Slab) -> Figure:
+def slabs_figure(
+    maps: Mapping[str, np.ndarray], size: tuple[float, float], thickness: float, a: float
+) -> Figure:
     """Returns a figure of densities side by side on one colour scale, and of the residual.
 
     Args:
-        densities: maps by title, [nx, ny] [mean density]; NaN where nothing is observed.
-        residual: the data minus the reconstruction, likewise.
-        slab: the slab that the maps are averaged over.
+        maps: densities of a slab by title, and the "residual", the data minus the reconstruction,
+            [nx, ny] [mean density]; NaN where nothing is observed.
+        size: the size of the box along x and y [Mpc/h].
+        thickness: the thickness of the slab along z [Mpc/h].
+        a: the scale factor.
     """
+    densities = {title: each for title, each in maps.items() if title != "residual"}
+    residual = maps["residual"]
     count = len(densities) + 1
     figure = new_figure(3.3 * count + 1.6, 3.9)
     panels = list(figure.subplots(1, count, sharey=True))
     norm = _norm(densities)
     for axes, (title, values) in zip(panels[:-1], densities.items(), strict=True):
         shown = np.maximum(values, float(norm.vmin or 0))  # a logarithm hides what is not above 0
-        image = _show(axes, shown, slab, title, norm=norm, cmap="inferno")
+        image = _show(axes, shown, size, title, norm=norm, cmap="inferno")
     bar = figure.colorbar(image, ax=panels[:-1], extend="both", fraction=0.05, pad=0.01)
     bar.set_label("density / mean density")
     if isinstance(norm, LogNorm):
@@ -68,12 +58,12 @@ def slabs_figure(densities: Mapping[str, np.ndarray], residual: np.ndarray, slab
     most = float(np.nanpercentile(np.abs(residual), 99.5)) or 1.0
     around = Normalize(-most, most)
     title = "data - reconstruction"
-    image = _show(panels[-1], residual, slab, title, norm=around, cmap="RdBu_r")
+    image = _show(panels[-1], residual, size, title, norm=around, cmap="RdBu_r")
     bar = figure.colorbar(image, ax=panels[-1], extend="both", fraction=0.05, pad=0.02)
     bar.set_label("difference / mean density")
     panels[0].set_ylabel(r"$y$  [Mpc/$h$]")
-    thick = f"mean over {slab.thickness:.3g} Mpc/$h$"
-    figure.suptitle(f"{thick} at $z = {1 / slab.a - 1:.3g}$", **SMALL_TITLE)
+    thick = f"mean over {thickness:.3g} Mpc/$h$"
+    figure.suptitle(f"{thick} at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     return figure
 
 
@@ -118,9 +108,11 @@ def _norm(densities: Mapping[str, np.ndarray]) -> Normalize:
     return LogNorm(low, max(high, 2 * low))
 
 
-def _show(axes: Axes, values: np.ndarray, slab: Slab, title: str, **colours: Any) -> AxesImage:
+def _show(
+    axes: Axes, values: np.ndarray, size: tuple[float, float], title: str, **colours: Any
+) -> AxesImage:
     axes.set_facecolor("0.8")
-    extent = (0, slab.size[0], 0, slab.size[1])
+    extent = (0, size[0], 0, size[1])
     image = axes.imshow(values.T, origin="lower", extent=extent, **colours)
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(r"$x$  [Mpc/$h$]")
@@ -162,20 +154,23 @@ def _least(fields: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> float:
     return min(1.05 * float(np.nanmin(r)) for r, _ in fields.values())
 
 
-def loss_figure(
-    evaluations: Sequence[int],
-    data: Sequence[float],
-    prior: Sequence[float],
-    stages: Sequence[tuple[int, float, float]],
-) -> Figure:
+def loss_figure(rows: Sequence[Mapping[str, str]], observed: int, cells: int) -> Figure:
     """Returns a figure of both parts of the loss against the number of gradient evaluations.
 
     Args:
-        evaluations: the number of evaluations up to each iteration.
-        data: minus the log likelihood per observed cell, as annealed in that iteration.
-        prior: minus the log prior per cell.
-        stages: the number of evaluations before each stage, its radius [Mpc/h] and its inflation.
+        rows: the rows of iterations.csv.
+        observed: the number of observed cells.
+        cells: the number of all cells.
     """
+    stages: list[tuple[int, float, float]] = []
+    before, stage = 0, ""
+    for row in rows:
+        if row["stage"] != stage:
+            stages.append((before, float(row["radius"]), float(row["inflation"])))
+        before, stage = int(row["evaluations"]), row["stage"]
+    evaluations = [int(row["evaluations"]) for row in rows]
+    data = [float(row["data"]) / observed for row in rows]
+    prior = [float(row["prior"]) / cells for row in rows]
     figure = new_figure(7.0, 4.4)
     axes = figure.add_subplot()
     axes.plot(evaluations, data, color=MEASURED, lw=1.4, label="data, each observed cell")
@@ -204,47 +199,35 @@ def loss_figure(
     return figure
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A number that chains have drawn.
-
-    Attributes:
-        name: the name of the number.
-        values: its value after each move of each chain, [move, chain].
-        truth: its true value, where it is known.
-    """
-
-    name: str
-    values: np.ndarray
-    truth: float | None
-
-
-def chains_figure(traces: Sequence[Trace], warm_up: int) -> Figure:
+def chains_figure(
+    traces: Mapping[str, np.ndarray], truth: Mapping[str, float], warm_up: int
+) -> Figure:
     """Returns a figure of the chains: the trace of each number and the histogram of its draws.
 
     Args:
-        traces: the numbers, with a row of panels for each.
+        traces: the value after each move of each chain by name, [move, chain].
+        truth: the true values by name, where they are known.
         warm_up: the number of moves before the draws.
     """
     figure = new_figure(9.0, 1.0 + 1.8 * len(traces))
     panels = figure.subplots(
         len(traces), 2, sharey="row", squeeze=False, width_ratios=(4, 1), sharex="col"
     )
-    for (left, right), trace in zip(panels, traces, strict=True):
-        drawn = trace.values[warm_up:]
+    for (left, right), (name, moves) in zip(panels, traces.items(), strict=True):
+        drawn = moves[warm_up:]
         bins = np.linspace(drawn.min(), drawn.max(), 25) if len(drawn) else 1
-        for chain, values in enumerate(trace.values.T):
+        for chain, values in enumerate(moves.T):
             colour = COLOURS[chain % len(COLOURS)]
             left.plot(np.arange(1, len(values) + 1), values, lw=0.8, color=colour)
             right.hist(
                 values[warm_up:], bins=bins, orientation="horizontal", histtype="step", color=colour
             )
         left.axvspan(0, warm_up + 0.5, color="0.9", lw=0)
-        if trace.truth is not None:
+        if name in truth:
             for axes in (left, right):
-                axes.axhline(trace.truth, color=MUTED, lw=1, ls="--")
-        left.set_ylabel(trace.name)
-        left.set_xlim(0, len(trace.values) + 1)
+                axes.axhline(truth[name], color=MUTED, lw=1, ls="--")
+        left.set_ylabel(name)
+        left.set_xlim(0, len(moves) + 1)
         style_axes(left)
         right.set_xticks([])
     panels[-1][0].set_xlabel("move; grey: warm-up, dashed: the truth where it is known")

@@ -5,9 +5,13 @@ Neal 2011 (arXiv:1206.1901).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from flowpm_dist.reconstruction.metropolis import MetropolisSampler, Proposal
+from flowpm_dist.options import constructed
+from flowpm_dist.reconstruction.sampler import FIRST_STEP, MetropolisSampler, Proposal
+from flowpm_dist.reconstruction.sampler_options import HMCOptions
 from flowpm_dist.reconstruction.unknowns import Use
 
 
@@ -19,14 +23,15 @@ class HMC(MetropolisSampler):
     The draws are exact. The step size that is accepted shrinks as the number of unknowns grows.
 
     Args:
-        leaps: the greatest number of leapfrog steps of a move.
-        target: the share of accepted moves that the step size is adapted to.
-        seed: the seed of momenta and acceptance.
         step: the initial step size.
+        options: the options in `HMCOptions`, by name.
 
     Raises:
-        ValueError: if a number is out of its range.
+        TypeError, ValueError: an unknown option, or a value out of its range.
     """
+
+    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
+        super().__init__(constructed(HMCOptions, options), step)
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
         leaps = int(rng.integers((self._leaps + 1) // 2, self._leaps + 1))

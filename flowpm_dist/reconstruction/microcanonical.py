@@ -1,21 +1,24 @@
 """Microcanonical Langevin Monte Carlo over distributed fields, with several chains.
 
 Robnik, De Luca, Silverstein and Seljak 2023 (arXiv:2212.08549); Robnik and Seljak 2023
-(arXiv:2303.18221); for initial conditions, Bayer, Seljak and Modi 2023 (arXiv:2307.09504).
+(arXiv:2303.18221); for initial conditions, Bayer, Seljak and Modi 2023 (arXiv:2307.09504). The
+motion: Ver Steeg and Galstyan 2021 (arXiv:2111.02434).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from flowpm_dist.reconstruction.isokinetic import IsokineticMotion, Moving
-from flowpm_dist.reconstruction.minimisers import Memory
-from flowpm_dist.reconstruction.options import SAMPLER_DEFAULTS
-from flowpm_dist.reconstruction.posterior import EvenPosterior
+from flowpm_dist.options import constructed
+from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
-from flowpm_dist.reconstruction.unknowns import Unknowns, Use
+from flowpm_dist.reconstruction.sampler_options import MicrocanonicalOptions
+from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns, Use
 
 LEARNT = ("logarithm", "mean", "count")
 """Names of the numbers that define the state of the step size in a checkpoint."""
@@ -25,6 +28,73 @@ LEAST = 1.0
 
 TRIES = 8
 """Number of failed moves in a row after which sampling ends with an error."""
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Chains on their way.
+
+    Attributes:
+        place: coordinates of even curvature.
+        here: the evaluation there.
+        velocity: of length 1.
+    """
+
+    place: Unknowns
+    here: Evaluation
+    velocity: Unknowns
+
+
+class IsokineticMotion:
+    """Steps at constant speed, for chains with some number of free unknowns.
+
+    Args:
+        space: the space of the unknowns.
+        unknowns: the number of those that move.
+        evaluate: evaluates a place; None if the model fails there.
+    """
+
+    def __init__(
+        self, space: Space, unknowns: int, evaluate: Callable[[Unknowns], Evaluation | None]
+    ) -> None:
+        self._space, self._unknowns, self._evaluate = space, unknowns, evaluate
+
+    def step(self, moving: Moving, step: float) -> tuple[Moving, np.ndarray] | None:
+        """Makes one step: half a turn by the gradient, a drift, the other half.
+
+        Args:
+            moving: where the chains are.
+            step: the length, in widths of the posterior.
+
+        Returns:
+            Where they are then, and the change of the energy [...]; None if the model fails.
+        """
+        velocity, first = self._turned(moving.velocity, moving.here.gradient, step / 2)
+        place = moving.place.plus(step * math.sqrt(self._unknowns), velocity)
+        found = self._evaluate(place)
+        if found is None:
+            return None
+        velocity, second = self._turned(velocity, found.gradient, step / 2)
+        return Moving(place, found, velocity), first + second + found.loss - moving.here.loss
+
+    def _turned(
+        self, velocity: Unknowns, gradient: Unknowns, step: float
+    ) -> tuple[Unknowns, np.ndarray]:
+        """Returns the velocity after a time under a constant gradient, and the energy gained."""
+        size = self._space.norm(gradient)
+        down = -self._space.dot(velocity, gradient) / size
+        angle = step * math.sqrt(self._unknowns) * size / (self._unknowns - 1)
+        decay = np.exp(-angle)
+        stretch = (1 + down + (1 - down) * decay**2) / 2
+        by_gradient = (1 - decay) * (1 + decay + down * (1 - decay)) / 2
+        turned = self._space.times(velocity, decay / stretch) - self._space.times(
+            gradient, by_gradient / stretch / size
+        )
+        return turned, (self._unknowns - 1) * (angle + np.log(stretch))
+
+    def unit(self, x: Unknowns) -> Unknowns:
+        """Returns the direction of x for each chain: its length is 1."""
+        return self._space.times(x, 1 / self._space.norm(x))
 
 
 class StepSize:
@@ -75,33 +145,18 @@ class Microcanonical(Sampler):
     shrink as the number of unknowns grows.
 
     Args:
-        leaps: the number of steps of a move.
-        length: the distance over which the direction is forgotten, in widths of the posterior, at
-            least 0.1.
-        energy_error: the variance of a step's change of energy divided by the number of unknowns.
-        seed: the seed of velocities and their turns.
         step: the initial step size.
+        options: the options in `MicrocanonicalOptions`, by name.
 
     Raises:
-        ValueError: if a number is out of its range.
+        TypeError, ValueError: an unknown option, or a value out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        leaps: int = SAMPLER_DEFAULTS.leaps,
-        length: float = SAMPLER_DEFAULTS.length,
-        energy_error: float = SAMPLER_DEFAULTS.energy_error,
-        seed: int = SAMPLER_DEFAULTS.seed,
-        step: float = FIRST_STEP,
-    ) -> None:
-        if leaps < 1 or not length >= 0.1 or not min(energy_error, step) > 0:
-            raise ValueError(
-                "leaps from 1 on, a length from 0.1 on, energy error and step above 0 are needed"
-            )
-        super().__init__(seed)
-        self._leaps, self._length = leaps, length
-        self._size = StepSize(step, energy_error)
+    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
+        asked = constructed(MicrocanonicalOptions, options)
+        super().__init__(asked.seed, step)
+        self._leaps, self._length = asked.leaps, asked.length
+        self._size = StepSize(step, asked.energy_error)
         self._failed = 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:

@@ -1,25 +1,54 @@
-"""The options of a reconstruction. Nothing here imports TensorFlow."""
+"""The run file of `flowpm-dist reconstruct`, which is its plan. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.options import ParameterRanges, PrimordialAmplitude
-from flowpm_dist.cosmology.ranges import RANGES
-from flowpm_dist.observables.options import NuisanceRanges
+from flowpm_dist.cosmology.options import (
+    RANGES,
+    CosmologyOptions,
+    ParameterRanges,
+    PrimordialAmplitude,
+)
+from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
+from flowpm_dist.grid.options import BatchedMeshOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import checksum
+from flowpm_dist.io.volume import open_volume
+from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.jobs.run_file import fitting_mesh
+from flowpm_dist.observables.light_cone.map_files import read_convergence
+from flowpm_dist.observables.light_cone.section import MAPS, ConvergenceOptions, pixel_warnings
+from flowpm_dist.observables.observations import file_problems
+from flowpm_dist.observables.options import (
+    OBSERVATIONS,
+    NuisanceRanges,
+    Observation,
+    ObservationOptions,
+)
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
     Options,
     Pair,
+    Problem,
     Seed,
     checked_python_name,
     count,
     limits,
     rows,
 )
+from flowpm_dist.reconstruction.sampler_options import SamplerOptions
+from flowpm_dist.simulate.options import SimulatedRun, mesh_of_box
 
 Stages = Annotated[
     tuple[
@@ -36,10 +65,10 @@ Stages = Annotated[
 
 
 class LikelihoodOptions(Options):
-    """The likelihood of what is observed.
+    """The likelihood of the data.
 
     Attributes:
-        name: a likelihood of a user's own; by default that of the observation's kind.
+        name: a custom likelihood; by default the one of the observation's kind.
         error: the standard deviation of the model, as a share of a cell's density.
     """
 
@@ -48,8 +77,13 @@ class LikelihoodOptions(Options):
     )
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        what = "the likelihood of observation.kind, not with a likelihood.name"
+        return {} if self.name is None else {"error": what}
 
-class ObservedOptions(Options):
+
+class DataOptions(Options):
     """The data: a file, or a mock universe.
 
     Attributes:
@@ -66,11 +100,21 @@ class ObservedOptions(Options):
     noise_seed: Seed = Field(default=0, description=A_SEED)
     add_noise: bool = Field(default=True, description="true or false")
 
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from self.exactly_one("mock_seed", "file")
 
-class FittedOptions(ParameterRanges, NuisanceRanges):
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        if self.mock_seed is None:
+            return dict.fromkeys(("noise_seed", "add_noise"), "mock_seed")
+        return {} if self.add_noise else {"noise_seed": "add_noise = true, not with false"}
+
+
+class FittedPriors(ParameterRanges, NuisanceRanges):
     """The parameters that are fitted along, each with a uniform prior between two values.
 
-    Parameters of a user's own likelihood have theirs under their own names, too.
+    Parameters of a custom likelihood have priors under their own names, too.
     """
 
     __pydantic_extra__: dict[str, Pair[float]] = Field(init=False)
@@ -87,18 +131,15 @@ class SearchOptions(Options):
     """The options of the search for the most probable initial conditions, see `Search`.
 
     Attributes:
-        optimiser: "lbfgs" or "adam".
         evaluations: the number of gradient evaluations of all default stages.
         stages: the radius [Mpc/h], the inflation of the noise and the evaluations of each stage.
         history: the number of steps that L-BFGS remembers.
-        rate: the learning rate of Adam.
         seed: the seed of the small white noise that the search begins with.
         tolerance: see `Search`.
         checkpoint_every: the number of iterations between checkpoints.
         keep: the number of checkpoints that are kept.
     """
 
-    optimiser: Literal["lbfgs", "adam"] = Field(default="lbfgs", description='"lbfgs" or "adam"')
     evaluations: int = count(200)
     stages: Stages | None = Field(
         default=None,
@@ -106,48 +147,273 @@ class SearchOptions(Options):
         "evaluations of at least 1]",
     )
     history: int = count(10)
-    rate: float = Field(default=0.1, gt=0, description="a number above 0")
     seed: Seed = Field(default=0, description=A_SEED)
     tolerance: float = Field(default=1e-3, ge=0, description="a number of at least 0")
     checkpoint_every: int = count(10)
     keep: int = count(2)
 
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        what = "default stages; each of search.stages has evaluations of its own"
+        return {} if self.stages is None else {"evaluations": what}
 
-class SamplerOptions(Options):
-    """The options of draws from the posterior after the search, see `Chains`.
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.stages is not None:
+            radius, inflation, evaluations = self.stages[-1]
+            if (radius, inflation) != (0, 1):
+                what = f"ends with [{radius:g}, {inflation:g}, {evaluations}]: the last stage must"
+                yield Problem("stages", f"{what} be [0, 1, {evaluations}], the posterior itself")
 
-    Attributes:
-        draws: the number of draws of each chain after the warm-up; 0: no chains are run.
-        chains: the number of chains.
-        warm_up: the number of moves before the draws.
-        start: where the chains begin: at draws of the "prior", or about the point that was "found".
-        method: "microcanonical", "adjusted-microcanonical" or "hmc".
-        leaps: the number of steps of a move, or the greatest of them.
-        length: the distance over which a microcanonical momentum is forgotten, or the mean length
-            of an adjusted move, where `leaps` allow.
-        energy_error: the energy error that the step size of microcanonical chains aims at.
-        target: the acceptance that the step size of HMC and of adjusted moves aims at.
-        seed: the seed of all random numbers.
-        keep_every: the number of draws from one kept field to the next.
-        checkpoint_every: the number of moves between checkpoints.
+    @property
+    def total(self) -> int:
+        """The number of gradients that the search takes, at most about."""
+        return sum(n for *_, n in self.stages) if self.stages else self.evaluations
+
+
+Kind = ObservationOptions | type[ObservationOptions]
+
+TAKES: dict[str, Callable[[Kind], bool]] = {
+    "likelihood.name": lambda kind: kind.layout == "cells",
+    "likelihood.error": lambda kind: kind.likelihood == "Gaussian",
+    "data.noise_seed": lambda kind: kind.layout == "cells",
+    "data.add_noise": lambda kind: kind.likelihood != "Poisson",
+}
+"""Keys with which only some kinds of observations go."""
+
+WITHOUT_DERIVATIVE = ("Omega_m", "Omega_b", "h", "w0", "wa")
+"""Parameters that CAMB gives no derivative by."""
+
+# Memory and disk, in values of a cell; measured, see docs/performance.md.
+GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
+"""While the gradient is taken, by the structure of the model."""
+EXCHANGED = 24
+"""More of them for halos and messages of the transforms, where ranks share the box."""
+OF_PAIR = 2
+"""For each change that L-BFGS remembers."""
+FIELDS = 9
+"""Fields of the results, at most."""
+OF_CHAIN = 3
+"""Fields of a checkpoint of a chain."""
+PROGRAMS = 90 * 2**20
+"""Memory of the programs of a reconstruction [bytes]."""
+
+
+class ReconstructionOptions(SimulatedRun):
+    """The run file of a reconstruction: everything that defines it, except the ranks."""
+
+    cosmology: CosmologyOptions
+    observation: Observation
+    data: DataOptions
+    likelihood: LikelihoodOptions
+    priors: FittedPriors
+    search: SearchOptions
+    sampler: SamplerOptions | None = None
+    mesh: BatchedMeshOptions
+    run: RunOptions
+    lightcone: ConvergenceOptions | None = None
+
+    may_differ = ("search.checkpoint_every", "search.keep", "run.halo")
+
+    @property
+    def initial_options(self) -> InitialOptions:
+        """The initial conditions that the observation's structure needs."""
+        return InitialOptions(lpt_order=self.observation.lpt_order)
+
+    @property
+    def is_mock(self) -> bool:
+        """Whether the truth is known."""
+        return self.data.mock_seed is not None
+
+    @property
+    def own_values(self) -> dict[str, Any]:
+        """The values of a mock's parameters; custom likelihoods have unknown ones."""
+        return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
+
+    @property
+    def of_likelihood(self) -> tuple[str, ...]:
+        """The fitted parameters that only a custom likelihood can have."""
+        of_model = {*FittedPriors.model_fields, *(self.observation.value("bias") or {})}
+        of_model.remove("noise_amplitude")
+        return tuple(name for name in self.priors.ranges if name not in of_model)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        kinds, idle = OBSERVATIONS, {}
+        for key, takes in TAKES.items():
+            if not takes(self.observation):
+                names = " or ".join(f'"{name}"' for name in kinds if takes(kinds[name]))
+                idle[key] = f'observation.kind = {names}, not with "{self.observation.kind}"'
+        return idle
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        # [initial] is not in the file: the observation says what goes with its structure.
+        yield from (each for each in super().problems() if not each.key.startswith("initial"))
+        observation, steps = self.observation, self.evolution
+        yield from observation.light_cone_problems(self.lightcone)
+        uses_lpt = steps.integrator.uses_lpt
+        yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
+        if observation.value("redshifts") is not None:
+            what = "a reconstruction uses only the universe at the end of the simulation: leave "
+            yield self.problem("observation.redshifts", f"{what}it out, or train a network")
+        noise = type(observation).model_fields.get("sigma")
+        if noise is not None and observation.value("sigma") is None:
+            what = f'is missing: with kind = "{observation.kind}" it must be {noise.description}'
+            yield Problem("observation.sigma", what)
+        smoothed = [radius for radius, *_ in self.search.stages or () if radius]
+        if smoothed and observation.layout == "maps":
+            what = f"has radius {smoothed[0]:g}: maps are not smoothed, so each radius must be 0"
+            yield Problem("search.stages", what)
+        yield from self._prior_problems()
+        yield from self._file_problems()
+        shape = self.mesh.shape
+        if self.sampler is None and shape and parse_mesh(shape, batched=True).get("replica", 1) > 1:
+            what = "only chains use a replica axis, and without [sampler] there are none; give "
+            yield self.problem("mesh.shape", f"{what}[sampler], or leave the axis out")
+
+    def _prior_problems(self) -> Iterator[Problem]:
+        """What is fitted is a parameter of the model; a mock's own values are possible ones."""
+        ranges, seen = self.priors.ranges, self.observation.own_values
+        nuisances = [name for name in ranges if name not in ParameterRanges.model_fields]
+        nuisances = [name for name in nuisances if name != "A_s"]
+        yield from self.observation.prior_problems(nuisances, self.likelihood.name)
+        for name, (low, high) in ranges.items():
+            value = seen.get(name) if name in nuisances else getattr(self.cosmology, name)
+            if value is None and name not in nuisances:
+                advice = "give it there, too: the mock's value, or the expected one"
+                if (other := {"A_s": "sigma8", "sigma8": "A_s"}.get(name)) is not None:
+                    advice = f"give it there in the place of {other}"
+                yield Problem(f"priors.{name}", f"is given, but cosmology has no {name}: {advice}")
+            elif value is not None and self.is_mock and not low <= value <= high:
+                what = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
+                yield Problem(f"priors.{name}", what)
+            if name in WITHOUT_DERIVATIVE and self.cosmology.transfer == "camb":
+                what = f"is given, but CAMB gives no derivative by {name}"
+                yield Problem(f"priors.{name}", f'{what}: use transfer = "eisenstein-hu"')
+
+    def _file_problems(self) -> Iterator[Problem]:
+        """The files are there, and fit as far as they tell unread; maps are read."""
+        box, data = self.box, self.data.file
+        files = {f"observation.{key}": path for key, path in self.observation.files.items()}
+        yield from file_problems(files, box.grid, box.size)
+        if data is not None and self.observation.layout == "cells":
+            yield from file_problems({"data.file": data}, box.grid, box.size, self.evolution.last)
+        elif data is not None and self.lightcone is not None:
+            try:
+                self.read_maps()
+            except UserError as error:
+                yield Problem("data.file", f": {error}")
+
+    def read_maps(self) -> np.ndarray:
+        """Returns the observed maps in the file of the data [source, x, y].
+
+        Raises:
+            UserError: they cannot be read, or do not fit.
+        """
+        cone, file = self.lightcone, self.data.file
+        assert cone is not None and file is not None
+        return read_convergence(file, cone)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before the work begins."""
+        if self.lightcone is None:
+            return ()
+        return pixel_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """Paths of the files that are read, by key."""
+        observed = {f"observation.{key}": path for key, path in self.observation.files.items()}
+        tables = {} if self.lightcone is None else self.lightcone.tables
+        data = {} if self.data.file is None else {"data.file": self.data.file}
+        return {**observed, **{key: source.file for key, source in tables.items()}, **data}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        cone = self.lightcone
+        found = {} if cone is None else {key: table.checksum for key, table in cone.tables.items()}
+        if cone is not None and self.data.file is not None:
+            found["data.file"] = checksum(self.read_maps())
+        for key, path in self.files.items():
+            if key not in found and path is not None:
+                found[key] = checksum(open_volume(path).array)
+        return found
+
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
+        """Returns the shape of the mesh: the given one, the run file's, or one that fits.
+
+        Chains can be spread over a replica axis, if all ranks together can hold the box of the
+        search.
+
+        Args:
+            ranks: number of ranks of the job.
+            source: path of the run file, for messages.
+            shape: value of `--mesh`.
+
+        Raises:
+            ConfigError: the shape does not fit.
+        """
+        grid, chains = self.box.grid, 1 if self.sampler is None else self.sampler.chains
+
+        def misfits_of(text: str) -> list[str]:
+            axes = parse_mesh(text, batched=self.sampler is not None)
+            wrong = misfits(axes, grid, ranks, chains)
+            wrong = [line.replace("volumes of the batch", "chains") for line in wrong]
+            return wrong or misfits(parse_mesh(search_mesh(text)), grid, ranks)
+
+        if shape or self.mesh.shape:
+            return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
+        return mesh_of_box(self.box, self.mesh, ranks, source=source)
+
+    def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
+        """Returns the greatest memory of a rank, TensorFlow included [bytes].
+
+        Args:
+            grid: cells along each side, instead of the box's.
+            axes: the mesh of ranks; the search splits the box over all of them.
+        """
+        ranks, replicas = math.prod(axes.values()), axes.get("replica", 1)
+        itemsize = np.dtype(self.run.precision).itemsize
+        gradient = GRADIENT.get(self.observation.structure, GRADIENT["pm"])
+        kept = OF_PAIR * self.search.history
+        searching = (gradient + kept + (EXCHANGED if ranks > 1 else 0)) / ranks
+        # A replica's chains go through the model together.
+        together = 0 if self.sampler is None else math.ceil(self.sampler.chains / replicas)
+        split = ranks // replicas
+        drawing = (gradient + (EXCHANGED if split > 1 else 0)) * together / split
+        values = max(searching, drawing) * math.prod(grid)
+        if self.lightcone is not None:
+            values += (
+                MAPS * len(self.lightcone.sources) * self.lightcone.pixels**2 * max(1, together)
+            )
+        return process_bytes(axes) + PROGRAMS + math.ceil(values * itemsize)
+
+    @property
+    def disk(self) -> int:
+        """The size of what a reconstruction writes, an upper estimate [bytes]."""
+        field = math.prod(self.box.grid) * np.dtype(self.run.precision).itemsize
+        # A new checkpoint is written before the oldest goes.
+        fields = (self.search.keep + 1) * (OF_PAIR * self.search.history + 2) + FIELDS
+        if self.sampler is not None:
+            kept = self.sampler.draws // self.sampler.keep_every
+            fields += self.sampler.chains * (3 * OF_CHAIN + 2 + kept)
+        cone = self.lightcone  # with maps of data, reconstruction and truth
+        maps = 0 if cone is None else 3 * len(cone.sources) * cone.pixels**2 * 8
+        return fields * field + maps + FIGURES_AND_TABLES
+
+
+def search_mesh(shape: str) -> str:
+    """Returns the mesh of the search: ranks of the replica axis work on x, too.
+
+    Args:
+        shape: the mesh of the whole job, such as "replica:2,row:2".
     """
-
-    draws: int = Field(default=0, ge=0, description="a whole number; 0: no chains are drawn")
-    chains: int = count(2)
-    warm_up: int = count(100)
-    start: Literal["prior", "found"] = Field(default="prior", description='"prior" or "found"')
-    method: Literal["microcanonical", "adjusted-microcanonical", "hmc"] = Field(
-        default="microcanonical",
-        description='"microcanonical", "adjusted-microcanonical" or "hmc"',
-    )
-    leaps: int = count(32)
-    length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
-    energy_error: float = Field(default=1e-4, gt=0, lt=1, description="a number between 0 and 1")
-    target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
-    seed: Seed = Field(default=0, description=A_SEED)
-    keep_every: int = count(10)
-    checkpoint_every: int = count(10)
-
-
-SAMPLER_DEFAULTS = SamplerOptions()
-"""The defaults, also of samplers made from Python."""
+    axes = parse_mesh(shape, batched=True)
+    row = axes.pop("replica", 1) * axes.pop("row", 1)
+    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
-from flowpm_dist.evolution.halo import HaloError
+from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.observables.universe_model import UniverseModel
-from flowpm_dist.reconstruction.curvature import Curvature, Scaling
+from flowpm_dist.reconstruction.curvature import Scaling, mode_filter
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
-from meshimpl.mesh_function import replicated
+from meshimpl.mesh_function import MeshFunction, replicated
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Posterior:
         Raises:
             HaloError: if a particle left the halo that was asked for.
         """
-        parts, field, parameters = self.model.with_room(lambda: self._data(x, annealing))
+        parts, field, parameters = self.model.retry_with_wider_halo(
+            lambda: self._data(x, annealing)
+        )
         data = self.space.total(parts)
         prior = 0.5 * self.space.dot(x, x)
         return Evaluation(data, prior, x + Unknowns(field, parameters))
@@ -107,13 +109,24 @@ class Posterior:
         )
         return parts, *found
 
-    def curvature(self) -> Curvature:
-        """Returns the curvature of the posterior in linear theory."""
-        return Curvature(
-            self.space,
-            lambda normal: self.model.linear_response(self._values(normal)),
-            self.likelihood.information,
-        )
+    def scaling(self, annealing: Annealing = EXACT) -> Scaling:
+        """Returns the scaling to coordinates in which the annealed posterior is evenly curved.
+
+        Linear theory gives the curvature of each mode: 1 + information x response^2.
+        """
+        kx, ky, kz = self.space.box.wavenumbers()
+        kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
+        information = kept * (self.likelihood.information(annealing) / annealing.inflation**2)
+
+        def root(normal: tf.Tensor) -> tf.Tensor:
+            response = tf.cast(self.model.linear_response(self._values(normal)), tf.float64)
+            return tf.sqrt(1 + information * tf.square(response))
+
+        return Scaling(self.space, self._filter, root)
+
+    @functools.cached_property
+    def _filter(self) -> MeshFunction:
+        return mode_filter(self.space)
 
 
 class EvenPosterior:
@@ -121,21 +134,15 @@ class EvenPosterior:
 
     Args:
         posterior: the posterior of the unknowns.
-        scaling: the scaling to its coordinates.
         annealing: the annealing of the likelihood.
         held: whether the parameters are held fixed: their gradient is then 0.
     """
 
     def __init__(
-        self,
-        posterior: Posterior,
-        scaling: Scaling,
-        annealing: Annealing = EXACT,
-        *,
-        held: bool = False,
+        self, posterior: Posterior, annealing: Annealing = EXACT, *, held: bool = False
     ) -> None:
-        self.posterior, self.scaling, self.annealing = posterior, scaling, annealing
-        self.space, self.held = posterior.space, held
+        self.posterior, self.annealing, self.held = posterior, annealing, held
+        self.space, self.scaling = posterior.space, posterior.scaling(annealing)
 
     def evaluate(self, u: Unknowns) -> Evaluation:
         """Returns minus the log density in the coordinates and its gradient in them.
@@ -151,16 +158,7 @@ class EvenPosterior:
         return Evaluation(found.data, found.prior, gradient, volume)
 
 
-class Objective(Protocol):
-    """A function of the unknowns with its gradient; see `EvenPosterior`."""
-
-    space: Space
-
-    def evaluate(self, u: Unknowns) -> Evaluation:
-        """Returns the loss and its gradient at a point."""
-
-
-def attempt(objective: Objective, u: Unknowns) -> Evaluation | None:
+def attempt(objective: EvenPosterior, u: Unknowns) -> Evaluation | None:
     """Returns the evaluation at a point, or None on every rank if the model fails there."""
     try:
         return objective.evaluate(u)

@@ -1,23 +1,32 @@
-"""The base of all samplers of the posterior: chains in coordinates of even curvature, and draws.
+"""The bases of samplers of the posterior, whose chains move in coordinates of even curvature.
 
 In these coordinates the mass of a mode is the curvature that follows from the prior power and the
 noise. No maintained library samples a field that no rank holds as a whole.
+
+Step size by dual averaging: Hoffman and Gelman 2014 (arXiv:1111.4246).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.reconstruction.minimisers import Memory
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
-from flowpm_dist.reconstruction.unknowns import Unknowns, Use
+from flowpm_dist.reconstruction.sampler_options import HMCOptions
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use, random_numbers
 
 FIRST_STEP = 0.1
 """Initial step size; for a Gaussian of unit variance, a step of 2 is unstable."""
+
+LEARNT = ("latest", "average", "error", "count")
+"""Names of the numbers that define the state of the step size in a checkpoint."""
+
+Proposal = tuple[Unknowns, Evaluation, np.ndarray]
+"""A place for each chain, the evaluation there, and the energy that the move gained [...]."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,15 @@ class Sampler(ABC):
 
     Args:
         seed: the seed of all random numbers.
+        step: the initial step size.
+
+    Raises:
+        ValueError: if the step is not above 0.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, step: float) -> None:
+        if not step > 0:
+            raise ValueError(f"step = {step}: must be above 0")
         self._seed, self._count, self._spent = seed, 0, 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
@@ -106,3 +121,125 @@ class Sampler(ABC):
 
     def _point(self) -> Unknowns:
         return self._objective.scaling.from_even(self._place)
+
+
+class DualAveraging:
+    """A step size that dual averaging adapts towards a target share of accepted moves.
+
+    Args:
+        first: the initial step size.
+        target: the share of moves to be accepted.
+    """
+
+    gamma, delay, decay = 0.05, 10.0, 0.75
+
+    def __init__(self, first: float, target: float) -> None:
+        self._target, self.centre = target, math.log(2 * first)
+        self.values = [math.log(first), 0.0, 0.0, 0.0]  # latest, average, error, count
+
+    def learn(self, acceptance: float) -> None:
+        """Adapts the step size to the acceptance of one more move."""
+        latest, average, error, count = self.values
+        count += 1
+        share = 1 / (count + self.delay)
+        error = (1 - share) * error + share * (self._target - acceptance)
+        latest = self.centre - math.sqrt(count) / self.gamma * error
+        weight = count**-self.decay
+        self.values = [latest, weight * latest + (1 - weight) * average, error, count]
+
+    @property
+    def now(self) -> float:
+        """The step size to use while it is being learnt."""
+        return math.exp(self.values[0])
+
+    @property
+    def settled(self) -> float:
+        """The step size that was learnt, or the initial one if there were no moves yet."""
+        return math.exp(self.values[1] if self.values[3] else self.values[0])
+
+
+class MetropolisSampler(Sampler):
+    """A sampler whose moves are many steps, accepted or rejected as a whole (Metropolis-Hastings).
+
+    A subclass must implement `_plan` and `_proposal`.
+
+    Args:
+        options: the number of steps, the target and the seed, and what a subclass needs.
+        step: the initial step size.
+
+    Raises:
+        ValueError: if the step is not above 0.
+    """
+
+    def __init__(self, options: HMCOptions, step: float) -> None:
+        super().__init__(options.seed, step)
+        self._leaps, self._target = options.leaps, options.target
+        self._size = DualAveraging(step, options.target)
+
+    @abstractmethod
+    def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
+        """Returns the number of steps of a move and their size, which depend on no chain's place.
+
+        Args:
+            rng: random numbers of this move.
+            step: the step size that was learnt.
+        """
+
+    @abstractmethod
+    def _proposal(self, leaps: int, step: float) -> Proposal | None:
+        """Returns where steps from here lead, by a motion that can be reversed.
+
+        None if the model fails at a step. The gained energy is minus the log of the joint density
+        of place and velocity, volume included.
+        """
+
+    def start(self, objective: EvenPosterior, point: Unknowns) -> None:
+        """See `Sampler.start`."""
+        self._size = DualAveraging(self._size.settled, self._target)
+        super().start(objective, point)
+
+    def draw(self, *, learn: bool) -> Draw:
+        """See `Sampler.draw`."""
+        rng = random_numbers(self._seed, Use.CHANCE, self._count)
+        leaps, step = self._plan(rng, self._size.now if learn else self._size.settled)
+        chance = rng.uniform(size=np.shape(self._here.loss))
+        spent = self._spent
+        moved = self._proposal(leaps, step)
+        self._count += 1
+        gain = np.full_like(self._here.loss, np.inf)
+        if moved is not None:
+            place, found, energy = moved
+            gain = np.where(np.isfinite(energy), energy, gain)
+        acceptance = np.exp(np.minimum(0.0, -gain))
+        accepted = chance < acceptance
+        if moved is not None and accepted.any():
+            self._move_to(accepted, place, found)
+        if learn:
+            self._size.learn(float(np.mean(acceptance)))
+        error = gain**2 / self._unknowns
+        spent = self._spent - spent
+        return Draw(self._point(), self._here, accepted, acceptance, error, step, spent)
+
+    def _move_to(self, which: np.ndarray, place: Unknowns, found: Evaluation) -> None:
+        """Moves the chains that are chosen, and leaves the others where they are."""
+        here, chosen = self._here, self._space.chosen
+        self._place = chosen(which, place, self._place)
+        self._here = Evaluation(
+            np.where(which, found.data, here.data),
+            np.where(which, found.prior, here.prior),
+            chosen(which, found.gradient, here.gradient),
+            np.where(which, found.volume, here.volume),
+        )
+
+    def memory(self) -> Memory:
+        """See `Sampler.memory`."""
+        numbers = dict(zip(LEARNT, self._size.values, strict=True))
+        numbers["centre"] = self._size.centre
+        return Memory({"point": self._place}, {**numbers, "moves": self._count})
+
+    def resume(self, objective: EvenPosterior, memory: Memory) -> None:
+        """See `Sampler.resume`."""
+        self._size.values = [memory.numbers[name] for name in LEARNT]
+        self._size.centre = memory.numbers["centre"]
+        self._count = int(memory.numbers["moves"])
+        self._begin(objective, memory.points["point"])

@@ -3,47 +3,141 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import deque
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import zarr
 from scipy.stats import norm
+from zarr.codecs import BloscCodec
 
-from flowpm_dist.io.figure_style import save_figure
-from flowpm_dist.io.files import write_text, written_whole
-from flowpm_dist.io.snapshot import Snapshot, load_snapshot
+from flowpm_dist.grid.box import Box
+from flowpm_dist.io.figures import save_figure
+from flowpm_dist.io.files import WriteError, write_text
+from flowpm_dist.io.snapshot import chunk_shape, load_snapshot
+from flowpm_dist.jobs.agreement import StopError, StopRequest
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.stop import StopError, StopRequest
-from flowpm_dist.jobs.tables import read_rows
-from flowpm_dist.observables.observations import Observations
+from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
-from flowpm_dist.reconstruction.diagnostics import large_modes
-from flowpm_dist.reconstruction.draws_table import DrawsTable, Rows, mode_names, values_of
-from flowpm_dist.reconstruction.figures import Trace, chains_figure
-from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.likelihoods import Likelihood
-from flowpm_dist.reconstruction.observed_maps import likelihood_of_maps
-from flowpm_dist.reconstruction.parts import likelihood_of, model_of, sampler_of
-from flowpm_dist.reconstruction.plan import ReconstructionPlan
+from flowpm_dist.reconstruction.diagnostics import (
+    Rows,
+    large_modes,
+    mode_names,
+    sampling_facts,
+    values_of,
+)
+from flowpm_dist.reconstruction.figures import chains_figure
+from flowpm_dist.reconstruction.observed import model_of, observed_kind
+from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
-from flowpm_dist.reconstruction.samples import SampleFile
-from flowpm_dist.reconstruction.sampling_facts import sampling_facts
 from flowpm_dist.reconstruction.unknowns import Unknowns, Use
+from flowpm_dist.reconstruction.work import ReconstructionFolder
 from meshimpl.process_mesh import ProcessMesh
 
 SHOWN = 4
 """Numbers whose traces are drawn."""
+
+COLUMNS = (
+    "move", "chain", "drawn", "evaluations", "radius", "inflation", "step", "acceptance",
+    "energy_error", "loss", "data", "prior", "seconds",
+)  # fmt: skip
+"""The columns of draws.csv; parameters and the largest modes follow them."""
+
+SAMPLES = "samples"
+"""The group of the draws in reconstruction.zarr."""
+
+MEANINGS = {
+    "white_noise": "draws of the white noise from the posterior",
+    "mean": "white noise over all draws of a chain",
+    "standard_deviation": "white noise over all draws of a chain",
+}
+
+
+class SampleFile:
+    """The draws of the white noise, their mean and their standard deviation, in a file.
+
+    Args:
+        fields: the path of reconstruction.zarr, which must exist.
+        box: the box of the chains.
+        kept: the number of draws of each chain that are kept.
+    """
+
+    def __init__(self, fields: Path, box: Box, kept: int) -> None:
+        self._path, self._box, self._kept = fields / SAMPLES, box, kept
+
+    def begin(self, *, fresh: bool) -> None:
+        """Creates the arrays, or uses those that exist. Must be called on all ranks together.
+
+        Args:
+            fresh: whether existing arrays are deleted.
+
+        Raises:
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        if self._box.mesh.rank == 0 and (fresh or not self._path.exists()):
+            try:
+                shutil.rmtree(self._path, ignore_errors=True)
+                self._create()
+            except OSError as error:
+                raise WriteError.of(self._path, error) from error
+        self._box.mesh.barrier()
+
+    def _create(self) -> None:
+        box = self._box
+        group = zarr.create_group(self._path)
+        dtype = np.dtype(box.dtype.as_numpy_dtype)
+        chunk = chunk_shape(box.block, dtype.itemsize)
+        for name, meaning in MEANINGS.items():
+            more = (self._kept,) if name == "white_noise" else ()
+            group.create_array(
+                name,
+                shape=(*more, *box.shape.to_integer_list),
+                chunks=(1,) * (len(more) + 1) + chunk,
+                dtype=dtype,
+                fill_value=np.nan,
+                compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
+                dimension_names=("draw", "chain", "x", "y", "z")[1 - len(more) :],
+                attributes={"units": "1", "meaning": meaning},
+            )
+
+    def keep(self, number: int, point: Unknowns) -> None:
+        """Writes one draw of each of this rank's chains.
+
+        Args:
+            number: the number of the draw among those that are kept, from 0.
+            point: the draw of all chains.
+
+        Raises:
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        self._write("white_noise", (number,), point)
+
+    def finish(self, mean: Unknowns, spread: Unknowns) -> None:
+        """Writes the mean and the standard deviation. Raises the errors of `keep`."""
+        self._write("mean", (), mean)
+        self._write("standard_deviation", (), spread)
+        self._box.mesh.barrier()
+
+    def _write(self, name: str, before: tuple[int, ...], point: Unknowns) -> None:
+        path = self._path / name
+        place: Any = (*before, *self._box.place)
+        try:
+            zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
+        except OSError as error:
+            raise WriteError.of(path, error) from error
 
 
 class SamplingSession:
     """One session of chains over the posterior of a reconstruction whose search has ended.
 
     Args:
-        plan: with draws asked for.
+        options: the checked run file, which asks for draws.
         mesh: the ranks; the chains are spread over its axis replica.
         folder: with the results of the search.
         progress: of this rank.
@@ -54,20 +148,22 @@ class SamplingSession:
 
     def __init__(
         self,
-        plan: ReconstructionPlan,
+        options: ReconstructionOptions,
         mesh: ProcessMesh,
         folder: ReconstructionFolder,
         progress: Progress,
     ) -> None:
-        self.plan, self.mesh, self.folder, self.progress = plan, mesh, folder, progress
-        asked = plan.sampler
-        model = model_of(plan, mesh)
+        self.mesh, self.folder, self.progress = mesh, folder, progress
+        assert options.sampler is not None
+        self.options, self.sampler = options, options.sampler
+        asked = options.sampler
+        model = model_of(options, mesh)
         self.box = model.simulation.box_of(asked.chains)
-        self._found = load_snapshot(folder.fields)
-        self.posterior = Posterior(model, self._likelihood(), plan.priors.ranges)
+        likelihood = observed_kind(options).kept_likelihood(options, self.box, folder.path)
+        self.posterior = Posterior(model, likelihood, options.priors.ranges)
         self.chains = Chains(
             self.posterior,
-            sampler_of(asked),
+            asked.method.sampler(),
             warm_up=warm_up(self.posterior, asked.warm_up, easy=asked.start == "prior"),
             draws=asked.draws,
             checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
@@ -75,22 +171,13 @@ class SamplingSession:
         )
         self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)
         self._stop = StopRequest(mesh, "move", progress.say)
-        self._table: DrawsTable | None = None
+        self._table: Table | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
-        self.stopped_by: str | None = None
 
-    def _likelihood(self) -> Likelihood:
-        """Returns the likelihood of the data that the search kept."""
-        plan = self.plan
-        if plan.lightcone is not None:
-            maps = load_snapshot(self.folder.maps)["data"]
-            return likelihood_of_maps(plan.lightcone, self.box, np.swapaxes(maps, -1, -2))
-        observations = Observations(plan.observation, plan.grid, plan.data.file)
-        block = observations.block(self.box.offset, self.box.block)
-        return likelihood_of(plan, self.box, block, self._block_of(self._found, "data"))
-
-    def _block_of(self, snapshot: Snapshot, name: str) -> np.ndarray:
-        return np.asarray(snapshot.arrays[name][self.box.place[-3:]])
+    def _found(self, name: str) -> tf.Tensor:
+        """Returns this rank's block of a field that the search has written."""
+        array = load_snapshot(self.folder.fields).arrays[name]
+        return tf.constant(np.asarray(array[self.box.place[-3:]]), self.box.dtype)
 
     def _start(self) -> Unknowns:
         """Returns where the chains begin.
@@ -99,33 +186,36 @@ class SamplingSession:
         linear.
         """
         space = self.posterior.space
-        away = space.normal(self.plan.sampler.seed, Use.START)
-        if self.plan.sampler.start == "prior":
+        away = space.normal(self.sampler.method.seed, Use.START)
+        if self.sampler.start == "prior":
             return away
-        block = tf.constant(self._block_of(self._found, "white_noise"), self.box.dtype)
         found = json.loads(self.folder.result.read_text())["parameters"]
         normal = [
             norm.ppf((found[name]["value"] - low) / (high - low))
             for name, (low, high) in self.posterior.priors.items()
         ]
         zeros = space.zeros()
-        same = Unknowns(zeros.field + block, zeros.parameters + np.array(normal, np.float64))
-        scaling = self.posterior.curvature().scaling()
+        same = Unknowns(
+            zeros.field + self._found("white_noise"),
+            zeros.parameters + np.array(normal, np.float64),
+        )
+        scaling = self.posterior.scaling()
         return scaling.from_even(scaling.to_even(same) + away)
 
     def run(self) -> dict[str, Any]:
         """Moves to the end, or until a signal comes, and writes the results.
 
-        On all ranks together. Goes on from the latest checkpoint, if there is one.
+        On all ranks together. Resumes from the latest checkpoint, if there is one.
 
         Returns:
-            What result.json holds of the chains; empty where `stopped_by` tells a signal.
+            The numbers of the chains in result.json.
 
         Raises:
+            StopError: a signal came; a checkpoint was written.
             FloatingPointError, HaloError, CheckpointError, WriteError: the checkpoints are as they
                 were.
         """
-        self.progress.note(f"{self.plan.sampler.chains} chains begin; compiling")
+        self.progress.note(f"{self.sampler.chains} chains begin; compiling")
         begun = self.folder.last_move() is not None
         resumed = bool(self.mesh.world.broadcast(tf.constant(begun)))
         self._file.begin(fresh=not resumed)
@@ -133,10 +223,7 @@ class SamplingSession:
             opened.callback(self._close)
             opened.enter_context(self._stop.heard())
             self._lap = time.perf_counter()
-            try:
-                self.chains.run(self._start, self._told, resume=resumed)
-            except StopError:
-                return {}
+            self.chains.run(self._start, self._after_move, resume=resumed)
             self.chains.save()
         self._file.finish(*self.chains.moments())
         truth = self._truth()
@@ -144,7 +231,7 @@ class SamplingSession:
         if self.mesh.rank == 0:
             rows = read_rows(self.folder.draws)
             facts = {
-                **sampling_facts(rows, self.plan.sampler, self.posterior.space.names, truth),
+                **sampling_facts(rows, self.sampler, self.posterior.space.names, truth),
                 "evaluations": self.chains.progress.evaluations,
                 "mesh": str(self.mesh),
             }
@@ -152,13 +239,14 @@ class SamplingSession:
             text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
             write_text(self.folder.result, text + "\n")
             self._draw(rows, truth)
+            self.folder.write_mark(complete=True, searched=True)
         self.mesh.barrier()
         return facts
 
-    def _told(self, move: Move) -> None:
+    def _after_move(self, move: Move) -> None:
         """Adds rows and a line for a move, on every rank, and ends if a signal came."""
         now = time.perf_counter()
-        draw, every = move.draw, self.plan.sampler.keep_every
+        draw, every = move.draw, self.sampler.keep_every
         modes = large_modes(draw.point.field, self.box)
         if move.drawn and move.drawn % every == 0:
             self._file.keep(move.drawn // every - 1, draw.point)
@@ -166,17 +254,36 @@ class SamplingSession:
             self._add(move, modes, now - self._lap)
         self._latest.append((draw.acceptance, draw.energy_error))
         self._say(move)
-        self.stopped_by = self._stop.name()
-        if self.stopped_by is not None:
+        if (signal := self._stop.name()) is not None:
             self.chains.save()
-            raise StopError
+            raise StopError(signal, f"after move {move.number} of {self.chains.moves}")
         self._lap = now
 
     def _add(self, move: Move, modes: np.ndarray, seconds: float) -> None:
-        values = self.posterior.parameters(move.draw.point)
+        """Adds a row for each chain to draws.csv."""
+        draw, annealing = move.draw, move.phase.annealing
+        parameters = self.posterior.parameters(draw.point)
         if self._table is None:
-            self._table = DrawsTable(self.folder.draws, tuple(values), move.number)
-        self._table.add(move, values, modes, seconds)
+            columns = (*COLUMNS, *parameters, *mode_names())
+            self._table = Table(self.folder.draws, columns, move.number)
+        of_chains = parameters | {
+            "acceptance": draw.acceptance,
+            "energy_error": draw.energy_error,
+            **{name: getattr(draw.evaluation, name) for name in ("loss", "data", "prior")},
+        }
+        for chain in range(len(modes)):
+            row = {
+                "move": move.number,
+                "chain": chain + 1,
+                "drawn": move.drawn,
+                "evaluations": draw.evaluations,
+                "radius": annealing.radius,
+                "inflation": annealing.inflation,
+                "step": draw.step,
+                "seconds": seconds,
+            }
+            row |= {name: float(x[chain]) for name, x in of_chains.items()}
+            self._table.add(row | dict(zip(mode_names(), map(float, modes[chain]), strict=True)))
 
     def _say(self, move: Move) -> None:
         found, cells = move.draw.evaluation, self.box.cells
@@ -191,7 +298,7 @@ class SamplingSession:
     def _quality(self) -> str:
         """Returns what leads the step size, of the latest moves."""
         acceptance = np.mean([accepted for accepted, _ in self._latest])
-        if self.plan.sampler.method != "microcanonical":
+        if self.sampler.name != "microcanonical":
             return f"acceptance {acceptance:.2f}"
         errors = [error for _, error in self._latest if np.isfinite(error).all()]
         error = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
@@ -202,22 +309,25 @@ class SamplingSession:
 
         On all ranks together.
         """
-        if not self.plan.is_mock:
+        if not self.options.is_mock:
             return None
         zeros = self.posterior.space.zeros()
-        block = tf.constant(self._block_of(self._found, "truth_white_noise"), self.box.dtype)
-        modes = large_modes(zeros.field + block, self.box)[0]
-        return {**self.plan.own_values, **dict(zip(mode_names(), map(float, modes), strict=True))}
+        modes = large_modes(zeros.field + self._found("truth_white_noise"), self.box)[0]
+        return {
+            **self.options.own_values,
+            **dict(zip(mode_names(), map(float, modes), strict=True)),
+        }
 
     def _draw(self, rows: Rows, truth: dict[str, float] | None) -> None:
         names = (*self.posterior.space.names, *mode_names())[:SHOWN]
-        values, traces = values_of(rows, names, self.plan.sampler.chains), []
+        values, traces, known = values_of(rows, names, self.sampler.chains), {}, {}
         for i, name in enumerate(names):
             label = name if name in self.posterior.space.names else f"mode {name}"
-            traces.append(Trace(label, values[..., i], None if truth is None else truth.get(name)))
+            traces[label] = values[..., i]
+            if truth is not None and name in truth:
+                known[label] = truth[name]
         warm_up = sum(phase.moves for phase in self.chains.phases[:-1])
-        with written_whole(self.folder.path / "chains.png") as aside:
-            save_figure(chains_figure(traces, warm_up), aside)
+        save_figure(chains_figure(traces, known, warm_up), self.folder.path / "chains.png")
 
     def _close(self) -> None:
         if self._table is not None:

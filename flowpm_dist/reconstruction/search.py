@@ -9,8 +9,8 @@ import numpy as np
 
 from flowpm_dist.reconstruction.checkpoints import IterationState, PointCheckpoints
 from flowpm_dist.reconstruction.curvature import Scaling
+from flowpm_dist.reconstruction.lbfgs import LBFGS, Report, StalledError
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
-from flowpm_dist.reconstruction.minimisers import Minimiser, Report, StalledError
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
@@ -60,7 +60,7 @@ class Row:
     step: float
 
 
-Told = Callable[[Row, Unknowns], None]
+AfterIteration = Callable[[Row, Unknowns], None]
 
 
 def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
@@ -96,7 +96,7 @@ class Search:
     def __init__(
         self,
         posterior: Posterior,
-        minimiser: Minimiser,
+        minimiser: LBFGS,
         stages: Sequence[Stage] | None = None,
         *,
         seed: int = 0,
@@ -108,14 +108,13 @@ class Search:
         self.stages = list(stages or default_stages(posterior, 200))
         self._seed, self._tolerance = seed, tolerance
         self._checkpoints, self._every = checkpoints, every
-        self._curvature = posterior.curvature()
         self.progress = IterationState()
 
-    def run(self, told: Told | None = None, *, resume: bool = False) -> Unknowns:
+    def run(self, after: AfterIteration | None = None, *, resume: bool = False) -> Unknowns:
         """Searches to the end. Must be called on all ranks together.
 
         Args:
-            told: called on every rank after each iteration, with its row and the point.
+            after: called on every rank after each iteration, with its row and the point.
             resume: whether to resume from the latest checkpoint, if there is one.
 
         Returns:
@@ -123,7 +122,7 @@ class Search:
 
         Raises:
             NoProgressError: if the loss is not finite wherever a step leads. The latest checkpoint
-                stays as it is.
+                is left unchanged.
             CheckpointError: if the checkpoint belongs to another search.
         """
         point = self.posterior.space.normal(self._seed).times(FIRST_FIELD)
@@ -140,16 +139,15 @@ class Search:
                 self.progress = replace(self.progress, stage=number, ended=False)
                 objective = self._objective(self.stages[number])
                 self.minimiser.start(objective, objective.scaling.to_even(point))
-            point = self._stage(self.stages[number], objective.scaling, point, told)
+            point = self._stage(self.stages[number], objective.scaling, point, after)
         return point
 
     def _objective(self, stage: Stage) -> EvenPosterior:
-        scaling = self._curvature.scaling(stage.annealing)
         held = stage.annealing != EXACT  # with greater noise, smaller amplitudes would fit best
-        return EvenPosterior(self.posterior, scaling, stage.annealing, held=held)
+        return EvenPosterior(self.posterior, stage.annealing, held=held)
 
     def _stage(
-        self, stage: Stage, scaling: Scaling, point: Unknowns, told: Told | None
+        self, stage: Stage, scaling: Scaling, point: Unknowns, after: AfterIteration | None
     ) -> Unknowns:
         limit = self._tolerance * self.posterior.likelihood.box.cells
         # Evaluations that earlier stages did not use are available to this one.
@@ -165,8 +163,8 @@ class Search:
             point = scaling.from_even(report.point)
             if row.gradient_norm**2 < limit:
                 self.progress = replace(self.progress, ended=True)
-            if told is not None:
-                told(row, point)
+            if after is not None:
+                after(row, point)
             if self._checkpoints is not None and row.iteration % self._every == 0:
                 self._checkpoints.save(self.progress, self.minimiser.memory())
         return point

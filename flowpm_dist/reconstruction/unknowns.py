@@ -6,6 +6,7 @@ The prior of each is unit normal.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -75,6 +76,19 @@ class Unknowns:
         )
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The state that a minimiser or a sampler needs to resume exactly.
+
+    Attributes:
+        points: points by name, in the coordinates of the objective.
+        numbers: numbers by name.
+    """
+
+    points: Mapping[str, Unknowns]
+    numbers: Mapping[str, float]
+
+
 class Space:
     """The space of the unknowns of a box, with inner products and random directions.
 
@@ -97,7 +111,7 @@ class Space:
         """Returns a unit normal draw, the same on any number of ranks.
 
         Args:
-            seed, use, number: of the `random_numbers`.
+            seed, use, number: see `random_numbers`.
         """
         chains = self.chains[0] if self.chains else 1
         rng = random_numbers(seed, use, *number)
@@ -122,7 +136,7 @@ class Space:
 
     def times(self, x: Unknowns, factor: np.ndarray) -> Unknowns:
         """Returns x multiplied by a number for each chain [...]."""
-        return Unknowns(x.field * self.of_these_chains(factor), x.parameters * factor[..., None])
+        return Unknowns(x.field * self.local_values(factor), x.parameters * factor[..., None])
 
     def total(self, parts: tf.Tensor) -> np.ndarray:
         """Returns the sum over the ranks that share a chain, for each chain, on every rank.
@@ -139,7 +153,7 @@ class Space:
             parts = tf.pad(parts, [[before, after]])
         return self.box.mesh.world.allreduce(parts).numpy()
 
-    def of_these_chains(self, values: np.ndarray) -> tf.Tensor:
+    def local_values(self, values: np.ndarray) -> tf.Tensor:
         """Returns the values of this rank's chains, [..., 1, 1, 1], to multiply a field by.
 
         Args:
@@ -159,7 +173,7 @@ class Space:
             which: whether x is taken, bool [...] for all chains.
             x, y: points with all chains.
         """
-        mine = self.of_these_chains(which.astype(float)) > 0
+        mine = self.local_values(which.astype(float)) > 0
         of_all = tf.constant(which[..., None])
         return Unknowns(
             tf.where(mine, x.field, y.field), tf.where(of_all, x.parameters, y.parameters)

@@ -1,11 +1,10 @@
 """The front door: `Simulation` and the `State` it gives."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
     "Profile": "profiling",
     "Simulation": "simulation",
-    "SimulationPlan": "plan",
     "SolverOptions": "options",
     "State": "state",
     "profile": "profiling",

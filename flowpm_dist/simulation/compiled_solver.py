@@ -13,12 +13,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.halo import check_finite, needed_halo, suggested_halo
-from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.nbody import NBody, check_finite, needed_halo, suggested_halo
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box
-from flowpm_dist.initial.conditions import InitialConditions
-from flowpm_dist.initial.linear_field import linear_amplitude
+from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
@@ -62,9 +60,10 @@ class CompiledSolver:
         It is shared with solvers of other initial conditions and integrators.
         """
         force = self.force_options
-        factor, half = mesh_factor or force.mesh_factor, force.exchange == "float16"
-        pm = ParticleMesh(self.box, factor, halo, half)
-        gravity = Gravity(pm, force.force_gradient, force.deconvolve)
+        if mesh_factor is not None:
+            force = force.model_copy(update={"mesh_factor": mesh_factor})
+        pm = ParticleMesh(self.box, force.mesh_factor, halo, force.exchange == "float16")
+        gravity = Gravity(pm, force)
         return self._shared((NBody, gravity), lambda: NBody(gravity, self.max_displacement))
 
     def _shared(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -92,7 +91,7 @@ class CompiledSolver:
 
         Args:
             noise: white noise, block [..., x, y, z].
-            cosmologies: of this rank.
+            cosmologies: the universes of this rank.
             factors: of displacement and velocity, [..., 2, terms]; see `lpt_function`.
         """
         x, v, lpt = self.initial.particles(noise, self.amplitude(cosmologies), factors)
@@ -123,9 +122,9 @@ class CompiledSolver:
         """Lowers and compiles every function of a step, once; returns the seconds that took.
 
         Args:
-            nbody: to compile.
-            particles: at the start, which is at scale factor
-            a: for messages.
+            nbody: the evolution to compile.
+            particles: the particles at the start.
+            a: their scale factor, for messages.
         """
         if nbody in self._ready:
             return 0.0
@@ -150,7 +149,7 @@ class CompiledSolver:
 
         Args:
             displacement: block [..., x, y, z, 3] [Mpc/h].
-            weights: of the particles, block [..., x, y, z]; 1 if None.
+            weights: the particles' weights, block [..., x, y, z]; 1 if None.
             halo: [particle spacings]; a wider one is taken where it is needed.
             mesh_factor: mesh cells per particle spacing.
             label: of this moment, for messages.
@@ -166,10 +165,10 @@ class CompiledSolver:
 
 
 def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
-    """Returns the functions of a box under its options, those of before where there are some.
+    """Returns the functions of a box under its options; the same ones at every call.
 
-    They serve any steps, halo and adjoint, and are kept with the box's mesh of ranks: all ranks of
-    a mesh ask in the same order, and so lower the same functions in the same order.
+    They suit any steps, halo and adjoint, and are kept with the box's mesh of ranks. All ranks of a
+    mesh call this in the same order, and so lower the same functions in the same order.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
     key = CompiledSolver, box, initial, force, options.integrator.uses_lpt

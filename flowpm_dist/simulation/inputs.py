@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,16 @@ from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
 
+
+class Start(TypedDict, total=False):
+    """What a run starts from, besides a seed; see `Simulation.run`."""
+
+    white_noise: Any
+    particles: Any
+    cosmology: Cosmology | Sequence[Cosmology] | None
+    paired: bool
+
+
 PAIRED = "paired goes with a seed"
 
 
@@ -27,7 +37,7 @@ class Given:
     """The arguments of a run, as a user gave them.
 
     Attributes:
-        seed: of the white noise, or one for each universe; or
+        seed: the seed of the white noise, or one for each universe; or
         white_noise: the noise itself; or
         particles: a `State`, or displacement [Mpc/h] and canonical velocity [Mpc/h H0].
         cosmology: instead of the simulation's own, or one for each universe.
@@ -140,10 +150,10 @@ class Provenance:
     """The provenance of a state.
 
     Attributes:
-        options: of the simulation; of a state from a snapshot, those of initial conditions and
-            force, and the precision.
+        options: the simulation's options. A state from a snapshot has only the options of initial
+            conditions and force, and the precision.
         cosmologies: of this rank's universes.
-        halo: of the evolution [particle spacings].
+        halo: the halo of the evolution [particle spacings].
         source: what the white noise came from.
     """
 
@@ -159,13 +169,13 @@ class Inputs:
 
     Attributes:
         solver: the lowered functions of the run's box.
-        options: of the simulation.
+        options: the simulation's options.
         edges: scale factors at which steps begin and end, float64 [steps + 1].
         halo: "auto" or a number of particle spacings.
         cosmologies: of this rank's universes.
         source: what the white noise comes from.
         given: particles at the first of the edges, in a list from which the run takes them, so that
-            they are not kept while it goes on; empty where LPT makes the particles.
+            they are not kept during the run; empty where LPT makes the particles.
     """
 
     solver: CompiledSolver
@@ -242,7 +252,7 @@ def _vector_block(name: str, vector: Any, box: Box) -> tf.Tensor:
     if isinstance(vector, Field):
         if vector.box.size != box.size:
             raise ValueError(
-                f"{name} is of a box of {vector.box.size} Mpc/h, the simulation is of one of "
+                f"{name} has a box of {vector.box.size} Mpc/h, the simulation a box of "
                 f"{box.size} Mpc/h"
             )
         vector = vector.on(box).block

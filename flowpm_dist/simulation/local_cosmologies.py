@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box
+from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
-from meshimpl.tapes import is_watched
 
 S = TypeVar("S")
 T = TypeVar("T")
-GrowthOf = Callable[[Cosmology], GrowthFunctions]
-PowerOf = Callable[[Cosmology, GrowthFunctions], LinearPower]
+GrowthOf = Callable[[Cosmology], Growth]
+PowerOf = Callable[[Cosmology, Growth], LinearPower]
 
 WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
 """Parameters that the growth of structure on large scales does not depend on."""
@@ -27,7 +27,7 @@ WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
 
 @dataclass(frozen=True)
 class LocalCosmologies:
-    """One universe, or those of a batch that this rank has a block of.
+    """One universe, or the universes of a batch of which this rank has a block.
 
     Attributes:
         cosmologies: the parameters of each.
@@ -38,7 +38,7 @@ class LocalCosmologies:
     """
 
     cosmologies: tuple[Cosmology, ...]
-    growths: tuple[GrowthFunctions, ...]
+    growths: tuple[Growth, ...]
     powers: tuple[LinearPower, ...]
     batched: bool
     makers: tuple[GrowthOf, PowerOf] = (Growth, LinearPower)
@@ -99,7 +99,7 @@ class LocalCosmologies:
         """Returns the tensors of all universes as one, with a dimension for a batch if any."""
         return tf.stack(list(values)) if self.batched else values[0]
 
-    def of_growths(self, function: Callable[[GrowthFunctions], T]) -> list[T]:
+    def of_growths(self, function: Callable[[Growth], T]) -> list[T]:
         """Returns what a function makes of each growth; called once for all that share one."""
         return _of_each(function, self.growths)
 
@@ -110,7 +110,7 @@ class LocalCosmologies:
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
         """Returns how much linear displacements grow at most from each edge to the last, [n]."""
 
-        def ratio(growth: GrowthFunctions) -> np.ndarray:
+        def ratio(growth: Growth) -> np.ndarray:
             d1 = tf.stop_gradient(growth.d1(edges)).numpy()
             return np.divide(d1[-1], d1, out=np.full_like(d1, np.inf), where=d1 > 0)
 
@@ -164,12 +164,12 @@ class CosmologyFactory:
         )
         return replace(found, makers=self.own.makers)
 
-    def _growth_sharing(self, cosmology: Cosmology) -> GrowthFunctions:
+    def _growth_sharing(self, cosmology: Cosmology) -> Growth:
         if self._differs_only_in(WITHOUT_GROWTH, cosmology):
             return self.own.growths[0]
         return self.growth(cosmology)
 
-    def _power_sharing(self, cosmology: Cosmology, growth: GrowthFunctions) -> LinearPower:
+    def _power_sharing(self, cosmology: Cosmology, growth: Growth) -> LinearPower:
         own = self.cosmology
         same = (cosmology.names, cosmology.transfer) == (own.names, own.transfer)
         if same and self._differs_only_in(AMPLITUDES, cosmology):
@@ -194,7 +194,7 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
     rank, also from universes of other ranks.
 
     Args:
-        cosmologies: of all universes, the same on every rank; one for all of a batch will do.
+        cosmologies: the cosmology of each universe, or one for all; the same on every rank.
         box: the universes.
 
     Raises:

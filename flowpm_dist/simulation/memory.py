@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from flowpm_dist.grid.decomposition import Grid
-from flowpm_dist.simulation.plan import SimulationPlan
+from flowpm_dist.simulation.options import SolverOptions
 
 STATE = 6
 """Values of a particle: displacement and velocity."""
@@ -31,39 +31,39 @@ CHUNKS = 512 * 2**20
 
 
 OUTPUT = 20
-"""Values of a particle while a state on the way is measured: the state, its density, a spectrum."""
+"""Values of a particle while an output is measured: the state, its density, a spectrum."""
 
 
-def evolution_values(plan: SimulationPlan, *, outputs: bool = False) -> float:
+def evolution_values(solver: SolverOptions, *, outputs: bool = False) -> float:
     """Returns the values of a particle that lie in memory together while it moves.
 
     Args:
-        plan: of the simulation.
-        outputs: whether states are measured and written on the way.
+        solver: options of the simulation.
+        outputs: whether states are measured and written during the run.
     """
-    force = FORCE[plan.force.force_gradient] * plan.force.mesh_factor**3
-    lpt = LPT_FIELDS if plan.integrator.uses_lpt else 0
+    force = FORCE[solver.force_gradient] * solver.mesh_factor**3
+    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
     held = max(force, OUTPUT) if outputs else force
-    return max(STATE + KICK + held, LPT[plan.initial.lpt_order]) + lpt
+    return max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
 
 
-def writing_bytes(plan: SimulationPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns what the writing of a snapshot adds to `simulation_bytes` on a rank [bytes]."""
     values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    return min(CHUNKS, math.ceil(values * np.dtype(plan.run.precision).itemsize))
+    return min(CHUNKS, math.ceil(values * np.dtype(solver.precision).itemsize))
 
 
 def simulation_bytes(
-    plan: SimulationPlan, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
+    solver: SolverOptions, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
 ) -> int:
     """Returns the memory of the fields of one universe on a rank [bytes].
 
     Args:
-        plan: of the simulation.
-        grid: cells along each side, instead of the plan's.
-        axes: of the mesh of ranks, whose row and col split the box.
+        solver: options of the simulation.
+        grid: cells along each side of the box.
+        axes: the axes of the mesh of ranks, whose row and col split the box.
         outputs: see `evolution_values`.
     """
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    values = evolution_values(plan, outputs=outputs)
-    return math.ceil(values * np.dtype(plan.run.precision).itemsize * cells)
+    values = evolution_values(solver, outputs=outputs)
+    return math.ceil(values * np.dtype(solver.precision).itemsize * cells)

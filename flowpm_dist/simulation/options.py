@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from flowpm_dist.evolution.adjoints import ADJOINTS, AdjointChoice, ReversibleAdjoint
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, IntegratorChoice
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
 
 
 class SolverOptions(InitialOptions, ForceOptions, RunOptions):
-    """All options of a simulation: those of initial conditions, force and run, and these.
+    """All options of a simulation: of initial conditions, force and run, and these.
 
     Attributes:
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
@@ -31,14 +32,11 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
     )
 
-    @model_validator(mode="after")
-    def _no_rounded_messages_in_float64(self) -> Self:
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
         if self.exchange == "float16" and self.precision == "float64":
-            raise ValueError('exchange "float16" goes with precision "float32", not "float64"')
-        return self
-
-    @model_validator(mode="after")
-    def _integrator_has_its_lpt_order(self) -> Self:
+            what = 'goes with precision = "float32", not with "float64"'
+            yield self.problem("exchange", what)
         if self.integrator.uses_lpt and self.lpt_order < 2:
-            raise ValueError(f"lpt_order {self.lpt_order}: this integrator follows LPT of order 2")
-        return self
+            name = type(self.integrator).__name__
+            yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")

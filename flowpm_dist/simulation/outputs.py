@@ -1,4 +1,4 @@
-"""States of a universe at chosen scale factors, on the way of a run."""
+"""States of a universe at chosen scale factors during a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.time_steps import SAME
-from flowpm_dist.evolution.arithmetic import combine
+from flowpm_dist.evolution.nbody import combine
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.field import Field
@@ -28,7 +28,7 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
 
     Args:
         outputs: scale factors, in any order; those beyond the steps by rounding are taken there.
-        edges: of the steps.
+        edges: the scale factors at which steps begin and end.
 
     Raises:
         ValueError: there are none, or one lies outside the steps or is there twice.
@@ -62,9 +62,9 @@ class Outputs(Observer):
     """Makes a state for each of several scale factors, or what a function makes of it.
 
     Args:
-        inputs: of the run.
+        inputs: the run's inputs.
         times: scale factors, as `check_outputs` returns them.
-        halo: of the run.
+        halo: the halo of the run [particle spacings].
         on_output: makes of each state what is kept of it; by default the state itself. It is called
             in the order of time, on every rank, and once more for its gradient.
     """
@@ -124,7 +124,7 @@ class Outputs(Observer):
     def results(self, seen: Seen) -> list[Any]:
         """Returns the states, or what was made of them, in the order in which they were asked for.
 
-        Of a run that goes on, None for those that it had passed before.
+        If the run was continued, outputs that it had passed before are None.
 
         Args:
             seen: by this observer.

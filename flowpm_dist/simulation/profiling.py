@@ -8,8 +8,8 @@
 
 TensorFlow's own profiler records every operation of the evolution; nothing is built differently for
 it. Each rank profiles itself, and what it waits for shows up as exchange; on one rank the overhead
-of calls is in "other". On a CPU; operations of a GPU are not told apart. Messages are counted where
-they are sent, see `meshimpl.traffic`.
+of calls is in "other". Only operations of a CPU are distinguished. Messages are counted where they
+are sent, see `meshimpl.traffic`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.clock import PHASES
+from flowpm_dist.evolution.plan import PHASES
 from flowpm_dist.simulation.simulation import Simulation
 from meshimpl.traffic import Tally, added, so_far
 
@@ -74,14 +74,14 @@ def profile(simulation: Simulation, **run: Any) -> Profile:
         simulation: to run twice.
         **run: arguments of `Simulation.run`.
     """
-    told = run.pop("progress", None)
+    callback = run.pop("progress", None)
     sent: list[Tally] = []
     simulation.run(**run)
 
     def progress(*step: Any) -> None:
         sent.append(so_far())
-        if told is not None:
-            told(*step)
+        if callback is not None:
+            callback(*step)
 
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)

@@ -1,30 +1,29 @@
-"""The front door: from a cosmology and a seed to an evolved universe, or a batch of them."""
+"""The main entry point: from a cosmology and a seed to an evolved universe, or a batch of them."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import Growth, GrowthFunctions
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.integrators import FastPM
+from flowpm_dist.evolution.integrators import FastPM, Integrator
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
-from flowpm_dist.evolution.plan import StepCallback
+from flowpm_dist.evolution.plan import Clock, StepCallback
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
-from flowpm_dist.initial.linear_field import linear_amplitude
+from flowpm_dist.grid.options import BoxOptions
+from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed
-from flowpm_dist.simulation.arguments import check_edges, three
 from flowpm_dist.simulation.compiled_solver import compiled_solver
-from flowpm_dist.simulation.inputs import Given, Inputs, particles_of, source_of
+from flowpm_dist.simulation.inputs import Given, Inputs, Start, particles_of, source_of
 from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
@@ -54,16 +53,16 @@ class Simulation:
         box_size: [Mpc/h], one number or three.
         steps: edges of the steps in scale factor, increasing (see `cosmology.time_steps`).
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
-        growth, power: how a cosmology's are made, to repeat another code's tables.
-        **options: by name, see `SolverOptions`: lpt_order, noise, fixed_amplitude, force_gradient,
-            mesh_factor, deconvolve, exchange, integrator, adjoint, precision, halo.
+        growth, power: functions that make the growth and the linear power of a cosmology; replace
+            them to reproduce another code's tables.
+        **options: the options of `SolverOptions`, by name.
 
     Attributes:
         options: the `SolverOptions`.
         edges: scale factors at which steps begin and end, float64 [steps + 1].
         halo: "auto" or a number of particle spacings; may be changed between runs.
-        box_of_replicas: the box of one universe; if the mesh has several replicas, of one universe
-            for each.
+        box_of_replicas: the box of one universe. If the mesh has several replicas, the box of a
+            batch with one universe for each replica.
 
     Raises:
         TypeError: an option that does not exist.
@@ -82,15 +81,19 @@ class Simulation:
         power: PowerOf = LinearPower,
         **options: Any,
     ) -> None:
-        cells, size = three(grid, int, "grid"), three(box_size, float, "box_size")
+        cells = np.asarray(grid)
+        if cells.dtype.kind == "f" and (cells % 1 == 0).all():  # whole numbers of any kind
+            cells = cells.astype(np.int64)
+        sides = {"grid": cells.tolist(), "size": np.asarray(box_size).tolist()}
+        lattice = constructed(BoxOptions, sides)
         self.options = constructed(SolverOptions, options)
         self.halo = self.options.halo
-        self.edges = check_edges(steps, self.options.integrator)
+        self.edges = _checked_edges(steps, self.options.integrator)
         if mesh is None:
-            mesh = default_mesh(launch.detect().size, cells)
+            mesh = default_mesh(launch.detect().size, lattice.grid)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
-        self._grid, self._box_size, self._mesh = cells, size, mesh
+        self._grid, self._box_size, self._mesh = lattice.grid, lattice.size, mesh
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
@@ -101,7 +104,7 @@ class Simulation:
         return self._cosmologies.cosmology
 
     @property
-    def growth(self) -> GrowthFunctions:
+    def growth(self) -> Growth:
         """The growth of the simulation's own cosmology."""
         return self._cosmologies.own.growths[0]
 
@@ -112,7 +115,7 @@ class Simulation:
 
     @property
     def spacing(self) -> float:
-        """The largest side of a cell of the particles' lattice [Mpc/h]."""
+        """The largest side of a cell of the particle lattice [Mpc/h]."""
         return max(length / n for length, n in zip(self._box_size, self._grid, strict=True))
 
     @property
@@ -120,15 +123,15 @@ class Simulation:
         """The box of one universe.
 
         Raises:
-            ValueError: a mesh whose replica axis only a batch can use.
+            ValueError: the mesh has several replicas, which only a batch can use.
         """
         return self.box_of(None)
 
     def box_of(self, batch: int | None) -> Box:
-        """Returns the box of a batch of universes; of a single one for None.
+        """Returns the box of a batch of universes, or of a single universe if `batch` is None.
 
         Raises:
-            ValueError: the mesh's replicas do not divide it.
+            ValueError: the number of the mesh's replicas does not divide the batch.
         """
         dtype = tf.as_dtype(self.options.precision)
         return Box(self._grid, self._box_size, self._mesh, dtype, batch)
@@ -140,7 +143,7 @@ class Simulation:
             steps: edges in scale factor, increasing.
         """
         other = copy.copy(self)
-        other.edges = check_edges(steps, self.options.integrator)
+        other.edges = _checked_edges(steps, self.options.integrator)
         return other
 
     def linear_amplitude(
@@ -149,12 +152,12 @@ class Simulation:
         """Returns sqrt(P(k) / cell volume) of linear theory at the last of the steps.
 
         Args:
-            cosmology: instead of the simulation's own; one for each universe of a batch gives the
-                amplitudes of those of this rank.
+            cosmology: replaces the simulation's own. If there is one for each universe of a batch,
+                the result holds the universes of this rank.
 
         Returns:
-            Of this rank's modes [kz, ky, kx] or [universe, kz, ky, kx], in the simulation's
-            precision.
+            The values for this rank's modes, [kz, ky, kx] or [universe, kz, ky, kx], in the
+            simulation's precision.
         """
         several = cosmology is not None and not isinstance(cosmology, Cosmology)
         box = self.box_of(len(cosmology)) if several else self.box_of_replicas  # type: ignore[arg-type]
@@ -170,12 +173,9 @@ class Simulation:
         self,
         seed: int | Sequence[int] | None = None,
         *,
-        white_noise: Any = None,
-        particles: State | tuple[Any, Any] | None = None,
-        cosmology: Cosmology | Sequence[Cosmology] | None = None,
-        paired: bool = False,
         progress: StepCallback | None = None,
         outputs: None = None,
+        **start: Unpack[Start],
     ) -> State: ...
 
     @overload
@@ -183,13 +183,10 @@ class Simulation:
         self,
         seed: int | Sequence[int] | None = None,
         *,
-        white_noise: Any = None,
-        particles: State | tuple[Any, Any] | None = None,
-        cosmology: Cosmology | Sequence[Cosmology] | None = None,
-        paired: bool = False,
         progress: StepCallback | None = None,
         outputs: Sequence[float] | np.ndarray,
         on_output: OnOutput | None = None,
+        **start: Unpack[Start],
     ) -> list[Any]: ...
 
     def run(
@@ -206,39 +203,43 @@ class Simulation:
     ) -> State | list[Any]:
         """Simulates from the first to the last of the steps.
 
-        Several seeds, cosmologies or noise fields make a batch: a universe for each, spread over
-        the mesh's replica axis. Whatever is given once then goes for all of them.
+        Several seeds, cosmologies or noise fields make a batch with one universe for each, which is
+        split over the mesh's replica axis. An argument that is given only once then applies to all
+        universes.
 
-        Under a `tf.GradientTape`, gradients go to `white_noise`, to `particles`, and to the
-        parameters of `cosmology` that are tensors. Each rank's loss is its part of the sum; a
-        parameter's gradient arrives complete on each rank, a field's as this rank's block.
+        Under a `tf.GradientTape`, gradients exist with respect to `white_noise`, `particles`, and
+        the parameters of `cosmology` that are tensors. The loss is the sum of the losses of all
+        ranks. Each rank receives the complete gradient of a parameter, and its own block of the
+        gradient of a field.
 
         Args:
-            seed: of the white noise; or
+            seed: the seed of the white noise; or
             white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field` on
                 any mesh of the same ranks, the whole array, or this rank's block; or
-            particles: a `State` at the first of the steps, of which the cosmology is not taken; or
-                displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3] each, given as
-                `white_noise` is.
-            cosmology: instead of the simulation's own.
-            paired: the opposite of the seed's white noise.
+            particles: a `State` at the first edge of the steps, whose cosmology the run does not
+                take over; or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3]
+                each, in any form that `white_noise` can have.
+            cosmology: replaces the simulation's own.
+            paired: whether to reverse the sign of the seed's white noise.
             progress: called on every rank after each step.
-            outputs: scale factors between the first and the last of the steps, at which states are
-                wanted; at edges of the steps or between them, where a part of the integrator's own
-                kick and drift is made. The run goes on as without them.
-            on_output: called with each of these states, in the order of time, on every rank; they
-                are not kept. Under a tape, gradients flow through the tensors and fields it
-                returns, for which it is called once more: memory does not grow with the number of
-                outputs. By the state, and what it came from, alone: other tensors that are watched
-                are refused.
+            outputs: scale factors, between the first and the last edge of the steps, at which to
+                return states. A state between two edges is made with part of the integrator's own
+                kick and drift. Outputs do not change the run.
+            on_output: called with each of these states, in the order of time, on every rank. The
+                states are not kept. Under a tape, gradients flow through the tensors and fields
+                that `on_output` returns. For this it is called once more, so memory does not grow
+                with the number of outputs. The result may depend only on the state and its inputs;
+                other watched tensors are refused.
 
         Returns:
-            The last state; with `outputs`, a list of the states at these times, in their order, or
-            of what `on_output` returned.
+            The last state. With `outputs`, a list in the order of `outputs`: the states at these
+            times or, with `on_output`, what it returned for each of them.
 
         Raises:
-            ValueError: not exactly one of seed, white_noise and particles, or what does not fit.
-            HaloError: a particle left the halo; says which halo would do. Raised on every rank.
+            ValueError: not exactly one of seed, white_noise and particles is given, or an argument
+                does not fit.
+            HaloError: a particle left the halo; the message says which halo is wide enough. Raised
+                on every rank.
         """
         if outputs is None and on_output is not None:
             raise ValueError("on_output goes with outputs: give the scale factors, too")
@@ -252,31 +253,25 @@ class Simulation:
         observer: ObserverOf,
         seed: int | Sequence[int] | None = None,
         *,
-        white_noise: Any = None,
-        particles: State | tuple[Any, Any] | None = None,
-        cosmology: Cosmology | Sequence[Cosmology] | None = None,
-        paired: bool = False,
         progress: StepCallback | None = None,
+        **start: Unpack[Start],
     ) -> Any:
-        """Simulates as `run` does, and returns what an observer makes of what it sees on the way.
+        """Simulates as `run` does, and returns the results of an observer.
 
         Args:
-            observer: makes an `evolution.Observer` from the inputs of the run and its halo.
-            seed, white_noise, particles, cosmology, paired, progress: as for `run`.
+            observer: a function that makes an `evolution.Observer` from the run's inputs and its
+                halo.
+            seed, progress, start: as for `run`.
 
         Raises:
             ValueError, HaloError: as `run` does.
         """
-        given = Given(seed, white_noise, particles, cosmology, paired)
-        return self._run(given, progress, observer)[1]
+        return self._run(Given(seed, **start), progress, observer)[1]
 
     def run_resumably(
         self,
         seed: int | Sequence[int] | None = None,
         *,
-        white_noise: Any = None,
-        cosmology: Cosmology | Sequence[Cosmology] | None = None,
-        paired: bool = False,
         progress: StepCallback | None = None,
         outputs: Sequence[float] | np.ndarray | None = None,
         on_output: OnOutput | None = None,
@@ -284,19 +279,22 @@ class Simulation:
         on_seen: Callable[[list[Any]], None] | None = None,
         after_step: AfterStep | None = None,
         resume: Resume | None = None,
+        **start: Unpack[Start],
     ) -> State:
-        """Simulates as `run` does, in sessions of which each goes on where another has ended.
+        """Simulates as `run` does, in sessions that each continue the one before.
 
         Args:
-            seed, white_noise, cosmology, paired, progress: as for `run`.
-            outputs, on_output: likewise; what `on_output` returns is dropped. Of a run that goes
-                on, those times that `on_output` has not been called with before.
-            observers: as for `observe`, side by side; the same in each session.
-            on_seen: called at the end, on every rank, with what each made of what it saw.
-            after_step: called on every rank after each step and `progress`, with a `MidRun` that
-                the same run can go on from. An exception from it ends the run.
-            resume: returns such a `MidRun`, of this rank's blocks in the box that it is given; the
-                run goes on from there, on the same mesh to the same bits.
+            seed, progress, start: as for `run`, without particles.
+            outputs, on_output: as for `run`; what `on_output` returns is dropped. A session that
+                continues a run gives the times for which `on_output` has not been called yet.
+            observers: functions as for `observe`, whose observers all watch this run; the same ones
+                in each session.
+            on_seen: called at the end, on every rank, with the results of each observer.
+            after_step: called on every rank after each step and `progress`, with a `MidRun` from
+                which the same run can continue. An exception from it ends the run.
+            resume: a function that is given the box and returns such a `MidRun` with this rank's
+                blocks. The run continues from there. On the same mesh the result is identical to
+                the bit.
 
         Returns:
             The last state.
@@ -304,7 +302,6 @@ class Simulation:
         Raises:
             ValueError, HaloError: as `run`.
         """
-        given = Given(seed, white_noise, None, cosmology, paired)
         every = list(observers)
         if outputs is not None:
             every.append(self._outputs(outputs, on_output))
@@ -313,7 +310,7 @@ class Simulation:
             return Observers([make(inputs, halo) for make in every])
 
         observer = side_by_side if every else None
-        state, found = self._run(given, progress, observer, after_step, resume)
+        state, found = self._run(Given(seed, **start), progress, observer, after_step, resume)
         if on_seen is not None:
             on_seen([] if found is None else found[: len(observers)])
         return state
@@ -349,29 +346,30 @@ class Simulation:
         self,
         seed: int | Sequence[int] | None = None,
         *,
-        white_noise: Any = None,
         a: float | None = None,
-        cosmology: Cosmology | Sequence[Cosmology] | None = None,
-        paired: bool = False,
+        **start: Unpack[Start],
     ) -> State:
         """Returns the universe of Lagrangian perturbation theory alone, of the simulation's order.
 
-        No step is made: one call for the price of the initial conditions, and of the same gradients
-        as `run`.
+        It makes no time step: it costs as much as the initial conditions of `run` and has the same
+        gradients.
 
         Args:
-            seed, white_noise, cosmology, paired: as for `run`.
+            seed, start: as for `run`, without particles.
             a: scale factor, above 0; by default the last of the steps.
 
         Raises:
             ValueError: as for `run`, or a scale factor that is not above 0.
         """
-        if (seed is None) == (white_noise is None):
-            raise ValueError("give either a seed or white_noise: exactly one of them")
+        given = Given(seed, **start)
+        if given.particles is not None:
+            raise ValueError(
+                "particles: Lagrangian perturbation theory needs a seed or white_noise"
+            )
         a = float(self.edges[-1]) if a is None else a
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")
-        inputs = self._read(Given(seed, white_noise, None, cosmology, paired))
+        inputs = self._read(given)
         found, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
         halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
         return State.of(found, inputs.box, a, inputs.provenance(halo))
@@ -395,3 +393,19 @@ class Simulation:
             source=source_of(given, box),
             given=particles_of(given, box),
         )
+
+
+def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:
+    """Returns the edges of the steps in scale factor, float64 [steps + 1].
+
+    Raises:
+        ValueError: they do not increase from 0 or more, or from above 0 where the integrator must.
+    """
+    edges = np.asarray(steps, dtype=np.float64)
+    if edges.ndim != 1 or edges.size < 2 or not (np.diff(edges) > 0).all() or edges[0] < 0:
+        raise ValueError(
+            f"steps {steps!r}: at least two scale factors, not below 0 and increasing, are needed"
+        )
+    if edges[0] == 0 and not integrator.starts_at_zero:
+        raise ValueError(f"steps {steps!r}: this integrator must start later than a = 0")
+    return edges

@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.evolution.clock import Clock
-from flowpm_dist.evolution.evolve import evolve
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
 from flowpm_dist.evolution.observers import Observer, Seen
-from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, MidRun, Particles, StepCallback
+from flowpm_dist.evolution.plan import (
+    Clock,
+    EvolutionPlan,
+    Evolved,
+    MidRun,
+    Particles,
+    StepCallback,
+)
 from flowpm_dist.grid.box import Box
 from flowpm_dist.simulation.inputs import Inputs
+from meshimpl.graph_guards import is_watched
 
 AfterStep = Callable[[MidRun], None]
 """Called on every rank after each step, see `Simulation.run_resumably`."""
 Resume = Callable[[Box], MidRun]
-"""Returns where a run in a box goes on, see `Simulation.run_resumably`."""
+"""Returns the state from which a run in a box continues, see `Simulation.run_resumably`."""
 
 
 def first_particles(
@@ -33,8 +39,8 @@ def first_particles(
     a list of one, from which the evolution takes it.
 
     Args:
-        inputs: of the run.
-        resume: returns where it goes on, instead of at the first of the edges.
+        inputs: the run's inputs.
+        resume: returns the state from which the run continues; None to begin at the first edge.
     """
     a, integrator = float(inputs.edges[0]), inputs.options.integrator
     if resume is not None:
@@ -52,7 +58,7 @@ def lpt_particles(
     """Returns the particles of LPT and the LPT fields of the simulation's integrator.
 
     Args:
-        inputs: of the run.
+        inputs: the run's inputs.
         a: scale factor.
         integrator: whose velocity the particles have.
     """
@@ -62,11 +68,11 @@ def lpt_particles(
 
 
 def halo_for(start: MidRun, inputs: Inputs) -> int:
-    """Returns the halo of a run [particle spacings]: that of its inputs, or one that will do.
+    """Returns the halo of a run [particle spacings]: given by its inputs, or large enough.
 
     Args:
-        start: where it begins; the halo that a run had before serves it again.
-        inputs: of the run.
+        start: where the run begins; a continued run keeps its halo.
+        inputs: the run's inputs.
     """
     if inputs.halo != "auto":
         return inputs.halo
@@ -90,13 +96,13 @@ def evolve_particles(
     """Returns the particles at the last of the edges, and the timings of a `State`.
 
     Args:
-        start, lpt: of `first_particles`; the beginning is taken out of the list.
-        inputs: of the run.
+        start, lpt: as `first_particles` returns them; `start` is emptied.
+        inputs: the run's inputs.
         halo: [particle spacings].
-        clock: that started with the run; gets an entry a step.
+        clock: the clock that started with the run; each step adds an entry.
         progress: called after each step.
-        observer: looks at the particles on the way.
-        after_step: called after that, with what the run can go on from.
+        observer: looks at the particles during the evolution.
+        after_step: called after `progress`, with a state from which the run can continue.
 
     Raises:
         HaloError, FloatingPointError: on every rank.
@@ -113,7 +119,7 @@ def evolve_particles(
     nbody = solver.nbody(halo)
     compile_seconds = solver.compile(nbody, particles[0], a)
 
-    def told(number: int, last: Operation, here: Particles, seen: Seen) -> None:
+    def report(number: int, last: Operation, here: Particles, seen: Seen) -> None:
         if after_step is not None:
             timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
             packed = dict if observer is None else functools.partial(observer.pack, seen)
@@ -129,11 +135,14 @@ def evolve_particles(
         observer=observer,
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
-        after_step=told,
+        after_step=report,
         seen=before,
     )
     ready = clock.elapsed()
-    end = evolve(nbody, particles, plan, clock, inputs.options.adjoint)
+    if is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
+        end = inputs.options.adjoint.evolve(nbody, particles, plan, clock)
+    else:
+        end = nbody.evolve(particles, plan, clock)
     evolution = clock.elapsed() - ready
     work = inputs.box.cells * (inputs.box.batch or 1) * max(1, len(clock.steps))
     moving = sum(clock.steps) - sum(clock.phases.get("look", ()))

@@ -22,8 +22,7 @@ from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, VECTORS, load_snapshot
 from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.particle_mesh.positions import positions
-from flowpm_dist.particle_mesh.redshift_space import redshift_space
+from flowpm_dist.particle_mesh.positions import positions, redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.inputs import Provenance, WhiteNoiseSource
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
@@ -39,9 +38,9 @@ AXES = get_args(Axis)
 class State:
     """A universe at one scale factor, or a batch of them.
 
-    A state stands alone: it can be pickled (each rank's part by itself), written to a snapshot and
-    read back, whatever became of the simulation. The pickle of a state with its own `growth` or
-    `power` holds these by name; that of a state from a snapshot holds this rank's part of it.
+    A state does not need its simulation: it can be pickled (each rank its own part), written to a
+    snapshot and read back. If a state has its own `growth` or `power`, its pickle stores only their
+    names. If a state was read from a snapshot, its pickle holds this rank's part of the snapshot.
 
     Attributes:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
@@ -78,17 +77,19 @@ class State:
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
-        Halo and the options of initial conditions and force are those of the run. A snapshot does
-        not hold `growth`, `power`, integrator and adjoint of the simulation: growth and power of
-        its cosmology are taken, and the others have no part in what a state measures. White noise
-        and linear field that it does not hold come again from its seed, if it has one.
+        The state has the halo of its run, and the options for initial conditions and force. A
+        snapshot does not hold `growth`, `power`, integrator and adjoint of the simulation. The
+        state takes growth and power from its cosmology; the others do not affect what a state
+        measures. If the snapshot has only the seed, white noise and linear field are computed again
+        from it.
 
         Args:
             path: `snapshot.zarr`, or the folder that holds it.
-            mesh: the ranks; by default chosen from their number. It need not be the one that wrote.
+            mesh: the ranks; by default chosen from their number. It need not be the mesh that wrote
+                the snapshot.
 
         Raises:
-            SnapshotError: there is no whole snapshot, or it lacks the particles.
+            SnapshotError: there is no complete snapshot, or it lacks the particles.
             ValueError: the mesh does not divide the grid.
         """
         snapshot = load_snapshot(path)
@@ -118,23 +119,23 @@ class State:
         format: FormatName = "zarr",
         fields: Sequence[str] | None = None,
     ) -> Path:
-        """Writes a new snapshot, each rank its part. On all ranks together.
+        """Writes a new snapshot; each rank writes its part. All ranks must call this together.
 
         Args:
-            folder: in which it is made; on a file system that all ranks see.
-            attributes: more of them.
+            folder: where the snapshot is created, on a file system that all ranks see.
+            attributes: additional attributes of the snapshot.
             format: "zarr" (`snapshot.zarr`, from which a state can be read); or, for other codes,
                 particles as "gadget-hdf5" (`snapshot.gadget`) or "bigfile" (`snapshot.bigfile`).
-            fields: names of those that a zarr snapshot holds, see `fields`.
+            fields: names of the fields to write to a zarr snapshot, see `fields`.
 
         Returns:
             The path of the snapshot.
 
         Raises:
             FileExistsError: there is such a snapshot in the folder. Raised on every rank.
-            ValueError: a batch of universes, an unknown format or field, or fields beside a format
+            ValueError: a batch of universes, an unknown format or field, or fields with a format
                 of particles.
-            WriteError: on a rank that cannot write; the job must end then.
+            WriteError: raised only on a rank that cannot write; the job must then end.
         """
         if self.box.batch is not None:
             raise ValueError("a batch of universes cannot be saved as one snapshot")
@@ -146,10 +147,10 @@ class State:
         return save_fields(Path(folder), self.fields(fields or DEFAULT_FIELDS), about, format)
 
     def fields(self, names: Sequence[str] = DEFAULT_FIELDS) -> dict[str, Field]:
-        """Returns fields by the names that snapshots give them.
+        """Returns fields, under the names that they have in snapshots.
 
         Args:
-            names: of "displacement", "velocity", "density", "white_noise" and "linear_delta".
+            names: any of "displacement", "velocity", "density", "white_noise" and "linear_delta".
 
         Raises:
             ValueError: an unknown name, or white noise that is not known.
@@ -180,16 +181,15 @@ class State:
     def particles_for(self, a: float, box: Box, cosmology: Cosmology | None) -> tuple[Field, Field]:
         """Returns displacement and velocity, for a run that begins at scale factor `a`.
 
-        They are as they lie; a run on another mesh of the same ranks moves them, see `Field.on`.
+        They keep their layout; a run on another mesh of the same ranks moves them, see `Field.on`.
 
         Args:
             a: scale factor.
-            box: of the run; its grid and size must be the state's.
-            cosmology: that the run takes for granted; None if it is given one.
+            box: the run's box; its grid and size must be the state's.
+            cosmology: the cosmology that the run assumes; None if the run is given one explicitly.
 
         Raises:
-            ValueError: the state is at another scale factor, of another grid or box size, or of
-                another cosmology.
+            ValueError: the state has another scale factor, grid, box size or cosmology.
         """
         for own in self._provenance.cosmologies.cosmologies:
             if cosmology is not None and own.numbers() != cosmology.numbers():
@@ -232,12 +232,12 @@ class State:
 
     @property
     def cosmology(self) -> Cosmology:
-        """The cosmology of the universe; of a batch, that of this rank's first universe."""
+        """The cosmology of the universe; in a batch, of this rank's first universe."""
         return self._provenance.cosmologies.cosmologies[0]
 
     @property
     def halo(self) -> int:
-        """The halo of the evolution [particle spacings]; for LPT, the one it would have had."""
+        """The halo of the run [particle spacings]; for LPT, the halo that a run would have had."""
         return self._provenance.halo
 
     @property
@@ -279,13 +279,14 @@ class State:
         """Returns the comoving positions of the particles [Mpc/h], differentiable.
 
         Args:
-            wrap: whether they are taken into the periodic box, 0 <= x < side; else they are lattice
-                site and displacement added up, which may lie beyond a face.
+            wrap: whether to move positions into the periodic box, 0 <= x < side. Otherwise a
+                position is the lattice site plus the displacement, and may lie outside the box.
             redshift_space: the line of sight, along which peculiar velocities move the particles.
 
         Returns:
-            A vector field on the lattice of the particles, whose sites are at whole multiples of
-            `box.cell`: the value of a cell is where its particle is now.
+            A vector field on the particle lattice, whose sites are at whole multiples of
+            `box.cell`. The value at a site is the present position of the particle that started
+            there.
         """
         displacement = self._seen(redshift_space).block
         return Field(positions(displacement, self.box, wrap=wrap), self.box)
@@ -311,10 +312,10 @@ class State:
         Args:
             mesh_factor: mesh cells per particle spacing.
             redshift_space: the line of sight, along which peculiar velocities move the particles.
-            shift: of all particles along each axis [mesh cells]; 0.5 for the second density of an
-                interlaced spectrum.
-            weights: of the particles, a scalar field of the state's box or this rank's block
-                [..., x, y, z] of it; then the mean is theirs.
+            shift: how far all particles are moved along each axis [mesh cells]; use 0.5 for the
+                second density of an interlaced spectrum.
+            weights: the particles' weights: a scalar field on the state's box, or this rank's block
+                [..., x, y, z] of it. The mean density is then the mean weight.
 
         Raises:
             ValueError: an argument out of its range, or weights of another box.

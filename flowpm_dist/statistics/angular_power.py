@@ -15,7 +15,10 @@ from flowpm_dist.grid.flat_sky import FlatSky
 Spacing = Literal["linear", "log"]
 
 MapWindow = Literal["pixel", "bilinear"] | None
-"""What is divided out of the modes: that of means over pixels, or of bilinear painting."""
+"""The window that is divided out of the modes: means over pixels, or bilinear painting."""
+
+BINS_PER_OCTAVE = 2
+"""Logarithmic bins for each factor of 2 in l: with more, some would have no mode."""
 
 _WINDOWS = {None: 0, "pixel": 1, "bilinear": 2}
 _TIE = 1e-9  # relative, so that rounding does not decide of a mode on an edge
@@ -29,7 +32,7 @@ class AngularPower:
         ell: mean |l| of the modes of each bin [bin].
         power: C_l in each bin [..., bin], in the square of the maps' unit [sr].
         modes: the number of modes in each bin [bin], l and -l both counted.
-        edges: of the bins [bin + 1].
+        edges: edges of the bins [bin + 1].
     """
 
     ell: np.ndarray
@@ -98,8 +101,8 @@ def angular_power(
         bins: the edges of the bins in l [bin + 1], increasing; or the number of bins between the
             lowest mode and the Nyquist multipole of the coarser axis. By default as many as make
             each bin as wide as the lowest mode.
-        spacing: of a number of bins: "linear" or "log".
-        other: maps [..., x, y] for a cross spectrum, which broadcast: of all pairs of maps
+        spacing: "linear" or "log", where a number of bins is given.
+        other: maps [..., x, y] for a cross spectrum, which broadcast: all pairs of maps
             [source, x, y] with `maps=m[:, None], other=m`.
         window: what is divided out of the modes: "pixel", sinc(l_x p / 2) sinc(l_y p / 2) with p
             the side of a pixel, for means over pixels; "bilinear", its square, for particles
@@ -119,6 +122,17 @@ def angular_power(
     return AngularPower(found.ell, power - noise, found.modes, np.array(edges))
 
 
+def octave_edges(fov: float, pixels: int) -> np.ndarray:
+    """Returns the edges of logarithmic bins from the lowest to the Nyquist multipole [bin + 1].
+
+    Args:
+        fov: field of view [rad].
+        pixels: pixels along a side of the map, at least 3.
+    """
+    count = max(1, int(BINS_PER_OCTAVE * np.log2(pixels / 2) + 1e-9))
+    return 2 * np.pi / fov * np.geomspace(1.0, pixels / 2, count + 1)
+
+
 def theory_in_bins(
     power: Callable[[np.ndarray], Any],
     pixels: int | tuple[int, int],
@@ -134,7 +148,7 @@ def theory_in_bins(
 
     Args:
         power: multipoles [ell] to C_l [..., ell], smooth and above 0.
-        pixels: of the maps, one number or those along x and y.
+        pixels: pixels of the maps, one number or one each along x and y.
         fov, bins, spacing: as for `angular_power`.
 
     Returns:

@@ -1,8 +1,11 @@
-"""Bins of wavenumber and wedges of direction: which of them each mode is in.
+"""Modes of a box, and the bins of wavenumber and wedges of direction that they are in.
+
+A mode's wavenumber, multiplicity and window follow from three short vectors, one for each axis, so
+that nothing of the size of a spectrum is stored.
 
 By default the bins are one fundamental mode wide, up to the smallest Nyquist wavenumber: bin number
 i holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side). Bins with
-edges of one's own hold the modes with low <= k < high. The mode k = 0 is in none.
+given edges hold the modes with low <= k < high. The mode k = 0 is in no bin.
 """
 
 from __future__ import annotations
@@ -15,15 +18,11 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.caches import cached_on_mesh
-from flowpm_dist.statistics.modes import (
-    Axes,
-    multiplicities,
-    relative_wavenumber,
-    relative_wavenumbers,
-)
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from meshimpl.process_mesh import ProcessMesh
+
+Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Vectors along x, y and z: [1, 1, kx], [1, ky, 1], [kz, 1, 1]; or of one plane of kz."""
 
 _TIE = 1e-9
 """Added before a comparison, so that rounding errors do not affect modes on an edge of a bin."""
@@ -34,10 +33,10 @@ class Bins:
     """Bins of wavenumber of equal width, in k or in log k.
 
     Attributes:
-        number: of the bins; or
-        width: of each, [h/Mpc], or [dex] with spacing "log". The range is filled from below; what
-            is left at its end is in no bin.
-        spacing: what the widths are equal in, "linear" or "log".
+        number: the number of bins; or
+        width: the width of each bin [h/Mpc], or [dex] with spacing "log". Bins fill the range from
+            below, and a rest at its upper end is in no bin.
+        spacing: "linear" for bins of equal width in k, "log" in log k.
         k_min, k_max: the ends of the range [h/Mpc]; by default the fundamental wavenumber of the
             longest side, 2 pi / L, and the smallest Nyquist wavenumber of the box.
 
@@ -88,18 +87,19 @@ class Bins:
 
 
 BinChoice = Bins | int | Sequence[float] | np.ndarray | None
-"""How bins are asked for: `Bins`, a number of linear ones, edges [h/Mpc], or None: the default."""
+"""`Bins`, a number of linear bins, edges [h/Mpc], or None for the default bins."""
 
 
 @dataclass(frozen=True)
 class Binning:
-    """Which bin, and which wedge in it, each mode of one box is in.
+    """The bin of each mode of one box, and the wedge within the bin.
 
     Attributes:
-        bins: their number.
-        edges: of the bins, k / k_f; none for bins one fundamental mode wide.
-        wedges: edges of |mu|, the cosine between k and the line of sight; none without wedges.
-        axis: of the line of sight, 0, 1 or 2.
+        bins: the number of bins.
+        edges: edges of the bins, k / k_f; empty for bins one fundamental mode wide.
+        wedges: edges of the wedges in |mu|, the cosine between k and the line of sight; empty
+            without wedges.
+        axis: the axis of the line of sight, 0, 1 or 2.
     """
 
     bins: int
@@ -113,7 +113,7 @@ class Binning:
         return self.bins * max(1, len(self.wedges) - 1)
 
     def number(self, along: Axes, k: tf.Tensor) -> tf.Tensor:
-        """Returns the bin (int32) of each mode; `size` for a mode that is in none.
+        """Returns the bin (int32) of each mode; `size` for a mode that is in no bin.
 
         Args:
             along: k / k_f along each axis.
@@ -133,12 +133,12 @@ class Binning:
         return tf.where(inside, number, self.size)
 
     def mu(self, along: Axes, k: tf.Tensor) -> tf.Tensor:
-        """Returns |mu| of each mode; arguments as for `number`."""
+        """Returns |mu| of each mode; see `number` for the arguments."""
         return tf.math.divide_no_nan(tf.abs(along[self.axis]), k)
 
 
 def _interval(values: tf.Tensor, edges: tuple[float, ...]) -> tf.Tensor:
-    """Returns in which interval between edges each value is, from -1 (below) on, int32."""
+    """Returns the interval between edges that each value is in, int32; -1 below the first edge."""
     number = tf.fill(values.shape, -1)
     for edge in edges:  # vectorised passes, faster than a search
         number += tf.cast(values + _TIE >= edge, tf.int32)
@@ -156,13 +156,13 @@ def binning(
     wedges: int | Sequence[float] | None = None,
     axis: int = 2,
 ) -> Binning:
-    """Returns the bins that were asked for, on a box.
+    """Returns the chosen bins on a box.
 
     Args:
-        choice: of the bins of wavenumber, see `BinChoice`.
-        box: of the modes.
-        wedges: a number of equal ones, or edges of |mu| from 0 to 1.
-        axis: of the line of sight.
+        choice: the bins of wavenumber.
+        box: the box of the modes.
+        wedges: a number of equal wedges, or their edges in |mu| from 0 to 1.
+        axis: the axis of the line of sight.
 
     Raises:
         ValueError: edges that do not increase or are out of their range, or no wedges.
@@ -218,8 +218,7 @@ def _increasing(given: object, name: str, most: float, kind: str) -> np.ndarray:
 def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean wavenumber [h/Mpc], the mean |mu| and the number of modes of each bin.
 
-    k and -k are both counted. The means of a bin without modes are NaN. Must be called on all ranks
-    together.
+    k and -k are both counted. The means of a bin without modes are NaN. All ranks call it together.
 
     Returns:
         Three float64 arrays [size], the same on every rank.
@@ -253,12 +252,11 @@ def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def bin_contents(box: Box, bins: BinChoice | Binning = None) -> tuple[np.ndarray, np.ndarray]:
     """Returns the mean wavenumber [h/Mpc] and the number of modes of each bin.
 
-    k and -k are both counted. The mean of a bin without modes is NaN. Must be called on all ranks
-    together.
+    k and -k are both counted. The mean of a bin without modes is NaN. All ranks call it together.
 
     Args:
-        box: of the modes.
-        bins: as for `power_spectrum`.
+        box: the box of the modes.
+        bins: see `power_spectrum`.
 
     Returns:
         Two float64 arrays [bins], the same on every rank.
@@ -271,6 +269,48 @@ def bin_contents(box: Box, bins: BinChoice | Binning = None) -> tuple[np.ndarray
 
 
 def sum_over_universe(mesh: ProcessMesh, values: np.ndarray) -> np.ndarray:
-    """Returns the sum over the ranks that share a universe. It runs eagerly."""
+    """Returns the sum over the ranks that share a universe, computed eagerly."""
     axes = [name for name in mesh.names if name != "replica"]
     return mesh.communicator(*axes).allreduce(tf.constant(values)).numpy()
+
+
+def relative_wavenumbers(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns k / k_f of this rank's modes along x, y and z.
+
+    Returns:
+        Three float64 arrays: [1, 1, kx], [1, ky, 1], [kz, 1, 1].
+    """
+    numbers = box.pencils.mode_numbers()
+    x, y, z = (n * (max(box.size) / size) for n, size in zip(numbers, box.size, strict=True))
+    return x, y, z
+
+
+def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the factors along x, y, z of each mode's multiplicity.
+
+    Their product is 2 for a mode that also represents its conjugate, 1 for any other mode, and 0
+    for padding. The shapes are the same as for `relative_wavenumbers`.
+    """
+    x, y, z = box.pencils.mode_numbers()
+    twice = box.pencils.multiplicity()[:, np.newaxis, np.newaxis]
+    real_z = np.where(z <= box.grid[2] // 2, twice, 0.0)
+    return np.ones(x.shape), np.where(y < box.grid[1] // 2, 1.0, 0.0), real_z
+
+
+def inverse_windows(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the factors along x, y, z of the inverse cloud-in-cell window, sinc^-2(k cell / 2).
+
+    They are 0 for padding, where the window may be 0.
+    """
+    result = []
+    real = multiplicities(box)
+    for numbers, cells, used in zip(box.pencils.mode_numbers(), box.grid, real, strict=True):
+        window = np.sinc(numbers / cells) ** 2
+        result.append(np.divide(1.0, window, out=np.zeros_like(window), where=used > 0))
+    x, y, z = result
+    return x, y, z
+
+
+def relative_wavenumber(x: tf.Tensor, y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """Returns |k| / k_f from its components."""
+    return tf.sqrt(x**2 + y**2 + z**2)

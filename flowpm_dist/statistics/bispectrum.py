@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.caches import cached_on_mesh
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, cic_window, convolve
-from flowpm_dist.statistics.bins import BinChoice, Binning, Bins, bin_contents, binning
-from flowpm_dist.statistics.measure import Window, located, sample_of, sum_over_cells, whole
-from flowpm_dist.statistics.modes import relative_wavenumber
+from flowpm_dist.statistics.bins import (
+    BinChoice,
+    Binning,
+    Bins,
+    bin_contents,
+    binning,
+    relative_wavenumber,
+)
+from flowpm_dist.statistics.measure import Window, sample_of, sum_over_cells, whole
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-
-SHELLS = 6
-"""By default, linear in k up to two thirds of the Nyquist wavenumber."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Bispectrum:
         shells: the numbers (i, j, l) of the bins, [triangle, 3].
         k: the mean wavenumbers of the three bins, [triangle, 3] [h/Mpc].
         bispectrum: [triangle], or [batch, triangle] for a batch of universes [(Mpc/h)^6].
-        triangles: the number of closed triangles of modes, [triangle]; each order of the three and
-            each sign is counted.
+        triangles: the number of closed triangles of modes, [triangle]; each order of the three
+            modes and each sign counts.
     """
 
     shells: np.ndarray
@@ -46,22 +48,22 @@ def bispectrum(
 ) -> Bispectrum:
     """Returns the bispectrum of a density or overdensity, the mean over all directions.
 
-    One transform for each bin: the modes of a bin alone make a field, and the mean of the product
-    of three such fields is the sum over the triangles of modes (arXiv:1506.02729).
+    One transform for each bin gives the field of the bin's modes only. The mean of the product of
+    three such fields is the sum over the triangles of modes (arXiv:1506.02729).
 
     Args:
         field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
-        box_size: of an array [Mpc/h], one number or three. A `Field` has its own.
-        bins: as for `power_spectrum`, up to two thirds of the Nyquist wavenumber; by default six
-            linear ones up to there. Memory and time grow with their number.
+        box_size: the sides of an array's box [Mpc/h], one number or three.
+        bins: see `power_spectrum`; they end at two thirds of the Nyquist wavenumber or below. By
+            default six linear bins up to there. Memory and time grow with their number.
         window: "cic" divides each mode by the cloud-in-cell window.
 
     Returns:
         The bispectrum, the same on every rank.
 
     Raises:
-        ValueError: bins beyond two thirds of the Nyquist wavenumber, where three modes add up to a
-            whole sampling frequency; or what `power_spectrum` refuses.
+        ValueError: bins beyond two thirds of the Nyquist wavenumber, where three modes can add up
+            to a whole sampling frequency; see also `power_spectrum`.
     """
     box, sample = sample_of(field, box_size, window)
     chosen = _checked(bins, box)
@@ -83,25 +85,30 @@ def binned_bispectrum(
     Args:
         field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
         box: the box of a block.
-        bins, window: as for `bispectrum`, whose `shells` are the triangles in their order.
+        bins, window: see `bispectrum`, whose `shells` list the triangles in the same order.
 
     Returns:
         [triangle], or [universe, triangle] for the universes of a batch of which this rank has a
-        block. It is the same on the ranks that share them, as for `binned_power`.
+        block. Ranks that share a universe get the same values; see `binned_power` on losses.
     """
-    box, sample = located(field, box, window)
+    box, sample = sample_of(field, box, window)
     return _means(sample.block, box, _checked(bins, box), window)
+
+
+def default_shells(box: Box) -> Bins:
+    """Returns six bins linear in k, up to two thirds of the Nyquist wavenumber."""
+    return Bins(6, k_max=2 / 3 * np.pi / max(box.cell))
 
 
 def _checked(bins: BinChoice, box: Box) -> Binning:
     last = 2 / 3 * np.pi / max(box.cell)
-    chosen = binning(Bins(SHELLS, k_max=last) if bins is None else bins, box)
+    chosen = binning(default_shells(box) if bins is None else bins, box)
     if not chosen.edges:
         raise ValueError("the bispectrum needs bins with edges: a number, `Bins`, or edges [h/Mpc]")
     highest = chosen.edges[-1] * 2 * np.pi / max(box.size)
     if highest > last * (1 + 1e-9):
         raise ValueError(
-            f"bins up to {highest:.4g} h/Mpc: triangles are told apart up to two thirds of the "
+            f"bins up to {highest:.4g} h/Mpc: triangles are unambiguous up to two thirds of the "
             f"Nyquist wavenumber, {last:.4g} h/Mpc"
         )
     return chosen
@@ -116,9 +123,10 @@ def _means(block: tf.Tensor, box: Box, bins: Binning, window: Window) -> tf.Tens
 
 @cached_on_mesh(16)
 def _triangles(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the triangles of bins that have any of modes, and how many; on all ranks together.
+    """Returns the triangles of bins that hold triangles of modes, and their numbers.
 
-    Three modes are counted by the product of three shells of ones: the spectrum of a point.
+    All ranks call it together. Three shells of a point's spectrum, which is 1 in all modes, count
+    the triangles of modes.
     """
     single = Box(box.grid, box.size, box.mesh, tf.float64, box.batch)
     point = np.zeros(single.local_batch + single.block)
@@ -160,7 +168,7 @@ def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> Me
 
 def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
     def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-        # In whole mode numbers: the wavenumbers of float32 would be off the edges of bins.
+        # In whole mode numbers, because wavenumbers in float32 may cross the edges of bins.
         x, y, z = (
             tf.round(tf.cast(k, tf.float64) * (size / (2 * np.pi))) * (max(box.size) / size)
             for k, size in zip((kx, ky, kz), box.size, strict=True)

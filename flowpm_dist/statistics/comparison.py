@@ -1,4 +1,4 @@
-"""Two fields against each other: cross power, transfer function, correlation coefficient."""
+"""Comparison of two fields: cross power, transfer function, correlation coefficient."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import BinChoice, bin_contents
 from flowpm_dist.statistics.measure import (
+    Sample,
     Window,
-    located,
     mode_means,
     sample_of,
     whole,
@@ -26,13 +26,13 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The power of two fields and what they share; numpy arrays, or tensors of `binned_compare`.
+    """The power and cross power of two fields, in numpy arrays, or in tensors by `binned_compare`.
 
     Attributes:
         k: mean wavenumber of the modes of each bin [h/Mpc].
-        power_a, power_b: of each field [(Mpc/h)^3], [..., bin].
+        power_a, power_b: the power of each field [(Mpc/h)^3], [..., bin].
         cross: mean of Re(a b*) [(Mpc/h)^3], [..., bin].
-        modes: number of modes, k and -k counted both.
+        modes: number of modes; k and -k are both counted.
     """
 
     k: np.ndarray
@@ -68,17 +68,13 @@ def binned_compare(
 
     Args:
         a, b: `Field`s on the same box, or this rank's blocks of them, [..., x, y, z].
-        box: both live in; may be left out for fields.
-        window, interlaced, bins: as for `compare`; interlaced are given as the fields are.
+        box: the box of blocks; None for `Field`s.
+        window, interlaced, bins: see `compare`; interlaced are given as the fields are.
 
     Returns:
-        Tensors of shapes and replication as `binned_power`'s.
+        Tensors; see `binned_power` on shapes and losses.
     """
-    samples = []
-    for field, kind, shifted in zip((a, b), _pair(window), interlaced, strict=True):
-        box, sample = located(field, box, kind, shifted)
-        samples.append(sample)
-    assert box is not None
+    box, samples = _samples(a, b, box, window, interlaced)
     return _comparison(mode_means(samples, box, bins=bins), box, bins)
 
 
@@ -98,8 +94,8 @@ def compare(
         a, b: `Field`s on the same box (or whole arrays on one rank).
         box_size: of arrays [Mpc/h], one number or three. `Field`s have their own.
         bins: as for `power_spectrum`.
-        window: "cic" or None for both, or a pair: a density painted from particles has it, a linear
-            field has not.
+        window: "cic" or None for both, or a pair: "cic" for a density painted from particles, None
+            for a linear field.
         shot_noise: subtracted from the two auto spectra [(Mpc/h)^3], one number or a pair.
         interlaced: for each field the shifted one or None, as for `power_spectrum`.
 
@@ -109,13 +105,7 @@ def compare(
     Raises:
         ValueError: the fields are not on the same box; see also `power_spectrum`.
     """
-    samples, boxes = [], []
-    for field, kind, shifted in zip((a, b), _pair(window), interlaced, strict=True):
-        box, sample = sample_of(field, box_size, kind, shifted)
-        samples.append(sample)
-        boxes.append(box)
-    box = boxes[0]
-    check_same_box(box, boxes[1], "the two fields")
+    box, samples = _samples(a, b, box_size, window, interlaced)
     noise_a, noise_b = _pair(shot_noise)
     found = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
     power_a, power_b = found.power_a - noise_a, found.power_b - noise_b
@@ -134,7 +124,7 @@ def cross_power(
 ) -> PowerSpectrum:
     """Cross power spectrum, the mean of Re(a b*); arguments as for `compare`.
 
-    `shot_noise` [(Mpc/h)^3] is that of particles the two fields have in common.
+    `shot_noise` [(Mpc/h)^3] is the noise of the particles that both fields contain.
     """
     found = compare(a, b, box_size, bins=bins, window=window, interlaced=interlaced)
     return PowerSpectrum(found.k, found.cross - shot_noise, found.modes)
@@ -154,6 +144,17 @@ def correlation_coefficient(
     """k [h/Mpc] and P_ab / sqrt(P_aa P_bb); arguments as for `compare`."""
     found = compare(a, b, box_size, **options)
     return found.k, found.correlation
+
+
+def _samples(
+    a: Any, b: Any, box: Any, window: Window | Pair, interlaced: Pair
+) -> tuple[Box, list[Sample]]:
+    (box_a, first), (box_b, second) = (
+        sample_of(field, box, kind, shifted)
+        for field, kind, shifted in zip((a, b), _pair(window), interlaced, strict=True)
+    )
+    check_same_box(box_a, box_b, "the two fields")
+    return box_a, [first, second]
 
 
 def _comparison(means: Any, box: Box, bins: BinChoice) -> Comparison:

@@ -1,4 +1,4 @@
-"""The one-point distribution of a density, or of its logarithm."""
+"""The one-point distribution of a density or of counts, or of its logarithm."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.caches import cached_on_mesh
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import sum_over_universe
-from flowpm_dist.statistics.measure import box_of, located, sum_over_cells, whole
+from flowpm_dist.statistics.measure import box_of, sample_of, sum_over_cells, whole
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -25,7 +24,7 @@ class Histogram:
     """The number of cells, or pixels, with a value in each bin; unpacks as `centres, pdf`.
 
     Attributes:
-        edges: the edges of the bins [bin + 1], of the value or of its logarithm.
+        edges: the edges of the bins [bin + 1], in the value or in its logarithm.
         counts: the number of cells in each bin, [bin], or [batch, bin] for a batch of universes or
             [..., bin] for several maps.
         cells: the number of all cells of a universe or map, including those outside the edges.
@@ -57,8 +56,8 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     Args:
         field: a `Field`, or a whole array [x, y, z] on one rank.
         edges: the edges of the bins, increasing, [bin + 1].
-        log: whether the edges are of ln(density); empty cells are then below all of them,
-            and those below 0 are not counted either.
+        log: whether the edges are values of ln(density); empty cells and cells below 0 are then in
+            no bin.
 
     Returns:
         The histogram, the same on every rank.
@@ -91,14 +90,14 @@ def soft_histogram(
 
     Args:
         field: a density: a `Field`, or this rank's block of it, [..., x, y, z].
-        box: of a block; may be None for a `Field`.
+        box: the box of a block; None for a `Field`.
         edges: the edges of the bins, increasing, [bin + 1]; at least two bins.
-        log: whether the edges are of ln(density).
+        log: whether the edges are values of ln(density).
 
     Returns:
         The number of cells in each bin, [bin], or [universe, bin] for the universes of a batch of
-        which this rank has a block. It is the same on the ranks that share them, as for
-        `binned_power`.
+        which this rank has a block. Ranks that share a universe get the same values; see
+        `binned_power` on losses.
 
     Raises:
         ValueError: if the edges do not increase, or there are fewer than two bins.
@@ -106,7 +105,7 @@ def soft_histogram(
     checked = checked_edges(edges)
     if checked.size < 3:
         raise ValueError("a soft histogram needs at least two bins")
-    box, sample = located(field, box)
+    box, sample = sample_of(field, box)
     return _soft_function(box, tuple(bin_centres(checked).tolist()), log)(sample.block)
 
 
@@ -129,8 +128,8 @@ def soft_counts(density: tf.Tensor, batch_rank: int, centres: np.ndarray, log: b
     Args:
         density: the values of the cells, [..., cells ...].
         batch_rank: the number of leading dimensions, which are universes.
-        centres: of the bins [bin], two at least.
-        log: whether the centres are those of ln(density).
+        centres: centres of the bins [bin], at least two.
+        log: whether the centres are values of ln(density).
     """
     count = centres.size
     universes = math.prod(density.shape[:batch_rank])
@@ -173,3 +172,50 @@ def checked_edges(edges: Any) -> np.ndarray:
 def bin_centres(edges: np.ndarray) -> np.ndarray:
     """Returns the centres of bins [bin] between edges [bin + 1]."""
     return (edges[:-1] + edges[1:]) / 2
+
+
+@dataclass(frozen=True)
+class CellValues:
+    """The kind of a volume's numbers: densities, densities that may be below 0, or counts.
+
+    Attributes:
+        positive: whether no number is below 0, which holds without noise.
+        mean_count: the mean count of a cell of mean density; None for densities.
+    """
+
+    positive: bool = True
+    mean_count: float | None = None
+
+    def histogram(self, field: Field, edges: np.ndarray) -> Histogram:
+        """Returns the histogram of a field, in bins with these edges (see `bins`).
+
+        All ranks of the field call it together.
+        """
+        return density_histogram(field, self.bins(edges), log=self._log)
+
+    def bins(self, edges: np.ndarray) -> np.ndarray:
+        """Returns the edges of bins that suit the values [bin + 1].
+
+        Densities that are never below 0 have bins of ln(density). Cells of 0 and cells beyond the
+        edges are in no bin. Other densities, and counts divided by their mean, have bins of
+        asinh(density - 1). The first and the last of these bins have no outer edge, so that every
+        cell is in a bin.
+
+        Args:
+            edges: values of ln(density) or asinh(density - 1), increasing, [bin + 1].
+
+        Returns:
+            Edges of ln(density), or of the values.
+        """
+        if self._log:
+            return edges
+        inner = (self.mean_count or 1.0) * (1.0 + np.sinh(edges[1:-1]))
+        return np.array([-np.inf, *inner, np.inf])
+
+    @property
+    def _log(self) -> bool:
+        return self.positive and self.mean_count is None
+
+
+DENSITIES = CellValues()
+"""Densities that are never below 0."""

@@ -18,7 +18,7 @@ class Peaks:
     """Counts of peaks by their height; unpacks as `centres, counts`.
 
     Attributes:
-        edges: of the bins of height [bin + 1].
+        edges: edges of the bins of height [bin + 1].
         counts: the number of peaks in each bin [..., bin].
     """
 
@@ -41,10 +41,10 @@ def peaks(maps: Any, edges: Any, *, sigma: Any = None, periodic: bool = False) -
 
     Args:
         maps: [..., x, y], at least 3 pixels along each axis.
-        edges: of the bins [bin + 1], increasing; the last bin includes its upper edge.
+        edges: edges of the bins [bin + 1], increasing; the last bin includes its upper edge.
         sigma: the rms noise of each map [...], or a number: heights are then signal over noise.
-        periodic: whether pixels at an edge have those at the opposite edge as neighbours. They
-            are no peaks otherwise, as not all of their neighbours are known.
+        periodic: whether pixels at opposite edges are neighbours. Otherwise pixels at an edge
+            are no peaks, because not all of their neighbours are known.
 
     Raises:
         ValueError: edges that do not increase, maps that are too small, a sigma that is not above
@@ -82,7 +82,7 @@ def map_histogram(maps: Any, edges: Any) -> Histogram:
 
     Args:
         maps: [..., x, y].
-        edges: of the bins [bin + 1], increasing.
+        edges: edges of the bins [bin + 1], increasing.
 
     Raises:
         ValueError: edges that do not increase.
@@ -97,11 +97,11 @@ def map_histogram(maps: Any, edges: Any) -> Histogram:
 def soft_map_histogram(maps: Any, edges: Any) -> tf.Tensor:
     """Returns a differentiable histogram of maps, in which the two nearest bins share each pixel.
 
-    The shares are those of `soft_histogram`.
+    The shares are the same as in `soft_histogram`.
 
     Args:
         maps: [..., x, y], float32 or float64.
-        edges: of the bins [bin + 1], increasing; at least two bins.
+        edges: edges of the bins [bin + 1], increasing; at least two bins.
 
     Returns:
         The number of pixels in each bin [..., bin], float64.

@@ -9,13 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box, check_same_box
-from flowpm_dist.grid.caches import cached_on_mesh
+from flowpm_dist.grid.box import Box, cached_on_mesh, check_same_box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.fourier import to_spectrum
+from flowpm_dist.grid.fourier import Kernel, filter_imaginary, filter_real, to_spectrum
 from flowpm_dist.statistics.bins import BinChoice, Binning, binning, contents
-from flowpm_dist.statistics.interlacing import interlace
-from flowpm_dist.statistics.mode_sums import ModeSums, Weights
+from flowpm_dist.statistics.mode_sums import Weights, mode_sums
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.process_mesh import ProcessMesh
@@ -30,7 +28,7 @@ class Sample:
 
     Attributes:
         block: this rank's block [..., x, y, z].
-        window: "cic" if its modes are to be divided by the cloud-in-cell window.
+        window: "cic" to divide its modes by the cloud-in-cell window; else None.
         shifted: the block of the density of the particles moved by half a cell along each axis.
 
     Raises:
@@ -49,14 +47,14 @@ class Sample:
 def sum_over_cells(
     local: Callable[[tf.Tensor], tf.Tensor], field: Any, box: Box, outputs: Any, name: str
 ) -> Any:
-    """Lowers the sums over the cells of each universe of what every rank finds in its block.
+    """Lowers sums over the cells of each universe.
 
     Args:
-        local: the sums over a rank's block, [..., output] in float64, of the block [..., x, y, z].
-        field: a mesh tensor over the box's cells, of one or more numbers in each.
-        box: of the field.
+        local: takes a rank's block [..., x, y, z]; returns the sums over it, float64 [..., output].
+        field: a mesh tensor over the box's cells, with one or more numbers in each cell.
+        box: the field's box.
         outputs: the dimension of the sums.
-        name: of the operation.
+        name: the operation's name.
 
     Returns:
         The mesh tensor [universe, output] in the field's dtype, whole on the ranks of a universe.
@@ -75,6 +73,33 @@ def sum_over_cells(
     return mtf.cast(total, field.dtype)
 
 
+def interlace(spectrum: Any, shifted: Any, box: Box) -> Any:
+    """Returns (delta_1 + exp(+i k.h/2) delta_2) / 2, with h the cell.
+
+    The leading aliases of two paintings half a cell apart cancel (Sefusatti, Crocce, Scoccimarro
+    and Couchman 2016, arXiv:1512.07295).
+
+    With the transform's exp(-i k.x), the modes of the second density have the phase factor
+    exp(-i k.h/2), which is undone here. The images with an odd sum of cell numbers then have
+    opposite signs in the two and cancel.
+
+    Args:
+        spectrum: the spectrum of the density of particles at x, an mtf tensor.
+        shifted: the spectrum of the density of the same particles at x + h/2.
+        box: the box of both.
+    """
+
+    def of_phase(function: Callable[[tf.Tensor], tf.Tensor]) -> Kernel:
+        def kernel(*k: tf.Tensor) -> tf.Tensor:
+            return function(sum(0.5 * h * along for h, along in zip(box.cell, k, strict=True)))
+
+        return kernel
+
+    real = filter_real(shifted, box, of_phase(tf.cos))
+    imaginary = filter_imaginary(shifted, box, of_phase(tf.sin))
+    return (spectrum + real + imaginary) * 0.5
+
+
 @cached_on_mesh(16)
 def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshFunction:
     def build(_: Any, *fields: Any) -> Any:
@@ -83,7 +108,7 @@ def _function(box: Box, weights: Weights, interlaced: tuple[bool, ...]) -> MeshF
         for twice in interlaced:
             spectrum = to_spectrum(next(rest))
             spectra.append(interlace(spectrum, to_spectrum(next(rest)), box) if twice else spectrum)
-        return ModeSums(spectra, box, weights).outputs[0]
+        return mode_sums(spectra, box, weights)
 
     names = [
         name
@@ -107,7 +132,7 @@ def mode_means(
         box: the box of the fields.
         orders: the orders l of the Legendre weights (2 l + 1) L_l(mu).
         axis: the axis of the line of sight.
-        bins: as for `power_spectrum`.
+        bins: see `power_spectrum`.
 
     Returns:
         The means [..., product, order, bin] in the box's dtype, for the universes of which this
@@ -129,79 +154,66 @@ def mode_means(
 
 
 def whole(means: tf.Tensor, box: Box) -> np.ndarray:
-    """Gathers the means of all universes on every rank, in float64."""
+    """Returns the means of all universes on every rank, float64."""
     trailing = means.shape[len(box.local_batch) :]
     dims = [mtf.Dimension(f"axis{i}", n) for i, n in enumerate(trailing)]
     return box.whole(means, mtf.Shape(box.number_shape.dims + dims)).astype(np.float64)
 
 
-def box_of(field: Any, box_size: Any) -> tuple[Box, tf.Tensor]:
-    """Returns the box and the block of a `Field`, or of a whole array on one rank.
+def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
+    """Returns the box and the block of a scalar field.
+
+    Args:
+        field: a `Field`; or this rank's block [..., x, y, z] of a field on `box`; or a whole array
+            [x, y, z] on one rank.
+        box: the `Box` of a block; or the sides of a whole array's box [Mpc/h], one number or three.
+            A `Field` has its own box.
 
     Raises:
-        ValueError: if the field is not scalar, an array has no box_size, or box_size is not the
-            field's own.
+        ValueError: the field is not scalar, an array has no box, or a `Field` has another box.
     """
     if isinstance(field, Field):
-        box, block = field.box, field.block
-        given = np.broadcast_to(np.asarray(box.size if box_size is None else box_size, float), (3,))
-        if not np.allclose(given, box.size):
-            raise ValueError(f"box_size {tuple(given)} is not that of the field, {box.size}")
-        if block.shape.rank != len(box.shape):
-            raise ValueError(f"a scalar field is needed, got blocks of shape {block.shape}")
-        return box, block
+        if isinstance(box, Box):
+            check_same_box(box, field.box, "the fields")
+        sides = field.box.size if box is None or isinstance(box, Box) else box
+        sides = np.broadcast_to(np.asarray(sides, float), (3,))
+        if not np.allclose(sides, field.box.size):
+            raise ValueError(
+                f"box_size {tuple(sides)} differs from the field's own, {field.box.size}"
+            )
+        if field.block.shape.rank != len(field.box.shape):
+            raise ValueError(f"a scalar field is needed, got blocks of shape {field.block.shape}")
+        return field.box, field.block
+    if isinstance(box, Box):
+        return box, field
     block = tf.convert_to_tensor(field)
+    if box is None:
+        raise ValueError(
+            "an array has no box of its own: box_size [Mpc/h] is needed, or the box of a block"
+        )
     if block.shape.rank != 3:
         raise ValueError(f"a scalar field [x, y, z] is needed, got shape {block.shape}")
-    if box_size is None:
-        raise ValueError("an array has no box of its own: box_size [Mpc/h] is needed")
-    x, y, z = (float(s) for s in np.broadcast_to(np.asarray(box_size, float), (3,)))
+    x, y, z = (float(s) for s in np.broadcast_to(np.asarray(box, float), (3,)))
     nx, ny, nz = block.shape.as_list()
     return Box((nx, ny, nz), (x, y, z), ProcessMesh("row:1,col:1"), block.dtype), block
 
 
-def located(
-    field: Any, box: Box | None, window: Window = None, interlaced: Any = None
+def sample_of(
+    field: Any, box: Any = None, window: Window = None, interlaced: Any = None
 ) -> tuple[Box, Sample]:
-    """Returns the box and the sample of a `Field`, or of a block whose box is given.
+    """Returns the box and the sample of a field.
 
     Args:
-        field: a `Field`, or this rank's block [..., x, y, z].
-        box: of a block; may be None for a `Field`.
-        window: of the sample.
+        field, box: see `box_of`.
+        window: the window of the painting.
         interlaced: the field of the shifted particles, given as `field` is; or None.
 
     Raises:
-        ValueError: a block without a box, or a `Field` that is not scalar or of another box.
+        ValueError: see `box_of`; also if the two fields are not on the same box.
     """
-    if box is None:
-        if not isinstance(field, Field):
-            raise ValueError(
-                "a block has no box of its own: give a Field, or the block and its box"
-            )
-        box = field.box
-    shifted = None if interlaced is None else _block_on(box, interlaced)
-    return box, Sample(_block_on(box, field), window, shifted)
-
-
-def _block_on(box: Box, field: Any) -> tf.Tensor:
-    if not isinstance(field, Field):
-        return field
-    check_same_box(box, field.box, "the fields")
-    return box_of(field, None)[1]
-
-
-def sample_of(
-    field: Any, box_size: Any, window: Window = None, interlaced: Any = None
-) -> tuple[Box, Sample]:
-    """Returns the box of a field, and its sample with that of the shifted particles.
-
-    Raises:
-        ValueError: see `box_of`; also if the two are not on the same box.
-    """
-    box, block = box_of(field, box_size)
+    own, block = box_of(field, box)
     if interlaced is None:
-        return box, Sample(block, window)
-    shifted_box, shifted = box_of(interlaced, box_size)
-    check_same_box(box, shifted_box, "the field and its interlaced one")
-    return box, Sample(block, window, shifted)
+        return own, Sample(block, window)
+    shifted_box, shifted = box_of(interlaced, box)
+    check_same_box(own, shifted_box, "the field and its interlaced one")
+    return own, Sample(block, window, shifted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.statistics.bins import Binning
-from flowpm_dist.statistics.modes import (
+from flowpm_dist.statistics.bins import (
     Axes,
+    Binning,
     inverse_windows,
     multiplicities,
     relative_wavenumber,
@@ -20,7 +21,8 @@ from flowpm_dist.statistics.modes import (
 )
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
-from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.operations.local import local, on_blocks
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Weights:
     """The bins of modes, and their weights in the sums.
 
     Attributes:
-        bins: which bin each mode is in.
+        bins: the bin of each mode.
         deconvolved: for each spectrum, whether it is divided by the cloud-in-cell window.
         orders: the orders l of the Legendre polynomials (2 l + 1) L_l(mu), even.
         axis: the axis of the line of sight, 0, 1 or 2.
@@ -84,92 +86,65 @@ def _outer(along: Axes) -> tf.Tensor:
     return x * y * z
 
 
-class ModeSums(mtf.Operation):
-    """The sum over the modes of each bin of (2 l + 1) L_l(mu) times each product of spectra.
+def mode_sums(spectra: Sequence[Any], box: Box, weights: Weights) -> Any:
+    """Returns the sums over the modes of each bin of (2 l + 1) L_l(mu) times products of spectra.
 
-    The output is [..., product, order, bin], complete on every rank that shares the universe. Sums
-    are computed in float64.
+    The result is the mtf tensor [..., product, order, bin], complete on every rank that shares the
+    universe. Each rank sums its modes, plane by plane in float64, and one small allreduce follows.
 
     Args:
         spectra: one or two mtf tensors [..., kz, ky, kx, pair].
         box: the box of both.
-        weights: the bins and the weights of the modes, see `Weights`.
-        name: the name of the operation.
+        weights: the bins and the weights of the modes.
     """
+    dtype, pencil = spectra[0].dtype, mtf.Shape(spectra[0].shape.dims[-4:])
+    sizes = {"product": weights.products, "order": len(weights.orders), "bin": weights.bins.size}
+    shape = mtf.Shape([*box.number_shape.dims, *(mtf.Dimension(*size) for size in sizes.items())])
 
-    def __init__(
-        self, spectra: Sequence[Any], box: Box, weights: Weights, name: str | None = None
-    ) -> None:
-        super().__init__(list(spectra), name=name or "mode_sums")
-        self._box, self._weights = box, weights
-        sizes = {
-            "product": weights.products,
-            "order": len(weights.orders),
-            "bin": weights.bins.size,
-        }
-        dims = [mtf.Dimension(name, size) for name, size in sizes.items()]
-        shape = mtf.Shape(box.number_shape.dims + dims)
-        self._outputs = [mtf.Tensor(self, shape, spectra[0].dtype)]
-
-    def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Returns the cotangents of the spectra: each bin's cotangent spread over its modes."""
-        box, weights = self._box, self._weights
-
-        @tf.function(jit_compile=True, autograph=False)
-        def spread(*args: Any) -> list[tf.Tensor]:
-            return _mode_cotangents(weights, *args)
-
-        def local(*slices: tf.Tensor) -> Any:
-            values = [_batched(s, 4) for s in slices[:-1]]
-            found = spread(values, _batched(slices[-1], 3), _vectors(box))
-            found = [tf.reshape(f, s.shape) for f, s in zip(found, slices[:-1], strict=True)]
-            return found[0] if len(found) == 1 else tuple(found)
-
-        spectrum, several = self.inputs[0], len(self.inputs) > 1
-        found = mtf.slicewise(
-            local,
-            [*self.inputs, grad_ys[0]],
-            output_shape=[x.shape for x in self.inputs] if several else spectrum.shape,
-            output_dtype=[x.dtype for x in self.inputs] if several else spectrum.dtype,
-            splittable_dims=spectrum.shape.dims,
-            grad_function=0,
-            name="mode_sums_gradient",
-        )
-        return list(found) if several else [found]
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to a sum over each rank's modes, plane by plane, and one small allreduce."""
-        impl = lowering.mesh_impl(self)
-        output = self.outputs[0]
-        values = [
-            _batched(lowering.tensors[x].to_laid_out_tensor().one_slice, 4) for x in self.inputs
-        ]
-        sums = tf.reshape(self._local(values), impl.slice_shape(output.shape))
-        layout = impl.tensor_layout(mtf.Shape(self.inputs[0].shape.dims[-4:]))
-        axes = sorted(axis for axis in layout if axis is not None)
+    def lower(impl: HvdSimdMeshImpl, *slices: tf.Tensor) -> tf.Tensor:
+        sums = tf.reshape(_local_sums(box, weights, slices), impl.slice_shape(shape))
+        axes = sorted(axis for axis in impl.tensor_layout(pencil) if axis is not None)
         total = impl.allreduce(LaidOutTensor([sums]), axes, "SUM").one_slice
-        lowering.set_tensor_lowering(output, LaidOutTensor([tf.cast(total, output.dtype)]))
+        return tf.cast(total, dtype)
 
-    def _local(self, values: list[tf.Tensor]) -> tf.Tensor:
-        """Returns this rank's part of the sums, float64 [batch, product, order, bin]."""
-        weights, count = self._weights, self._weights.bins.size
-        batch = values[0].shape[0]
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        spread = functools.partial(_local_cotangents, box, weights)
+        outputs = [(x.shape, x.dtype) for x in inputs]
+        return local(spread, [*inputs, *cotangents], outputs, name="mode_sums_gradient")
 
-        @tf.function(jit_compile=True, autograph=False)
-        def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            return _plane_summands(weights, *args)
+    (sums,) = on_blocks(lower, spectra, [(shape, dtype)], adjoint=adjoint, name="mode_sums")
+    return sums
 
-        vectors = _vectors(self._box)
 
-        def sums(index: tf.Tensor) -> tf.Tensor:
-            here = tuple((x[0], y[0], z[index, 0, 0]) for x, y, z in vectors)
-            summands, number = plane([value[:, index] for value in values], here)
-            return tf.math.unsorted_segment_sum(summands, number, count + 1)
+def _local_sums(box: Box, weights: Weights, slices: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns this rank's part of the sums, float64 [batch, product, order, bin]."""
+    values, count = [_batched(s, 4) for s in slices], weights.bins.size
 
-        per_plane = tf.map_fn(sums, tf.range(values[0].shape[1]), fn_output_signature=tf.float64)
-        total = tf.reduce_sum(per_plane, axis=0)[:-1]
-        shape = [batch, weights.products, len(weights.orders), count]
-        return tf.reshape(tf.transpose(total, [1, 2, 0]), shape)
+    @tf.function(jit_compile=True, autograph=False)
+    def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        return _plane_summands(weights, *args)
+
+    vectors = _vectors(box)
+
+    def sums(index: tf.Tensor) -> tf.Tensor:
+        here = tuple((x[0], y[0], z[index, 0, 0]) for x, y, z in vectors)
+        summands, number = plane([value[:, index] for value in values], here)
+        return tf.math.unsorted_segment_sum(summands, number, count + 1)
+
+    per_plane = tf.map_fn(sums, tf.range(values[0].shape[1]), fn_output_signature=tf.float64)
+    total = tf.reduce_sum(per_plane, axis=0)[:-1]
+    shape = [values[0].shape[0], weights.products, len(weights.orders), count]
+    return tf.reshape(tf.transpose(total, [1, 2, 0]), shape)
+
+
+def _local_cotangents(box: Box, weights: Weights, *slices: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the cotangents of this rank's spectra: each bin's cotangent spread over its modes."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def spread(*args: Any) -> list[tf.Tensor]:
+        return _mode_cotangents(weights, *args)
+
+    return spread([_batched(s, 4) for s in slices[:-1]], _batched(slices[-1], 3), _vectors(box))
 
 
 def _plane_summands(
@@ -203,8 +178,8 @@ def _mode_cotangents(
 ) -> list[tf.Tensor]:
     """Returns the cotangents of the spectra.
 
-    The derivative of |a|^2 is 2 a. Those of Re(a b*) are b with respect to a, and a with respect
-    to b. Each is multiplied by its bin's cotangent and by the weights.
+    The derivative of |a|^2 is 2 a. Re(a b*) has the derivative b with respect to a, and a with
+    respect to b. Each is multiplied by its bin's cotangent and by the weights.
 
     Args:
         weights: the bins and the weights of the modes, see `Weights`.

@@ -1,8 +1,8 @@
-"""The power spectrum."""
+"""The power spectrum, its multipoles, and wedges P(k, mu) about a fixed line of sight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.statistics.bins import BinChoice, bin_contents
-from flowpm_dist.statistics.measure import Window, located, mode_means, sample_of, whole
+from flowpm_dist.particle_mesh.positions import axis_number
+from flowpm_dist.statistics.bins import BinChoice, Binning, bin_contents, binning, contents
+from flowpm_dist.statistics.measure import Window, mode_means, sample_of, whole
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class PowerSpectrum:
     """A measured power spectrum; unpacks as `k, power`.
 
     Attributes:
-        k: the mean wavenumber of the modes of each bin, [bin] [h/Mpc]. It is NaN, as the power, in
-            a bin without modes.
+        k: the mean wavenumber of the modes of each bin, [bin] [h/Mpc]. In a bin without modes, k
+            and power are NaN.
         power: the power in each bin, [bin], or [batch, bin] for a batch of universes [(Mpc/h)^3].
         modes: the number of modes in each bin, [bin]; k and -k are both counted.
     """
@@ -32,29 +33,6 @@ class PowerSpectrum:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.k, self.power))
-
-
-def binned_power(
-    field: Field | tf.Tensor,
-    box: Box | None = None,
-    window: Window = None,
-    interlaced: Field | tf.Tensor | None = None,
-    bins: BinChoice = None,
-) -> tf.Tensor:
-    """Returns the power in each bin [(Mpc/h)^3], differentiable.
-
-    Args:
-        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
-        box: the box of a block.
-        window, interlaced, bins: as for `power_spectrum`; interlaced is given as the field is.
-
-    Returns:
-        The power [bin], or [universe, bin] for the universes of a batch of which this rank has a
-        block. It is the same on the ranks that share them. So a loss made of it must be divided by
-        their number, or it counts once for each (see `meshimpl.mesh_function`).
-    """
-    box, sample = located(field, box, window, interlaced)
-    return mode_means([sample], box, bins=bins)[..., 0, 0, :]
 
 
 def power_spectrum(
@@ -72,26 +50,231 @@ def power_spectrum(
 
     Args:
         field: a `Field` (each rank measures its part), or a whole array [x, y, z] on one rank.
-        box_size: of an array [Mpc/h], one number or three. A `Field` has its own.
-        bins: edges [h/Mpc], a number of linear bins, or `Bins`; each holds the modes with
-            low <= k < high. By default they are one fundamental mode wide, around its multiples, up
-            to the smallest Nyquist wavenumber.
+        box_size: the sides of an array's box [Mpc/h], one number or three.
+        bins: edges [h/Mpc], a number of linear bins, or `Bins`; each holds the modes with low <= k
+            < high. By default each bin is one fundamental mode wide and centred on a multiple of
+            it, up to the smallest Nyquist wavenumber.
         window: "cic" divides each mode by the squared cloud-in-cell window.
         shot_noise: the shot noise to subtract [(Mpc/h)^3]: V / N_particles for Poisson sampling.
             Particles that started on a lattice have none at early times.
-        interlaced: the density of the same particles moved by half a cell along each axis. Its
-            mean with the first, after moving it back, is free of the leading aliases
+        interlaced: a second density of the same particles, which were moved by half a cell along
+            each axis. It is moved back and averaged with `field`. This cancels the leading aliases
             (arXiv:1512.07295).
 
     Returns:
         The power spectrum, the same on every rank.
 
     Raises:
-        ValueError: if the field is not scalar, box_size is not the field's own, the window is
-            unknown, the interlaced field is of another box, or the bins do not increase or hold no
+        ValueError: if the field is not scalar, box_size differs from the field's, the window is
+            unknown, the interlaced field has another box, or the bins do not increase or hold no
             mode.
     """
     box, sample = sample_of(field, box_size, window, interlaced)
     k, modes = bin_contents(box, bins)
     power = whole(mode_means([sample], box, bins=bins), box)[..., 0, 0, :]
     return PowerSpectrum(k, power - shot_noise, modes)
+
+
+def binned_power(
+    field: Field | tf.Tensor,
+    box: Box | None = None,
+    window: Window = None,
+    interlaced: Field | tf.Tensor | None = None,
+    bins: BinChoice = None,
+) -> tf.Tensor:
+    """Returns the power in each bin [(Mpc/h)^3], differentiable.
+
+    Args:
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: the box of a block.
+        window, interlaced, bins: see `power_spectrum`; interlaced has the same form as field.
+
+    Returns:
+        The power [bin]. For a batch [universe, bin], with the universes of which this rank has a
+        block. Ranks that share a universe get the same values. A loss made from them must be
+        divided by the number of these ranks, or it counts once for each rank (see
+        `meshimpl.mesh_function`).
+    """
+    box, sample = sample_of(field, box, window, interlaced)
+    return mode_means([sample], box, bins=bins)[..., 0, 0, :]
+
+
+@dataclass(frozen=True)
+class Multipoles(PowerSpectrum):
+    """Measured multipoles of the power spectrum; unpacks as `k, power`.
+
+    The power is [order, bin]; for a batch [batch, order, bin].
+
+    Attributes:
+        orders: the orders l.
+    """
+
+    orders: tuple[int, ...]
+
+
+def binned_multipoles(
+    field: Field | tf.Tensor,
+    box: Box | None = None,
+    axis: str = "z",
+    orders: Sequence[int] = (0, 2, 4),
+    window: Window = None,
+    interlaced: Field | tf.Tensor | None = None,
+    bins: BinChoice = None,
+) -> tf.Tensor:
+    """Multipoles of each bin [(Mpc/h)^3], differentiable.
+
+    Args:
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: the box of a block.
+        axis, orders, window, interlaced, bins: see `multipoles`; interlaced has the same form as
+            field.
+
+    Returns:
+        [order, bin] or, for a batch, [universe, order, bin]; see `binned_power` on losses.
+    """
+    box, sample = sample_of(field, box, window, interlaced)
+    means = mode_means([sample], box, _checked_orders(orders), axis_number(axis), bins)
+    return means[..., 0, :, :]
+
+
+def multipoles(
+    field: Any,
+    box_size: Any = None,
+    axis: str = "z",
+    orders: Sequence[int] = (0, 2, 4),
+    *,
+    bins: BinChoice = None,
+    window: Window = None,
+    shot_noise: float = 0.0,
+    interlaced: Any = None,
+) -> Multipoles:
+    """P_l(k) = (2 l + 1) <|delta|^2 L_l(mu)> over the modes of a bin, plane-parallel.
+
+    mu is the cosine between k and the line of sight. Because modes are discrete, an isotropic field
+    has small quadrupoles and hexadecapoles in the first bins.
+
+    Args:
+        field: a `Field`, or a whole array [x, y, z] on one rank.
+        box_size: the sides of an array's box [Mpc/h], one number or three.
+        axis: the line of sight, "x", "y" or "z".
+        orders: l, even.
+        bins, window, interlaced: see `power_spectrum`.
+        shot_noise: subtracted from P_0 [(Mpc/h)^3].
+
+    Returns:
+        The multipoles, the same on every rank.
+
+    Raises:
+        ValueError: an unknown axis, an odd or negative order; see also `power_spectrum`.
+    """
+    box, sample = sample_of(field, box_size, window, interlaced)
+    orders = _checked_orders(orders)
+    k, modes = bin_contents(box, bins)
+    means = mode_means([sample], box, orders, axis_number(axis), bins)
+    power = whole(means, box)[..., 0, :, :]
+    noise = np.array([shot_noise if order == 0 else 0.0 for order in orders])
+    return Multipoles(k, power - noise[:, np.newaxis], modes, orders)
+
+
+def _checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
+    checked = tuple(int(order) for order in orders)
+    if not checked or any(order < 0 or order % 2 for order in checked):
+        raise ValueError(f"orders {tuple(orders)}: even numbers from 0 on are needed")
+    return checked
+
+
+@dataclass(frozen=True)
+class Wedges:
+    """A measured power spectrum in wedges; unpacks as `k, mu, power`.
+
+    Each array is [wedge, bin]; the power of a batch is [batch, wedge, bin]. k, mu and power are NaN
+    where there are no modes.
+
+    Attributes:
+        k: mean wavenumber of the modes [h/Mpc].
+        mu: mean |mu| of the modes.
+        power: P(k, mu) [(Mpc/h)^3].
+        modes: number of modes; k and -k are both counted.
+        edges: edges of the wedges in |mu|, [wedge + 1].
+    """
+
+    k: np.ndarray
+    mu: np.ndarray
+    power: np.ndarray
+    modes: np.ndarray
+    edges: np.ndarray
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter((self.k, self.mu, self.power))
+
+
+def binned_wedges(
+    field: Field | tf.Tensor,
+    box: Box | None = None,
+    wedges: int | Sequence[float] = 5,
+    axis: str = "z",
+    window: Window = None,
+    interlaced: Field | tf.Tensor | None = None,
+    bins: BinChoice = None,
+) -> tf.Tensor:
+    """Returns the power in each wedge and bin [(Mpc/h)^3], differentiable.
+
+    Args:
+        field: a density or overdensity: a `Field`, or this rank's block of it, [..., x, y, z].
+        box: the box of a block.
+        wedges, axis, window, interlaced, bins: see `power_wedges`; interlaced has the same form as
+            field.
+
+    Returns:
+        [wedge, bin] or, for a batch, [universe, wedge, bin]; see `binned_power` on losses. Where
+        there are no modes the power is NaN, with a gradient of 0.
+    """
+    box, sample = sample_of(field, box, window, interlaced)
+    shared = binning(bins, box, wedges, axis_number(axis))
+    return _by_wedge(mode_means([sample], box, bins=shared)[..., 0, 0, :], shared)
+
+
+def power_wedges(
+    field: Any,
+    box_size: Any = None,
+    wedges: int | Sequence[float] = 5,
+    axis: str = "z",
+    *,
+    bins: BinChoice = None,
+    window: Window = None,
+    shot_noise: float = 0.0,
+    interlaced: Any = None,
+) -> Wedges:
+    """Returns P(k, mu): the power in bins of wavenumber and of direction, plane-parallel.
+
+    mu is the cosine between k and the line of sight. Modes with mu and -mu are in one wedge. The
+    mean over all wedges of a bin, weighted by their numbers of modes, is the power spectrum in this
+    bin.
+
+    Args:
+        field: a `Field`, or a whole array [x, y, z] on one rank.
+        box_size: the sides of an array's box [Mpc/h], one number or three.
+        wedges: the number of wedges of equal width in |mu|, or their edges from 0 to 1. A wedge
+            holds the modes with low <= |mu| < high; one that ends at 1 holds mu = 1 as well.
+        axis: the line of sight, "x", "y" or "z".
+        bins, window, interlaced: see `power_spectrum`.
+        shot_noise: subtracted from the power of each wedge [(Mpc/h)^3].
+
+    Returns:
+        The wedges, the same on every rank.
+
+    Raises:
+        ValueError: an unknown axis, or wedges that do not increase from 0 to 1; see also
+            `power_spectrum`.
+    """
+    box, sample = sample_of(field, box_size, window, interlaced)
+    shared = binning(bins, box, wedges, axis_number(axis))
+    k, mu, modes = (_by_wedge(values, shared) for values in contents(box, shared))
+    power = _by_wedge(whole(mode_means([sample], box, bins=shared), box)[..., 0, 0, :], shared)
+    return Wedges(k, mu, power - shot_noise, modes, np.array(shared.wedges))
+
+
+def _by_wedge(values: Any, shared: Binning) -> Any:
+    """Returns [..., wedge, bin] from [..., wedge * bin]."""
+    reshape = tf.reshape if isinstance(values, tf.Tensor) else np.reshape
+    return reshape(values, [*values.shape[:-1], -1, shared.bins])

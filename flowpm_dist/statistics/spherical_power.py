@@ -8,10 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flowpm_dist.statistics.angular_power import AngularPower
+from flowpm_dist.statistics.angular_power import BINS_PER_OCTAVE, AngularPower
 
 Window = Literal["bilinear"] | None
 """What painted the maps, which is divided out of their spectra."""
+
+LOWEST = 2
+"""Multipole at which the first of `spherical_octave_edges` lies."""
+HIGHEST = 2
+"""Multipole, divided by nside, at which the last one lies."""
 
 _NODES = np.linspace(0.0, 3.0, 151)  # of sqrt(l (l + 1)) / nside
 
@@ -21,11 +26,12 @@ def spherical_power(
 ) -> AngularPower:
     """Returns the angular power spectrum of maps of the whole sky, or of maps with others.
 
-    The harmonics are those of `healpy.anafast`.
+    The harmonics are the same as in `healpy.anafast`.
 
     Args:
         maps: [..., pixel], in HEALPix's order of rings, of any unit.
-        edges: of the bins in l [bin + 1], increasing; a multipole on an edge is in the bin above.
+        edges: edges of the bins in l [bin + 1], increasing; a multipole on an edge is in the
+            bin above.
         other: maps for a cross spectrum, which broadcast.
         window: what is divided out: "bilinear", the square of `painting_window`, of maps that were
             both painted so; None for nothing.
@@ -74,7 +80,7 @@ def harmonic_power(
 
     Args:
         first, second: of `spherical_harmonics` [..., harmonic].
-        nside: of the maps.
+        nside: resolution of the maps.
         edges, window: as for `spherical_power`.
 
     Raises:
@@ -98,14 +104,14 @@ def harmonic_power(
 def painting_window(ell: Any, nside: int, *, power: int = 1) -> np.ndarray:
     """Returns what is left of a harmonic of the density after bilinear painting [ell] [1].
 
-    The window is that of a cloud in a cell as wide as two rings and two pixels of a ring are apart:
-    it depends on the direction of the wave and the place on the sky, over which this is the mean.
+    The window belongs to a cloud in a cell, as wide as two rings and two pixels of a ring are
+    apart. It depends on the direction of the wave and the place on the sky; this is its mean.
 
     Args:
         ell: multipoles, up to 3 nside.
-        nside: of the maps.
-        power: of the window before the mean: 1 for the spectrum of painted maps with others, 2 for
-            that of painted maps with each other.
+        nside: resolution of the maps.
+        power: power of the window before the mean: 1 for the spectrum of painted maps with others,
+            2 for painted maps with each other.
     """
     ell = np.asarray(ell, np.float64)
     return np.interp(np.sqrt(ell * (ell + 1)) / nside, _NODES, _window_at_nodes(power))
@@ -124,6 +130,13 @@ def _window_at_nodes(power: int) -> np.ndarray:
     return np.mean(window**power, axis=(1, 2))
 
 
+def spherical_octave_edges(nside: int) -> np.ndarray:
+    """Returns edges of bins in l, whole numbers a logarithmic step apart or one [bin + 1]."""
+    highest = HIGHEST * nside + 1
+    count = max(1, round(BINS_PER_OCTAVE * np.log2(highest / LOWEST)))
+    return np.unique(np.round(np.geomspace(LOWEST, max(highest, LOWEST + 1), count + 1)))
+
+
 def spherical_theory_in_bins(
     power: Callable[[np.ndarray], Any], edges: Any, nside: int
 ) -> np.ndarray:
@@ -132,7 +145,7 @@ def spherical_theory_in_bins(
     Args:
         power: multipoles [ell] to C_l [..., ell].
         edges: as for `spherical_power`.
-        nside: of the maps.
+        nside: resolution of the maps.
     """
     ell = np.arange(3 * nside)
     by_bin = _modes(ell, edges)

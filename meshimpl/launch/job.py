@@ -1,7 +1,8 @@
-"""Starting a job of several ranks from this process, and watching it until it ends."""
+"""Starting several ranks from this process, and supervising them until they end."""
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,31 +14,43 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from meshimpl.launch.banners import WithoutBanners
 from meshimpl.launch.command import mpirun_command
-from meshimpl.launch.environment import LaunchError, detect
-from meshimpl.launch.gpus import check_gpus
-from meshimpl.launch.job_folder import VARIABLE, JobFolder
-from meshimpl.launch.watch import Watch
+from meshimpl.launch.ending import JOB_FOLDER, JobFolder
+from meshimpl.launch.rank import LaunchError, detect
+from meshimpl.launch.resources import check_gpus
 
 _PR_SET_PDEATHSIG = 1
-LOOK_EVERY = 5.0
-"""Time between two looks at the ranks [s]."""
+
+# Of Open MPI's banners about an exit status or MPI_ABORT.
+_RULE = re.compile(rb"-{60,}\r?\n")
+_MAY_BE_RULE = re.compile(rb"-{2,}\r?\Z|-?\Z")
+_TOPICS = re.compile(
+    rb"MPI_ABORT was invoked on rank"
+    rb"|prterun has exited due to process rank .* calling"
+    rb"|prterun detected that one or more processes exited with non-zero status"
+)
+_LINES = re.compile(
+    rb"\s*\n|MPI_ABORT was invoked|\s+Proc: |\s+Errorcode: |NOTE: invoking MPI_ABORT"
+    rb"|You may or may not see|exactly when Open MPI|prterun (has exited|detected)"
+    rb"|\"?abort\"?|terminated by signals|thus causing the job|\s+Process name: |\s+Exit code: "
+    rb"|in communicator "
+)
+_LONGEST = 20  # lines of a banner
 
 
 def launch_or_join(
     ranks: int | None, argv: Sequence[str], *, stop_as: signal.Signals | None = None
 ) -> int | None:
-    """Decide what a command's `--ranks` means: go on in this process, or start a job.
+    """Decides what a command's `--ranks` means: work in this process, or start a job.
 
     Args:
-        ranks: the number asked for; None accepts the ranks as they are.
+        ranks: number of ranks to start; None accepts the present ones.
         argv: this program's arguments, as in `sys.argv[1:]`.
         stop_as: see `relaunch`.
 
     Returns:
-        None if this process is one of the ranks and should go on. Otherwise the exit status with
-        which to leave: that of the job, or 2 if it cannot be started (the reason was printed).
+        None if this process is one of the ranks and should work. Otherwise the exit status with
+        which to leave: the job's, or 2 if it cannot be started (the reason was printed).
     """
     here = detect()
     if ranks is None or ranks == here.size:
@@ -86,14 +99,14 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
         return 2
     with tempfile.TemporaryDirectory(prefix="meshimpl-") as path:
         folder = JobFolder(Path(path))
-        status, received = _supervise(command, env | {VARIABLE: path}, folder, stop_as)
-        was_told = folder.told.exists()
-        status = folder.told_status() or status
+        status, received = _supervise(command, env | {JOB_FOLDER: path}, folder, stop_as)
+        reported = folder.reported.exists()
+        status = folder.reported_status() or status
         cause = folder.first_failure() or _describe_status(status, ranks)
     # Ranks that were asked to stop, not forced, may already have finished.
     if received is not None and (stop_as is None or status != 0):
         return 128 + received
-    if status != 0 and not was_told:
+    if status != 0 and not reported:
         _print_error(cause)
     return status
 
@@ -129,17 +142,6 @@ def _pass_on(stream: IO[bytes]) -> None:
 def _write(data: bytes) -> None:
     while data:
         data = data[os.write(2, data) :]
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for mpirun; warns of ranks that stand still. Returns its status."""
-    watch = Watch(process.pid)
-    while True:
-        try:
-            return process.wait(LOOK_EVERY)
-        except subprocess.TimeoutExpired:
-            for line in watch.news():
-                print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def _supervise(
@@ -179,10 +181,58 @@ def _supervise(
     numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
     kept = {number: signal.signal(number, forward) for number in numbers}
     try:
-        status = _wait(process)
+        status = process.wait()
         # What has left the job may still hold the pipe.
         reader.join(timeout=5)
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
     return (status if status >= 0 else 128 - status), (received[0] if received else None)
+
+
+class WithoutBanners:
+    """What mpirun and its ranks print, without Open MPI's banners on an exit status or MPI_ABORT.
+
+    A rank that ends a job has said why, and the process that started the job says what is left to
+    say. All other banners, such as that a program is not found, are passed on.
+    """
+
+    def __init__(self) -> None:
+        self._part = b""  # of a line, not passed on yet
+        self._block: list[bytes] | None = None  # lines since a rule
+        self._inside_line = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns what can be passed on after these bytes."""
+        *lines, self._part = re.split(rb"(?<=\n)", self._part + data)
+        out = b"".join(map(self._line, lines))
+        if self._block is None and (self._inside_line or not _MAY_BE_RULE.match(self._part)):
+            # A line that is redrawn has no end for a long time.
+            self._inside_line |= bool(self._part)
+            out, self._part = out + self._part, b""
+        return out
+
+    def end(self) -> bytes:
+        """Returns what was kept back."""
+        kept, self._block = b"".join(self._block or []) + self._part, None
+        self._part = b""
+        return kept
+
+    def _line(self, line: bytes) -> bytes:
+        if self._inside_line:
+            self._inside_line = False
+            return line
+        is_rule = _RULE.fullmatch(line) is not None
+        if self._block is None:
+            if not is_rule:
+                return line
+            self._block = [line]
+            return b""
+        self._block.append(line)
+        if not is_rule and len(self._block) < _LONGEST:
+            return b""
+        block, self._block = self._block, None
+        if not (is_rule and _TOPICS.search(b"".join(block))):
+            return b"".join(block)
+        # Ranks may have written between its lines.
+        return b"".join(line for line in block[1:-1] if not _LINES.match(line))

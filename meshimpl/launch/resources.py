@@ -1,16 +1,29 @@
-"""A rank's share of its node: cores, threads, devices."""
+"""A rank's share of its node: cores, threads, memory and GPUs.
 
+All but `place_devices` can be asked before TensorFlow or MPI is loaded.
+"""
+
+import ctypes
+import math
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from meshimpl.launch.environment import LaunchError, RankEnvironment, detect
-from meshimpl.launch.gpus import too_few_gpus
+from meshimpl.launch.rank import LaunchError, RankEnvironment, detect
 
-THREAD_OVERRIDES = ("MESHIMPL_THREADS", "FLOWPM_THREADS")
-"""Variables by which a user sets the number of threads of each rank."""
+THREADS = "MESHIMPL_THREADS"
+"""Variable by which a user sets the number of threads of each rank."""
 LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 """Variables in which the libraries look for theirs."""
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")
+"""In which the driver has a folder for each GPU."""
+UUID_BYTES = 16
+_HIDES = "CUDA_VISIBLE_DEVICES"
 
 
 def available_cores() -> int:
@@ -28,19 +41,18 @@ def available_cores() -> int:
 def threads_per_rank(here: RankEnvironment | None = None) -> int:
     """Returns this rank's share of the node's cores.
 
-    MESHIMPL_THREADS or FLOWPM_THREADS in the environment override it.
+    MESHIMPL_THREADS in the environment overrides it.
 
     Args:
-        here: the rank's place in its job; by default that of this process.
+        here: the rank's place in its job; by default this process's.
 
     Raises:
         LaunchError: the override is not a positive number.
     """
-    for name in THREAD_OVERRIDES:
-        if name in os.environ:
-            if not os.environ[name].isdigit() or int(os.environ[name]) < 1:
-                raise LaunchError(f"{name}={os.environ[name]} is not a positive number of threads")
-            return int(os.environ[name])
+    if (given := os.environ.get(THREADS)) is not None:
+        if not given.isdigit() or int(given) < 1:
+            raise LaunchError(f"{THREADS}={given} is not a positive number of threads")
+        return int(given)
     here = here or detect()
     if here.launcher == "srun":
         # srun gives each task its own cores, or else all tasks all of them.
@@ -70,14 +82,185 @@ def configure_threads() -> int:
     return threads
 
 
+@dataclass(frozen=True)
+class HostMemory:
+    """The memory of this host, or of the part of it that this process may use.
+
+    Attributes:
+        limit: the memory that all processes here may use together [bytes].
+        free: the part of it that is free at present [bytes].
+        is_container: whether a control group (of a container or a batch system) sets the limit, and
+            not the hardware.
+    """
+
+    limit: int
+    free: int
+    is_container: bool
+
+
+def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostMemory:
+    """Returns the memory of this host, or of this process's control group if that has less.
+
+    Control groups of both versions are understood; a group is bound by those around it as well.
+
+    Args:
+        proc: where the system describes processes.
+        cgroups: where control groups are mounted.
+    """
+    info = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    whole, free = (1024 * int(info[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
+    limit = whole
+    for folder, limit_name, usage_name in _groups(proc, cgroups):
+        here = _number(folder / limit_name)
+        if here is not None and here < whole:
+            limit = min(limit, here)
+            used = (_number(folder / usage_name) or 0) - _idle_cache(folder)
+            free = min(free, max(0, here - used))
+    return HostMemory(limit, free, limit < whole)
+
+
+def ranks_on_host(ranks: int, environment: Mapping[str, str] | None = None) -> int:
+    """Returns the number of ranks of a job that share this host.
+
+    Args:
+        ranks: number of ranks of the job that this process is part of, or will start.
+        environment: variables to read instead of `os.environ`.
+    """
+    env = os.environ if environment is None else environment
+    here = detect(env)
+    if here.size > 1:
+        return here.local_size
+    return math.ceil(ranks / int(env.get("SLURM_JOB_NUM_NODES", "1")))
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yields the folders of this process's groups, with the names of their limit and usage."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            names = "memory.max", "memory.current"
+            # Where both versions are in use, the second has a folder of its own.
+            roots = [cgroups, cgroups / "unified"]
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            roots = [cgroups / "memory"]
+        else:
+            continue
+        # In a container the path can be the host's: then only the root exists here.
+        inner = Path(path.lstrip("/"))
+        for root in roots:
+            for part in (inner, *inner.parents):
+                yield root / part, *names
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _idle_cache(group: Path) -> int:
+    """Returns the part of a group's usage that the system would give up: files not read lately."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+
+
+def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
+    """Returns the number of GPUs that a process of this machine may use.
+
+    Args:
+        environment: variables to read instead of `os.environ`.
+    """
+    env = os.environ if environment is None else environment
+    try:
+        there = len(list(GPU_FOLDERS.iterdir()))
+    except OSError:
+        return 0
+    if _HIDES not in env:
+        return there
+    chosen = 0
+    # CUDA takes the entries before the first that is none.
+    for entry in env[_HIDES].split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        chosen += 1
+    return chosen if "MIG" in env[_HIDES] else min(chosen, there)
+
+
+def horovod_has_nccl() -> bool:
+    """Returns whether the installed Horovod was built with NCCL, without loading it."""
+    spec = find_spec("horovod")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    libraries = [file for folder in folders for file in Path(folder).glob("tensorflow/mpi_lib*.so")]
+    return any(b"libnccl.so" in file.read_bytes() for file in libraries)
+
+
+def too_few_gpus(ranks: int, gpus: int) -> str:
+    """Returns what is wrong where a node has more ranks than GPUs, and what would be right."""
+    return (
+        f"this node has {ranks} ranks and {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL wants one "
+        f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {_HIDES}=''"
+    )
+
+
+def check_gpus(ranks: int) -> None:
+    """Refuses more ranks on this machine than GPUs, before they start.
+
+    Where there is no GPU, or Horovod carries messages by MPI, any number of ranks will do.
+
+    Args:
+        ranks: number of ranks to start here.
+
+    Raises:
+        LaunchError: NCCL would refuse them.
+    """
+    gpus = gpus_in_sight()
+    if 0 < gpus < ranks and horovod_has_nccl():
+        raise LaunchError(too_few_gpus(ranks, gpus))
+
+
+def gpu_identity(index: int) -> bytes:
+    """Returns the UUID of a GPU of this process, which no other in the world has.
+
+    Args:
+        index: its number among the GPUs that CUDA shows to this process.
+
+    Returns:
+        `UUID_BYTES` bytes; zeros if the driver does not know it.
+    """
+    uuid = ctypes.create_string_buffer(UUID_BYTES)
+    device = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        tell = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
+        done = [
+            driver.cuInit(0),
+            driver.cuDeviceGet(ctypes.byref(device), index),
+            tell(uuid, device),
+        ]
+    except (OSError, AttributeError):
+        return bytes(UUID_BYTES)
+    return bytes(UUID_BYTES) if any(done) else uuid.raw
+
+
 def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) -> None:
     """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
 
     Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
-    CUDA_VISIBLE_DEVICES has chosen for this rank is taken as it is.
+    CUDA_VISIBLE_DEVICES has chosen for this rank is accepted.
 
     Args:
-        here: the rank's place in its job; by default that of this process.
+        here: the rank's place in its job; by default this process's.
         shared: let several ranks have one GPU, which NCCL refuses.
 
     Raises:

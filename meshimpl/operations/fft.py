@@ -26,7 +26,8 @@ import tensorflow as tf
 from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
-from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
+from meshimpl.operations.local import on_blocks
 from meshimpl.transfer import Transfer
 
 PAIR = mtf.Dimension("pair", 2)
@@ -189,49 +190,39 @@ def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
     return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
 
 
-class FFTOperation(mtf.Operation):
-    """The operation of rfft3d or irfft3d, or the adjoint of the other.
+def _transform(
+    x: Any, shape: Any, *, inverse: bool, adjoint: bool = False, name: str | None = None
+) -> Any:
+    """Returns rfft3d or irfft3d of a tensor, or the adjoint of the other, of a shape.
 
     With M the multiplicity of a mode (2 if it also stands for its conjugate) and N the number of
-    cells, the adjoint of the forward transform F is N F^-1 / M, and that of F^-1 is M F / N.
+    cells, the adjoint of the forward transform F is N F^-1 / M, and the adjoint of F^-1 is M F / N.
+    It takes two all-to-alls on pencils, one on slabs, and none on one rank.
     """
 
-    def __init__(
-        self, x: Any, shape: Any, inverse: bool, adjoint: bool, name: str | None = None
-    ) -> None:
-        super().__init__([x], name=name or ("irfft3d" if inverse else "rfft3d"))
-        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
-        self._inverse, self._adjoint = inverse, adjoint
+    def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
+        plan = pencils((shape if inverse else x.shape), impl)
 
-    def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Returns the cotangent of the input: the transform back, with Hermitian weights."""
-        shape = self.inputs[0].shape
-        operation = FFTOperation(grad_ys[0], shape, not self._inverse, not self._adjoint)
-        return [operation.outputs[0]]
+        def weighted(spectrum: tf.Tensor) -> tf.Tensor:
+            if not adjoint:
+                return spectrum
+            m = plan.multiplicity()[:, np.newaxis, np.newaxis, np.newaxis]
+            cells = math.prod(plan.grid)
+            return spectrum * fence(tf.constant(cells / m if inverse else m / cells, x.dtype))
 
-    def lower(self, lowering: Any) -> None:
-        """Lowers to two all-to-alls on pencils, one on slabs, and none on one rank."""
-        impl = lowering.mesh_impl(self)
-        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
-        output = self.outputs[0]
-        plan = pencils((output if self._inverse else self.inputs[0]).shape, impl)
-        complex_dtype = tf.complex64 if output.dtype == tf.float32 else tf.complex128
-        if self._inverse:
-            value = tf.reshape(value, [-1, *plan.spectral_block, 2])
-            value = value * self._weights(plan, output.dtype) if self._adjoint else value
-            value = plan.inverse(tf.bitcast(value, complex_dtype))
-        else:
-            spectrum = plan.forward(tf.reshape(value, [-1, *plan.real_block]))
-            value = tf.bitcast(spectrum, output.dtype)
-            value = value * self._weights(plan, output.dtype) if self._adjoint else value
-        value = tf.reshape(value, impl.slice_shape(output.shape))
-        lowering.set_tensor_lowering(output, LaidOutTensor([value]))
+        if inverse:
+            spectrum = weighted(tf.reshape(block, [-1, *plan.spectral_block, 2]))
+            complex_dtype = tf.complex64 if x.dtype == tf.float32 else tf.complex128
+            return plan.inverse(tf.bitcast(spectrum, complex_dtype))
+        spectrum = plan.forward(tf.reshape(block, [-1, *plan.real_block]))
+        return weighted(tf.bitcast(spectrum, x.dtype))
 
-    def _weights(self, plan: Pencils, dtype: tf.DType) -> tf.Tensor:
-        cells = math.prod(plan.grid)
-        m = plan.multiplicity()
-        weights = cells / m if self._inverse else m / cells
-        return fence(tf.constant(weights[:, np.newaxis, np.newaxis, np.newaxis], dtype))
+    def gradient(_: list[Any], cotangents: list[Any]) -> list[Any]:
+        (dy,) = cotangents
+        return [_transform(dy, x.shape, inverse=not inverse, adjoint=not adjoint)]
+
+    name = name or ("irfft3d" if inverse else "rfft3d")
+    return on_blocks(lower, [x], [(shape, x.dtype)], adjoint=gradient, name=name)[0]
 
 
 def _check_dtype(x: Any) -> None:
@@ -254,7 +245,7 @@ def rfft3d(x: Any, name: str | None = None) -> Any:
         ValueError: if the dtype is another one, or the layout does not fit.
     """
     _check_dtype(x)
-    return FFTOperation(x, spectral_shape(x.shape, x.mesh.impl), False, False, name).outputs[0]
+    return _transform(x, spectral_shape(x.shape, x.mesh.impl), inverse=False, name=name)
 
 
 def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
@@ -267,10 +258,10 @@ def irfft3d(spectrum: Any, shape: Any, name: str | None = None) -> Any:
         name: the name of the operation.
 
     Raises:
-        ValueError: if the spectrum is not that of such a field.
+        ValueError: if such a field has another spectral shape.
     """
     _check_dtype(spectrum)
     expected = spectral_shape(shape, spectrum.mesh.impl)
     if spectrum.shape != expected:
         raise ValueError(f"irfft3d: expected a spectrum of {expected}, got {spectrum.shape}")
-    return FFTOperation(spectrum, shape, True, False, name).outputs[0]
+    return _transform(spectrum, shape, inverse=True, name=name)

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
-from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
+from meshimpl.operations.local import on_blocks
 
 SUFFIX = "_halo"
 EDGES = ("periodic", "zero")
@@ -142,7 +143,7 @@ def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) ->
 
 
 def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
-    """Returns the shape whose blocks are those of `shape` with halos, with names `<name>_halo`."""
+    """Returns the shape whose blocks have halos around the blocks of `shape`; `<name>_halo`."""
     dims = []
     for dim in shape:
         if dim.name in widths:
@@ -160,46 +161,28 @@ def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
     return mtf.Shape(dims)
 
 
-class HaloOperation(mtf.Operation):
-    """The operation of the halo exchange, or of its adjoint if `reduce` is set."""
+def _moved(
+    x: Any, shape: Any, widths: Widths, edges: Edges, half: bool, name: str | None, reduce: bool
+) -> Any:
+    """Returns the halo exchange of a tensor, or its adjoint, in one message a hop and axis."""
+    plain = shape if reduce else x.shape
 
-    def __init__(
-        self,
-        x: Any,
-        shape: Any,
-        widths: Widths,
-        edges: Edges,
-        reduce: bool,
-        name: str | None = None,
-        half: bool = False,
-    ) -> None:
-        super().__init__([x], name=name or ("halo_reduce" if reduce else "halo_exchange"))
-        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
-        self._widths, self._edges, self._reduce = dict(widths), edges, reduce
-        self._half = half
-
-    def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Returns the cotangent of the input: the other of the two operations."""
-        shape, other = self.inputs[0].shape, not self._reduce
-        operation = HaloOperation(
-            grad_ys[0], shape, self._widths, self._edges, other, half=self._half
-        )
-        return operation.outputs
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to one message for each hop and axis."""
-        impl = lowering.mesh_impl(self)
-        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
-        plain = (self.outputs if self._reduce else self.inputs)[0].shape
+    def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
         axes = [
-            (i, _both(self._widths[dim.name]), impl.ranks_over(dim))
+            (i, _both(widths[dim.name]), impl.ranks_over(dim))
             for i, dim in enumerate(plain)
-            if any(_both(self._widths.get(dim.name, 0)))
+            if any(_both(widths.get(dim.name, 0)))
         ]
-        change = fold_axis if self._reduce else pad_axis
-        for axis, widths, ranks in reversed(axes) if self._reduce else axes:
-            value = change(value, axis, widths, ranks, self._edges, self._half)
-        lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([value]))
+        change = fold_axis if reduce else pad_axis
+        for axis, width, ranks in reversed(axes) if reduce else axes:
+            block = change(block, axis, width, ranks, edges, half)
+        return block
+
+    def gradient(_: list[Any], cotangents: list[Any]) -> list[Any]:
+        return [_moved(cotangents[0], x.shape, widths, edges, half, None, not reduce)]
+
+    name = name or ("halo_reduce" if reduce else "halo_exchange")
+    return on_blocks(lower, [x], [(shape, x.dtype)], adjoint=gradient, name=name)[0]
 
 
 def _check_widths(widths: Widths, edges: str, shape: Any) -> None:
@@ -227,8 +210,8 @@ def halo_exchange(
         widths: the widths of the halo; 0 only renames the dimension.
         edges: "periodic", or "zero" beyond the edges of the box.
         name: the name of the operation.
-        half: whether planes travel as float16 (x is float32), see `Communicator.alltoall`. So do
-            those of the adjoint.
+        half: whether planes, also in the adjoint, travel as float16 (x is float32), see
+            `Communicator.alltoall`.
 
     Returns:
         mtf tensor whose named dimensions are called `<name>_halo`, of size n + (before + after)
@@ -239,7 +222,7 @@ def halo_exchange(
     """
     _check_widths(widths, edges, x.shape)
     shape = padded_shape(x.shape, widths, x.mesh.impl)
-    return HaloOperation(x, shape, widths, edges, False, name, half).outputs[0]
+    return _moved(x, shape, widths, edges, half, name, reduce=False)
 
 
 def halo_reduce(
@@ -255,7 +238,7 @@ def halo_reduce(
 
     Args:
         x: mtf tensor with halos.
-        shape: the `mtf.Shape` without halos, that of the input of `halo_exchange`.
+        shape: the `mtf.Shape` without halos, as the input of `halo_exchange` has it.
         widths, edges, half: as for `halo_exchange`.
         name: the name of the operation.
 
@@ -266,4 +249,4 @@ def halo_reduce(
     expected = padded_shape(shape, widths, x.mesh.impl)
     if x.shape != expected:
         raise ValueError(f"halo_reduce: expected a tensor of {expected}, got {x.shape}")
-    return HaloOperation(x, shape, widths, edges, True, name, half).outputs[0]
+    return _moved(x, shape, widths, edges, half, name, reduce=True)

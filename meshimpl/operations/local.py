@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ They are mtf tensors or None. An output that nothing depends on has the cotangen
 """
 
 
-class LocalOperation(mtf.Operation):
-    """An operation that applies `function` to this rank's blocks."""
+class BlockOperation(mtf.Operation):
+    """An operation that a function carries out on this rank's blocks; see `on_blocks`."""
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        lower: Callable[..., Any],
         inputs: Sequence[Any],
         outputs: Sequence[tuple[Any, tf.DType]],
         adjoint: Adjoint | None,
@@ -30,7 +31,7 @@ class LocalOperation(mtf.Operation):
     ) -> None:
         super().__init__(list(inputs), name=name)
         self._outputs = [mtf.Tensor(self, shape, dtype) for shape, dtype in outputs]
-        self._function, self._adjoint = function, adjoint
+        self._lower, self._adjoint = lower, adjoint
 
     @property
     def has_gradient(self) -> bool:
@@ -43,14 +44,39 @@ class LocalOperation(mtf.Operation):
         return self._adjoint(self.inputs, grad_ys)
 
     def lower(self, lowering: Any) -> None:
-        """Lowers to the function itself, without communication."""
+        """Lowers to the function itself."""
         impl = lowering.mesh_impl(self)
         blocks = [lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs]
-        results = self._function(*blocks)
+        results = self._lower(impl, *blocks)
         results = results if isinstance(results, (tuple, list)) else [results]
         for output, result in zip(self.outputs, results, strict=True):
-            block = tf.reshape(result, impl.slice_shape(output.shape))
-            lowering.set_tensor_lowering(output, LaidOutTensor([block]))
+            if not isinstance(result, mtf.LazyAllreduceSum):
+                result = LaidOutTensor([tf.reshape(result, impl.slice_shape(output.shape))])
+            lowering.set_tensor_lowering(output, result)
+
+
+def on_blocks(
+    lower: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[tuple[Any, tf.DType]],
+    *,
+    adjoint: Adjoint | None = None,
+    name: str,
+) -> list[Any]:
+    """Makes an operation of a function of this rank's blocks, which may communicate.
+
+    Args:
+        lower: `lower(impl, *blocks)` returns one block or several, or sums over ranks that are
+            still pending (`mtf.LazyAllreduceSum`); `impl` is the `HvdSimdMeshImpl`.
+        inputs: mtf tensors.
+        outputs: the shape and the dtype of each result.
+        adjoint: the adjoint; without it, the operation has no gradient.
+        name: the name of the operation.
+
+    Returns:
+        mtf tensors.
+    """
+    return list(BlockOperation(lower, inputs, outputs, adjoint, name).outputs)
 
 
 def local(
@@ -64,8 +90,8 @@ def local(
     """Applies a TensorFlow function to each rank's blocks.
 
     Args:
-        function: a function from blocks to one block or several, with as many elements as those of
-            the outputs.
+        function: a function from blocks to one block or several, with as many elements as the
+            outputs.
         inputs: mtf tensors.
         outputs: the shape and the dtype of each result.
         adjoint: the adjoint; without it, the operation has no gradient.
@@ -74,52 +100,11 @@ def local(
     Returns:
         mtf tensors.
     """
-    return list(LocalOperation(function, inputs, outputs, adjoint, name).outputs)
 
+    def lower(_: HvdSimdMeshImpl, *blocks: tf.Tensor) -> Any:
+        return function(*blocks)
 
-class LayerGradientOperation(mtf.Operation):
-    """The vector-Jacobian product of a layer, for every floating input.
-
-    If an input is whole where the layer's work is split, such as a kernel, its product is a sum
-    over those ranks. The sum is left as a `mtf.LazyAllreduceSum`, so that several can be reduced in
-    one message.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        inputs: Sequence[Any],
-        shape: Any,
-        cotangent: Any,
-        name: str,
-    ) -> None:
-        super().__init__([*inputs, cotangent], name=name)
-        self._function, self._shape = function, shape
-        self._wrt = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
-        self._outputs = [mtf.Tensor(self, inputs[i].shape, inputs[i].dtype) for i in self._wrt]
-
-    @property
-    def has_gradient(self) -> bool:
-        """False: there are first derivatives only."""
-        return False
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to the products of this rank; sums over ranks stay lazy."""
-        impl = lowering.mesh_impl(self)
-        *blocks, cotangent = (
-            lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs
-        )
-        wrt = [blocks[i] for i in self._wrt]
-        with tf.GradientTape() as tape:
-            tape.watch(wrt)
-            result = self._function(*blocks)
-        cotangent = tf.reshape(cotangent, result.shape)
-        worked = _split_axes([self._shape], impl)
-        for output, g in zip(self.outputs, tape.gradient(result, wrt, cotangent), strict=True):
-            block = LaidOutTensor([tf.reshape(g, impl.slice_shape(output.shape))])
-            axes = sorted(worked - _split_axes([output.shape], impl))
-            lowered = mtf.LazyAllreduceSum(impl, block, axes) if axes else block
-            lowering.set_tensor_lowering(output, lowered)
+    return on_blocks(lower, inputs, outputs, adjoint=adjoint, name=name)
 
 
 def _split_axes(shapes: Sequence[Any], impl: HvdSimdMeshImpl) -> set[int]:
@@ -151,10 +136,31 @@ def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, na
         raise ValueError(f"{name}: an input is split over {axes}, but the result {shape} is not")
 
     def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
-        (dy,) = cotangents
-        operation = LayerGradientOperation(function, inputs, shape, dy, f"{name}_gradient")
-        found = iter(operation.outputs)
-        return [next(found) if x.dtype.is_floating else None for x in inputs]
+        wrt = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
+
+        def product(impl: HvdSimdMeshImpl, *slices: tf.Tensor) -> list[Any]:
+            """The vector-Jacobian product for every floating input.
+
+            Where an input, such as a kernel, is whole and the layer's work is split, its product is
+            a sum over those ranks. It stays pending, so that several travel in one message.
+            """
+            *blocks, cotangent = slices
+            watched = [blocks[i] for i in wrt]
+            with tf.GradientTape() as tape:
+                tape.watch(watched)
+                result = function(*blocks)
+            products = tape.gradient(result, watched, tf.reshape(cotangent, result.shape))
+            return [pending(impl, inputs[i].shape, g) for i, g in zip(wrt, products, strict=True)]
+
+        def pending(impl: HvdSimdMeshImpl, whole: Any, product: tf.Tensor) -> Any:
+            axes = sorted(_split_axes([shape], impl) - _split_axes([whole], impl))
+            block = tf.reshape(product, impl.slice_shape(whole))
+            return mtf.LazyAllreduceSum(impl, LaidOutTensor([block]), axes) if axes else block
+
+        outputs = [(inputs[i].shape, inputs[i].dtype) for i in wrt]
+        products = on_blocks(product, [*inputs, *cotangents], outputs, name=f"{name}_gradient")
+        found = dict(zip(wrt, products, strict=True))
+        return [found.get(i) for i in range(len(inputs))]
 
     return local(function, inputs, [(shape, inputs[0].dtype)], adjoint=adjoint, name=name)[0]
 
@@ -170,8 +176,8 @@ class TogetherOperation(mtf.Operation):
     def lower(self, lowering: Any) -> None:
         """Lowers to one message for all small tensors with the same ranks and dtype.
 
-        The last of the large tensors is sent first: it is that of the last layer, whose gradient is
-        known while those of the others are still being computed.
+        The last of the large tensors is sent first: it belongs to the last layer, whose gradient is
+        known while the other gradients are still being computed.
         """
         impl = lowering.mesh_impl(self)
         groups: dict[Any, list[tuple[Any, tf.Tensor]]] = {}
@@ -203,26 +209,127 @@ def together(tensors: Sequence[Any], largest: int = 2**20) -> list[Any]:
     return list(TogetherOperation(tensors, largest).outputs)
 
 
-class MaximumOperation(mtf.Operation):
-    """The maximum over all ranks, element by element, of a block that differs between ranks."""
-
-    def __init__(self, x: Any, name: str | None = None) -> None:
-        super().__init__([x], name=name or "maximum_over_ranks")
-        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
-
-    @property
-    def has_gradient(self) -> bool:
-        """False: the maximum is used in checks only."""
-        return False
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to one small allreduce."""
-        impl = lowering.mesh_impl(self)
-        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
-        largest = impl.mesh.world.allreduce(value, "max")
-        lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([largest]))
-
-
 def maximum_over_ranks(x: Any) -> Any:
     """Returns the maximum over all ranks, element by element, whatever the layout of `x`."""
-    return MaximumOperation(x).outputs[0]
+
+    def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
+        return impl.mesh.world.allreduce(block, "max")
+
+    return on_blocks(lower, [x], [(x.shape, x.dtype)], name="maximum_over_ranks")[0]
+
+
+def pointwise(
+    function: Callable[..., Any], *fields: Any, outputs: Sequence[Any] | None = None
+) -> Any:
+    """Applies a function to this rank's blocks; the function and its gradient are compiled.
+
+    Args:
+        function: a function of as many blocks as there are fields. Its value at a point must depend
+            on the fields there only, or on a whole dimension that no layout splits. It is compiled
+            once for each object and shape, so pass the same object again.
+        fields: mtf tensors of floating values, split alike.
+        outputs: the `mtf.Shape` of each of several results. By default there is one, of the first
+            field's shape. The results have its dtype.
+
+    Returns:
+        An mtf tensor, or a list of them if `outputs` is given.
+    """
+    forward, backward = _compiled(function, len(fields))
+    shapes = [fields[0].shape] if outputs is None else outputs
+
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        known = [
+            mtf.zeros(fields[0].mesh, shape, fields[0].dtype) if dy is None else dy
+            for dy, shape in zip(cotangents, shapes, strict=True)
+        ]
+        return local(backward, [*inputs, *known], [(x.shape, x.dtype) for x in inputs])
+
+    results = local(
+        forward,
+        fields,
+        [(shape, fields[0].dtype) for shape in shapes],
+        adjoint=adjoint,
+        name="pointwise",
+    )
+    return results[0] if outputs is None else results
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(
+    function: Callable[..., Any], count: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the function of `count` blocks and its vector-Jacobian product, compiled.
+
+    The arguments of the product are those blocks, followed by the cotangents.
+    """
+
+    def backward(*blocks: tf.Tensor) -> list[tf.Tensor]:
+        inputs, cotangents = list(blocks[:count]), list(blocks[count:])
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            results = function(*inputs)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(results, inputs, cotangents, unconnected_gradients=zero)
+
+    compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+    return compiled(function), compiled(backward)
+
+
+def after(x: Any, other: Any) -> Any:
+    """Returns `x`, available only once `other` has been computed, which limits memory use."""
+
+    def wait(value: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([first]):
+            return tf.identity(value)
+
+    return local(
+        wait, [x, other], [(x.shape, x.dtype)], adjoint=lambda _, dys: [dys[0], None], name="after"
+    )[0]
+
+
+def combine(factors: Sequence[Any], terms: Sequence[Any]) -> Any:
+    """Returns sum_n factors[n] terms[n], computed in one pass.
+
+    Args:
+        factors: mtf tensors with leading dimensions of the terms' shape, such as scalars.
+        terms: mtf tensors of one shape and dtype.
+    """
+    shape, dtype = terms[0].shape, terms[0].dtype
+
+    def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        (dy,) = cotangents
+        by_factor = [
+            mtf.reduce_sum(dy * x, output_shape=f.shape)
+            for f, x in zip(inputs[: len(factors)], terms, strict=True)
+        ]
+        return by_factor + [combine([f], [dy]) for f in factors]
+
+    inputs = [*factors, *terms]
+    return local(sum_of_products, inputs, [(shape, dtype)], adjoint=adjoint, name="combine")[0]
+
+
+@tf.function(jit_compile=True, autograph=False)
+def sum_of_products(*blocks: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of products of `combine` on one rank.
+
+    Args:
+        blocks: the factors' blocks, followed by as many blocks of terms.
+    """
+    count = len(blocks) // 2
+    total = None
+    for factor, term in zip(blocks[:count], blocks[count:], strict=True):
+        missing = term.shape.rank - factor.shape.rank
+        part = tf.reshape(factor, factor.shape.as_list() + [1] * missing) * term
+        total = part if total is None else total + part
+    return total
+
+
+def vector(parts: Sequence[Any]) -> Any:
+    """Returns components [...] as one mtf tensor [..., component]."""
+    shape = mtf.Shape([*parts[0].shape.dims, mtf.Dimension("component", len(parts))])
+    return pointwise(_stack, *parts, outputs=[shape])[0]
+
+
+def _stack(*blocks: tf.Tensor) -> tf.Tensor:
+    return tf.stack(blocks, axis=-1)

@@ -15,67 +15,20 @@ import tensorflow as tf
 
 from meshimpl import philox
 from meshimpl.compat import mtf
-from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.operations.fft import spectral_shape
+from meshimpl.operations.local import on_blocks
 
 CELLS, MODES = 0, 1
-"""The generator's streams."""
+"""Streams of the generator."""
 
 _MODE_BITS = 21  # of each signed wavenumber in a mode's key
 
 
-class WhiteNoiseOperation(mtf.Operation):
-    """Unit normal noise that depends only on the seed and on the cell's place in the grid."""
-
-    def __init__(self, seed: Any, grid: Any, dtype: tf.DType, name: str | None = None) -> None:
-        super().__init__([seed], name=name or "white_noise")
-        self._grid = grid
-        self._outputs = [mtf.Tensor(self, mtf.Shape(seed.shape.dims + grid.dims), dtype)]
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to draws of this rank's cells, without communication."""
-        impl = lowering.mesh_impl(self)
-        (output,) = self.outputs
-        begin = tf.cast(impl.slice_begin_tensor(self._grid), tf.int64)
-        whole, size = self._grid.to_integer_list, impl.slice_shape(self._grid)
-
-        def draw(seed: tf.Tensor) -> tf.Tensor:
-            return philox.normal_block(whole, begin, size, CELLS, seed, output.dtype)
-
-        _lower_for_each_seed(self, lowering, draw)
-
-
-class ModeNoiseOperation(mtf.Operation):
-    """The spectrum of white noise whose modes depend only on the seed and on their wavenumbers."""
-
-    def __init__(self, seed: Any, grid: Any, dtype: tf.DType, name: str | None = None) -> None:
-        super().__init__([seed], name=name or "mode_noise")
-        self._grid = grid.to_integer_list
-        self._modes = spectral_shape(grid, seed.mesh.impl)
-        shape = mtf.Shape(seed.shape.dims + self._modes.dims)
-        self._outputs = [mtf.Tensor(self, shape, dtype)]
-
-    def lower(self, lowering: Any) -> None:
-        """Lowers to draws of this rank's modes, without communication."""
-        impl = lowering.mesh_impl(self)
-        begin = tf.cast(impl.slice_begin_tensor(self._modes), tf.int64)
-        size = impl.slice_shape(self._modes)[:3]
-        rows = _mode_rows(tuple(self._grid), tuple(size), self.outputs[0].dtype)
-        _lower_for_each_seed(
-            self, lowering, lambda seed: philox.block_of_rows(rows(begin, seed), size)
-        )
-
-
-def _lower_for_each_seed(
-    operation: Any, lowering: Any, draw: Callable[[tf.Tensor], tf.Tensor]
-) -> None:
-    (output,) = operation.outputs
-    seeds = lowering.tensors[operation.inputs[0]].to_laid_out_tensor().one_slice
+def _for_each_seed(seeds: tf.Tensor, draw: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     count = seeds.shape.num_elements()
     fields = [draw(seed) for seed in tf.unstack(tf.reshape(seeds, [-1]), num=count)]
-    stacked = fields[0] if count == 1 else tf.stack(fields)
-    value = tf.reshape(stacked, lowering.mesh_impl(operation).slice_shape(output.shape))
-    lowering.set_tensor_lowering(output, LaidOutTensor([value]))
+    return fields[0] if count == 1 else tf.stack(fields)
 
 
 @functools.cache
@@ -126,7 +79,17 @@ def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | 
     Returns:
         mtf tensor of shape seed.shape + grid.
     """
-    return WhiteNoiseOperation(mtf.cast(seed, tf.int64), grid, dtype, name).outputs[0]
+
+    def lower(impl: HvdSimdMeshImpl, seeds: tf.Tensor) -> tf.Tensor:
+        begin = tf.cast(impl.slice_begin_tensor(grid), tf.int64)
+        whole, size = grid.to_integer_list, impl.slice_shape(grid)
+        return _for_each_seed(
+            seeds, lambda one: philox.normal_block(whole, begin, size, CELLS, one, dtype)
+        )
+
+    seed = mtf.cast(seed, tf.int64)
+    shape = mtf.Shape(seed.shape.dims + grid.dims)
+    return on_blocks(lower, [seed], [(shape, dtype)], name=name or "white_noise")[0]
 
 
 def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | None = None) -> Any:
@@ -135,9 +98,9 @@ def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | N
     Divided by the square root of the number of cells, the amplitude w(n) of the mode with integer
     wavenumbers n = (nx, ny, nz) is a complex normal deviate of unit variance, with
     w(-n) = conj w(n). It is the same on every grid where |nx|, |ny| and |nz| are below half the
-    cells. A component of half the cells counts as minus half. Such a mode differs from that of a
-    finer grid, where it is not its own alias. `irfft3d` gives the real field. The modes are drawn
-    in float64 and rounded before that, so layouts and dtypes agree to the rounding of the
+    cells. A component of half the cells counts as minus half. Such a mode differs from the same
+    mode of a finer grid, where it is not its own alias. `irfft3d` gives the real field. The modes
+    are drawn in float64 and rounded before that, so layouts and dtypes agree to the rounding of the
     transform.
 
     Args:
@@ -147,6 +110,17 @@ def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | N
         name: the name of the operation.
 
     Returns:
-        mtf tensor of shape seed.shape + [kz, ky, kx, pair], not normalised, as that of `rfft3d`.
+        mtf tensor of shape seed.shape + [kz, ky, kx, pair], as of `rfft3d`, not normalised.
     """
-    return ModeNoiseOperation(mtf.cast(seed, tf.int64), grid, dtype, name).outputs[0]
+
+    modes = spectral_shape(grid, seed.mesh.impl)
+
+    def lower(impl: HvdSimdMeshImpl, seeds: tf.Tensor) -> tf.Tensor:
+        begin = tf.cast(impl.slice_begin_tensor(modes), tf.int64)
+        size = impl.slice_shape(modes)[:3]
+        rows = _mode_rows(tuple(grid.to_integer_list), tuple(size), dtype)
+        return _for_each_seed(seeds, lambda one: philox.block_of_rows(rows(begin, one), size))
+
+    seed = mtf.cast(seed, tf.int64)
+    shape = mtf.Shape(seed.shape.dims + modes.dims)
+    return on_blocks(lower, [seed], [(shape, dtype)], name=name or "mode_noise")[0]

@@ -1,9 +1,9 @@
-"""The pulses of ranks: small processes beside them, by which a job knows its ranks alive.
+"""The liveness watch: a small process next to each rank, its pulse, tells the others that it lives.
 
-`Heart` starts one for its rank. It is no thread of the rank, because an extension may hold Python's
-lock for minutes while the rank is well, and because it can end a rank that cannot end itself. It
-reads from a page of shared memory where its rank is, and exchanges a line of JSON with the pulse
-of rank 0 over TCP in each beat. The job ends, and a rank that is left says why, when
+`Heart` starts the pulse of its rank. The pulse is no thread of the rank, because an extension may
+hold Python's lock for minutes while the rank is well, and because it can end a rank that cannot end
+itself. It reads from a page of shared memory where its rank is, and in each beat exchanges a line
+of JSON with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why, when
 
 * nothing was heard of a rank's pulse for the limit: its host is cut off or stands still;
 * a rank was stopped, as by SIGSTOP, for the limit;
@@ -11,11 +11,16 @@ of rank 0 over TCP in each beat. The job ends, and a rank that is left says why,
 * ranks wait for each other in different meetings, which is proven, or all are at different places
   of the program where they must be together, and none has moved.
 
-Nothing here imports more than the standard library.
+Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
+launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator
+waits inside MPI for a rank that is stopped, so its stall limits never run out, and where they do,
+a rank that computes for an hour looks like a lost one. The kernel of a host whose processes stand
+still keeps its connections alive.
+
+A rank that writes or computes alone for an hour is waited for. Nothing here imports more than the
+standard library.
 """
 
-from meshimpl.pulse.heart import Heart
 from meshimpl.pulse.judgement import by_rank
-from meshimpl.pulse.page import Wait
-
-__all__ = ["Heart", "Wait", "by_rank"]
+from meshimpl.pulse.place import Wait
+from meshimpl.pulse.rank import at, heart

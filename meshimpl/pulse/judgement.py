@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshimpl.launch.ending import HOST_LOST
-from meshimpl.pulse.page import ABORTS, GOES_ON, LEAVES, Place
-from meshimpl.pulse.wire import Line
+from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Place
+from meshimpl.pulse.wire import Line, Report
 
 GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
-"""Time in which a launcher ends the others after a rank has ended [s], by what the rank said."""
+"""Time in which a launcher ends the others after a rank has ended [s], by the rank's last word."""
 
 PROOF = 6.0
 """Time, of two beats or more, in which ranks that wait for each other have not moved [s]."""
+
+IDLE_SECONDS = 30.0
+"""Time without any work after which a rank is reported [s]."""
 
 
 class Cause(NamedTuple):
     """Why a job ends.
 
     Attributes:
-        reason: for the user.
-        status: with which its ranks exit.
+        reason: what the user reads.
+        status: exit status of its ranks.
     """
 
     reason: str
@@ -36,25 +39,27 @@ class Peer:
     Times are counted in beats: a job that is suspended as a whole has not been silent.
 
     Attributes:
-        rank, host, process: which it is.
-        line: to its pulse; None for this pulse's own rank.
-        place: it has told last.
+        rank, host, process: which rank it is.
+        line: connection to its pulse; None for this pulse's own rank.
+        place: its last known place.
         heard: whether it was heard since the last beat.
         fresh: whether its place is newer than the last table.
-        silent, stopped: for how long it has been so [s].
+        silent, stopped: how long it has been so [s].
         gone: time since it has ended [s]; None before.
+        is_reported: whether the user has read that it stands still.
     """
 
     rank: int
     host: str
     process: int
     line: Line | None = None
-    place: Place | None = None
+    place: Place = Place()
     heard: bool = True
     fresh: bool = False
     silent: float = 0.0
     stopped: float = 0.0
     gone: float | None = None
+    is_reported: bool = False
 
     def hear(self, place: Place) -> None:
         """Notes what has come."""
@@ -64,20 +69,30 @@ class Peer:
         """Counts the time since the last beat."""
         self.silent = 0.0 if self.heard or self.line is None else self.silent + seconds
         self.heard = False
-        is_stopped = self.place is not None and self.place.stopped
-        self.stopped = self.stopped + seconds if is_stopped else 0.0
+        self.stopped = self.stopped + seconds if self.place.stopped else 0.0
         if self.gone is not None:
             self.gone += seconds
 
-    def send(self, value: object) -> None:
-        """Sends something to its pulse, if that can hear it."""
+    def send(self, report: Report) -> None:
+        """Sends a report to its pulse, if that can hear it."""
         if self.line is not None and self.gone is None:
-            self.line.send(value)
+            self.line.send(report)
 
-    @property
-    def ending(self) -> int:
-        """What it has said of its end."""
-        return self.place.ending if self.place else GOES_ON
+    def news(self) -> str:
+        """Returns a sentence if the rank has begun to stand still, or works again; otherwise ""."""
+        if self.gone is not None or bool(self.place.idle) == self.is_reported:
+            return ""
+        self.is_reported = bool(self.place.idle)
+        if not self.is_reported:
+            return f"rank {self.rank} works again"
+        cause = {
+            "T": f"it is stopped, and `kill -CONT {self.process}` lets it continue",
+            "D": "it waits for a disk or a file system",
+        }.get(self.place.idle, "it may wait for a device, or be swapped out")
+        return (
+            f"{who([self])} has done nothing for {IDLE_SECONDS:.0f} s, and the others wait for it: "
+            f"{cause}"
+        )
 
 
 def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
@@ -86,15 +101,15 @@ def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
     After the loss of a rank or a host it may be started again; after an error of a rank it is not.
 
     Args:
-        peers: that are watched.
+        peers: the ranks to judge.
         limit: time without a sign of life that is too long [s].
-        name: of the variable that sets it.
+        name: environment variable that sets it.
     """
-    watched = [peer for peer in peers if peer.ending != LEAVES]
+    watched = [peer for peer in peers if peer.place.ending != LEAVES]
     for peer in watched:
-        if peer.gone is not None and peer.gone >= GRACE[peer.ending]:
+        if peer.gone is not None and peer.gone >= GRACE[peer.place.ending]:
             reason = f"{who([peer])} has ended, and the launcher has not ended the others"
-            return Cause(reason, 1 if peer.ending == ABORTS else HOST_LOST)
+            return Cause(reason, 1 if peer.place.ending == ABORTS else HOST_LOST)
     there = [peer for peer in watched if peer.gone is None]
     if hosts := {peer.host for peer in there if peer.silent >= limit}:
         # The others of a host may be due a beat later.

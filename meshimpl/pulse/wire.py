@@ -1,4 +1,4 @@
-"""How pulses find each other and talk: TCP, one JSON value a line."""
+"""How pulses find each other and talk: over TCP, one report in JSON a line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,76 @@ import json
 import resource
 import socket
 import struct
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-_LONGEST = 2**16  # of a line [bytes]
-_LISTENS = "0A"  # in /proc/net/tcp
+from meshimpl.pulse.place import Place
+
+_LONGEST = 2**16  # line [bytes]
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
+
+
+class Report(NamedTuple):
+    """What a pulse sends another in each beat.
+
+    Attributes:
+        secret: known to the pulses of one job alone.
+        rank, host, process: the rank whose pulse sends it.
+        place: where that rank is.
+        limit, variable: the limit of silence that rank 0 has chosen [s], and the environment
+            variable that sets another.
+        end: exit status if the job ends; otherwise None.
+    """
+
+    secret: str
+    rank: int
+    host: str
+    process: int
+    place: Place
+    limit: float
+    variable: str
+    end: int | None = None
+
+
+class Line:
+    """A connection that carries reports.
+
+    Args:
+        connection: open connection.
+        secret: the job's secret; a connection on which another one comes is taken for closed.
+    """
+
+    def __init__(self, connection: socket.socket, secret: str) -> None:
+        connection.setblocking(False)
+        self.connection, self._secret = connection, secret
+        self._part, self._unsent = b"", b""
+
+    def send(self, report: Report) -> None:
+        """Sends a report, unless an earlier one is still on its way."""
+        self._unsent = self._unsent or json.dumps(report).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+
+    def receive(self) -> tuple[list[Report], bool]:
+        """Returns the reports that have come, and whether more can come."""
+        try:
+            data = self.connection.recv(2**16)
+            *lines, self._part = (self._part + data).split(b"\n")
+            return list(map(self._read, lines)), bool(data) and len(self._part) < _LONGEST
+        except BlockingIOError:
+            return [], True
+        except (OSError, TypeError, ValueError):
+            return [], False
+
+    def _read(self, line: bytes) -> Report:
+        """Returns the report in a line; every message that a pulse receives is read here.
+
+        Raises:
+            TypeError, ValueError: it is no report of this job.
+        """
+        report = Report(*json.loads(line))
+        if report.secret != self._secret:
+            raise ValueError("a report of another job")
+        return report._replace(place=Place.from_json(report.place))
 
 
 def open_server() -> socket.socket:
@@ -31,7 +94,7 @@ def open_server() -> socket.socket:
 
 
 def addresses() -> list[str]:
-    """Returns the addresses of this host: those of its name first, its own loop last."""
+    """Returns the addresses of this host, the loopback address last."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
@@ -42,66 +105,5 @@ def addresses() -> list[str]:
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
                 found[socket.inet_ntoa(answer[20:24])] = None
-    of_loop = [address for address in found if address.startswith("127.") or address == "::1"]
-    return [address for address in found if address not in of_loop] + (of_loop or ["127.0.0.1"])
-
-
-class Srun:
-    """Whether the srun that has started this job is alive, if it runs on this host.
-
-    Killed, it leaves its tasks running. It listens at a port for what concerns them. That is looked
-    up and not called: a call without a message makes srun print an error.
-    """
-
-    def __init__(self, environment: Mapping[str, str], proc: Path = Path("/proc/net")) -> None:
-        port = environment.get("SLURM_STEP_LAUNCHER_PORT", "")
-        self._port, self._proc = int(port) if port.isdigit() else 0, proc
-        self._was_there, self._missed = False, 0
-
-    def has_gone(self) -> bool:
-        """Returns whether it was there, and was not at this and the last question."""
-        if not self._port:
-            return False
-        is_there = self._listens()
-        self._was_there |= is_there
-        self._missed = 0 if is_there else self._missed + 1
-        return self._was_there and self._missed >= 2
-
-    def _listens(self) -> bool:
-        for name in ("tcp", "tcp6"):
-            with contextlib.suppress(OSError):
-                for line in (self._proc / name).read_text().splitlines()[1:]:
-                    local, state = line.split()[1], line.split()[3]
-                    if state == _LISTENS and int(local.rpartition(":")[2], 16) == self._port:
-                        return True
-        return False
-
-
-class Line:
-    """A connection that carries one JSON value a line.
-
-    Args:
-        connection: open.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self._part, self._unsent = b"", b""
-
-    def send(self, value: Any) -> None:
-        """Sends a value, unless an earlier one is still on its way."""
-        self._unsent = self._unsent or json.dumps(value).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            self._unsent = self._unsent[self.connection.send(self._unsent) :]
-
-    def receive(self) -> tuple[list[Any], bool]:
-        """Returns the values that have come, and whether more can come."""
-        try:
-            data = self.connection.recv(2**16)
-            *lines, self._part = (self._part + data).split(b"\n")
-            return [json.loads(line) for line in lines], bool(data) and len(self._part) < _LONGEST
-        except BlockingIOError:
-            return [], True
-        except (OSError, ValueError):
-            return [], False
+    loopback = [address for address in found if address.startswith("127.") or address == "::1"]
+    return [address for address in found if address not in loopback] + (loopback or ["127.0.0.1"])

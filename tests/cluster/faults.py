@@ -18,7 +18,7 @@ from virtual_cluster import CONTROLLER, HOSTS, ROOT, VirtualCluster
 
 sys.path.insert(0, str(ROOT))
 from meshimpl.launch import HOST_LOST
-from meshimpl.launch.job_folder import VARIABLE, JobFolder
+from meshimpl.launch.ending import JOB_FOLDER, JobFolder
 
 FLOWPM = (sys.executable, "-m", "flowpm_dist.cli")
 MARK = "FLOWPM_CLUSTER_FAULT"
@@ -101,7 +101,7 @@ class Faults(Parts):
             try:
                 # It waits for the host until it is killed.
                 row = self.seen("cut cable (mpirun)", job, f"on host {THERE}", HOST_LOST, 137)
-                if job.notes.told_status() != HOST_LOST:
+                if job.notes.reported_status() != HOST_LOST:
                     raise WrongError("the ranks have not noted that a host was lost")
                 return row
             finally:
@@ -161,10 +161,10 @@ class Faults(Parts):
         run_file, output = self.run_file("long", LONG), self.folder / "long.txt"
         notes = JobFolder(self.folder / "notes")
         notes.path.mkdir(exist_ok=True)
-        notes.told.unlink(missing_ok=True)
+        notes.reported.unlink(missing_ok=True)
         words = ["srun", "--mpi=pmix", "-N2", "-n2"]
         if mpirun:
-            words = [Path(sys.executable).parent / "mpirun", "-np", 2, "-x", MARK, "-x", VARIABLE]
+            words = [Path(sys.executable).parent / "mpirun", "-np", 2, "-x", MARK, "-x", JOB_FOLDER]
         words += [*FLOWPM, "simulate", run_file, "--output", self.folder / "long"]
         script = self.folder / "job.sh"
         script.write_text(f"{shlex.join(map(str, words))} --overwrite -v\nexit $?\n")
@@ -172,7 +172,7 @@ class Faults(Parts):
         with open(output, "w") as file:
             process = subprocess.Popen(
                 self.cluster.inside(HERE, *command),
-                env=self.cluster.environment(**{MARK: "1", VARIABLE: str(notes.path)}),
+                env=self.cluster.environment(**{MARK: "1", JOB_FOLDER: str(notes.path)}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -18,7 +18,7 @@ from pathlib import Path
 from faults import BOX, COSMOLOGY, FLOWPM, HERE, SIMULATE, THERE, Faults, Parts, Row, WrongError
 from virtual_cluster import CONTROLLER, HOSTS, ROOT, VirtualCluster, lacking
 
-from flowpm_dist.jobs.output_folder import OutputFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 
 RECONSTRUCT = (
     BOX.format(grid=8) + COSMOLOGY + '[observation]\nstructure = "2lpt"\nsigma = 0.2\n'
@@ -80,15 +80,19 @@ class Jobs(Parts):
     def _equal(self, name: str, worst: float, limit: float) -> Row:
         if not worst <= limit:
             raise WrongError(f"two hosts differ from one by {worst:.2g}")
-        return f"{name}: two hosts beside one", f"largest relative difference {worst:.1g}", ""
+        return (
+            f"{name}: two hosts compared with one",
+            f"largest relative difference {worst:.1g}",
+            "",
+        )
 
     def doctor(self) -> Row:
         """Its report on two hosts."""
-        told = self.srun("doctor")
+        report = self.srun("doctor")
         for word in (HERE, THERE, "alltoall", "allreduce", "each of 2 received", "pulses of all 2"):
-            if word not in told:
-                raise WrongError(f"doctor does not tell of {word}: {told}")
-        line = next(line for line in told.splitlines() if "alltoall" in line)
+            if word not in report:
+                raise WrongError(f"doctor does not report {word}: {report}")
+        line = next(line for line in report.splitlines() if "alltoall" in line)
         return "doctor on two hosts", "ok", " ".join(line.split())
 
     def pmi2(self) -> Row:
@@ -126,7 +130,7 @@ class Jobs(Parts):
         return "a full disk", "refused before the work", line
 
     def requeue(self) -> Row:
-        """A job that is warned of its time limit is queued again, and goes on."""
+        """A job that Slurm warns of its time limit is queued again, and continues."""
 
         def warn(number: str) -> None:
             # As Slurm does before the time limit.
@@ -135,7 +139,7 @@ class Jobs(Parts):
         return self._in_two_turns("warned", 150, warn, lambda: None, "stopped by")
 
     def requeue_cut(self) -> Row:
-        """So is a job that loses a host; it goes on from its last checkpoint."""
+        """A job that loses a host is queued again, and continues from its last checkpoint."""
         try:
             return self._in_two_turns(
                 "cut off",
@@ -152,17 +156,17 @@ class Jobs(Parts):
         fault: str,
         steps: int,
         disturb: Callable[[str], None],
-        mend: Callable[[], None],
+        repair: Callable[[], None],
         expected: str,
     ) -> Row:
-        """Disturbs a submitted job, whose result is that of a run at once.
+        """Disturbs a submitted job; its result must equal the result of an undisturbed run.
 
         Args:
-            fault: its name.
-            steps: of the job.
-            disturb: what is done to it, given its number, when it has a checkpoint.
-            mend: what is done when it is queued again.
-            expected: pattern in its log.
+            fault: the fault's name.
+            steps: number of steps of the job.
+            disturb: called with the job's number when it has a checkpoint.
+            repair: called when the job is queued again.
+            expected: pattern in the job's log.
         """
         import numpy as np
         import zarr
@@ -184,8 +188,11 @@ class Jobs(Parts):
             return "".join(path.read_text() for path in self.folder.glob(f"{name}-*.log"))
 
         todo = [
-            (lambda: any((self.folder / name).glob(OutputFolder.begun)), lambda: disturb(found[1])),
-            (lambda: "queued again" in log(), mend),
+            (
+                lambda: any((self.folder / name).glob(SimulationFolder.begun)),
+                lambda: disturb(found[1]),
+            ),
+            (lambda: "queued again" in log(), repair),
         ]
         while "COMPLETED" not in (state := self._state(found[1])):
             if time.monotonic() - began > 600 or any(s in state for s in ("FAILED", "TIMEOUT")):
@@ -220,7 +227,7 @@ def _message(told: str) -> str:
 
 
 def _difference(one: Path, two: Path, name: str) -> float:
-    """The largest relative difference between the numbers of two tables, but those of times."""
+    """The largest relative difference between the numbers of two tables, except times."""
     tables = [list(csv.DictReader((folder / name).open())) for folder in (one, two)]
     if len(tables[0]) != len(tables[1]) or not tables[0]:
         raise WrongError(f"{name} has {len(tables[0])} rows and {len(tables[1])}")

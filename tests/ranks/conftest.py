@@ -1,10 +1,10 @@
 """Tests that every rank of a job runs together, in the same order.
 
-A test runs on 2 ranks, in slabs, unless its module or itself is marked otherwise:
-`ranks(1, 2, 4)` gives the numbers of ranks, and `every_split` the `mesh` fixture all ways of
-splitting a box over them. `python -m pytest tests/ranks` is one rank; tests/test_ranks.py starts
-more. All ranks agree after each test on whether it passed, so that a failure on one rank is a
-failure on all and none goes on to a collective that the others never reach.
+A test runs on 2 ranks, in slabs, unless it or its module is marked otherwise. `ranks(1, 2, 4)` sets
+the numbers of ranks; with `every_split` the fixture `mesh` takes all ways to split a box over them.
+`python -m pytest tests/ranks` runs one rank; tests/test_ranks.py starts more. After each test all
+ranks agree on whether it passed. So a failure on one rank is a failure on all, and no rank waits in
+a collective that the others never reach.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_rank_zero(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, np.ndarray]:
-    """What rank 0 finds by itself, for every rank.
+    """Returns on every rank what rank 0 computes.
 
-    The others sleep meanwhile: ranks that wait in a collective take a core each.
+    The other ranks sleep meanwhile: a rank that waits in a collective would use a core.
 
     Args:
-        name: of the result in this job.
-        compute: without collectives; its values are what `numpy.savez` takes.
+        name: the result's name in this job.
+        compute: a function without collectives; `numpy.savez` can store its values.
     """
     file = Path(os.environ.get("RANKS_FOLDER") or tempfile.mkdtemp(), f"{name}.npz")
     failed = file.with_suffix(".failed")
@@ -154,6 +154,11 @@ def by_rank_zero(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, 
         time.sleep(0.05)
     with np.load(file) as held:
         return dict(held)
+
+
+def solo() -> ProcessMesh:
+    """A mesh of this rank alone."""
+    return process_mesh(f"row:{SIZE}").without("row")
 
 
 @pytest.fixture
@@ -201,7 +206,7 @@ def _failing_ranks(failed: bool) -> list[int]:
     ranks = [rank for rank, flag in enumerate(flags) if flag]
     if ranks:
         # Names of collectives are counted, and the ranks have stopped at different counts.
-        graph_guards.names.restart(1_000_000 * next(_failures))
+        graph_guards.names = graph_guards.CollectiveNames(1_000_000 * next(_failures))
     return ranks
 
 

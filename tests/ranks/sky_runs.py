@@ -6,17 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh
+from conftest import SIZE, by_rank_zero, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane
 
 GRID, SIDE = 8, 160.0  # [Mpc/h]
-
-
-def solo():
-    """A mesh of this rank alone."""
-    return process_mesh(f"row:{SIZE}").without("row")
 
 
 def cosmology_of(Omega_m, sigma8):
@@ -38,7 +33,7 @@ class SkyRuns:
         edges: the steps.
         plane: the redshift of sources at one redshift.
         smail: the median scale and the last redshift of the others.
-        shift: of the mean of the others.
+        shift: shift of the mean of the others.
     """
 
     cone: object
@@ -94,7 +89,7 @@ class SkyRuns:
         """Check maps and gradients of a mesh against one rank's, and these against differences.
 
         Args:
-            mesh: of the run.
+            mesh: the run's mesh.
             integrator: its name.
             differences: whether to check a number's gradient, or that "along" the noise, on a
                 single rank.
@@ -116,7 +111,9 @@ class SkyRuns:
             for name in filter(differences, found):
                 step = {"direction": 1.0} if name == "along" else {name: 1.0}
                 assert found[name] == pytest.approx(self.slope(sim, noise, **step), rel=1e-6), name
-        known = by_rank_zero(f"{type(self.cone).__name__}-{integrator}", alone)
+        known = by_rank_zero(
+            f"{type(getattr(self.cone, 'sky', self.cone)).__name__}-{integrator}", alone
+        )
         np.testing.assert_allclose(kappa, known["kappa"], atol=1e-12 * np.abs(known["kappa"]).max())
         size = np.abs(known["gradient"]).max()
         np.testing.assert_allclose(to_noise, known["gradient"][sim.box.place], atol=1e-10 * size)

@@ -48,7 +48,7 @@ def batch_of(shape, integrator):
 
 
 def alone(name, integrator, **inputs):
-    """What rank 0 finds of one universe, by itself."""
+    """One universe that rank 0 computes alone."""
     names = FIELDS[2:] if "particles" in inputs else FIELDS
 
     def found():

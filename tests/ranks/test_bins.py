@@ -106,7 +106,7 @@ def test_modes_on_an_edge_are_in_the_bin_above(line):
 
 @pytest.mark.ranks(1, 2, 4)
 def test_wedges_are_numpys_and_add_up_to_the_monopole(box):
-    """Of the second axis, on which the modes with mu = 1 are in the last wedge."""
+    """The line of sight is the second axis, and modes with mu = 1 are in the last wedge."""
     edges, mu_edges = np.array(CHOICES["edges"]), np.array([0.0, 0.3, 0.55, 1.0])
     modes, field = in_bins(edges, mu_edges, 1), field_on(box, random(1))
     spectrum = modes.spectrum(random(1), window="cic")
@@ -188,7 +188,7 @@ def test_kaisers_limit_of_a_simulated_density():
 
     Half a cell from its lattice, a particle's cloud is linear in its displacement s, and the
     density's modes are -i sum_j kappa_j s_j with kappa = 2 tan(k h / 2) / h: mu^2 is
-    k_z kappa_z / sum_j k_j kappa_j. What is left is of second order, as large as s / h.
+    k_z kappa_z / sum_j k_j kappa_j. The rest is second order, as large as s / h.
     """
     n, length, a = 12, 600.0, 1e-3
     planck = fpm.Cosmology.planck18()
@@ -241,7 +241,7 @@ def test_wrong_bins_are_told(line):
         "0 wedges": lambda: power_wedges(field, wedges=0),
         r"wedges \[0, 2\]: increasing edges of \|mu\|": lambda: power_wedges(field, wedges=[0, 2]),
         "axis 'w'": lambda: power_wedges(field, axis="w"),
-        "give a Field, or the block and its box": lambda: binned_power(field.block),
+        "box_size .* is needed, or the box of a block": lambda: binned_power(field.block),
         "fields are not on the same box": lambda: binned_power(field, box_on(line, batch=1)),
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -18,6 +18,7 @@ from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
 from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
+from flowpm_dist.jobs.agreement import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.reconstruction import (
@@ -35,10 +36,9 @@ from flowpm_dist.reconstruction import (
     large_modes,
 )
 from flowpm_dist.reconstruction.chains import Chains, Phase
-from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
-from flowpm_dist.reconstruction.run import reconstruct
 from flowpm_dist.reconstruction.unknowns import Use, random_numbers
+from flowpm_dist.reconstruction.work import ReconstructionFolder, reconstruct
 
 SIGMA8, CELLS = (0.5, 1.1), 8
 
@@ -78,9 +78,9 @@ def test_draws_of_a_gaussian_posterior(sampler):
     Steps of a microcanonical chain, which none refuses, widen it by what is known.
     """
     posterior = chains_on(chain_mesh(), 2)
-    space, scaling = posterior.space, posterior.curvature().scaling()
+    objective = EvenPosterior(posterior)
+    space, scaling = posterior.space, objective.scaling
     cells = space.box.cells
-    objective = EvenPosterior(posterior, scaling)
     mean = -objective.evaluate(space.zeros()).gradient
     sampler.start(objective, space.normal(2))
     for _ in range(15):
@@ -137,9 +137,7 @@ def test_no_two_uses_share_random_numbers():
 def test_adjusted_moves_are_of_random_length_where_their_steps_are_limited():
     posterior = chains_on(chain_mesh(), 2)
     sampler = AdjustedMicrocanonical(leaps=6, step=0.05, seed=1)
-    sampler.start(
-        EvenPosterior(posterior, posterior.curvature().scaling()), posterior.space.normal(5)
-    )
+    sampler.start(EvenPosterior(posterior), posterior.space.normal(5))
     steps = [sampler.draw(learn=False).evaluations for _ in range(12)]
     assert min(steps) >= 2 and max(steps) <= 6 and len(set(steps)) >= 4
 
@@ -239,13 +237,13 @@ def test_chains_that_were_killed_go_on_exactly(tmp_path_factory, sampler):
     def losses_of(chains, *, until=99, resume=False):
         losses = []
 
-        def told(move):
+        def after(move):
             if move.number == until:
                 raise StoppedHereError
             losses.append(move.draw.evaluation.loss)
 
         with contextlib.suppress(StoppedHereError):
-            chains.run(lambda: chains.posterior.space.normal(5), told, resume=resume)
+            chains.run(lambda: chains.posterior.space.normal(5), after, resume=resume)
         return np.array(losses), chains.moments()
 
     known, moments = losses_of(chains_of(chain_mesh(), "whole"))
@@ -264,7 +262,7 @@ def test_chains_are_drawn_alike_on_any_mesh(kind):
     def third_draw(ranks):
         posterior = chains_on(ranks, 2)
         sampler = kind(leaps=3, seed=4)
-        objective = EvenPosterior(posterior, posterior.curvature().scaling())
+        objective = EvenPosterior(posterior)
         sampler.start(objective, posterior.space.normal(5))
         for _ in range(3):
             draw = sampler.draw(learn=True)
@@ -299,7 +297,7 @@ class Cliff(EvenPosterior):
 def test_a_move_to_where_nothing_is_finite_is_undone(kind, learn):
     sampler = kind(leaps=6)
     posterior = chains_on(chain_mesh(), 2)
-    objective = Cliff(posterior, posterior.curvature().scaling())
+    objective = Cliff(posterior)
     sampler.start(objective, posterior.space.normal(5))
     known = sampler.draw(learn=False)
     objective.left = 1
@@ -351,24 +349,21 @@ class Interrupted(Progress):
 
 
 def sampled(path, config, progress=None, resume=False):
-    """The outcome of all that the run file asks for, and the moves."""
+    """What stopped all that the run file asks for, and the moves."""
     folder = ReconstructionFolder(path)
     ranks = process_mesh(f"row:{SIZE}")
     if ranks.rank == 0:
         folder.begin(resume=resume)
     ranks.barrier()
     progress = progress or Progress(rank=1)
-    outcome = reconstruct(
-        config.plan,
-        CHAIN_MESH[SIZE],
-        folder,
-        progress,
-        run_text=config.resolved(),
-        resume=resume,
-    )
+    stopped = None
+    try:
+        reconstruct(config, CHAIN_MESH[SIZE], folder, progress, resume=resume)
+    except StopError as error:
+        stopped = error
     folder.release()
     with folder.draws.open() as file:
-        return outcome, list(csv.DictReader(file))
+        return stopped, list(csv.DictReader(file))
 
 
 def copy_without_chains(known, path):
@@ -403,9 +398,9 @@ def test_chains_after_the_search(structure, tmp_path_factory):
     _, known = sampled(folder / "known", config)
     copy_without_chains(folder / "known", folder / "found")
     stopped, _ = sampled(folder / "found", config, Interrupted(5), resume=True)
-    assert (stopped.stopped_by, stopped.stopped_at) == ("SIGUSR1", "after move 5 of 12")
-    outcome, rows = sampled(folder / "found", config, resume=True)
-    assert outcome.stopped_by is None
+    assert (stopped.signal, stopped.place) == ("SIGUSR1", "after move 5 of 12")
+    stopped, rows = sampled(folder / "found", config, resume=True)
+    assert stopped is None
     assert len(rows) == 2 * 12
     for column in ("loss", "step", "re(0 0 1)", "drawn", *names):
         assert [row[column] for row in rows] == [row[column] for row in known]

@@ -88,7 +88,7 @@ def groups() -> list[Communicator]:
 
 
 def dtypes_and_groups() -> list[tuple[str, Communicator]]:
-    """Every dtype among all ranks, and every group with one that travels as it is and one not."""
+    """Every dtype among all ranks, and every group with a dtype sent directly and one converted."""
     *others, largest = sorted(groups(), key=lambda group: group.size)
     few = itertools.product(("float32", "complex64"), others)
     return [*few, *((dtype, largest) for dtype in ALL)]

@@ -10,22 +10,22 @@ from conftest import SIZE, by_rank_zero, shared_folder
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
 
 from flowpm_dist import Simulation
-from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.io.snapshot import load_snapshot
-from flowpm_dist.jobs.light_cone_results import bin_edges
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ConvergenceModel
 from flowpm_dist.observables.lensing.planes import LensPlanes, plane_weights
-from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.observables.light_cone import FlatField, LightCone
+from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.reconstruction import EXACT, GaussianMaps, Posterior, Unknowns
-from flowpm_dist.reconstruction.folder import ReconstructionFolder
+from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.search_session import SearchSession
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 
-CONE = LightCone(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3)
+CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))
 RUNS = SkyRuns(CONE, (0.2, 0.5, 0.75, 1.0), plane=0.2, smail=(0.1, 0.23), shift=0.01)
 PRIORS = {"Omega_m": (0.2, 0.4), "sigma8": (0.6, 1.0), "noise_amplitude": (0.5, 2.0)}
 
@@ -147,11 +147,11 @@ def test_a_mock_is_found_again(mesh, tmp_path_factory):
     path = shared_folder(tmp_path_factory)
     run_file = path / f"run-{mesh.rank}.toml"
     run_file.write_text(RUN if SIZE == 1 else RUN.replace("evaluations = 24", "evaluations = 3"))
-    config, folder = load_reconstruction(run_file), ReconstructionFolder(path / "found")
+    config, folder = ReconstructionOptions.load(run_file), ReconstructionFolder(path / "found")
     if mesh.rank == 0:
         folder.begin(resume=False)
     mesh.barrier()
-    session = SearchSession(config.plan, mesh, folder, Progress(rank=1), config.resolved())
+    session = SearchSession(config, mesh, folder, Progress(rank=1))
     session.run(resume=False)
     mesh.barrier()
     facts = json.loads(folder.result.read_text())
@@ -159,12 +159,12 @@ def test_a_mock_is_found_again(mesh, tmp_path_factory):
         for row in facts["convergence"]:
             assert row["r found"] > row["r data"] + 0.02, facts["convergence"]
         assert facts["data_per_observed_cell"] < 0.7
-    maps, truth = load_snapshot(folder.maps), session.observed.mock.seen
+    maps, truth = load_snapshot(folder.maps), session.observed.truth.expected
     assert maps.arrays["kappa"].shape == (2, 8, 8)
     np.testing.assert_array_equal(np.swapaxes(maps["data"], -1, -2), session.observed.data)
     table = np.genfromtxt(folder.path / "convergence.csv", delimiter=",", names=True)
     fov = config.lightcone.fov
-    power = [angular_power(each, fov, bin_edges(fov, 8)).power for each in truth]
+    power = [angular_power(each, fov, octave_edges(fov, 8)).power for each in truth]
     np.testing.assert_allclose(table["C_ell_truth"], np.concatenate(power), rtol=1e-6)
     assert (folder.path / "convergence.png").stat().st_size > 500
 
@@ -174,7 +174,7 @@ def test_linear_response(mesh):
     """What is seen of a wave along an axis, from the planes that `born` would add up."""
     model = model_of(mesh)
     cosmology, box = model.simulation.cosmology, model.box
-    layers = Layers.of(box, CONE.farthest(cosmology), CONE.tiles)
+    layers = Layers.of(box, farthest(CONE.sky, cosmology), CONE.sky.tiles)
     planes = LensPlanes(layers.edges, layers.distances)
     growth = Growth(cosmology).d1(planes.scale_factor(Distances(cosmology)))
     weights = (plane_weights(planes, model.sources, cosmology) * growth).numpy()

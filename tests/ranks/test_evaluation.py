@@ -11,61 +11,61 @@ import numpy as np
 import pytest
 import zarr
 from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
+from run_files import PRIORS
 from scipy.stats import norm
 from tiny_network import TINY
 
-from flowpm_dist.config.checks import ConfigError
-from flowpm_dist.config.trained import (
+from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
+from flowpm_dist.cosmoflow.evaluation.meshes import (
     asking_mesh,
     common_mesh,
     planned_volumes,
     prediction_mesh,
-    read_training,
     splits_asked,
 )
-from flowpm_dist.config.training import load_training
-from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
-from flowpm_dist.cosmoflow.evaluation.evaluation_results import FILES, Evaluation
-from flowpm_dist.cosmoflow.evaluation.posterior_judging import OWN
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import posterior_of_volume
-from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorError, PosteriorOptions
-from flowpm_dist.cosmoflow.evaluation.posterior_results import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.evaluation.posterior_fits import OWN
+from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.evaluation.posteriors import posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
+from flowpm_dist.cosmoflow.evaluation.results import FILES, Evaluation
+from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, fresh_split
+from flowpm_dist.cosmoflow.planning.options import DummyData
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower
 from flowpm_dist.cosmoflow.scores.judging import score
 from flowpm_dist.cosmoflow.training import held_out
 from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
-from flowpm_dist.cosmoflow.training.parts import maker_of, network_of, optimiser_of, standardiser_of
-from flowpm_dist.cosmoflow.training.trained import TrainedError, Training, trained_network
-from flowpm_dist.cosmoflow.training.training import in_physical_units, mean_loss
-from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.priors import Priors
-from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker
+from flowpm_dist.cosmoflow.training.saved import (
+    SavedTraining,
+    TrainedError,
+    read_training,
+    trained_network,
+)
+from flowpm_dist.cosmoflow.training.trainer import optimiser_of, regressor_of
+from flowpm_dist.cosmoflow.volumes.draws import Priors
+from flowpm_dist.cosmoflow.volumes.record_files import RecordError
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset
+from flowpm_dist.cosmoflow.volumes.sources import in_order
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker, maker_of
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables import record
-from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.observables.options import DensityOptions, ObservationError
 from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.posteriors.heads import Posterior
 from flowpm_dist.posteriors.options import HeadOptions
 
-RUN = """
-[box]
+RUN = (
+    PRIORS
+    + """[box]
 grid = {grid}
 size = 96.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
 [evolution]
 steps = 2
 [network]
@@ -82,6 +82,7 @@ fill = 2
 validation = 4
 test = {test}
 """
+)
 GRID = 24
 ROUNDING = 2e-6
 """Of float32 in parameters whose priors have widths of 0.1 and 0.17."""
@@ -132,7 +133,7 @@ def config_of(folder, seed=0, simulations=8, test=4, grid=GRID, change=("", ""))
     text = RUN.format(name=TINY.name, seed=seed, simulations=simulations, test=test, grid=grid)
     path = folder / f"{world().rank}-{name}"
     path.write_text(text.replace(*change))
-    return load_training(path)
+    return TrainingPlan.load(path)
 
 
 def write_training(config, dataset, path):
@@ -146,7 +147,7 @@ def write_training(config, dataset, path):
 
 
 def write_checkpoint(config, mesh, folder):
-    network = network_of(config, mesh, parameters=2)
+    network = regressor_of(config, mesh, SavedTraining(folder, config, True).header()).network
     optimiser = optimiser_of(config)
     optimiser.build(network.weights)
     steps = config.total_steps
@@ -199,14 +200,15 @@ def known(training):
     """Volumes of the test set, their truth, and what one rank finds in them, sorted by truth."""
     read = read_training(training)
     volumes, truth, _ = next(iter(read.files("test").batches(4, shuffle=False)))
-    network = network_of(read.plan, solo(), parameters=2)
+    regressor = regressor_of(read.plan, solo())
+    network = regressor.network
     optimiser = optimiser_of(read.plan)
     optimiser.build(network.weights)
     saved = Checkpoints(training / "checkpoints", solo(), network.state, optimiser, 1)
     assert saved.restore().step == read.plan.total_steps
     outputs = [network.predict(volumes[i : i + 2, ..., 0]).numpy() for i in (0, 2)]
-    mean, sigma = in_physical_units(network, standardiser_of(read.plan), np.concatenate(outputs))
-    order = np.argsort(truth.numpy()[:, 0])
+    mean, sigma = regressor.in_physical_units(np.concatenate(outputs))
+    order = np.argsort(truth[:, 0])
     return tuple(np.asarray(part)[order] for part in (volumes[..., 0], truth, mean, sigma))
 
 
@@ -244,7 +246,7 @@ def test_mean_loss_is_that_of_the_error_bars(training, known):
     read = read_training(training)
     asked = trained_network(read, solo(), 2)
     batches = in_order(read.files("test"), Lanes.of(solo(), 2))
-    found = mean_loss(asked.network, asked.standardiser, batches, len(truth))
+    found = asked.mean_errors(batches, len(truth))[0]
     each = np.log(sigma / asked.standardiser.std) + ((truth - mean) / sigma) ** 2 / 2
     each = -np.log(0.99 * np.exp(-each) + 0.01 * np.sqrt(2 * np.pi / 12))
     assert found == pytest.approx(each.mean(), rel=1e-5, abs=1e-5)
@@ -347,13 +349,15 @@ def test_an_incomplete_training_is_judged_and_said_so(shared, training):
 def test_mesh_that_is_chosen(training, monkeypatch):
     read = read_training(training)
     with monkeypatch.context() as changed:
-        changed.setattr(Training, "samples", lambda _, split: {"test": 8, "validation": 2}[split])
+        changed.setattr(
+            SavedTraining, "samples", lambda _, split: {"test": 8, "validation": 2}[split]
+        )
         assert common_mesh([read], 8, None) == "replica:8"
         assert common_mesh([read], 8, None, fits=True).startswith("replica:2,row:")
     assert splits_asked(read, "test", fits=True) == ["test", "validation"]
     assert [planned_volumes(read, split) for split in ("test", "validation")] == [4, 4]
-    three = replace(read.plan, data=read.plan.data.model_copy(update={"validation": 3, "test": 3}))
-    three = replace(read, plan=three)
+    data = read.plan.data.model_copy(update={"validation": 3, "test": 3})
+    three = replace(read, plan=read.plan.model_copy(update={"data": data}))
     counts = [planned_volumes(three, split) for split in ("validation", fresh_split(1))]
     assert counts == [4, 3], "held out in whole batches, but for fresh test sets"
     split = read.plan.with_mesh("row:4")
@@ -405,14 +409,16 @@ def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     training, another_seed, monkeypatch
 ):
     split, checked, before = fresh_split(1), [], TrainingFolder(training).openings()
-    monkeypatch.setattr(Training, "check_held_out", lambda self: checked.append(self.folder.path))
+    monkeypatch.setattr(
+        SavedTraining, "check_held_out", lambda self: checked.append(self.folder.path)
+    )
     found = judged([training, another_seed], None, split)
     assert checked == [training, another_seed], "what was seen in the training is seen now"
     three_steps = replace(read_training(training), steps=3)
     assert (summaries.trained_on(three_steps), summaries.count_of(three_steps, "train")) == (6, 6)
     assert summaries.trained_on(three_steps, planned=True) == 6
     with monkeypatch.context() as early:
-        early.setattr(Training, "ended_early", True)
+        early.setattr(SavedTraining, "ended_early", True)
         sizes = [summaries.trained_on(three_steps, planned=planned) for planned in (False, True)]
     assert sizes == [6, 8], "it is compared with those of all steps, and has seen fewer"
     priors = Priors(read_training(training).plan.priors.ranges, "sobol", seed=0)
@@ -498,7 +504,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     assert [path.stat().st_mtime_ns for path in kept] == before, "nothing has changed"
     summaries.summarise(asked[0], ["test"], [["histograms"]], solo(), SILENT)
     assert {"power", "histograms"} <= set(summaries.SplitSummaries.read(kept[1]).parts)
-    monkeypatch.setattr(summaries, "DEFINITION", 0)
+    monkeypatch.setattr(summaries, "STATISTICS_VERSION", 0)
     with pytest.raises(ValueError, match="of another definition"):
         summaries.SplitSummaries.read(kept[0])
     volumes = known[0].astype(np.float64)
@@ -523,7 +529,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     assert (shared / "asked" / "corner.png").exists()
     np.save(shared / "unlike.npy", np.exp(3 * np.sin(9 * volumes[1])))
     strange = found_in(folder, shared / "unlike.npy", None, box_size=96.0)
-    assert any("unlike those of the training" in note for note in strange.notes)
+    assert any("does not resemble the training set" in note for note in strange.notes)
     asked, row = (read_training(folder), "asked.npy"), again["test"].parts
     stale, notes = posterior_of_volume(*asked, row, step=9, head=None)
     assert stale is None and "weights of step 8, and these are of step 9: fit it" in notes[0]
@@ -628,7 +634,7 @@ def test_one_rank_reads_masks_for_all(shared, monkeypatch):
     for name, value in (("here", 0.5), ("same", 0.5), ("other", 0.25)):
         on_first_rank(lambda n=name, v=value: np.save(shared / f"{n}.npy", np.full([4] * 3, v)))
     here, same, other = (
-        ObservationRecord(ObservationOptions(mask=shared / f"{name}.npy"))
+        ObservationRecord(DensityOptions(mask=shared / f"{name}.npy"))
         for name in ("here", "same", "other")
     )
     assert check_observation_once(here, Volume(None, "v", observation=same.keys()), world_) == []
@@ -646,7 +652,7 @@ def test_dataset_holds_what_is_simulated(split, dataset, maker):
     stored = RecordDataset(folder, split, grid=(GRID,) * 3)
     assert len(stored) == {"train": 8}.get(split, 4)
     batches = stored.batches(len(stored), steps=1, shuffle=False)
-    volumes, parameters, index = (part.numpy() for part in next(iter(batches)))
+    volumes, parameters, index = next(iter(batches))
     order = np.argsort(index)
     assert index[order].tolist() == list(range(len(stored)))
     rounding = 16 * GRID * np.finfo(np.float32).eps  # of a particle's position [cells]
@@ -665,7 +671,7 @@ def test_files_are_measured_as_simulations_are(shared, dataset, monkeypatch):
     network = network[: network.index("[data]")] + 'steps = 8\n[data]\nsource = "files"\n'
     path = shared / f"files-{world().rank}.toml"
     path.write_text(f'{box}{network}folder = "{folder}"\n')
-    of_files, training = load_training(path), TrainingFolder(shared / "on-files")
+    of_files, training = TrainingPlan.load(path), TrainingFolder(shared / "on-files")
     on_first_rank(lambda: training.begin(resume=False))
     on_first_rank(lambda: write_text(training.run_file, of_files.resolved()))
     write_checkpoint(of_files, world(), training)
@@ -741,6 +747,6 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
         write_dataset(config, process_mesh(MESHES[-1]), folder, [split], **options)
         assert len(RecordDataset(folder, split)) == {"train": 8, "test": 4}[split]
     assert len(RecordDataset(folder, "train")) == 8
-    files = replace(config, data=config.data.model_copy(update={"source": "dummy"}))
+    files = config.model_copy(update={"data": DummyData()})
     with pytest.raises(OutputError, match="simulates nothing"):
         write_dataset(files, process_mesh(MESHES[-1]), folder, **options)

@@ -15,7 +15,7 @@ from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import read_light_cone
-from flowpm_dist.io.light_cone_file import LightConeFiles
+from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     LensPlanes,
@@ -23,11 +23,11 @@ from flowpm_dist.observables.lensing import (
     SourcePlane,
     born,
 )
-from flowpm_dist.observables.light_cone import FullSkyLightCone, recorder
+from flowpm_dist.observables.light_cone import FullSky, LightCone, geometry
 
 pytestmark = pytest.mark.ranks(1)
 
-SKY = FullSkyLightCone(nside=4, z_max=0.05)
+SKY = LightCone(FullSky(nside=4, z_max=0.05))
 EDGES = (0.2, 0.5, 0.75, 0.97, 1.0)
 RUNS = SkyRuns(SKY, EDGES, plane=0.045, smail=(0.02, 0.045), shift=0.002)
 simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
@@ -51,7 +51,7 @@ def test_maps_and_gradients(mesh, integrator):
 def crossing_particles(integrator, observer):
     """Distances of undisplaced places, and places, of all copies, from states at their times."""
     sim = simulation(solo(), integrator)
-    end = float(Distances(sim.cosmology).comoving(1 / (1 + SKY.z_max)))
+    end = float(Distances(sim.cosmology).comoving(1 / (1 + SKY.sky.z_max)))
     lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1).reshape(-1, 3)
     q = lattice * SIDE / GRID - observer
     chi = np.linalg.norm(q, axis=-1)
@@ -73,7 +73,7 @@ def crossing_particles(integrator, observer):
 def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     """Shells and convergence, from each state painted with healpy's weights."""
     sim = simulation(mesh, integrator)
-    sky = FullSkyLightCone(**SKY.model_dump(exclude={"observer"}), observer=observer)
+    sky = LightCone(FullSky(**SKY.sky.model_dump(exclude={"observer"}), observer=observer))
     end = float(Distances(sim.cosmology).comoving(1 / 1.05))
     chi, places, *_ = crossing_particles(integrator, observer)
     distance = np.linalg.norm(places, axis=-1)
@@ -82,7 +82,7 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     areas, number = Healpix(4).painted_areas, sim.box.cells / sim.box.volume
 
     edges = [0.0, 50.0, 111.0, end]
-    shells = sky.shells(sim, edges, seed=3)
+    shells = sky.planes(sim, edges, seed=3)
     for i, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         chosen, found = (chi >= low) & (chi < high), np.zeros(192)
         np.add.at(found, pixels[:, chosen], shares[:, chosen])
@@ -103,10 +103,10 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     """Each copy once, at its crossing: painted they give the shells, and states their columns."""
-    monkeypatch.setattr(recorder, "AT_ONCE", 40)  # parts of a plane, on one rank
+    monkeypatch.setattr(geometry, "AT_ONCE", 40)  # parts of a plane, on one rank
     observer = (20.0, 0.0, 140.0)
     sim = simulation(mesh, "cola" if SIZE == 1 else "fastpm")
-    sky = FullSkyLightCone(nside=4, z_max=0.05, observer=observer)
+    sky = LightCone(FullSky(nside=4, z_max=0.05, observer=observer))
     folder = sky.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
     found, about = read_light_cone(folder)
     assert about["nside"] == 4 and about["seed"] == 3
@@ -116,7 +116,7 @@ def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     pixels, shares = healpy.get_interp_weights(4, theta, phi)
     counts = np.zeros(192)
     np.add.at(counts, pixels, shares)
-    delta = sky.shells(sim, [0.0, end], seed=3).delta[0].numpy()
+    delta = sky.planes(sim, [0.0, end], seed=3).delta[0].numpy()
     number = sim.box.cells / sim.box.volume * end**3 / 3
     np.testing.assert_allclose(
         counts / Healpix(4).painted_areas / number - 1, delta, atol=1e-8 * np.abs(delta).max()
@@ -162,7 +162,7 @@ def test_no_mass_is_lost_between_ranks(mesh):
     """The sum over all shells and pixels is the number of undisplaced places within."""
     sim = simulation(mesh, mesh_factor=1)
     end = float(Distances(sim.cosmology).comoving(1 / 1.05))
-    shells = SKY.shells(sim, 40.0, seed=5)
+    shells = SKY.planes(sim, 40.0, seed=5)
     volumes = np.diff(shells.planes.edges.numpy() ** 3) / 3
     masses = (shells.delta.numpy() + 1) * Healpix(4).painted_areas * volumes[:, None]
     lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1) * SIDE / GRID
@@ -174,7 +174,7 @@ def test_born_of_shells_is_a_direct_sum(mesh):
     """Of given shells by its formula in numpy, and of thin ones the convergence of particles."""
     sim = simulation(mesh, grid=16)
     sources = [SourcePlane(0.045)]
-    shells = SKY.shells(sim, 5.0, seed=5)
+    shells = SKY.planes(sim, 5.0, seed=5)
     kappa = born(shells.delta, shells.planes, sources, sim.cosmology)[0].numpy()
     edges = np.asarray(shells.planes.edges)
     r1, r2 = edges[:-1], edges[1:]
@@ -195,7 +195,7 @@ class MatterOfShells:
     """In the place of a light cone's convergence."""
 
     def convergence(self, sim, sources, **run):
-        delta = SKY.shells(sim, [20.0, 70.0, 130.0], **run).delta
+        delta = SKY.planes(sim, [20.0, 70.0, 130.0], **run).delta
         return types.SimpleNamespace(kappa=delta)
 
 
@@ -208,7 +208,7 @@ def test_gradients_of_shells(mesh):
 def test_the_mean_of_the_universe_is_taken_off(mesh):
     """A universe at rest has a convergence of 0, but for its lattice."""
     sim = simulation(mesh, grid=16)
-    sky = FullSkyLightCone(nside=2, z_max=0.1, observer=(81.1, 83.7, 78.3))
+    sky = LightCone(FullSky(nside=2, z_max=0.1, observer=(81.1, 83.7, 78.3)))
     noise = tf.zeros([16] * 3, tf.float64)
     kappa = sky.convergence(sim, [SourcePlane(0.1)], white_noise=noise).kappa[0].numpy()
     total = 1.5 * 0.31 / 2997.92458**2 * 300.0**2 / 6  # of all the matter, about
@@ -228,7 +228,7 @@ def test_alignments_are_those_of_thin_shells(mesh):
     plain = SKY.convergence(sim, sources, seed=5).kappa[0].numpy()
     one, two = aligned(5.0) - plain, aligned(10.0) - plain
     np.testing.assert_allclose(two, 2 * one, atol=1e-12 * np.abs(one).max())
-    shells = SKY.shells(sim, 5.0, seed=5)
+    shells = SKY.planes(sim, 5.0, seed=5)
     direct, without = (
         born(shells.delta, shells.planes, sources, sim.cosmology, alignment=alignment)[0].numpy()
         for alignment in (IntrinsicAlignment(5.0), None)
@@ -279,7 +279,7 @@ def test_universes_over_replicas_in_float32(mesh):
 def test_light_cones_that_cannot_be_are_refused(mesh):
     sim = simulation(mesh)
     with pytest.raises(ValueError, match="a power of two up to 8192 is needed"):
-        FullSkyLightCone(nside=12, z_max=0.05)
+        LightCone(FullSky(nside=12, z_max=0.05))
     for sky, of, sources, told in (
         (dict(observer=(0.0, 161.0, 0.0)), sim, [0.04], "must be in the box of 160 x 160 x 160"),
         (dict(z_max=5.0), sim, [0.04], "z_max = 5: the run begins at z = 4"),
@@ -287,7 +287,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
         (dict(), sim, [0.06], r"sources\[0\] reach to z = 0.06, behind z_max = 0.05"),
         (dict(), sim, [], "at least one source"),
     ):
-        asked = FullSkyLightCone(**{**SKY.model_dump(), **sky})
+        asked = LightCone(FullSky(**{**SKY.sky.model_dump(), **sky}))
         with pytest.raises(ValueError, match=told):
             asked.convergence(of, [SourcePlane(z) for z in sources], seed=1)
     for edges, told in (
@@ -296,4 +296,4 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
         ([0.0, 500.0], "shells up to 500 Mpc/h: z_max = 0.05 is at 14"),
     ):
         with pytest.raises(ValueError, match=told):
-            SKY.shells(sim, edges, seed=1)
+            SKY.planes(sim, edges, seed=1)

@@ -66,7 +66,7 @@ def simulation(integrator, precision):
 
 
 def gradient(integrator, precision, adjoint, edges):
-    """Of a weighted density by the white noise, which both precisions have alike."""
+    """Gradients of a weighted density to the white noise, which is equal in both precisions."""
     sim = simulation(integrator, precision).with_steps(edges)
     sim.options = sim.options.model_copy(update={"adjoint": adjoint})
     noise = tf.constant(NOISE, sim.box.dtype)

@@ -12,6 +12,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import without_nyquist
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
+from flowpm_dist.particle_mesh.options import ForceOptions
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -46,7 +47,7 @@ def test_the_window_is_divided_out_up_to_the_particles_nyquist_mode(cells):
     k = tf.constant(2 * np.pi / 100.0 * numbers, tf.float32)
     zero = tf.zeros_like(k)
     plain, divided = (
-        Gravity(pm, deconvolve=d).filters.kernel(k, zero, zero) for d in (False, True)
+        Gravity(pm, ForceOptions(deconvolve=d)).filters.kernel(k, zero, zero) for d in (False, True)
     )
     window = np.sinc(numbers / (2 * cells)) ** 4
     expected = np.where(numbers <= cells // 2, 1 / window, 1.0)
@@ -56,7 +57,7 @@ def test_the_window_is_divided_out_up_to_the_particles_nyquist_mode(cells):
 @functools.cache
 def solver(force_gradient, deconvolve):
     pm = ParticleMesh(box(GRID, SIDES), 1, 2)
-    return NBody(Gravity(pm, force_gradient, deconvolve))
+    return NBody(Gravity(pm, ForceOptions(force_gradient=force_gradient, deconvolve=deconvolve)))
 
 
 @pytest.mark.parametrize("mode", MODES)

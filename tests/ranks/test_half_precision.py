@@ -16,7 +16,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from meshimpl import ProcessMesh
-from meshimpl.half_precision import SCALE, halved, restored
+from meshimpl.collectives import SCALE, halved, restored
 
 GRID, SIDES = (8, 12, 10), (16.0, 24.0, 20.0)
 HALF_ULP = 2.0**-11  # of float16, relative
@@ -115,7 +115,7 @@ def test_a_run(line: ProcessMesh) -> None:
 @pytest.mark.long
 @pytest.mark.ranks(2)
 def test_gradients_of_a_run(line: ProcessMesh) -> None:
-    """That of the rounded run by either adjoint; errors as docs/scaling.md has them."""
+    """The gradient of the rounded run by either adjoint; docs/scaling.md gives the errors."""
 
     def gradient(**options: str) -> np.ndarray:
         sim = simulation(line, **options)

@@ -124,7 +124,7 @@ def test_branches_that_differ_between_ranks(line: ProcessMesh) -> None:
 
 @pytest.mark.ranks(4)
 def test_groups_may_build_more_than_others_before_all_meet() -> None:
-    """One replica builds what the other does not: all the same, names then agree among all."""
+    """One replica builds an operation that the other does not; names then agree among all."""
     mesh = process_mesh("replica:2,row:2")
     section, ahead = mesh.without("replica"), mesh.coordinate("replica") == 1
 
@@ -195,7 +195,7 @@ def test_a_mesh_function_inside_a_graph_is_refused(line: ProcessMesh) -> None:
 
 
 def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:
-    """Of one kind and shape or not, small or large: refused on every rank, and the job goes on."""
+    """Of one kind and shape or not, small or large: refused on every rank, the job continues."""
     world, large = line.world, tf.zeros([1000])
     pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
         (lambda: line.barrier(), lambda: world.allreduce(tf.constant(0))),

@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SHAPES, SIZE, process_mesh
+from pmwd_tables import InterpolatedGrowth, PmwdPower
 from reference import reference
 
-from flowpm_dist.cosmology import (
-    PMWD_TRANSFER_NODES,
-    Cosmology,
-    Growth,
-    InterpolatedGrowth,
-    LinearPower,
-)
+from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.grid.box import Box
-from flowpm_dist.initial import linear_field
+from flowpm_dist.initial import conditions
 from flowpm_dist.initial import white_noise as initial
-from flowpm_dist.initial.linear_field import linear_amplitude
+from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.initial.lpt import growth_terms, growth_terms_by_d1, lpt_function
 from flowpm_dist.initial.white_noise import noise_function
 from meshimpl import philox
@@ -150,7 +145,7 @@ def test_second_order_is_pmwds(line, name):
         parameters |= {"w0": float(data["cosmo_w_0_"]), "wa": float(data["cosmo_w_a_"])}
     cosmology = Cosmology(**parameters)
     box = Box((32,) * 3, (float(data["box_size"]),) * 3, line, tf.float64)
-    power = LinearPower(cosmology, transfer_nodes=PMWD_TRANSFER_NODES)
+    power = PmwdPower(cosmology)
     growth = InterpolatedGrowth(Growth(cosmology), data["a_nbody"])
     a = float(data["a_nbody"][0])
     momentum = a**2 * growth.background.e(a)
@@ -344,7 +339,7 @@ def test_fixed_amplitude_of_nothing_is_nothing(mesh, monkeypatch):
 def test_amplitude(mesh, grid, size, table):
     """Of every mode what its own wavenumber says, and so its derivatives; nothing for the mean."""
     box = Box(grid, size, mesh, tf.float64)
-    assert (linear_field._squares(box) is not None) == table
+    assert (conditions._squares(box) is not None) == table
     n_s = tf.Variable(0.96, dtype=tf.float64)
     weights = np.random.default_rng(mesh.rank).standard_normal(box.pencils.spectral_block)
     kx, ky, kz = box.wavenumbers()

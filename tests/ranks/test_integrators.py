@@ -1,4 +1,4 @@
-"""Integrators on the mesh: order of convergence, the way back, momentum, and a lattice at rest.
+"""Integrators on the mesh: order of convergence, reversal, momentum, and a lattice at rest.
 
 That their factors are exact where theory is, without a mesh, is in tests/test_steps.py.
 """
@@ -13,13 +13,13 @@ from reference import relative_rms
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
-from flowpm_dist.evolution.clock import Clock
 from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, Schedule
 from flowpm_dist.evolution.nbody import NBody
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
+from flowpm_dist.particle_mesh.options import ForceOptions
 
 N = 16
 CELL = 2.0
@@ -43,7 +43,8 @@ def solver(gradient="finite-difference", mesh_factor=1, deconvolve=False):
     """On slabs of both kinds or on pencils; one for all tests, since lowering takes a second."""
     mesh = process_mesh(SHAPES[SIZE][-1])
     box = Box((N,) * 3, (N * CELL,) * 3, mesh, tf.float64)
-    return NBody(Gravity(ParticleMesh(box, mesh_factor, HALO), gradient, deconvolve))
+    force = ForceOptions(force_gradient=gradient, deconvolve=deconvolve)
+    return NBody(Gravity(ParticleMesh(box, mesh_factor, HALO), force))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from conftest import RANK, SIZE, process_mesh
 
 from flowpm_dist.cosmoflow.network import losses
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
-from flowpm_dist.cosmoflow.volumes.map_layout import as_maps, as_volumes
+from flowpm_dist.cosmoflow.volumes.volume import as_maps, as_volumes
 
 pytestmark = [
     pytest.mark.ranks(1, 2),
@@ -64,7 +64,7 @@ def test_a_step_is_that_of_the_model_on_the_whole_batch():
 @pytest.mark.parametrize("sources", [1, 2])
 def test_maps_are_given_without_their_layer(sources):
     """In multiples of 0.02, with the sources as channels; whatever the layout in batches."""
-    name = "flowpm_dist.cosmoflow.network.map_models:convolutions"
+    name = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
     found = network(name, channels=sources, flat=True, input="convergence")
     kappa = 0.02 * np.random.default_rng(6).normal(size=[BATCH, sources, WIDTH, WIDTH])
     volumes = as_volumes(kappa)

@@ -8,7 +8,7 @@ from conftest import SIZE, process_mesh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import layers
-from meshimpl.operations.convolution import convolution, halo_widths
+from meshimpl.operations.layers import convolution, halo_widths
 
 pytestmark = pytest.mark.ranks(1, 4)
 

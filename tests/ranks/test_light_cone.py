@@ -12,22 +12,22 @@ from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo, weights_of
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.io import light_cone_file
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.io.light_cone_file import read_light_cone
+from flowpm_dist.io.light_cone import read_light_cone
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     SourcePlane,
     born,
 )
-from flowpm_dist.observables.light_cone import LightCone, recorder
+from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry
+from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.tiles import Layers
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
 
 pytestmark = pytest.mark.ranks(1)
 
-CONE = LightCone(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3)
+CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))
 EDGES = (0.2, 0.5, 0.75, 0.9, 1.0)
 RUNS = SkyRuns(CONE, EDGES, plane=0.2, smail=(0.1, 0.23), shift=0.01)
 simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
@@ -102,7 +102,7 @@ def test_the_mean_of_the_universe_is_taken_off(mesh):
     """A universe at rest has a convergence of 0, but for its lattice, which averages out."""
     sim = simulation(mesh, grid=32)
     maps = [
-        LightCone(field_of_view=12.0, pixels=4, z_max=0.25, tiles=t)
+        LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=0.25, tiles=t))
         .convergence(sim, [SourcePlane(0.25)], white_noise=tf.zeros([32] * 3, tf.float64))
         .kappa.numpy()
         for t in range(6)
@@ -114,7 +114,7 @@ def test_the_mean_of_the_universe_is_taken_off(mesh):
 
 @pytest.mark.parametrize("integrator", ["fastpm", "bullfrog", "cola"])
 def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
-    """Each layer's places are those of a state at the time of its distance."""
+    """Each layer shows the particles of a state at the time of its distance."""
     sim = simulation(mesh, integrator)
     cone, found = CONE, {}
     inputs_of = {}
@@ -124,7 +124,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
 
         def __init__(self, inputs):
             self.inputs = ()
-            layers = cone.layers(inputs)
+            layers = cone.geometry(inputs).layers
             distances = Distances(inputs.cosmologies.cosmologies[0])
             self.a = distances.scale_factor(layers.distances)
             growth = inputs.cosmologies.growths[0]
@@ -158,20 +158,21 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
 @pytest.mark.parametrize("integrator", ["cola"])
 def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
     """Painted with the weights of maps they give the maps; velocities are those of states."""
-    monkeypatch.setattr(recorder, "AT_ONCE", 20)  # parts of a plane
+    monkeypatch.setattr(geometry, "AT_ONCE", 20)  # parts of a plane
     sim = simulation(mesh, integrator)
     folder = CONE.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
     found, about = read_light_cone(folder)
-    assert about["z_max"] == CONE.z_max and about["seed"] == 3
+    assert about["z_max"] == CONE.sky.z_max and about["seed"] == 3
     x, y, chi = found["Coordinates"].T
-    assert (np.abs(x) <= 0.5 * CONE.fov * chi).all() and (np.abs(y) <= 0.5 * CONE.fov * chi).all()
+    reach = 0.5 * CONE.sky.fov * chi
+    assert (np.abs(x) <= reach).all() and (np.abs(y) <= reach).all()
     planes = CONE.planes(sim, 20.0, seed=3)
     number = sim.box.cells / sim.box.volume
-    column = painted(CONE, x, y, chi, chi**-2.0) / (number * (CONE.fov / 8) ** 2)
+    column = painted(CONE, x, y, chi, chi**-2.0) / (number * (CONE.sky.fov / 8) ** 2)
     expected = np.tensordot(planes.planes.widths, planes.delta.numpy() + 1, 1)
     np.testing.assert_allclose(column[1:-1, 1:-1], expected[1:-1, 1:-1], rtol=1e-12)
     a = np.unique(found["ScaleFactor"])
-    assert (a < 1).all() and (a > 1 / (1 + CONE.z_max)).all()
+    assert (a < 1).all() and (a > 1 / (1 + CONE.sky.z_max)).all()
     for at in a[:: len(a) // 4]:
         some = found["ScaleFactor"] == at
         state = sim.run(seed=3, outputs=[at])[0]
@@ -183,7 +184,7 @@ def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
     with pytest.raises(FileExistsError, match="holds a light cone"):
         CONE.particles(sim, folder, seed=3)
     if SIZE == 1:
-        monkeypatch.setattr(light_cone_file, "SPARE", 2**62)
+        monkeypatch.setattr("flowpm_dist.io.light_cone.SPARE", 2**62)
         with pytest.raises(WriteError, match=r"particles to .*full: the disk is full"):
             CONE.particles(sim, folder / "full", seed=3)
         assert not any((folder / "full").iterdir())
@@ -191,7 +192,7 @@ def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
 
 def painted(cone, x, y, chi, amounts):
     """Particles added bilinearly to the pixels [x, y] of a light cone, in numpy."""
-    n, pixel = cone.pixels, cone.fov / cone.pixels
+    n, pixel = cone.sky.pixels, cone.sky.fov / cone.sky.pixels
     found = np.zeros((n, n))
     places = [c / chi / pixel + 0.5 * n - 0.5 for c in (x, y)]
     for i, j in itertools.product((0, 1), (0, 1)):
@@ -221,9 +222,9 @@ def painted(cone, x, y, chi, amounts):
 def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
     """Each layer of each copy, shifted, flipped and turned in numpy, from a state at its time."""
     sim = simulation(mesh, **options)
-    cone = LightCone(**{**CONE.model_dump(), "pixels": 7, **cone})
+    cone = LightCone(FlatField(**{**CONE.sky.model_dump(), "pixels": 7, **cone}))
     distances, box = Distances(sim.cosmology), sim.box
-    layers = Layers.of(box, cone.farthest(sim.cosmology), cone.tiles)
+    layers = Layers.of(box, farthest(cone.sky, sim.cosmology), cone.sky.tiles)
     source = distances.comoving(1 / 1.2)
     weights = lensing_weight(sim.cosmology, layers.distances, source).numpy()
     slopes = np.gradient(weights, layers.distances)
@@ -245,7 +246,7 @@ def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
         for i, j in itertools.product(range(-2, 3), range(-2, 3)):
             image = x + i * box.size[ax], y + j * box.size[ay]
             expected += painted(cone, *image, chi, amounts)
-    expected /= box.cells / box.volume * (cone.fov / 7) ** 2
+    expected /= box.cells / box.volume * (cone.sky.fov / 7) ** 2
     expected -= (weights * layers.depths).sum()
     kappa = cone.convergence(sim, [SourcePlane(0.2)], seed=3).kappa[0].numpy()
     np.testing.assert_allclose(kappa, expected, atol=1e-12 * np.abs(expected).max())
@@ -255,7 +256,7 @@ def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
 @pytest.mark.parametrize("tiles", range(4))
 def test_a_rank_without_a_layer_takes_part_in_the_gradient(mesh, tiles):
     """Of a cone that is less deep than the box; its gradient is that of one rank alone."""
-    cone = LightCone(field_of_view=12.0, pixels=4, z_max=0.02, tiles=tiles)
+    cone = LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=0.02, tiles=tiles))
 
     def gradients(mesh):
         sim = simulation(mesh)
@@ -284,16 +285,16 @@ def test_all_sources_have_their_share_of_alignments(mesh):
     Alignments add F(a) n(chi) delta: of that layer, F times its overdensity.
     """
     sim = simulation(mesh)
-    deep = LightCone(field_of_view=12.0, pixels=4, z_max=0.212)
+    deep = LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=0.212))
     layers = deep.planes(sim, SIDE / GRID, seed=3)
     chi, growth = layers.planes.chi, Growth(sim.cosmology)
     for z in (0.2, 0.203, 0.206, 0.209, 0.212):
-        cone = LightCone(field_of_view=12.0, pixels=4, z_max=z)
+        cone = LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=z))
         plain, aligned = (
             cone.convergence(sim, [SourcePlane(z)], seed=3, alignment=alignment).kappa.numpy()
             for alignment in (None, IntrinsicAlignment(5.0))
         )
-        last = int(np.sum(chi < cone.farthest(sim.cosmology))) - 1
+        last = int(np.sum(chi < farthest(cone.sky, sim.cosmology))) - 1
         a = Distances(sim.cosmology).scale_factor(chi[last])
         response = -5.0 * 0.0134 * float(sim.cosmology.Omega_m) * growth.d1(1.0) / growth.d1(a)
         expected = response * layers.delta[last]
@@ -322,7 +323,7 @@ def test_a_batch_has_its_maps(mesh):
     """Of universes whose light crosses after the same kicks, or after others; sources at z_max."""
     sim = simulation(mesh)
     cosmologies = [cosmology_of(0.2, 0.8), cosmology_of(0.4, 0.7), cosmology_of(0.31, 0.9)]
-    cone = LightCone(field_of_view=10.0, pixels=8, z_max=0.25)
+    cone = LightCone(FlatField(field_of_view=10.0, pixels=8, z_max=0.25))
     options = {"sources": [SourcePlane(0.15), SourcePlane(0.25)]}
     options |= {"alignment": IntrinsicAlignment(2.0)}
     both = cone.convergence(sim, seed=[1, 2, 3], cosmology=cosmologies, **options).kappa.numpy()
@@ -354,10 +355,10 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
             "to z = 1.498",
         ),
     ):
-        asked = LightCone(**{**CONE.model_dump(), **cone})
+        asked = LightCone(FlatField(**{**CONE.sky.model_dump(), **cone}))
         with pytest.raises(ValueError, match=told):
             asked.convergence(of, [SourcePlane(z) for z in sources], seed=1)
     with pytest.raises(ValueError, match="a width above 0"):
         CONE.planes(sim, 0.0, seed=1)
-    wide = LightCone(field_of_view=20.0, pixels=8, z_max=0.25, repeat=True)
+    wide = LightCone(FlatField(field_of_view=20.0, pixels=8, z_max=0.25, repeat=True))
     assert np.isfinite(wide.convergence(sim, [SourcePlane(0.2)], seed=1).kappa).all()

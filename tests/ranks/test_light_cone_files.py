@@ -7,7 +7,7 @@ from sky_runs import solo
 
 from flowpm_dist.io import read_light_cone
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.light_cone_file import NUMBERS, ROWS, LightConeFiles
+from flowpm_dist.io.light_cone import NUMBERS, ROWS, LightConeFiles
 
 
 class StopError(Exception):
@@ -22,7 +22,7 @@ def add(files, *numbers):
 
 @pytest.mark.ranks(1, 2, 4)
 def test_files_are_numbered_over_ranks_and_sessions(mesh, tmp_path_factory):
-    """A rank without particles makes none; a session on fewer ranks goes on; all are counted."""
+    """A rank without particles makes no file; a session on fewer ranks resumes; all are counted."""
     folder = shared_folder(tmp_path_factory) / "cone"
     with pytest.raises(StopError), LightConeFiles(folder, mesh) as files:
         files.describe({"z_max": 0.5})

@@ -9,24 +9,24 @@ from sky_runs import solo
 from test_training import assert_same, train
 
 from flowpm_dist import Cosmology
-from flowpm_dist.config.trained import read_training
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
-from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
 from flowpm_dist.cosmoflow.evaluation.prediction import check_question, predict_volume
-from flowpm_dist.cosmoflow.network import map_models
+from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorOptions
+from flowpm_dist.cosmoflow.network import keras_network
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores import baselines
-from flowpm_dist.cosmoflow.training import sources
-from flowpm_dist.cosmoflow.training.parts import maker_of
-from flowpm_dist.cosmoflow.training.training import Trainer
-from flowpm_dist.cosmoflow.volumes.map_layout import as_maps
-from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes
+from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.training.trainer import Trainer
+from flowpm_dist.cosmoflow.volumes import sources
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, maker_of
+from flowpm_dist.cosmoflow.volumes.volume import as_maps
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
-from flowpm_dist.io.light_cone_maps import MapArray, write_light_cone
-from flowpm_dist.jobs.convergence_spectra import attributes_of
+from flowpm_dist.io.light_cone import MapArray, write_light_cone
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables.convergence_model import ConvergenceModel
+from flowpm_dist.observables.light_cone.results import attributes_of
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.statistics.angular_power import angular_power
 
@@ -57,7 +57,7 @@ tiles = 3
 sources = [{ redshift = 0.2 }, { smail = [0.1, 2.0, 1.5], z_max = 0.23 }]
 shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
 [network]
-name = "flowpm_dist.cosmoflow.network.map_models:convolutions"
+name = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
 precision = "float64"
 [training]
 batch = 4
@@ -81,15 +81,16 @@ def shared(tmp_path_factory):
 def plan_of(folder, text=RUN):
     path = folder / f"run-{RANK}.toml"
     path.write_text(text)
-    return load_training(path)
+    return TrainingPlan.load(path)
 
 
 def alone(plan):
     """Maps without noise, of the light cone of each universe of a generation on a single rank."""
-    simulation = plan.simulation.simulation(Cosmology.planck18(), mesh=solo())
+    simulation = plan.simulation(Cosmology.planck18(), mesh=solo())
     priors = maker_of(plan, solo(), Lanes(BATCH, 0, BATCH)).priors
     seeds, rows = (draw("train", BATCH, BATCH) for draw in (priors.noise_seeds, priors.draw))
-    cone, (sources, alignment) = plan.lightcone.light_cone(), plan.lightcone.population()
+    cone = ConvergenceModel.of(simulation, plan.lightcone).cone
+    sources, alignment = plan.lightcone.population()
     maps = []
     for seed, (omega_m, sigma8) in zip(seeds, rows[:, :2], strict=True):
         cosmology = Cosmology(**plan.fixed_parameters, Omega_m=omega_m, sigma8=sigma8)
@@ -128,7 +129,7 @@ def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared
 @pytest.mark.ranks(2)
 def test_a_training_in_two_sessions_is_that_of_one_rank_at_once(shared, monkeypatch):
     """Then its network is judged, and asked about maps in files."""
-    monkeypatch.setattr(map_models, "CHANNELS", (8,))
+    monkeypatch.setattr(keras_network, "MAP_CHANNELS", (8,))
     plan, mesh = plan_of(shared), process_mesh(f"replica:{SIZE}")
 
     def rank_zeros():
@@ -166,7 +167,7 @@ def check_answers(training, mesh, shared):
         assert {"network", "mean", "ridge on log C_l"} == set(judged.scores)
         assert ("power + peaks", "gaussian") in judged.posteriors.found
         asked = judged.predictions["network"]
-        row = np.argmin(np.abs(asked.truth - truth.numpy()[0]).sum(axis=1))
+        row = np.argmin(np.abs(asked.truth - np.asarray(truth)[0]).sum(axis=1))
         means, sigmas = ([x[n] for x in answer.parameters] for n in (1, 2))
         np.testing.assert_allclose(means, asked.mean[row], rtol=1e-6)
         np.testing.assert_allclose(sigmas, asked.sigma[row], rtol=1e-6)

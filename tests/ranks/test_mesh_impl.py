@@ -208,7 +208,7 @@ def test_a_variable_read_after_its_assignment(mesh: ProcessMesh) -> None:
 
 
 def test_stacked_variables(mesh: ProcessMesh) -> None:
-    """`Lowering` joins variables of one shape by itself; the masters stay apart."""
+    """`Lowering` joins variables of one shape; the masters stay apart."""
     for layout in layouts(mesh):
         with tf.Graph().as_default():
             graph_mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -318,16 +318,16 @@ def test_a_checkpoint_that_one_rank_cannot_write_or_read(
     function, zeros = scaled(mesh, layouts(mesh)[-1]), np.zeros([8, 4])
     function(WHOLE)
     before = function.gather(function(zeros))
-    function.save(folder / "good")
+    function.variables.save(folder / "good")
     broken = folder / "file" if last else folder
     with pytest.raises(OSError if last else CollectiveError, match="Not a directory"):
-        function.save(broken / "saved")
+        function.variables.save(broken / "saved")
     kind = tf.errors.OpError if mesh.rank == 0 else CollectiveError
     with pytest.raises(kind, match=r"taken\.index"):
-        function.save(folder / "taken")
+        function.variables.save(folder / "taken")
     function(WHOLE)
     with pytest.raises(ValueError if last else CollectiveError, match="is no checkpoint"):
-        function.restore(broken / "good")
+        function.variables.restore(broken / "good")
     np.testing.assert_array_equal(function.gather(function(zeros)), before + WHOLE)
     mesh.barrier()
     assert not list(folder.glob("*_parts"))
@@ -342,7 +342,7 @@ def test_a_checkpoint_moves_between_meshes(
         source = scaled(mesh, layout)
         source(WHOLE)
         path = str(shared_folder(tmp_path_factory) / "saved")
-        source.save(path)
+        source.variables.save(path)
         expected = source.gather(source(zeros))
         plain = tf.Variable(zeros)
         tf.train.Checkpoint(**{"net/w": plain}).read(path).assert_consumed()
@@ -350,9 +350,9 @@ def test_a_checkpoint_moves_between_meshes(
     for layout in layouts(line):
         target = scaled(line, layout)
         target(zeros)
-        target.restore(path)
+        target.variables.restore(path)
         np.testing.assert_array_equal(target.gather(target(zeros)), expected)
-        masters = target.copy_slices_to_masters()
+        masters = target.variables.masters()
         np.testing.assert_array_equal(masters["net/w"], expected)
 
 
@@ -365,11 +365,11 @@ def test_a_checkpoint_of_plain_tensorflow_is_read(mesh: ProcessMesh, tmp_path: P
             target = scaled(mesh, layout)
             target(WHOLE)
             if whole:
-                masters = target.copy_slices_to_masters()
+                masters = target.variables.masters()
                 tf.train.Checkpoint(**masters).read(path).expect_partial()
-                target.copy_masters_to_slices(masters)
+                target.variables.take(masters)
             else:
-                target.restore(path)
+                target.variables.restore(path)
             np.testing.assert_array_equal(target.gather(target(np.zeros([8, 4]))), WHOLE)
 
 
@@ -381,8 +381,8 @@ def test_a_checkpoint_of_other_variables_is_refused(mesh: ProcessMesh, tmp_path:
     ):
         path = tf.train.Checkpoint(**{name: tf.Variable(value)}).write(str(tmp_path / name[0]))
         with pytest.raises(ValueError, match=message):
-            target.restore(path)
+            target.variables.restore(path)
     with pytest.raises(ValueError, match="none is no checkpoint"):
-        target.restore(tmp_path / "none")
+        target.variables.restore(tmp_path / "none")
     with pytest.raises(ValueError, match="are net/w; given are v"):
-        target.copy_masters_to_slices({"v": WHOLE})
+        target.variables.take({"v": WHOLE})

@@ -18,7 +18,7 @@ from flowpm_dist.cosmoflow.planning.declarations import (
     Pool,
     Shrink,
 )
-from meshimpl.operations.convolution import halo_widths
+from meshimpl.operations.layers import halo_widths
 
 pytestmark = pytest.mark.grappler
 
@@ -87,11 +87,12 @@ def plain(network, x, weights, seed=None, samples=None):
                 x -= tf.reduce_mean(x, axis=0)
             features = x
             x = x @ next(given)
-        elif seed is not None and network.dropout:
+        elif seed is not None and network.options.dropout:
             drops += 1
             keys = [[seed, (drops << 40) + int(i)] for i in samples]
             draws = [tf.random.stateless_uniform([x.shape[1]], key) for key in keys]
-            x *= tf.cast(tf.stack(draws) >= network.dropout, x.dtype) / (1 - network.dropout)
+            share = network.options.dropout
+            x *= tf.cast(tf.stack(draws) >= share, x.dtype) / (1 - share)
         if stage.weights is not None:
             x = x + next(given)
             if stage is not network.stages[-1]:
@@ -113,7 +114,7 @@ def plain_step(network, x, y, weights, seed, samples):
 
 
 def descend(weights, gradients):
-    """A step that enlarges no rounding; those of optimisers are in test_training.py."""
+    """A step that enlarges no rounding; optimisers are tested in test_training.py."""
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.assign_sub(0.03 * gradient)
 
@@ -124,7 +125,7 @@ def network_on(mesh, edges="periodic", **options):
 
 
 def with_biases(network):
-    """Biases start at zero, where a wrong one could not be told."""
+    """Biases start at zero, where a wrong one would not show."""
     for number, weight in enumerate(network.weights):
         if weight.shape.rank == 1:
             values = np.random.default_rng(number).normal(size=weight.shape) * 0.1
@@ -233,7 +234,7 @@ def test_ranks_start_equal_and_rank_zero_counts(network_mesh):
 def test_sc18_takes_no_split_volume(network_mesh):
     split = network_mesh.size // network_mesh.axis_size("replica")
     if split > 1:
-        with pytest.raises(ValueError, match="use sc18-periodic"):
+        with pytest.raises(ValueError, match="or sc18-periodic"):
             Network("sc18", network_mesh, width=128, batch=BATCH)
     with pytest.raises(ValueError, match="nothing is left of a volume of 32 cells"):
         Network("sc18", network_mesh, width=32, batch=BATCH)

@@ -12,7 +12,7 @@ from scipy import stats
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.volumes.augmentation import View
-from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.draws import Priors
 from flowpm_dist.cosmoflow.volumes.universes import (
     HISTOGRAM_EDGES,
     OF_SURVEY,
@@ -20,10 +20,9 @@ from flowpm_dist.cosmoflow.volumes.universes import (
     VolumeMaker,
 )
 from flowpm_dist.initial.white_noise import noise_function
-from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
-from flowpm_dist.observables.options import ObservationOptions
-from flowpm_dist.statistics.cell_values import CellValues
+from flowpm_dist.observables.options import CountsOptions, DensityOptions
+from flowpm_dist.statistics.histogram import CellValues
 
 GRID, BATCH, SIGMA, MEAN_COUNT = 8, 2, 0.4, 2.5
 MESHES = {1: "row:1", 2: "row:2", 4: "replica:2,row:2"}
@@ -52,7 +51,7 @@ def expected_of(options):
     """What one rank finds by the model itself: the density without noise, and its universes'
     parameters and seeds."""
     mesh = process_mesh(f"row:{SIZE}").without("row")
-    model = forward_model_of(options, simulation(mesh))
+    model = options.forward_model(simulation(mesh))
     values = PRIORS.draw("train", 0, BATCH)
     found = []
     for row, seed in zip(values, PRIORS.noise_seeds("train", 0, BATCH), strict=True):
@@ -73,11 +72,11 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     mesh = process_mesh(MESHES[SIZE])
     path = shared_folder(tmp_path_factory) / f"mask-{mesh.rank}.npy"
     np.save(path, a_mask())
-    options = ObservationOptions(**SEEN, sigma=SIGMA, mask=path)
+    options = DensityOptions(**SEEN, sigma=SIGMA, mask=path)
     alone = by_rank_zero("models", lambda: expected_of(options))
     own = simulation(mesh.without("replica"))
     noise, lanes = SurveyNoise(options, own.box), Lanes.of(mesh, BATCH)
-    model, values = forward_model_of(options, own), CellValues(positive=False)
+    model, values = options.forward_model(own), CellValues(positive=False)
     maker = VolumeMaker(model, PRIORS, lanes, ["sigma8"], noise, values)
     made = maker.make("train", 0)
     np.testing.assert_allclose(made.histogram.sum(axis=1), 1, rtol=1e-13)
@@ -99,17 +98,17 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
         assert abs(np.corrcoef(universe, other)[0, 1]) < 0.5, f"universes share their {name}"
     if SIZE > 1:
         return
-    of_counts = ObservationOptions(**SEEN, **COUNTED, mask=path)
+    of_counts = CountsOptions(**SEEN, **COUNTED, mask=path)
     expected = MEAN_COUNT * mask * np.maximum(alone["density"][0], 0)
     box, density = own.box_of(300), tf.constant(np.repeat(alone["density"][:1], 300, axis=0))
-    counts = SurveyNoise(of_counts, own.box).seen(density, box, range(300), None)
+    counts = SurveyNoise(of_counts, own.box).observe(density, box, range(300), None)
     clear = expected > 0.2  # where the rate is not bent to stay above 0
     means, variances = counts.mean(axis=0)[clear], counts.var(axis=0)[clear]
     error = np.sqrt(expected[clear] / 300)
     assert np.abs((means - expected[clear]) / error).max() < 5
     np.testing.assert_allclose(variances.mean(), expected[clear].mean(), rtol=0.03)
     assert not counts[:, mask == 0].any()
-    densities = noise.seen(density, box, range(300), np.full(300, 0.5))
+    densities = noise.observe(density, box, range(300), np.full(300, 0.5))
     deviations = (densities - alone["density"][0])[:, mask > 0] / (0.5 * spread[mask > 0])
     assert abs(deviations.var() - 1) < 5 * np.sqrt(2 / deviations.size)
     assert abs(deviations.mean()) < 5 / np.sqrt(deviations.size)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh
+from conftest import SIZE, by_rank_zero, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
@@ -17,11 +17,6 @@ EDGES = np.array([0.1, 0.3, 0.5, 0.75, 1.0])
 ON_EDGES = [0.5, 0.1, 1.0]
 BETWEEN = [0.25, 0.6, 0.7]
 SCHEMES = ("fastpm", "bullfrog", "cola")
-
-
-def solo():
-    """A mesh of this rank alone."""
-    return process_mesh(f"row:{SIZE}").without("row")
 
 
 def simulation(mesh, integrator="fastpm", edges=EDGES, **options):

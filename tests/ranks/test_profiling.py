@@ -5,7 +5,7 @@ from conftest import process_mesh
 from test_simulation import MESHES
 
 import flowpm_dist as fpm
-from flowpm_dist.grid.step_traffic import StepTraffic
+from flowpm_dist.grid.decomposition import StepTraffic
 from flowpm_dist.simulation.profiling import PARTS, profile
 
 

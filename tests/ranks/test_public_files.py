@@ -10,18 +10,19 @@ from conftest import RANK, SIZE, process_mesh, shared_folder
 from public_layout import NAMES, write_public
 from tiny_network import TINY
 
-from flowpm_dist.config.trained import common_mesh, read_training
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation import summaries
 from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate
+from flowpm_dist.cosmoflow.evaluation.meshes import common_mesh
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
-from flowpm_dist.cosmoflow.training import sources
-from flowpm_dist.cosmoflow.training.run import TrainingRun
-from flowpm_dist.cosmoflow.volumes import public_files
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.training.session import TrainingSession
+from flowpm_dist.cosmoflow.volumes import public_files, sources
 from flowpm_dist.cosmoflow.volumes.public_files import bounds_of
-from flowpm_dist.cosmoflow.volumes.records import RecordDataset, RecordError
+from flowpm_dist.cosmoflow.volumes.record_files import RecordError
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.tables import read_rows
+from flowpm_dist.jobs.results import read_rows
 
 RUN = f"""
 [box]
@@ -44,7 +45,7 @@ MANY = 1000
 
 @pytest.mark.ranks(1, 2)
 def test_ranks_share_the_files_to_open(tmp_path_factory, monkeypatch):
-    """Each opens its part and the first; then the first alone; damage is told on all ranks."""
+    """Each opens its part and the first; then the first alone; all ranks report damage."""
     folder, mesh = shared_folder(tmp_path_factory), process_mesh(f"row:{SIZE}")
     monkeypatch.setenv("FLOWPM_CACHE", str(folder / "cache"))
     counts = np.random.default_rng(1).poisson(2.0, (MANY, 2, 2, 2, 4))
@@ -64,8 +65,8 @@ def test_ranks_share_the_files_to_open(tmp_path_factory, monkeypatch):
     again = RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
     assert len(again) == MANY and len(opened) == 2
     [(volume, *_, index)] = again.batches(4, (RANK, 1), steps=1, start_step=249, shuffle=False)
-    assert index.numpy().tolist() == [996 + RANK]
-    np.testing.assert_array_equal(volume, counts[index.numpy()])
+    assert index.tolist() == [996 + RANK]
+    np.testing.assert_array_equal(volume, counts[index])
     mesh.barrier()
     if RANK == 0:
         path = folder / "train/univ_000990.tfrecord"
@@ -99,11 +100,11 @@ def test_the_preset_trains_on_packed_files_judged_on_validation(tmp_path_factory
         write_public(folder / "validation", counts[6:], packed=True)
         (folder / "run.toml").write_text(RUN)
     mesh.barrier()
-    plan, work = load_training(folder / "run.toml"), TrainingFolder(folder / "training")
+    plan, work = TrainingPlan.load(folder / "run.toml"), TrainingFolder(folder / "training")
     if RANK == 0:
         work.begin(resume=False)
     mesh.barrier()
-    outcome = TrainingRun(plan, mesh, work, Progress(rank=1)).run(resume=False)
+    outcome = TrainingSession(plan, mesh, work, Progress(rank=1)).run(resume=False)
     work.release()
     assert outcome.step == 15
     mesh.barrier()

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
+from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 
-from flowpm_dist.config.reconstruction import load_reconstruction
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.observations import ObservedBlock
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.reconstruction import EXACT, Gaussian, Poisson
-from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.parts import likelihood_of, observed_of
+from flowpm_dist.reconstruction.observed import observed_kind
+from flowpm_dist.reconstruction.observed_cells import likelihood_of
+from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
-from flowpm_dist.reconstruction.search_session import ReconstructionOutcome, SearchSession
+from flowpm_dist.reconstruction.search_session import SearchSession
+from flowpm_dist.reconstruction.work import ReconstructionFolder
 
 RUN = """
 [box]
@@ -58,12 +59,7 @@ def config_of(folder, data, *changes):
     for change in changes:
         text = text.replace(*change)
     path.write_text(text)
-    return load_reconstruction(path)
-
-
-def solo():
-    """A mesh of this rank alone."""
-    return process_mesh(f"row:{SIZE}").without("row")
+    return ReconstructionOptions.load(path)
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,6 @@ class Searched:
     """A session that has ended, and what it left."""
 
     session: SearchSession
-    outcome: ReconstructionOutcome
     path: Path
     rows: list
     facts: dict
@@ -80,7 +75,8 @@ class Searched:
         """Data of the kind asked for, of the universe that was searched for."""
         if data is DENSITY:
             return self.session.observed.data
-        return observed_of(config_of(folder, data).plan, self.session.model).data
+        options = config_of(folder, data)
+        return observed_kind(options).of(options, self.session.model).data
 
     def found(self):
         """Losses, and the last line of results."""
@@ -96,11 +92,11 @@ def test_a_likelihood_of_ones_own_has_the_amplitude_that_is_fitted(tmp_path):
     fitted = f"{own}[priors]\nnoise_amplitude = [0.5, 2.0]\n"
     unit = np.ones([16] * 3)
     box, block = Box(unit.shape, (64.0,) * 3, solo(), tf.float64), ObservedBlock(unit, unit, unit)
-    plan = config_of(tmp_path, DENSITY, ("[search]", f"{own}[search]")).plan
-    assert isinstance(likelihood_of(plan, box, block, unit), Poisson)
-    plan = config_of(tmp_path, DENSITY, ("[search]", f"{fitted}[search]")).plan
+    options = config_of(tmp_path, DENSITY, ("[search]", f"{own}[search]"))
+    assert isinstance(likelihood_of(options, box, block, unit), Poisson)
+    options = config_of(tmp_path, DENSITY, ("[search]", f"{fitted}[search]"))
     with pytest.raises(ObservationError, match="Poisson' has no parameter noise_amplitude"):
-        likelihood_of(plan, box, block, unit)
+        likelihood_of(options, box, block, unit)
 
 
 class Louder(Gaussian):
@@ -129,7 +125,7 @@ def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_fact
         )
         ended = search_in(mesh, shared_folder(tmp_path_factory), *asked)
         session = ended.session
-        SamplingSession(session.plan, mesh, session.folder, session.progress).run()
+        SamplingSession(session.options, mesh, session.folder, session.progress).run()
         draws = json.loads(session.folder.result.read_text())["sampling"]  # on every rank
         assert ended.facts["parameters"][name]["prior"] == [0.5, 4.0]
         moments = [draws["parameters"][name][key] for key in ("mean", "standard_deviation")]
@@ -147,7 +143,7 @@ def test_a_prior_needs_a_parameter_of_the_likelihood(tmp_path):
         r"no parameter loudnes; did you mean loudness\? \(it has loudness\): leave priors.loudnes"
     )
     with pytest.raises(ObservationError, match=told):
-        likelihood_of(config_of(tmp_path, DENSITY, asked).plan, box, block, unit)
+        likelihood_of(config_of(tmp_path, DENSITY, asked), box, block, unit)
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +171,12 @@ def search_in(mesh, path, *changes):
     if mesh.rank == 0:
         folder.begin(resume=False)
     mesh.barrier()
-    progress, text = Progress(rank=1), config.resolved()
-    session = SearchSession(config.plan, mesh, folder, progress, text)
-    outcome = session.run(resume=False)
+    session = SearchSession(config, mesh, folder, Progress(rank=1))
+    session.run(resume=False)
     mesh.barrier()
     with folder.iterations.open() as file:
         rows = list(csv.DictReader(file))
-    return Searched(session, outcome, folder.path, rows, json.loads(folder.result.read_text()))
+    return Searched(session, folder.path, rows, json.loads(folder.result.read_text()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,7 +195,6 @@ def test_a_mock_is_the_same_on_any_mesh(mesh, searched, alone, tmp_path, kind):
 def test_a_reconstruction_and_its_results(mesh, searched, alone):
     ended = searched(mesh)
     found = ended.found()
-    assert ended.outcome.stopped_by is None
     assert len(found["loss"]) == len(alone["loss"]) > 5
     for column in ("loss", "data", "prior", "gradient_norm"):
         np.testing.assert_allclose(found[column], alone[column], rtol=1e-8)

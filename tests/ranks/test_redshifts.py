@@ -7,20 +7,18 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import RANK, SIZE, by_rank_zero, process_mesh, shared_folder
+from conftest import RANK, SIZE, by_rank_zero, process_mesh, shared_folder, solo
 from test_training import RUN, train, trained_whole_and_in_two
 from tiny_network import TINY
 
 import flowpm_dist as fpm
-from flowpm_dist.config.trained import read_training
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation.prediction import check_question, predict_volume
 from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, summarise
-from flowpm_dist.cosmoflow.planning.phases import PhaseClock
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
-from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource
-from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.volumes.draws import Draws, Priors
+from flowpm_dist.cosmoflow.volumes.sources import InSituSource, PhaseClock
 from flowpm_dist.cosmoflow.volumes.universes import (
     OF_SURVEY,
     Generation,
@@ -31,10 +29,9 @@ from flowpm_dist.cosmoflow.volumes.universes import (
 from flowpm_dist.initial.white_noise import noise_function
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.observables.forward_model import forward_model_of
 from flowpm_dist.observables.noise import SurveyNoise
-from flowpm_dist.observables.options import ObservationError, ObservationOptions
-from flowpm_dist.observables.structure import StructureFormation
+from flowpm_dist.observables.options import DensityOptions, ObservationError
+from flowpm_dist.observables.universe_model import StructureFormation
 
 GRID, BATCH, SIGMA = 8, 2, 0.4
 EDGES = (0.1, 0.25, 0.5, 1.0)
@@ -64,21 +61,17 @@ def simulation(mesh):
 def drawn():
     """Seeds, cosmologies and bias of the first universes."""
     rows = PRIORS.draw("train", 0, BATCH)
-    cosmologies = [simulation(alone()).cosmology.replace(sigma8=float(row[0])) for row in rows]
+    cosmologies = [simulation(solo()).cosmology.replace(sigma8=float(row[0])) for row in rows]
     return PRIORS.noise_seeds("train", 0, BATCH), cosmologies, tf.constant(rows[:, 1])
-
-
-def alone():
-    return process_mesh(f"row:{SIZE}").without("row")
 
 
 def expected_of(structure, observed):
     """What one rank finds: each channel by a simulation that ends there, with its noise."""
-    options = ObservationOptions(structure=structure, **observed)
+    options = DensityOptions(structure=structure, **observed)
     seeds, cosmologies, b1 = drawn()
-    own, channels = simulation(alone()), []
+    own, channels = simulation(solo()), []
     for number in range(len(REDSHIFTS)):
-        model = forward_model_of(options, own.with_steps(EDGES[: number + 2]))
+        model = options.forward_model(own.with_steps(EDGES[: number + 2]))
         state = model.formation.state(model.simulation, None, cosmologies, seeds.tolist())
         values = dict.fromkeys(observed["bias"], b1)
         key = (OF_SURVEY, len(REDSHIFTS) - 1 - number)[: 1 + (number < len(REDSHIFTS) - 1)]
@@ -100,12 +93,12 @@ def test_each_channel_is_the_model_at_its_redshift(structure):
     expected = by_rank_zero(structure, lambda: expected_of(structure, STRUCTURES[structure]))
     mesh = process_mesh(MESHES[SIZE])
     own, lanes = simulation(mesh.without("replica")), Lanes.of(mesh, BATCH)
-    options = ObservationOptions(
+    options = DensityOptions(
         structure=structure, sigma=SIGMA, redshifts=REDSHIFTS, **STRUCTURES[structure]
     )
     (name,) = STRUCTURES[structure]["bias"]
     priors = Priors({"sigma8": PRIORS.ranges["sigma8"], name: PRIORS.ranges["b1"]}, seed=3)
-    model, noise = forward_model_of(options, own), SurveyNoise(options, own.box)
+    model, noise = options.forward_model(own), SurveyNoise(options, own.box)
     times = options.scale_factors(EDGES[-1])
     assert times == list(EDGES[1:])
     maker = VolumeMaker(model, priors, lanes, ["sigma8"], noise, times=times)
@@ -138,7 +131,7 @@ class Own(StructureFormation):
 @pytest.mark.ranks(1)
 def test_a_structure_that_knows_one_time_is_refused():
     with pytest.raises(ObservationError, match="Own has a `state` of its own, at one time alone"):
-        Own().at_times(simulation(alone()), [0.5, 1.0], lambda state: state, None, [1])
+        Own().at_times(simulation(solo()), [0.5, 1.0], lambda state: state, None, [1])
 
 
 class Sheets:
@@ -182,12 +175,12 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
     text = RUN.format(name=TINY.name, steps=4, checkpoint_every=2)
     text = text.replace("simulations = 16", "simulations = 8").replace("buffer = 8\n", "")
     (shared / f"run-{RANK}.toml").write_text(text + SURVEY)
-    plan = load_training(shared / f"run-{RANK}.toml")
+    plan = TrainingPlan.load(shared / f"run-{RANK}.toml")
     whole = trained_whole_and_in_two(plan, mesh, shared, monkeypatch)
     assert whole[2][0].shape == (3, 3, 3, 2, 4)  # of the first convolution
 
     training = read_training(shared / "run")
-    assert training.plan.observation == plan.observation
+    assert training.plan.record == plan.record
     volumes, _, _ = next(iter(training.files("test").batches(1, shuffle=False)))
     volume = np.asarray(volumes)[0]
     assert volume.shape == (16, 16, 16, 2)
@@ -211,14 +204,14 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
         network[: network.index("[data]")] + f'[data]\nsource = "files"\nfolder = "{shared}/set"\n'
     )
     (shared / f"files-{RANK}.toml").write_text(box + network)
-    of_files = load_training(shared / f"files-{RANK}.toml")
-    assert of_files.channels == 2 and of_files.observation == plan.observation
+    of_files = TrainingPlan.load(shared / f"files-{RANK}.toml")
+    assert of_files.channels == 2 and of_files.record == plan.record
     outcome = train(of_files, mesh, shared / "of-files")
     assert np.isfinite(float(outcome[1][-1]["loss"]))
     if RANK:
         return
     parts = again[0]["test"].parts
     assert parts["histograms"].shape[1] == 2 * 4 * 27 and HIDDEN in parts
-    shares = parts["histograms"].reshape(len(again["test"].truth), 8, 27) ** 2
+    shares = parts["histograms"].reshape(len(again[0]["test"].truth), 8, 27) ** 2
     np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-12)
     assert np.isfinite([value for _, value, _ in found.parameters]).all()

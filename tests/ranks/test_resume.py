@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint, on the same ranks and on others."""
+"""Runs resumed from a checkpoint, on the same ranks and on others."""
 
 import dataclasses
 
@@ -9,10 +9,10 @@ from conftest import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
 import flowpm_dist as fpm
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.light_cone_file import LightConeFiles, read_light_cone
+from flowpm_dist.io.light_cone import LightConeFiles, read_light_cone
 from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
 from flowpm_dist.observables.lensing import SourcePlane
-from flowpm_dist.observables.light_cone import LightCone
+from flowpm_dist.observables.light_cone import FlatField, LightCone
 
 STEPS = [0.1, 0.3, 0.5, 0.8, 1.0]
 NAMES = ("displacement", "velocity")
@@ -75,7 +75,8 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     """Its maps are those of the whole run, of one observer and of another beside it, and go on in
     a checkpoint, as its particles do in files; they are as the universe is on any mesh."""
     shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
-    sim, cone = simulation(shape, "fastpm"), LightCone(field_of_view=0.7, pixels=6, z_max=0.9)
+    sim = simulation(shape, "fastpm")
+    cone = LightCone(FlatField(field_of_view=0.7, pixels=6, z_max=0.9))
     maps_of = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
     files = FieldCheckpoints(folder, "step", sim.box, keep=1)
     kept, counts = folder / "particles", {}

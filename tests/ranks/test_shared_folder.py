@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import shared_folder
 
-import flowpm_dist.jobs.shared_folder as sharing
+import flowpm_dist.jobs.agreement as sharing
+from flowpm_dist.jobs.agreement import NOT_SEEN, SEEN, check_seen_by_all, seen_by
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.shared_folder import NOT_SEEN, SEEN, check_seen_by_all, seen_by
 from meshimpl import ProcessMesh, launch
 
 pytestmark = pytest.mark.ranks(2)

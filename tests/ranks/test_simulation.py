@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import OTHER_SPLITS, SHAPES, SIZE, by_rank_zero, process_mesh
+from pmwd_tables import InterpolatedGrowth, PmwdPower
 from reference import pmwd_parameters, reference, relative_rms
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology import PMWD_TRANSFER_NODES, Growth, InterpolatedGrowth, LinearPower
+from flowpm_dist.cosmology import Growth
 from flowpm_dist.evolution import nbody
 from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.initial.white_noise import noise_function
@@ -48,9 +49,7 @@ def pmwd_simulation(data, box_mesh, precision, **options):
         mesh=box_mesh,
         precision=precision,
         growth=lambda cosmology: InterpolatedGrowth(Growth(cosmology), data["a_nbody"]),
-        power=lambda cosmology, growth: LinearPower(
-            cosmology, growth, transfer_nodes=PMWD_TRANSFER_NODES
-        ),
+        power=PmwdPower,
         **options,
     )
 

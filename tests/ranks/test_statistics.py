@@ -19,6 +19,8 @@ from numpy_modes import (
 )
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.posteriors import measured
+from flowpm_dist.posteriors.features import SCALES
 from flowpm_dist.statistics import (
     binned_compare,
     binned_multipoles,
@@ -32,8 +34,7 @@ from flowpm_dist.statistics import (
     soft_histogram,
     transfer_function,
 )
-from flowpm_dist.statistics.cell_values import CellValues
-from flowpm_dist.statistics.summaries import SCALES, measured
+from flowpm_dist.statistics.histogram import CellValues
 
 EDGES = np.array([0.3, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0])
 
@@ -242,7 +243,7 @@ def test_histogram_is_numpys(box_mesh, log):
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("mean_count", [None, 2.5])
 def test_histograms_of_what_is_seen_are_numpys(box_mesh, mean_count):
-    """Of a density that noise takes below 0, and of counts: no cell is lost on any mesh."""
+    """No cell is lost on any mesh: of a density that noise takes below 0, and of counts."""
     density = 1 + 2 * random(8)
     if mean_count is not None:
         density = np.random.default_rng(1).poisson(mean_count * np.exp(0.5 * random(8))) * 1.0
@@ -316,7 +317,7 @@ def test_wrong_arguments_are_told(line):
     for message, call in {
         "two fields are not on the same box": lambda: compare(field, other),
         "interlaced one are not on the same box": lambda: power_spectrum(field, interlaced=other),
-        "is not that of the field": lambda: cross_power(field, field, 10.0),
+        "differs from the field's own": lambda: cross_power(field, field, 10.0),
         "box_size .* is needed": lambda: power_spectrum(np.zeros(GRID)),
         "scalar field": lambda: multipoles(vector),
         "window 'tsc'": lambda: transfer_function(field, field, window="tsc"),

@@ -8,8 +8,8 @@ import tensorflow as tf
 from conftest import RANK, SIZE
 
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import Stopwatch
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.ranks(1, 2)
 

@@ -3,7 +3,6 @@ mask, stopped, gone on with, exported and asked, gives one answer, and its files
 """
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,17 +11,17 @@ from conftest import RANK, SIZE, process_mesh, shared_folder
 from test_training import RUN, trained_whole_and_in_two
 from tiny_network import TINY
 
-from flowpm_dist.config.trained import read_training
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
-from flowpm_dist.cosmoflow.planning.phases import PhaseClock
-from flowpm_dist.cosmoflow.training import sources
+from flowpm_dist.cosmoflow.planning.options import FileData
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
-from flowpm_dist.cosmoflow.training.parts import cell_values_of, header_of
-from flowpm_dist.cosmoflow.volumes.universes import Generation, Lanes
+from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.volumes import sources
+from flowpm_dist.cosmoflow.volumes.sources import PhaseClock
+from flowpm_dist.cosmoflow.volumes.universes import Generation, Lanes, cell_values_of, header_of
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
+from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 
 GRID, STEPS = 16, 4
 SURVEY = """
@@ -43,7 +42,7 @@ def plan_of(folder, observation):
     if "mask" in observation:
         text = text.replace("[priors]", PRIORS)
     (folder / f"run-{RANK}.toml").write_text(text + observation)
-    return load_training(folder / f"run-{RANK}.toml")
+    return TrainingPlan.load(folder / f"run-{RANK}.toml")
 
 
 def along_y(count):
@@ -76,13 +75,14 @@ class Universes:
 def test_views_keep_the_line_of_sight(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "maker_of", lambda plan, mesh, lanes: Universes(lanes))
     monkeypatch.setattr(sources, "files_of", lambda *_: Universes(lanes))
-    monkeypatch.setattr(sources.Statistics, "add", lambda *_: None)
     plan = plan_of(tmp_path, '[observation]\nredshift_space = "y"\n')
-    plan = replace(plan, data=plan.data.model_copy(update={"source": source}))
+    if source == "files":
+        data = FileData(folder=tmp_path, augment=plan.data.augment)
+        plan = plan.model_copy(update={"data": data})
     assert plan.data.augment is True
     mesh = process_mesh("row:1")
     lanes = Lanes.of(mesh, 4)
-    volumes = sources.volumes_of(plan, mesh, TrainingFolder(tmp_path), lanes, PhaseClock()).source
+    volumes = sources.source_of(plan, mesh, TrainingFolder(tmp_path), lanes, PhaseClock())
     volumes.start(0)
     batches = [volumes.batch(step).volumes for step in range(STEPS)]
     volumes.close()
@@ -115,7 +115,7 @@ def test_a_training_on_noisy_masked_volumes(tmp_path_factory, monkeypatch):
     trained_whole_and_in_two(plan, mesh, shared, monkeypatch)
 
     training = read_training(shared / "run")
-    assert training.plan.observation == plan.observation
+    assert training.plan.record == plan.record
     assert not training.divides_by_mean(None)
     volumes, _, _ = next(iter(training.files("test").batches(1, shuffle=False)))
     volume = np.asarray(volumes)[0, ..., 0]
@@ -133,7 +133,7 @@ def test_a_training_on_noisy_masked_volumes(tmp_path_factory, monkeypatch):
     about = export_network(training, folder)
     folder.release()
     told = json.loads((folder.path / "network.json").read_text())
-    assert told["observation"] == plan.observation.table() and about["unobserved_cells"] == 1.0
+    assert told["observation"] == plan.record.table() and about["unobserved_cells"] == 1.0
     assert told["divided_by_mean"] is False
     network = tf.saved_model.load(str(folder.path))
     answer = network.ask(tf.constant(volume[np.newaxis], tf.float64))["mean"].numpy()[0]

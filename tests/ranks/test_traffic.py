@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.step_traffic import StepTraffic
+from flowpm_dist.grid.decomposition import StepTraffic
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
+from flowpm_dist.particle_mesh.options import ForceOptions
 from meshimpl import ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
@@ -35,7 +36,9 @@ def test_a_step(
     """Also where a halo is wider than a block, and where modes are padded."""
     grid = (16, 12, 8)
     box = Box(grid, tuple(8.0 * n for n in grid), mesh, dtype)
-    nbody = NBody(Gravity(ParticleMesh(box, factor, halo, half), force))
+    nbody = NBody(
+        Gravity(ParticleMesh(box, factor, halo, half), ForceOptions(force_gradient=force))
+    )
     x = tf.zeros([*box.block, 3], dtype)
     for _ in range(2):  # ranks meet when they build
         before = so_far()

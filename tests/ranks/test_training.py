@@ -10,35 +10,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import NETWORK_SHAPES, RANK, SIZE, by_rank_zero, process_mesh, shared_folder
+from run_files import PRIORS
 from tiny_network import TINY
 
-from flowpm_dist.config.trained import read_training
-from flowpm_dist.config.training import load_training
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.planning.phases import PHASES, PhaseClock
-from flowpm_dist.cosmoflow.training import sources
-from flowpm_dist.cosmoflow.training.parts import maker_of
-from flowpm_dist.cosmoflow.training.run import TrainingRun
-from flowpm_dist.cosmoflow.training.trained import trained_network
-from flowpm_dist.cosmoflow.training.training import DivergedError, Trainer
-from flowpm_dist.cosmoflow.volumes.augmentation import View, block_of, seen, whole_volumes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
+from flowpm_dist.cosmoflow.training.session import TrainingSession
+from flowpm_dist.cosmoflow.training.trainer import DivergedError, Trainer
+from flowpm_dist.cosmoflow.volumes import sources
+from flowpm_dist.cosmoflow.volumes.augmentation import View, block_of, views_of, whole_volumes
 from flowpm_dist.cosmoflow.volumes.draws import Draws
-from flowpm_dist.cosmoflow.volumes.in_situ import InSituSource
-from flowpm_dist.cosmoflow.volumes.universes import Lanes
+from flowpm_dist.cosmoflow.volumes.sources import PHASES, InSituSource, PhaseClock
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.tables import read_rows
+from flowpm_dist.jobs.results import read_rows
 
-RUN = """
-[box]
+RUN = (
+    PRIORS
+    + """[box]
 grid = 16
 size = 128.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
 [initial]
 lpt_order = 1
 [evolution]
@@ -62,6 +54,7 @@ fill = 4
 validation = 4
 test = 4
 """
+)
 
 STEPS = 10  # with each generation of universes, and beyond the last
 
@@ -93,7 +86,7 @@ def config_of(shared, steps=STEPS, checkpoint_every=5, change=("", ""), name=TIN
     path = shared / f"run-{RANK}.toml"
     text = RUN.format(name=name, steps=steps, checkpoint_every=checkpoint_every)
     path.write_text(text.replace(*change))
-    return load_training(path)
+    return TrainingPlan.load(path)
 
 
 def train(config, mesh, path, resume=False):
@@ -102,12 +95,12 @@ def train(config, mesh, path, resume=False):
     if mesh.rank == 0:
         folder.begin(resume=resume)
     mesh.barrier()
-    session = TrainingRun(config, mesh, folder, Progress(rank=1))
+    session = TrainingSession(config, mesh, folder, Progress(rank=1))
     try:
         outcome = session.run(resume=resume)
     finally:
         folder.release()
-    weights = [w.numpy() for w in session.trainer.network.weights]
+    weights = [w.numpy() for w in session.network.weights]
     mesh.barrier()
     return outcome, read_rows(path / "metrics.csv"), weights
 
@@ -177,7 +170,7 @@ def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
 
 
 def stopped_in(step):
-    """`Trainer.step`, in one of whose steps the last rank is told to stop."""
+    """`Trainer.step`, in one of whose steps the last rank gets a stop signal."""
     original = Trainer.step
 
     def interrupted(self, number):
@@ -189,7 +182,7 @@ def stopped_in(step):
 
 
 def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypatch):
-    """Replicas stop as the last rank is told to, in step 3; columns go on with step 4."""
+    """The last rank gets a stop signal in step 3: replicas stop, columns continue with step 4."""
     original = Trainer.step
     monkeypatch.setattr(Trainer, "step", stopped_in(3))
     config = config_of(shared)
@@ -211,7 +204,7 @@ def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
 
     def spoiled(self, number):
         if number == 3:
-            self.network.weights[0].assign(self.network.weights[0] * np.nan)
+            self.regressor.network.weights[0].assign(self.regressor.network.weights[0] * np.nan)
         return original(self, number)
 
     monkeypatch.setattr(Trainer, "step", spoiled)
@@ -231,7 +224,7 @@ def test_views_of_split_volumes(network_mesh):
     volumes = rng.normal(size=(3, 8, 8, 8))
     views = [View.draw(rng, 8) for _ in volumes]
     expected = np.stack([v.of(x) for v, x in zip(views, volumes, strict=True)])
-    found = seen(block_of(volumes, mesh), views, mesh)
+    found = views_of(block_of(volumes, mesh), views, mesh)
     np.testing.assert_array_equal(whole_volumes(found, mesh), expected)
     np.testing.assert_array_equal(np.sort(expected.ravel()), np.sort(volumes.ravel()))
     draws = {(v.axes, v.flips) for v in (View.draw(rng, 8) for _ in range(2000))}
@@ -275,7 +268,7 @@ def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
 def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     """Its best weights are kept, and another training starts from them."""
     losses = [0.9, 0.5, 0.6, 0.5, 0.1]
-    monkeypatch.setattr(TrainingRun, "_validation_loss", lambda self: (losses.pop(0), 0.1))
+    monkeypatch.setattr(TrainingSession, "_validation_errors", lambda self: (losses.pop(0), 0.1))
     change = ("validate_every = 6", "validate_every = 1\npatience = 2")
     config = config_of(shared, steps=6, checkpoint_every=6, change=change)
     mesh, folder = process_mesh(MESHES[0]), TrainingFolder(shared / "run")
@@ -297,13 +290,13 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
 
     change = ("validate_every = 6", f'start_from = "{folder.path}"')
     other = config_of(shared, steps=6, checkpoint_every=6, change=change)
-    session = TrainingRun(other, mesh, TrainingFolder(shared / "other"), Progress(rank=1))
+    session = TrainingSession(other, mesh, TrainingFolder(shared / "other"), Progress(rank=1))
     session._take_weights()
-    for number, weight in enumerate(session.trainer.network.state):
+    for number, weight in enumerate(session.network.state):
         stored = best.get_tensor(f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE")
         np.testing.assert_array_equal(weight, stored)
     change = ("[training]", f'loss = "l2"\n[training]\nstart_from = "{folder.path}"')
-    session = TrainingRun(
+    session = TrainingSession(
         config_of(shared, change=change), mesh, TrainingFolder(shared / "wrong"), Progress(rank=1)
     )
     with pytest.raises(TrainedError, match="best cannot be used"):

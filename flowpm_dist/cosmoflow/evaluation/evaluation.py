@@ -1,4 +1,4 @@
-"""Trained networks judged on the test or validation set, beside baselines from statistics."""
+"""Judges trained networks on the test or validation set, and compares them with baselines."""
 
 from __future__ import annotations
 
@@ -12,49 +12,47 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.evaluation import summaries
-from flowpm_dist.cosmoflow.evaluation.evaluation_groups import (
-    Asked,
-    check_comparable,
-    network_curves,
-    networks_of,
-    over_seeds,
-)
-from flowpm_dist.cosmoflow.evaluation.evaluation_results import Evaluation
-from flowpm_dist.cosmoflow.evaluation.posterior_judging import (
+from flowpm_dist.cosmoflow.evaluation.posterior_fits import (
     check_names,
     judge_posteriors,
     not_uniform,
     place_of,
 )
-from flowpm_dist.cosmoflow.evaluation.posterior_options import PosteriorOptions
+from flowpm_dist.cosmoflow.evaluation.results import Evaluation
+from flowpm_dist.cosmoflow.evaluation.trainings import (
+    Judged,
+    PosteriorOptions,
+    check_comparable,
+    network_curves,
+    networks_of,
+    over_seeds,
+)
 from flowpm_dist.cosmoflow.planning.folder import is_fresh
-from flowpm_dist.cosmoflow.scores.features import Features, check_same_bins
-from flowpm_dist.cosmoflow.scores.judging import Predictions, Scores, describe_collapse, score
-from flowpm_dist.cosmoflow.scores.paired import differences_from
+from flowpm_dist.cosmoflow.scores.judging import (
+    Features,
+    Predictions,
+    Scores,
+    describe_collapse,
+    differences_from,
+    score,
+)
 from flowpm_dist.cosmoflow.training.dataset import statistics_path
 from flowpm_dist.cosmoflow.training.held_out import (
     Statistics,
-    edges_of,
     features,
-    hold_out_fresh,
+    hold_out,
     measure_volumes,
 )
-from flowpm_dist.cosmoflow.training.parts import (
-    block_of_volumes,
-    cell_values_of,
-    standardiser_of,
-)
-from flowpm_dist.cosmoflow.training.trained import (
+from flowpm_dist.cosmoflow.training.saved import (
+    SavedTraining,
     TrainedError,
-    Training,
     trained_network,
 )
-from flowpm_dist.cosmoflow.training.training import predict
+from flowpm_dist.cosmoflow.training.trainer import standardiser_of
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
-from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch
-from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
-from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES, Lanes
+from flowpm_dist.cosmoflow.volumes.record_files import Block, dataset_files
+from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, cell_values_of
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh
@@ -70,7 +68,7 @@ SMALLEST = 125
 
 
 def evaluate(
-    trainings: Sequence[Training],
+    trainings: Sequence[SavedTraining],
     mesh: ProcessMesh,
     progress: Progress,
     *,
@@ -99,7 +97,7 @@ def evaluate(
     Raises:
         TrainedError: test sets are not the same, one training is given twice, or a checkpoint is
             damaged.
-        RecordError: the files of the test set cannot serve.
+        RecordError: the files of the test set are damaged or do not match.
         PosteriorError: there is no such head or statistic.
     """
     if posteriors is not None:
@@ -112,14 +110,14 @@ def evaluate(
         first = trainings[0]
         for training in trainings:
             training.check_held_out()  # what was seen is seen now, too
-        hold_out_fresh(first.plan, mesh, first.folder, split, progress)
+        hold_out(first.plan, mesh, first.folder, progress, [split])
         trainings = [replace(training, fresh_in=first.folder) for training in trainings]
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
     _check_truths(asked)
     same_method = [found for found in asked if found.method == asked[0].method]
     largest = max(same_method, key=lambda found: found.samples)
     notes = [
-        f"{found.training.folder.path} is not complete: {found.training.told(found.step)}."
+        f"{found.training.folder.path} is not complete: {found.training.progress_note(found.step)}."
         for found in asked
         if not found.training.complete
     ]
@@ -141,18 +139,18 @@ def evaluate(
         return None
     notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
     progress.note("fitting baselines")
-    if posteriors is None:
-        return judge(asked, largest, paths, notes, split, which)
     priors = standardiser_of(largest.training.plan, largest.training.header())
     place = place_of(largest, asked)
-    if not largest.training.simulated:
+    if posteriors is not None and not largest.training.simulated:
         notes += not_uniform(priors, tables[place]["train"].truth)
     evaluation = judge(asked, largest, paths, notes, split, which)
+    if posteriors is None:
+        return evaluation
     results = judge_posteriors(asked, tables, place, priors, split, posteriors, progress.note)
     return replace(evaluation, posteriors=results)
 
 
-def _opened(asked: Sequence[Asked], split: str) -> list[str]:
+def _opened(asked: Sequence[Judged], split: str) -> list[str]:
     """Records that a test set is opened; returns a sentence if it was before. On rank 0."""
     folders = [found.training.folder for found in asked]
     before = [opening["time"] for folder in folders for opening in folder.openings(split)]
@@ -172,23 +170,27 @@ def _opened(asked: Sequence[Asked], split: str) -> list[str]:
     ]
 
 
-def ask(training: Training, mesh: ProcessMesh, progress: Progress, split: str, which: str) -> Asked:
+def ask(
+    training: SavedTraining, mesh: ProcessMesh, progress: Progress, split: str, which: str
+) -> Judged:
     """Returns the predictions of a training's network on a split. On all ranks together."""
-    dataset = training.files(split, block_of_volumes(mesh), mesh)
+    dataset = training.files(split, Block.of(mesh), mesh)
     replicas = mesh.axis_size("replica")
     most = min(training.plan.training.batch, len(dataset))
     lanes = Lanes.of(mesh, replicas * max(1, most // replicas))
     progress.note(f"asking the network of {training.folder.path}; compiling")
-    asked = trained_network(training, mesh, lanes.batch, which)
-    batches = _told(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
-    found = predict(asked.network, asked.standardiser, batches, len(dataset))
+    regressor = trained_network(training, mesh, lanes.batch, which)
+    batches = _reported(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
+    found = regressor.predict(batches, len(dataset))
     first = in_order_of_truth(found, summaries.count_of(training, split))
     samples = summaries.trained_on(training)
     size = summaries.trained_on(training, planned=True) if training.simulated else samples
-    return Asked(training, in_order_of_truth(found), first, asked.step, samples, size)
+    return Judged(training, in_order_of_truth(found), first, regressor.step, samples, size)
 
 
-def _told(batches: Iterable[Batch], size: int, total: int, progress: Progress) -> Iterator[Batch]:
+def _reported(
+    batches: Iterable[Batch], size: int, total: int, progress: Progress
+) -> Iterator[Batch]:
     for number, batch in enumerate(batches):
         yield batch
         progress("predicting", min(total, (number + 1) * size), total)
@@ -199,7 +201,7 @@ def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictio
 
     Args:
         found: in the order of the files.
-        count: of the first samples, if not of all.
+        count: number of the first samples to return; all by default.
     """
     truth = found.truth[:count].astype(np.float32)  # which is what files hold
     order = np.lexsort(truth.T[::-1])
@@ -207,7 +209,7 @@ def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictio
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
 
-def _check_truths(asked: Sequence[Asked]) -> None:
+def _check_truths(asked: Sequence[Judged]) -> None:
     first = asked[0]
     for other in asked[1:]:
         ours, theirs = first.predictions, other.predictions
@@ -218,21 +220,21 @@ def _check_truths(asked: Sequence[Asked]) -> None:
             )
 
 
-def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
+def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file of the statistics of a split, which are measured if there are none."""
     plan, own = training.plan, training.keeper(split).statistics(split)
     if training.simulated:
         return own
     values = cell_values_of(plan)
-    folder = plan.data.folder
+    folder = plan.dataset_folder
     beside = None if folder is None else statistics_path(folder, split)
-    dataset = training.files(split, block_of_volumes(mesh), mesh)
+    dataset = training.files(split, Block.of(mesh), mesh)
     count = min(len(dataset), summaries.MOST)
     # Rank 0 looks for all: files come and go while the others look.
     there = [0, 0]
     if mesh.rank == 0:
         files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
-        current = _is_current(own, files, count, values.bins(HISTOGRAM_EDGES))
+        current = _is_current(own, files, count)
         there = [int(beside is not None and beside.exists()), int(current)]
     is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
@@ -243,26 +245,25 @@ def _measured(training: Training, split: str, mesh: ProcessMesh, progress: Progr
     lanes = Lanes.of(mesh, mesh.axis_size("replica"))
     batches = itertools.islice(in_order(dataset, lanes), -(-count // lanes.batch))
     statistics = Statistics(own, mesh, dataset.parameters)
-    told = _told(batches, lanes.batch, count, progress)
+    reported = _reported(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
-    measure_volumes(told, plan.box_size, mesh, statistics, values)
+    measure_volumes(reported, plan.box_size, mesh, statistics, values)
     mesh.barrier()
     return own
 
 
-def _is_current(path: Path, files: Sequence[Path], count: int, bins: np.ndarray) -> bool:
-    """Returns whether statistics are of these files as they are now, with these bins."""
+def _is_current(path: Path, files: Sequence[Path], count: int) -> bool:
+    """Returns whether statistics were measured from the present state of these files."""
     try:
-        held = read_arrays(path)
-        whole = len(held["index"]) >= count and np.array_equal(edges_of(held), bins)
+        whole = len(read_arrays(path)["index"]) >= count
     except (UnreadableError, KeyError):
         return False
     return whole and path.stat().st_mtime > max(file.stat().st_mtime for file in files)
 
 
 def judge(
-    asked: Sequence[Asked],
-    largest: Asked,
+    asked: Sequence[Judged],
+    largest: Judged,
     paths: dict[str, Path],
     notes: Sequence[str],
     split: str = "test",
@@ -271,11 +272,11 @@ def judge(
     """Returns the scores of networks and baselines. On rank 0.
 
     Args:
-        asked: of each training.
-        largest: the one whose training set baselines are fitted to.
-        paths: of the statistics of each split.
-        notes: made so far.
-        split: that networks were asked about.
+        asked: the predictions of each training.
+        largest: the training whose volumes baselines are fitted to.
+        paths: the statistics file of each split.
+        notes: notes made so far.
+        split: the volumes that networks were judged on.
         which: the weights, "best" of the validations or "last".
     """
     from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
@@ -289,7 +290,6 @@ def judge(
     notes = list(notes)
     try:
         found = {name: features(path, counts[name]) for name, path in paths.items()}
-        check_same_bins(found)
         train_mean, sets = found["train"].truth.mean(axis=0), found
     except (KeyError, ValueError) as error:
         notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
@@ -308,8 +308,8 @@ def judge(
                 f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
                 "pairs."
             )
-        told = {name: method(sets[split]) for name, method in fitted.items()}
-        baselines = {name: in_order_of_truth(found) for name, found in told.items()}
+        predicted = {name: method(sets[split]) for name, method in fitted.items()}
+        baselines = {name: in_order_of_truth(p) for name, p in predicted.items()}
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
         sizes = curve_sizes(len(sets["train"].truth))
         splits = sets["train"], sets["validation"], sets[split]
@@ -326,12 +326,12 @@ def judge(
         curves=curves,
         collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
         notes=tuple(notes),
-        trainings=tuple(_told_of(found, which) for found in asked),
+        trainings=tuple(_summary_of(found, which) for found in asked),
         folder=asked[0].training.folder.evaluation(split),
     )
 
 
-def _train_mean(path: Path, largest: Asked) -> np.ndarray:
+def _train_mean(path: Path, largest: Judged) -> np.ndarray:
     """Returns the mean of the training targets, or of their priors where those are not known."""
     try:
         return read_arrays(path)["parameters"].mean(axis=0)
@@ -340,7 +340,7 @@ def _train_mean(path: Path, largest: Asked) -> np.ndarray:
         return standardiser_of(training.plan, training.header()).centre
 
 
-def _told_of(found: Asked, which: str) -> dict[str, Any]:
+def _summary_of(found: Judged, which: str) -> dict[str, Any]:
     training = found.training
     return {
         "folder": str(training.folder.path),

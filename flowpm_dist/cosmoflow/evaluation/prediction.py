@@ -1,4 +1,4 @@
-"""Parameters of a user's own volume, from a trained network."""
+"""Parameters of a volume from a trained network."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.evaluation.posterior_of_volume import (
-    VolumePosterior,
-    posterior_of_volume,
-)
-from flowpm_dist.cosmoflow.training.trained import Training, trained_network
-from flowpm_dist.cosmoflow.volumes.map_layout import as_volumes
+from flowpm_dist.cosmoflow.evaluation.posteriors import VolumePosterior, posterior_of_volume
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, RecordError, read_header
 from flowpm_dist.cosmoflow.volumes.volume import (
     as_observed,
+    as_volumes,
     check_values,
     check_volume,
     read_part,
     refuse_values,
 )
-from flowpm_dist.io.light_cone_maps import load_light_cone
+from flowpm_dist.io.light_cone import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
-from flowpm_dist.jobs.cone_record import differences_from_file
-from flowpm_dist.jobs.light_cone import ConvergenceOptions
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.observables.map_files import read_convergence
+from flowpm_dist.observables.light_cone.map_files import differences_from_file, read_convergence
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
@@ -59,7 +55,9 @@ class Found:
     posterior: VolumePosterior | None = None
 
 
-def check_question(training: Training, volume_path: str | Path, box_size: float | None) -> None:
+def check_question(
+    training: SavedTraining, volume_path: str | Path, box_size: float | None
+) -> None:
     """Checks that a network can be asked about a volume, before TensorFlow is loaded.
 
     Args:
@@ -77,14 +75,14 @@ def check_question(training: Training, volume_path: str | Path, box_size: float 
     if plan.data.source == "arrays":
         header = training.header()
         channels = None if header is None else header.channels
-    elif not training.simulated and plan.data.folder is not None:
+    elif not training.simulated and plan.dataset_folder is not None:
         try:
-            channels = read_header(plan.data.folder)[0].channels
+            channels = read_header(plan.dataset_folder)[0].channels
         except RecordError:  # public files: TensorFlow reads the first of them
             channels = None
     check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
-    check_observation(plan.observation, volume)
-    check_values(volume, _seen_by(training))
+    check_observation(plan.record, volume)
+    check_values(volume, _observed_by(training))
 
 
 def check_observation(trained: ObservationRecord | None, volume: Volume) -> list[str]:
@@ -101,8 +99,8 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
     if volume.observation is None:
         if trained == BARE:
             return []
-        told = "The volume does not tell how it was observed; the network was trained for "
-        return [f"{told}{trained.told()}."]
+        note = "The volume does not say how it was observed; the network was trained for "
+        return [f"{note}{trained.summary()}."]
     found = ObservationRecord.of_table(volume.observation, volume.where)
     trained.check(found, volume.where)
     return []
@@ -111,7 +109,7 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
 def check_observation_once(
     trained: ObservationRecord | None, volume: Volume, mesh: ProcessMesh
 ) -> list[str]:
-    """Does `check_observation` on rank 0, and tells all ranks: it may read whole masks.
+    """Does `check_observation` on rank 0, and broadcasts the result: it may read whole masks.
 
     Args:
         trained, volume: see `check_observation`.
@@ -136,19 +134,19 @@ def check_observation_once(
     return notes
 
 
-def _seen_by(training: Training) -> ObservationOptions | None:
-    """Returns what the training saw of its universes, as far as it is known."""
-    seen = training.plan.observation
+def _observed_by(training: SavedTraining) -> ObservationOptions | None:
+    """Returns what the training observed of its universes, or None if unknown."""
+    seen = training.plan.record
     return None if seen is None else seen.options
 
 
-def _scale_factor(training: Training) -> float | None:
+def _scale_factor(training: SavedTraining) -> float | None:
     """Returns the scale factor of the volumes that a network was trained on, where it is known."""
-    return training.plan.simulation.a_stop if training.simulated else None
+    return training.plan.evolution.last if training.simulated else None
 
 
 def predict_volume(
-    training: Training,
+    training: SavedTraining,
     volume_path: str | Path,
     mesh: ProcessMesh,
     progress: Progress,
@@ -166,10 +164,10 @@ def predict_volume(
             divided by its mean where those were that the network was trained on.
         mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
-        box_size: of the volume [Mpc/h], where its file does not tell it.
+        box_size: side of the volume [Mpc/h], where its file does not contain it.
         which: see `trained_network`.
-        head: of the posterior; by default the first of `PREFERRED` that was fitted to these
-            weights, if any.
+        head: head of the posterior; by default the first of `PREFERRED` that was fitted to
+            these weights, if any.
         needed: whether there must be a posterior.
 
     Returns:
@@ -183,7 +181,6 @@ def predict_volume(
         ObservationError: a volume of another observation.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
-    from flowpm_dist.cosmoflow.training.training import in_physical_units
 
     cone = training.plan.lightcone
     if cone is None:
@@ -192,27 +189,27 @@ def predict_volume(
         kappa = _maps(cone, Path(volume_path), box_size)
         block, notes = as_volumes(kappa[np.newaxis])[0], _notes_of_maps(cone, Path(volume_path))
     progress.note("asking the network; compiling")
-    asked = trained_network(training, mesh, mesh.axis_size("replica"), which)
-    network, standardiser = asked.network, asked.standardiser
-    features = features_of(network, block[np.newaxis])
-    values, sigma = in_physical_units(network, standardiser, features[OUTPUTS][:1])
-    posterior, said = posterior_of_volume(
-        training, volume_path, features, asked.step, head, needed=needed
+    regressor = trained_network(training, mesh, mesh.axis_size("replica"), which)
+    standardiser, step = regressor.standardiser, regressor.step
+    features = features_of(regressor.network, block[np.newaxis])
+    values, sigma = regressor.in_physical_units(features[OUTPUTS][:1])
+    posterior, warnings = posterior_of_volume(
+        training, volume_path, features, step, head, needed=needed
     )
-    notes += said
+    notes += warnings
     if posterior is not None:
         values, sigma = (f(posterior.samples, axis=0)[np.newaxis] for f in (np.mean, np.std))
     bars = [None] * len(values[0]) if sigma is None else sigma[0].tolist()
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
-        notes.append(f"The training is not complete: {training.told(asked.step)}.")
+        notes.append(f"The training is not complete: {training.progress_note(step)}.")
     if posterior is None:
         notes += _beyond(parameters, standardiser)
     return Found(parameters, tuple(notes), posterior)
 
 
 def _volume(
-    training: Training,
+    training: SavedTraining,
     path: str | Path,
     mesh: ProcessMesh,
     progress: Progress,
@@ -222,10 +219,10 @@ def _volume(
     plan, volume, header = training.plan, open_volume(path), training.header()
     a, channels = _scale_factor(training), training.channels(header)
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
-    notes += check_observation_once(plan.observation, volume, mesh)
+    notes += check_observation_once(plan.record, volume, mesh)
     progress.note(f"reading {volume.where}")
-    block = _read_block(volume, mesh, _seen_by(training))
-    mean = _checked_mean(volume, block, mesh, _seen_by(training))
+    block = _read_block(volume, mesh, _observed_by(training))
+    mean = _checked_mean(volume, block, mesh, _observed_by(training))
     if training.divides_by_mean(header):
         notes += _normalise(block, mean)
     elif (
@@ -245,7 +242,7 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
     """
     if box_size is not None:
         raise ObservationError("--box-size is that of a volume, and the network sees maps")
-    kappa = read_convergence(path, len(cone.sources), cone.pixels, cone.field_of_view)
+    kappa = read_convergence(path, cone)
     if path.suffix == ".npy":
         return kappa
     found = differences_from_file(cone, load_light_cone(path).attributes)
@@ -264,7 +261,7 @@ def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
     if path.suffix == ".npy":
         names = ", ".join(source.name for source in cone.sources)
         return [
-            f"The maps do not tell what they are of; the network was trained for fields of "
+            f"The maps do not say what they show; the network was trained for fields of "
             f"{cone.field_of_view:g} degrees, sources at {names} and the noise of sigma_e = "
             f"{asked.sigma_e:g} and n_eff = {asked.n_eff:g}."
         ]
@@ -276,10 +273,9 @@ def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
 
 def _read_block(volume: Volume, mesh: ProcessMesh, seen: ObservationOptions | None) -> np.ndarray:
     """Returns this rank's block [x, y, z, channel], float64, masked as the training's volumes."""
-    from flowpm_dist.cosmoflow.training.parts import block_of_volumes
-    from flowpm_dist.cosmoflow.volumes.records import Block
+    from flowpm_dist.cosmoflow.volumes.record_files import Block
 
-    cut = Block(*block_of_volumes(mesh)).cut(volume.array.shape)
+    cut = Block.of(mesh).cut(volume.array.shape)
     block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, seen)
     return block[..., np.newaxis] if block.ndim == 3 else block
 

@@ -9,27 +9,19 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.evaluation.posterior_options import MAP_STATISTIC_NAMES, STATISTIC_NAMES
-from flowpm_dist.cosmoflow.network.keras_network import AnyNetwork
-from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
+from flowpm_dist.cosmoflow.network.network import BaseNetwork, Network, of_all_replicas
 from flowpm_dist.cosmoflow.training.held_out import fields_of
-from flowpm_dist.cosmoflow.training.parts import (
-    block_of_volumes,
-    cell_values_of,
-    draws_of,
-    maker_of,
-)
-from flowpm_dist.cosmoflow.training.trained import TrainedNetwork, Training, trained_network
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
+from flowpm_dist.cosmoflow.training.trainer import Regressor
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
-from flowpm_dist.cosmoflow.volumes.file_source import in_order
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch
-from flowpm_dist.cosmoflow.volumes.map_layout import as_maps
-from flowpm_dist.cosmoflow.volumes.record_files import dataset_files
-from flowpm_dist.cosmoflow.volumes.universes import Lanes
+from flowpm_dist.cosmoflow.volumes.record_files import Block, dataset_files
+from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, cell_values_of, draws_of, maker_of
+from flowpm_dist.cosmoflow.volumes.volume import as_maps
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.statistics.map_summaries import NoisyMaps, measured_maps
-from flowpm_dist.statistics.summaries import DEFINITION, measured
+from flowpm_dist.posteriors.features import NoisyMaps, measured
+from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS, STATISTICS_VERSION
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
@@ -44,7 +36,7 @@ class SplitSummaries:
 
     Attributes:
         truth: [n, p] [physical units].
-        parts: by name, `OUTPUTS`, `HIDDEN` or that of a statistic, [n, value] each.
+        parts: [n, value] each by name: `OUTPUTS`, `HIDDEN`, or a statistic.
         step: number of steps that the network was trained for.
     """
 
@@ -54,9 +46,8 @@ class SplitSummaries:
 
     def write(self, path: Path) -> None:
         """Writes what does not depend on a user's own code to a .npz file. Raises WriteError."""
-        known = {OUTPUTS, HIDDEN, *STATISTIC_NAMES, *MAP_STATISTIC_NAMES}
-        kept = {name: values for name, values in self.parts.items() if name in known}
-        numbers = {"step": np.array(self.step), "definition": np.array(DEFINITION)}
+        kept = {name: values for name, values in self.parts.items() if _is_ours(name)}
+        numbers = {"step": np.array(self.step), "version": np.array(STATISTICS_VERSION)}
         save_arrays(path, {"truth": self.truth, **numbers, **kept})
 
     @classmethod
@@ -68,14 +59,21 @@ class SplitSummaries:
                 defined otherwise since.
         """
         held = read_arrays(path)
-        if held.pop("definition") != DEFINITION:
-            raise ValueError(f"{path} holds statistics of another definition")
+        if held.pop("version") != STATISTICS_VERSION:
+            raise ValueError(f"{path} holds statistics of another version")
         truth, step = held.pop("truth"), int(held.pop("step"))
         return cls(truth, held, step)
 
 
+def _is_ours(name: str) -> bool:
+    """Returns whether what has a name depends on this package alone, not on a user's own code."""
+    homes = [register[name] for register in (STATISTICS, MAP_STATISTICS) if name in register]
+    in_package = (isinstance(home, str) and home.startswith("flowpm_dist.") for home in homes)
+    return name in (OUTPUTS, HIDDEN) or (bool(homes) and all(in_package))
+
+
 def summarise(
-    trainings: Sequence[Training],
+    trainings: Sequence[SavedTraining],
     splits: Sequence[str],
     statistics: Sequence[Sequence[str]],
     mesh: ProcessMesh,
@@ -89,7 +87,7 @@ def summarise(
     since.
 
     Args:
-        trainings: whose networks are asked; of the same volumes, of which each may have seen fewer.
+        trainings: the trainings; all on the same volumes, of which each may have seen fewer.
         splits: their names.
         statistics: to be measured for each training: names of `STATISTICS`, or of maps of
             `MAP_STATISTICS`, or "package.module:function".
@@ -102,7 +100,7 @@ def summarise(
 
     Raises:
         TrainedError: a checkpoint is damaged.
-        RecordError: files that cannot serve.
+        RecordError: files that are damaged or do not match.
         StatisticError: one that does not return a vector of finite numbers.
     """
     counts = [count_of(training, split) for training in trainings for split in splits]
@@ -135,18 +133,18 @@ class _Question:
 
     Attributes:
         training: whose network it is.
-        asked: the network.
+        regressor: its network.
         statistics: to be measured as well.
         made: on rank 0, by split.
     """
 
-    training: Training
-    asked: TrainedNetwork
+    training: SavedTraining
+    regressor: Regressor
     statistics: tuple[str, ...]
     made: dict[str, SplitSummaries] = field(default_factory=dict)
 
     def is_answered(self, split: str) -> bool:
-        """Returns whether a file has all summaries, of this network and the volumes as they are."""
+        """Returns whether a file has all summaries of this network and the present volumes."""
         held = self._held(split)
         return held is not None and set(self.statistics) <= set(held.parts)
 
@@ -157,16 +155,16 @@ class _Question:
             held = SplitSummaries.read(path)
         except (ValueError, KeyError):
             return None
-        data, written = training.plan.data, path.stat().st_mtime
+        written = path.stat().st_mtime
         files: Sequence[Path] = ()
         if not training.simulated:
-            folder = data.folder
+            folder = training.plan.dataset_folder
             files = dataset_files(folder, split) if folder else arrays_of(training.plan).files
         checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
         sources = [*files, *(file for file in checkpoints if file.exists())]
         fresh = all(file.stat().st_mtime < written for file in sources)
         whole = len(held.truth) == count_of(training, split)
-        return held if fresh and whole and held.step == self.asked.step else None
+        return held if fresh and whole and held.step == self.regressor.step else None
 
     def keep(self, split: str, rows: Sequence[Row]) -> None:
         """Keeps and writes summaries: truths and parts of one batch after another. On rank 0."""
@@ -178,11 +176,11 @@ class _Question:
             for name in rows[0][1]
             if name in (OUTPUTS, HIDDEN, *self.statistics)
         }
-        self.made[split] = SplitSummaries(truth[order], parts, self.asked.step)
+        self.made[split] = SplitSummaries(truth[order], parts, self.regressor.step)
         held = self._held(split)
         if held is not None and np.array_equal(held.truth, truth[order]):
             parts = {**held.parts, **parts}  # further statistics, measured before
-        kept = SplitSummaries(truth[order], parts, self.asked.step)
+        kept = SplitSummaries(truth[order], parts, self.regressor.step)
         kept.write(self.training.folder.summaries(split))
 
     def summaries(self, split: str) -> SplitSummaries:
@@ -191,12 +189,12 @@ class _Question:
         return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
 
 
-def trained_on(training: Training, *, planned: bool = False) -> int:
+def trained_on(training: SavedTraining, *, planned: bool = False) -> int:
     """Returns the number of volumes that there were to train on in the steps that were made.
 
     Args:
         training: that was made.
-        planned: whether one that ended early by itself counts as if it had made all steps.
+        planned: whether a training that ended early counts as if it had made all steps.
     """
     if not training.simulated:
         return training.samples("train")
@@ -206,7 +204,7 @@ def trained_on(training: Training, *, planned: bool = False) -> int:
     return draws.made(max(0, steps - 1)) * draws.batch
 
 
-def count_of(training: Training, split: str) -> int:
+def count_of(training: SavedTraining, split: str) -> int:
     """Returns how many volumes of a split are summarised: the first, see `MOST`."""
     if training.simulated and split == "train":
         return trained_on(training)
@@ -243,7 +241,7 @@ def _answer(
         for question, count, made in zip(questions, counts, rows, strict=True):
             if begin >= count:
                 continue
-            row = features_of(question.asked.network, batch.volumes)
+            row = features_of(question.regressor.network, batch.volumes)
             if question.statistics:
                 if measured_here is None:
                     measured_here = _measured(longest, names, batch.volumes, mesh)
@@ -257,7 +255,7 @@ def _answer(
             question.keep(split, made)
 
 
-def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarray]:
+def features_of(network: BaseNetwork, volumes: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the features of volumes that heads are fitted to, [n, value] each by name.
 
     On all ranks together.
@@ -267,7 +265,7 @@ def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarra
         volumes: this rank's blocks of a batch.
 
     Returns:
-        Those of the whole batch, on every rank.
+        The features of the whole batch, on every rank.
     """
     if not isinstance(network, Network):
         return {OUTPUTS: network.whole_outputs(network.predict(volumes))}
@@ -276,11 +274,11 @@ def features_of(network: AnyNetwork, volumes: np.ndarray) -> dict[str, np.ndarra
 
 
 def _measured(
-    training: Training, statistics: Sequence[str], volumes: np.ndarray, mesh: ProcessMesh
+    training: SavedTraining, statistics: Sequence[str], volumes: np.ndarray, mesh: ProcessMesh
 ) -> dict[str, np.ndarray]:
     """Returns statistics of a batch of volumes or maps, [n, value] each, of all replicas.
 
-    Those of volumes are of one channel after another.
+    The channels of volumes follow one after another.
 
     Volumes in files are measured one at a time: the memory of a batch of fields, which simulating
     one takes anyway, is not foreseen for them.
@@ -289,7 +287,7 @@ def _measured(
     if plan.lightcone is not None:
         cone = plan.lightcone
         maps = NoisyMaps(as_maps(volumes), cone.fov, cone.pixel_sigma())
-        found = measured_maps(statistics, maps)
+        found = measured(statistics, maps)
         return {name: of_all_replicas(values, mesh) for name, values in found.items()}
     together, box_size = len(volumes) if training.simulated else 1, plan.box_size
     values = cell_values_of(plan)
@@ -306,10 +304,12 @@ def _measured(
     }
 
 
-def _volumes(training: Training, split: str, lanes: Lanes, mesh: ProcessMesh) -> Iterator[Batch]:
+def _volumes(
+    training: SavedTraining, split: str, lanes: Lanes, mesh: ProcessMesh
+) -> Iterator[Batch]:
     """Yields this rank's blocks of every volume of a split; the last batch is filled up."""
     if not training.simulated or split != "train":
-        yield from in_order(training.files(split, block_of_volumes(mesh), mesh), lanes)
+        yield from in_order(training.files(split, Block.of(mesh), mesh), lanes)
         return
     maker = maker_of(training.plan, mesh, lanes)
     for number in range(-(-trained_on(training) // lanes.batch)):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network import losses
-from flowpm_dist.cosmoflow.network.layer_graph import INPUTS
-from flowpm_dist.cosmoflow.network.network import Network, Precision
+from flowpm_dist.cosmoflow.network.layers import INPUTS
+from flowpm_dist.cosmoflow.network.network import BaseNetwork
 from flowpm_dist.cosmoflow.planning.declarations import KerasDeclaration
-from flowpm_dist.cosmoflow.volumes.priors import hashed
+from flowpm_dist.cosmoflow.volumes.draws import hashed
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import python_object
 from meshimpl.process_mesh import ProcessMesh
-from meshimpl.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     import keras
@@ -27,11 +26,11 @@ POLICIES = {"float32": "float32", "float64": "float64", "bfloat16": "mixed_bfloa
 
 
 class ModelError(UserError):
-    """A function of a user's own does not return a Keras model that can serve."""
+    """A user's function does not return a Keras model that a training can use."""
 
 
-class KerasNetwork(tf.Module):
-    """A Keras model that is trained and asked like a `Network`, with weights equal on all ranks.
+class KerasNetwork(BaseNetwork):
+    """A Keras model that is trained and used like a `Network`, with weights equal on all ranks.
 
     Each replica is one rank, which works on its own volumes. Gradients are added over the replicas,
     and what layers keep besides, such as the moving averages of batch normalisation, is averaged.
@@ -40,67 +39,33 @@ class KerasNetwork(tf.Module):
     follow from its seed and from the numbers of its samples.
 
     Args:
-        name: of a function "package.module:function" that is given the shape of the input,
+        name: a function "package.module:function". It is given the shape of the input,
             (width, width, width, channels) or, of maps, (width, width, channels), and the number
-            of outputs, and returns a `keras.Model` from batches of such to [batch, outputs].
+            of outputs. It returns a `keras.Model` from batches of such to [batch, outputs].
         mesh: the ranks, of the axis `replica` alone, or others of size 1.
-        width, batch, parameters, channels, loss, input, within: see `Network`.
-        precision: Keras's policy while the model is made: "bfloat16" is "mixed_bfloat16".
         flat: whether volumes are maps, of one layer [batch, width, width, 1] or with channels.
-        seed: of the weights.
+        seed: seed of the weights.
+        options: width, batch, parameters, channels and within of `BaseNetwork`, and loss, input and
+            precision of `NetworkOptions`. The precision is Keras's policy while the model is made.
 
     Raises:
         ModelError: there is no such function, or it returns no such model.
         ValueError: a batch that the replicas do not divide, or volumes that would be split.
     """
 
-    centre = False
-
     def __init__(
-        self,
-        name: str,
-        mesh: ProcessMesh,
-        *,
-        width: int,
-        batch: int,
-        parameters: int = 3,
-        channels: int = 1,
-        loss: str = "likelihood",
-        input: str = "log1p",
-        precision: Precision = "float32",
-        within: float | None = None,
-        flat: bool = False,
-        seed: int = 0,
+        self, name: str, mesh: ProcessMesh, *, flat: bool = False, seed: int = 0, **options: Any
     ) -> None:
-        super().__init__(name="keras_network")
-        self.declaration = KerasDeclaration(name)
-        self.mesh, self.width, self.batch, self.channels = mesh, width, batch, channels
-        self.loss, self.parameters, self.within = loss, parameters, within
-        self.outputs = losses.outputs_of(loss, parameters)
-        self._check_mesh()
-        self._input = INPUTS[input]
-        self._dtype = tf.float64 if precision == "float64" else tf.float32
-        self.stopwatch = Stopwatch()
+        super().__init__(KerasDeclaration(name), mesh, **options)
+        self._check_split(mesh.size // mesh.axis_size("replica"))
         self.flat = flat
-        shape = (*((width,) * (2 if flat else 3)), channels)
-        self.model = made_model(name, shape, self.outputs, precision, seed)
+        shape = (*((self.width,) * (2 if flat else 3)), self.channels)
+        self.model = made_model(name, shape, self.outputs, self.options.precision, seed)
         kept, others = self.model.non_trainable_weights, self.model.non_trainable_variables
         self.weights = [weight.value for weight in self.model.trainable_weights]
         self._statistics = [weight.value for weight in kept]
         known = {id(weight) for weight in kept}
         self._generators = [v.value for v in others if id(v) not in known and "int" in v.dtype]
-
-    def _check_mesh(self) -> None:
-        replicas = self.mesh.axis_size("replica")
-        if self.batch % replicas:
-            raise ValueError(
-                f"a batch of {self.batch} volumes does not divide over replica:{replicas}"
-            )
-        if self.mesh.size > replicas:
-            raise ValueError(
-                f"{self.declaration.name} {self.declaration.whole_because}, so that its volumes "
-                f"cannot be split: use the mesh replica:{self.mesh.size}, or sc18-periodic"
-            )
 
     @property
     def state(self) -> list[tf.Variable]:
@@ -113,12 +78,12 @@ class KerasNetwork(tf.Module):
         return [variable.value for variable in self.model.variables]
 
     def _prepared(self, volume: tf.Tensor) -> tf.Tensor:
-        x = self._input(tf.cast(volume, self._dtype))
+        x = INPUTS[self.input](tf.cast(volume, self.master))
         x = x if self.channels > 1 else x[..., tf.newaxis]
         return tf.squeeze(x, 3) if self.flat else x
 
     def _outputs(self, volume: tf.Tensor, *, training: bool) -> tf.Tensor:
-        outputs = tf.cast(self.model(self._prepared(volume), training=training), self._dtype)
+        outputs = tf.cast(self.model(self._prepared(volume), training=training), self.master)
         return losses.kept_within(outputs, self.parameters, bounded=False, within=self.within)
 
     @functools.cached_property
@@ -147,12 +112,12 @@ class KerasNetwork(tf.Module):
     def step(
         self, volume: Any, target: Any, sample: Any, seed: int
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Returns loss and gradients of one batch, see `Network.step`. On all ranks together."""
+        """Returns loss and gradients of one batch, see `BaseNetwork.step`."""
         for number, generator in enumerate(self._generators):
             drawn = np.random.default_rng([seed, number, *map(int, sample)])
             state = drawn.integers(2**31, size=tuple(generator.shape))
             generator.assign(tf.cast(state, generator.dtype))
-        target = tf.cast(target, self._dtype)
+        target = tf.cast(target, self.master)
         loss, outputs, gradients = self._gradients(tf.convert_to_tensor(volume), target)
         count = self._replicas.size
         # A counter of calls is the same on all replicas.
@@ -168,7 +133,7 @@ class KerasNetwork(tf.Module):
         if self._replicas.size == 1:
             return list(tensors)
         begin = tf.timestamp()
-        flat = tf.concat([tf.reshape(tf.cast(t, self._dtype), [-1]) for t in tensors], axis=0)
+        flat = tf.concat([tf.reshape(tf.cast(t, self.master), [-1]) for t in tensors], axis=0)
         parts = tf.split(self._replicas.allreduce(flat), [t.shape.num_elements() for t in tensors])
         self.stopwatch.add("allreduce", begin, tf.timestamp())
         pairs = zip(parts, tensors, strict=True)
@@ -179,40 +144,22 @@ class KerasNetwork(tf.Module):
         return self._predict(tf.convert_to_tensor(volume))
 
     def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
-        """Returns the outputs of volumes in TensorFlow that can be traced, see `Network`."""
+        """Returns the outputs of whole volumes, see `BaseNetwork.on_whole_volumes`."""
         return self._outputs(volumes, training=False)
-
-    def calibrate(self, volumes: Iterable[Any]) -> None:
-        """Does nothing: the scale of its features is the model's own."""
-
-    def recentre(self, volumes: Iterable[Any]) -> None:
-        """Does nothing, as `calibrate`."""
-
-    def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
-        """Returns the outputs of the whole batch, see `Network.whole_outputs`."""
-        return self._replicas.allgather(outputs).numpy()
-
-    def broadcast_weights(self) -> None:
-        """Gives every rank the weights of rank 0."""
-        for variable in self.state:
-            variable.assign(self.mesh.world.broadcast(variable))
-
-
-AnyNetwork = Network | KerasNetwork
-"""What a training may train."""
 
 
 def made_model(
-    name: str, shape: tuple[int, ...], outputs: int, precision: Precision, seed: int
+    name: str, shape: tuple[int, ...], outputs: int, precision: str, seed: int
 ) -> keras.Model:
     """Returns the Keras model of a function, with first weights that follow from a seed.
 
     Args:
-        name: of the function, "package.module:function".
-        shape: of the input, without the batch.
-        outputs: number of them.
+        name: the function, "package.module:function".
+        shape: shape of the input, without the batch.
+        outputs: number of outputs.
         precision: see `KerasNetwork`.
-        seed: also of Python's, NumPy's and TensorFlow's random numbers, while the model is made.
+        seed: seed of the weights, and of Python's, NumPy's and TensorFlow's random numbers while
+            the model is made.
 
     Raises:
         ModelError: see `KerasNetwork`.
@@ -260,3 +207,35 @@ def _check_model(model: Any, name: str, shape: tuple[int, ...], outputs: int) ->
 
 def _reason(error: Exception) -> str:
     return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+MAP_CHANNELS = (32, 64, 128, 128)
+"""Channels of pairs of convolutions: one pair for each halving, down to at least 4 pixels."""
+
+
+def map_convolutions(shape: tuple[int, ...], outputs: int) -> keras.Model:
+    """Returns pairs of convolutions of 3 x 3 pixels, with means over 2 x 2, and two dense layers.
+
+    Nothing mixes the maps of a batch or draws random numbers, so that a training is the same on any
+    number of ranks.
+
+    Args:
+        shape: shape of the maps, (pixels, pixels, sources).
+        outputs: number of outputs.
+    """
+    import keras
+    from keras import layers
+
+    inputs = keras.Input(shape)
+    x = inputs
+    for channels in MAP_CHANNELS:
+        for _ in range(2):
+            x = layers.Conv2D(
+                channels, 3, padding="same", activation="silu", kernel_initializer="he_normal"
+            )(x)
+        if min(x.shape[1:3]) < 8:
+            break
+        x = layers.AveragePooling2D(2)(x)
+    x = layers.Flatten()(x)
+    x = layers.Dense(128, activation="silu", kernel_initializer="he_normal")(x)
+    return keras.Model(inputs, layers.Dense(outputs)(x))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.uniform_priors import UniformPriors
+from flowpm_dist.cosmology.options import UniformPriors
 
 LOG_VARIANCE_LIMIT = 10.0
 """The log variance is kept within +- this: sigma from 0.0067 to 148 standard deviations."""
 
 DOUBT = 0.01
-"""Share of the targets of which a Gaussian is not trusted to know anything."""
+"""Share of the targets for which a Gaussian is not trusted."""
 
 
 def l1(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -25,10 +25,10 @@ def l1(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         targets, outputs: [batch, parameter].
 
     Returns:
-        [batch], as of every loss here.
+        [batch], as every loss here.
 
     Raises:
-        ValueError: the shapes do not fit, as of every loss here.
+        ValueError: the shapes do not fit, as in every loss here.
     """
     _check_outputs(targets, outputs, 1)
     return tf.reduce_mean(tf.abs(outputs - targets), axis=-1)
@@ -40,34 +40,20 @@ def l2(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(outputs - targets), axis=-1)
 
 
-def gaussian_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Minus the log likelihood of independent Gaussians, mean over the parameters, no constant.
+def doubting_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Minus the log likelihood of Gaussians that are not trusted for a share `DOUBT` of targets.
 
-    (s + (y - mean)^2 exp(-s)) / 2 with the log variance s, softly kept within
-    +- `LOG_VARIANCE_LIMIT`; ln(2 pi) / 2 is left out (Nix and Weigend 1994).
+    The Gaussian of each parameter has the predicted mean and log variance s, softly kept within
+    +- `LOG_VARIANCE_LIMIT` (Nix and Weigend 1994). For the share, only the prior is known: the
+    density of a target is (1 - `DOUBT`) x the Gaussian's + `DOUBT` x 1 / (2 sqrt(3)), the uniform
+    prior's density where targets have a standard deviation of 1, and 0.58 of it where they lie
+    between -1 and 1. The result is the mean over the parameters, without ln(2 pi) / 2. A Gaussian's
+    own tails are so thin that a single volume, ten of its error bars off, would dominate a step's
+    loss and gradient. Here no volume's loss is above 4.93, and its gradient goes to 0.
 
     Args:
         targets: [batch, parameter].
         outputs: [batch, 2 x parameter], the means and then the log variances.
-    """
-    _check_outputs(targets, outputs, 2)
-    mean, log_variance = _mean_and_log_variance(outputs)
-    misfit = tf.square(targets - mean) * tf.exp(-log_variance)
-    return tf.reduce_mean(0.5 * (log_variance + misfit), axis=-1)
-
-
-def doubting_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Minus the log likelihood of Gaussians that are not trusted for a share `DOUBT` of targets.
-
-    Of those nothing is known but the prior: the density of a target is (1 - `DOUBT`) x the
-    Gaussian's + `DOUBT` x 1 / (2 sqrt(3)), which is the uniform prior's where targets have a
-    standard deviation of 1, and 0.58 of it where they lie between -1 and 1. Mean over the
-    parameters, without the constant of `gaussian_nll`. A Gaussian's own tails are so thin that a
-    single volume, ten of its error bars off, makes a step's loss and gradient by itself; here no
-    volume's loss is above 4.93, and its gradient goes to 0.
-
-    Args:
-        targets, outputs: see `gaussian_nll`.
     """
     _check_outputs(targets, outputs, 2)
     mean, log_variance = _mean_and_log_variance(outputs)
@@ -107,7 +93,7 @@ def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
     Args:
         loss: a name of `LOSSES`.
-        outputs: of the network, [..., outputs_of(loss, parameters)].
+        outputs: the network's outputs [..., outputs_of(loss, parameters)].
 
     Returns:
         Each [..., parameter], in standardised units.
@@ -121,8 +107,8 @@ def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     return mean, tf.exp(0.5 * log_variance)
 
 
-TIGHT = 1.2
-"""Means of networks that are bounded lie within +- this."""
+BOUND = 1.2
+"""Bounded networks have means within +- this."""
 
 
 def kept_within(
@@ -131,15 +117,15 @@ def kept_within(
     """Returns outputs [batch, outputs] whose means are softly kept within limits.
 
     Args:
-        outputs: of a network's last layer: the means first.
+        outputs: outputs of a network's last layer, the means first.
         parameters: number of means.
-        bounded: whether means are `TIGHT` tanh of what they would be, as in MLPerf's network.
+        bounded: whether means are `BOUND` tanh of what they would be, as in MLPerf's network.
         within: else the limit L, for L tanh(mean / L); None for none.
     """
     if not bounded and within is None:
         return outputs
     means = outputs[:, :parameters]
-    kept = TIGHT * tf.tanh(means) if within is None else within * tf.tanh(means / within)
+    kept = BOUND * tf.tanh(means) if within is None else within * tf.tanh(means / within)
     return tf.concat([kept, outputs[:, parameters:]], axis=1)
 
 

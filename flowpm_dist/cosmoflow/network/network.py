@@ -6,26 +6,26 @@ Weights are whole on every rank; the gradients of all of them arrive complete.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network import losses
-from flowpm_dist.cosmoflow.network.features import FeatureScaling
-from flowpm_dist.cosmoflow.network.layer_graph import INPUTS, SPLIT_CHANNEL, LayerGraph
-from flowpm_dist.cosmoflow.network.plain_graph import plain_outputs
-from flowpm_dist.cosmoflow.network.weights import initial_weights
-from flowpm_dist.cosmoflow.planning.declarations import Declaration, Dense, declaration
+from flowpm_dist.cosmoflow.network.layers import SPLIT_CHANNEL, mesh_outputs, whole_outputs
+from flowpm_dist.cosmoflow.planning.declarations import Declaration, Dense, Stage, declaration
+from flowpm_dist.cosmoflow.planning.options import NetworkOptions
 from flowpm_dist.grid.box import SPLIT
+from flowpm_dist.options import constructed
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import Stopwatch
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import layer, together
 from meshimpl.process_mesh import ProcessMesh
-from meshimpl.stopwatch import Stopwatch
 
-Precision = Literal["float32", "bfloat16", "float64"]
 _DIMENSIONS = {
     1: ("units",),
     2: ("features", "units"),
@@ -33,35 +33,159 @@ _DIMENSIONS = {
 }
 """Names of a weight's dimensions, by their number."""
 
+LAST_SCALE = 0.1
+"""Scale of the last layer's first weights. The network then begins near the mean predictor, and its
+first updates do not silence the layers before, from which trainings of this network seldom recover.
+"""
 
-class Network(tf.Module):
-    """A network of cubic volumes with weights that are equal on all ranks.
+LEAST_SPREAD = 0.03
+"""Least spread of a calibrated feature, divided by the largest mean. A feature that varies less is
+not enlarged to variance 1: every update of the layers before would shake the dense layers.
+"""
+
+
+class BaseNetwork(tf.Module):
+    """What a training may train: weights that are equal on all ranks, and steps of a batch.
 
     Args:
-        network: a declaration, or the name of one.
-        mesh: the ranks, of axes `replica`, `row` and `col`.
+        network: its declaration.
+        mesh: the ranks, with an axis `replica` if they share a batch.
         width: cells along a side of a volume.
         batch: volumes of one step, over all replicas.
         parameters: number of parameters to find.
-        channels: of the volumes.
-        loss: "l1", "l2" or "likelihood", which adds an error bar for each parameter.
-        input: what is done to the volumes: "density" (nothing), "log1p", the logarithm of
-            (1 + density) / 2, which is 0 at the mean density, "asinh", the inverse hyperbolic
-            sine of density - 1, or "log1p-counts", the logarithm of
-            1 + counts.
-        precision: of the layers' work; weights and their gradients are float32, or float64 with it.
-        gather_below: blocks of fewer cells along a split side are gathered.
-        dropout: share of the features left out where the declaration has dropout.
+        channels: channels of the volumes.
+        within: limit L of the means, which are then L tanh(mean / L) of what they would be; None
+            for no limit, or the declaration's.
+        options: see `NetworkOptions`.
+
+    Attributes:
+        weights: the variables that are trained.
+        loss: name of the loss.
+        outputs: number of outputs.
+        stopwatch: seconds of the messages of steps.
+
+    Raises:
+        ValueError: a batch that the replicas do not divide, or an option that is not allowed.
+        TypeError: an unknown option.
+    """
+
+    centre = False
+    weights: list[tf.Variable]
+
+    def __init__(
+        self,
+        network: Declaration,
+        mesh: ProcessMesh,
+        *,
+        width: int,
+        batch: int,
+        parameters: int = 3,
+        channels: int = 1,
+        within: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(name="network")
+        self.options = constructed(NetworkOptions, options)
+        self.declaration, self.mesh = network, mesh
+        self.width, self.batch, self.channels, self.within = width, batch, channels, within
+        self.loss, self.input = self.options.loss, self.options.input or "log1p"
+        self.parameters, self.outputs = parameters, losses.outputs_of(self.loss, parameters)
+        self.master = tf.float64 if self.options.precision == "float64" else tf.float32
+        self.stopwatch = Stopwatch()
+        replicas = mesh.axis_size("replica")
+        if batch % replicas:
+            raise ValueError(f"a batch of {batch} volumes does not divide over replica:{replicas}")
+
+    def _check_split(self, ranks: int) -> None:
+        """Checks that volumes may be split over so many ranks."""
+        if ranks > 1 and (reason := self.declaration.whole_because):
+            raise ValueError(
+                f"{self.declaration.name} {reason}, so that its volumes cannot be split: "
+                f"use the mesh replica:{self.mesh.size}, or sc18-periodic"
+            )
+
+    @property
+    @abstractmethod
+    def state(self) -> list[tf.Variable]:
+        """The variables of a checkpoint: the weights, and others that change in training."""
+
+    @property
+    def saved(self) -> list[tf.Variable]:
+        """The variables that `on_whole_volumes` reads."""
+        return self.state
+
+    @abstractmethod
+    def step(
+        self, volume: Any, target: Any, sample: Any, seed: int
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Returns loss and gradients of one batch. On all ranks together.
+
+        Args:
+            volume: density, mean 1: this rank's block [batch, x, y, z] or with channels, or all.
+            target: standardised parameters [batch, parameter], likewise.
+            sample: number of each sample [batch], which decides what dropout leaves out.
+            seed: seed of dropout; another for each step.
+
+        Returns:
+            The mean loss over the whole batch, this rank's outputs [batch, outputs], and the
+            gradient of the mean to each of `weights`; loss and gradients are equal on all ranks.
+        """
+
+    @abstractmethod
+    def predict(self, volume: Any) -> tf.Tensor:
+        """Returns this rank's outputs of a batch [batch, outputs], without dropout."""
+
+    @abstractmethod
+    def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
+        """Returns the outputs of whole volumes [n, x, y, z] or with channels, [n, outputs].
+
+        Each rank alone, in plain TensorFlow that can be traced and saved; see `predict`.
+        """
+
+    def calibrate(self, volumes: Iterable[Any]) -> None:
+        """Scales features before the first step, if the network has such a scale."""
+
+    def recentre(self, volumes: Iterable[Any]) -> None:
+        """Shifts features for `predict`, if the network has such a shift."""
+
+    def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
+        """Returns the outputs of the whole batch [batch, outputs] on every rank.
+
+        Args:
+            outputs: this rank's own.
+        """
+        return of_all_replicas(outputs, self.mesh)
+
+    def broadcast_weights(self) -> None:
+        """Gives every rank the weights of rank 0."""
+        for variable in self.state:
+            variable.assign(self.mesh.world.broadcast(variable))
+
+
+class Network(BaseNetwork):
+    """A network of cubic volumes, on any mesh of axes `replica`, `row` and `col`.
+
+    What is left of a volume after averaging over it differs little from one universe to the next,
+    compared with its mean, and learning is slow along it. So the features that enter the first
+    dense layer are shifted and scaled by constant numbers. The network can express what it could
+    before (data-dependent initialisation, arXiv:1602.07868).
+
+    Args:
+        network: a declaration, or the name of one.
+        mesh: the ranks.
         split_channels: a mesh axis over which the output channels of convolutions are split
             instead of the volume.
         centre: whether a step takes the mean over the batch off the features, see `recentre`.
-        within: limit L of the means, which are then L tanh(mean / L) of what they would be; None
-            for no limit, or that of the declaration.
-        seed: of the weights.
+        seed: seed of the weights.
+        options: width, batch, parameters, channels and within of `BaseNetwork`, and the options
+            of `NetworkOptions`.
+
+    Attributes:
+        shift, scale: shift and scale of the features, variables [features]; at first 0 and 1.
 
     Raises:
-        ValueError: an unknown name, a volume that is too small, a batch that the replicas do not
-            divide, or a split that the network's edges do not allow.
+        ValueError: see `BaseNetwork`; or an unknown name, a volume that is too small, or a split
+            that the network's edges do not allow.
     """
 
     def __init__(
@@ -69,69 +193,26 @@ class Network(tf.Module):
         network: Declaration | str,
         mesh: ProcessMesh,
         *,
-        width: int,
-        batch: int,
-        parameters: int = 3,
-        channels: int = 1,
-        loss: str = "likelihood",
-        input: Literal["density", "log1p", "log1p-counts", "asinh"] = "log1p",
-        precision: Precision = "float32",
-        gather_below: int = 4,
-        dropout: float = 0.0,
         split_channels: str | None = None,
         centre: bool = False,
-        within: float | None = None,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(name="network")
-        if input not in INPUTS:
-            raise ValueError(f"input {input!r} is not one of {', '.join(map(repr, INPUTS))}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout {dropout}: a share from 0 to below 1 is needed")
-        self.declaration = declaration(network) if isinstance(network, str) else network
-        self.mesh, self.width, self.batch, self.channels = mesh, width, batch, channels
-        self.loss, self.precision = loss, tf.as_dtype(precision)
-        self.parameters, self.outputs = parameters, losses.outputs_of(loss, parameters)
-        self.split_channels, self.centre, self.dropout = split_channels, centre, dropout
-        self.within = within
-        self.stopwatch = Stopwatch()
-        self.stages = self.declaration.stages(width, channels, self.outputs)
-        self._check_mesh()
-        self._graph = LayerGraph(
-            self.declaration,
-            self.stages,
-            channels=channels,
-            parameters=parameters,
-            input=input,
-            precision=self.precision,
-            gather_below=gather_below,
-            dropout=dropout,
-            split_channels=split_channels is not None,
-            centre=centre,
-            within=within,
-        )
-        master = tf.float64 if precision == "float64" else tf.float32
-        self.weights = initial_weights(self.stages, master, seed, self.declaration.first_weights)
+        declared = declaration(network) if isinstance(network, str) else network
+        super().__init__(declared, mesh, **options)
+        self.precision = tf.as_dtype(self.options.precision)
+        self.split_channels, self.centre = split_channels, centre
+        self.stages = declared.stages(self.width, self.channels, self.outputs)
+        split = mesh.size // mesh.axis_size("replica")
+        if split_channels is not None:
+            if split_channels not in mesh.names:
+                raise ValueError(f"the mesh {mesh} has no axis {split_channels!r}")
+            split //= mesh.axis_size(split_channels)
+        self._check_split(split)
+        self.weights = initial_weights(self.stages, self.master, seed, declared.first_weights)
         features = next(s.channels for s in self.stages if isinstance(s.layer, Dense))
-        self._scaling = FeatureScaling(features, master)
-
-    def _check_mesh(self) -> None:
-        replicas = self.mesh.axis_size("replica")
-        if self.batch % replicas:
-            raise ValueError(
-                f"a batch of {self.batch} volumes does not divide over replica:{replicas}"
-            )
-        split = self.mesh.size // replicas
-        if self.split_channels is not None:
-            if self.split_channels not in self.mesh.names:
-                raise ValueError(f"the mesh {self.mesh} has no axis {self.split_channels!r}")
-            split //= self.mesh.axis_size(self.split_channels)
-        reason = self.declaration.whole_because
-        if split > 1 and reason:
-            raise ValueError(
-                f"{self.declaration.name} {reason}, so that its volumes cannot be split: "
-                f"use sc18-periodic, or the mesh replica:{self.mesh.size}"
-            )
+        self.shift = tf.Variable(tf.zeros([features], self.master), trainable=False, name="shift")
+        self.scale = tf.Variable(tf.ones([features], self.master), trainable=False, name="scale")
 
     @property
     def layout(self) -> str:
@@ -147,20 +228,21 @@ class Network(tf.Module):
         return ";".join(rules)
 
     @property
-    def volume_shape(self) -> Any:
-        """`mtf.Shape` of a batch of volumes, [batch, x, y, z] or [batch, x, y, z, channel]."""
-        sides = [mtf.Dimension(name, self.width) for name in "xyz"]
-        channel = [mtf.Dimension("channel", self.channels)] if self.channels > 1 else []
-        return mtf.Shape([mtf.Dimension("batch", self.batch), *sides, *channel])
-
-    @property
     def input_dtype(self) -> np.dtype:
         """The dtype of the density."""
         return np.dtype("float64" if self.precision == tf.float64 else "float32")
 
+    @property
+    def state(self) -> list[tf.Variable]:
+        """The variables of a checkpoint: the weights, and the features' shift and scale."""
+        return [*self.weights, self.shift, self.scale]
+
     def _inputs(self, **others: Any) -> dict[str, Any]:
         batch = mtf.Dimension("batch", self.batch)
-        inputs: dict[str, Any] = {"volume": (self.volume_shape, tf.as_dtype(self.input_dtype))}
+        sides = [mtf.Dimension(name, self.width) for name in "xyz"]
+        channel = [mtf.Dimension("channel", self.channels)] if self.channels > 1 else []
+        volume = mtf.Shape([batch, *sides, *channel])
+        inputs: dict[str, Any] = {"volume": (volume, tf.as_dtype(self.input_dtype))}
         inputs |= {
             name: (mtf.Shape([batch, *dims]), dtype) for name, (dims, dtype) in others.items()
         }
@@ -168,30 +250,18 @@ class Network(tf.Module):
             names = _DIMENSIONS[weight.shape.rank]
             dims = [mtf.Dimension(d, n) for d, n in zip(names, weight.shape, strict=True)]
             inputs[f"weight_{number}"] = (mtf.Shape(dims), weight.dtype)
-        shift = self._scaling.shift
-        features = mtf.Shape([mtf.Dimension("features", shift.shape[0])])
-        return inputs | dict.fromkeys(("shift", "scale"), (features, shift.dtype))
-
-    @property
-    def state(self) -> list[tf.Variable]:
-        """The variables of a checkpoint: the weights, and the features' shift and scale."""
-        return [*self.weights, self._scaling.shift, self._scaling.scale]
-
-    @property
-    def saved(self) -> list[tf.Variable]:
-        """The variables that `on_whole_volumes` reads."""
-        return self.state
+        features = mtf.Shape([mtf.Dimension("features", self.shift.shape[0])])
+        return inputs | dict.fromkeys(("shift", "scale"), (features, self.shift.dtype))
 
     @property
     def _held(self) -> dict[str, tf.Variable | tf.Tensor]:
         weights: dict[str, Any] = {f"weight_{n}": w for n, w in enumerate(self.weights)}
-        return weights | {"shift": self._scaling.shift, "scale": self._scaling.scale}
+        return weights | {"shift": self.shift, "scale": self.scale}
 
     @functools.cached_property
     def _predict(self) -> MeshFunction:
         def predict(_: Any, volume: Any, *held: Any) -> list[Any]:
-            *weights, shift, scale = held
-            return list(self._graph(volume, weights, (shift, scale), None))
+            return list(mesh_outputs(self, volume, held, None))
 
         return MeshFunction(predict, self.mesh, self.layout, self._inputs())
 
@@ -202,8 +272,8 @@ class Network(tf.Module):
         inputs["seed"] = (mtf.Shape([]), tf.int64)
 
         def step(_: Any, volume: Any, target: Any, sample: Any, *rest: Any) -> Any:
-            *weights, shift, scale, seed = rest
-            prediction, _ = self._graph(volume, weights, (shift, scale), (seed, sample))
+            *held, seed = rest
+            prediction, _, _ = mesh_outputs(self, volume, held, (seed, sample))
             each = layer(
                 lambda y, t: losses.loss_function(self.loss)(t, y) / self.batch,
                 [prediction, target],
@@ -211,7 +281,7 @@ class Network(tf.Module):
                 name="loss",
             )
             loss = mtf.reduce_sum(each)
-            gradients = mtf.gradients([loss], weights)
+            gradients = mtf.gradients([loss], held[:-2])
             loss, *gradients = together([loss, *gradients])
             return [loss, prediction, *gradients]
 
@@ -220,18 +290,7 @@ class Network(tf.Module):
     def step(
         self, volume: Any, target: Any, sample: Any, seed: int
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Returns loss and gradients of one batch. On all ranks together.
-
-        Args:
-            volume: density, mean 1: this rank's block [batch, x, y, z] or with channels, or all.
-            target: standardised parameters [batch, parameter], likewise.
-            sample: number of each sample [batch], which decides what dropout leaves out.
-            seed: of dropout; another for each step.
-
-        Returns:
-            The mean loss over the whole batch, this rank's outputs [batch, outputs], and the
-            gradient of the mean to each of `weights`; loss and gradients are equal on all ranks.
-        """
+        """Returns loss and gradients of one batch, see `BaseNetwork.step`."""
         loss, outputs, *gradients = self._step(
             volume=volume, target=target, sample=sample, seed=np.int64(seed), **self._held
         )
@@ -242,20 +301,8 @@ class Network(tf.Module):
         return self._predict(volume=volume, **self._held)[0]
 
     def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
-        """Returns the outputs of whole volumes [n, x, y, z] or with channels, [n, outputs].
-
-        Each rank by itself, in plain TensorFlow that can be traced and saved; see `predict`.
-        """
-        scaling = self._scaling.shift, self._scaling.scale
-        return plain_outputs(self._graph, volumes, self.weights, scaling)
-
-    @functools.cached_property
-    def _predict_with_hidden(self) -> MeshFunction:
-        def predict(_: Any, volume: Any, *held: Any) -> list[Any]:
-            *weights, shift, scale = held
-            return list(self._graph.with_hidden(volume, weights, (shift, scale), None)[::2])
-
-        return MeshFunction(predict, self.mesh, self.layout, self._inputs())
+        """Returns the outputs of whole volumes, see `BaseNetwork.on_whole_volumes`."""
+        return whole_outputs(self, volumes)
 
     def predict_with_hidden(self, volume: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns the outputs, and the features that the last layer makes them of.
@@ -266,66 +313,86 @@ class Network(tf.Module):
             volume: as for `step`.
 
         Returns:
-            Those of the whole batch, [batch, outputs] and [batch, features], on every rank.
+            Both for the whole batch, [batch, outputs] and [batch, features], on every rank.
         """
-        outputs, hidden = self._predict_with_hidden(volume=volume, **self._held)
+        outputs, _, hidden = self._predict(volume=volume, **self._held)
         return of_all_replicas(outputs, self.mesh), of_all_replicas(hidden, self.mesh)
 
     def calibrate(self, volumes: Iterable[Any]) -> None:
-        """Gives the dense layers features of mean 0 and variance 1, see `FeatureScaling`.
-
-        On all ranks together.
+        """Gives the dense layers features of mean 0 and variance 1. On all ranks together.
 
         Args:
             volumes: this rank's blocks of batches, as for `step`.
         """
-        self._scaling.calibrate(self._features(volumes))
+        features = self._features(volumes)
+        mean, spread = features.mean(axis=0, dtype=np.float64), features.std(axis=0)
+        if spread.max() <= 1e-6 * np.abs(mean).max():
+            return  # one volume, again and again: there is nothing to learn from
+        self.shift.assign(mean)
+        self.scale.assign(1 / np.maximum(spread, LEAST_SPREAD * np.abs(mean).max()))
 
     def recentre(self, volumes: Iterable[Any]) -> None:
         """Gives the dense layers features of mean 0 in `predict`. On all ranks together.
 
         With `centre` the features of a step are those less their mean over its batch, which follows
-        every update of the layers before; a volume that is asked about alone has no batch.
+        every update of the layers before; a single volume has no batch.
 
         Args:
             volumes: this rank's blocks of batches, as for `step`.
         """
-        self._scaling.recentre(self._features(volumes))
+        self.shift.assign(self._features(volumes).mean(axis=0, dtype=np.float64))
 
     def _features(self, volumes: Iterable[Any]) -> np.ndarray:
         """Returns the features of each volume of all replicas, not scaled [volume, features]."""
-        shift, scale = self._scaling.shift, self._scaling.scale
-        held = self._held | {"shift": tf.zeros_like(shift), "scale": tf.ones_like(scale)}
+        shift, scale = tf.zeros_like(self.shift), tf.ones_like(self.scale)
+        held = self._held | {"shift": shift, "scale": scale}
         found = [self._predict(volume=v, **held)[1] for v in volumes]
         return of_all_replicas(tf.concat(found, axis=0), self.mesh)
-
-    def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
-        """Returns the outputs of the whole batch [batch, outputs] on every rank.
-
-        Args:
-            outputs: this rank's own.
-        """
-        return self._predict.impl.gather(outputs, self._outputs_shape).numpy()
-
-    @property
-    def _outputs_shape(self) -> Any:
-        dims = mtf.Dimension("batch", self.batch), mtf.Dimension("units", self.outputs)
-        return mtf.Shape(dims)
-
-    def broadcast_weights(self) -> None:
-        """Gives every rank the weights of rank 0."""
-        for variable in self.state:
-            variable.assign(self.mesh.world.broadcast(variable))
 
 
 def of_all_replicas(values: Any, mesh: ProcessMesh) -> np.ndarray:
     """Returns the rows [n, value] of all replicas, on every rank. On all ranks together.
 
     Args:
-        values: this replica's, of as many rows as every other has.
+        values: this replica's, as many rows as every other has.
         mesh: all ranks.
     """
     rows = tf.convert_to_tensor(values)
     if mesh.axis_size("replica") > 1:
         rows = mesh.communicator("replica").allgather(rows)
     return rows.numpy()
+
+
+def initial_weights(
+    stages: Sequence[Stage],
+    dtype: tf.DType,
+    seed: int,
+    rule: Literal["he", "glorot"] = "he",
+) -> list[tf.Variable]:
+    """Returns kernel and bias of each layer that has them, in turn. Biases are zero.
+
+    Args:
+        stages: the layers.
+        dtype: dtype of the weights.
+        seed: seed of the kernels.
+        rule: "he": kernels are normal with variance 2 / inputs (He and others 2015), the last one
+            with less, see `LAST_SCALE`; "glorot": uniform with variance 2 / (inputs + outputs), the
+            outputs of a convolution being cells of its kernel x channels (Glorot and Bengio 2010),
+            as Keras does.
+    """
+    weights = []
+    for number, stage in enumerate(stages):
+        if stage.weights is None:
+            continue
+        rng, (*cells, channels, after) = np.random.default_rng([seed, number]), stage.weights
+        if rule == "glorot":
+            limit = np.sqrt(6 / (math.prod(cells) * (channels + after)))
+            draw = rng.uniform(-limit, limit, stage.weights)
+        else:
+            scale = LAST_SCALE if stage is stages[-1] else 1
+            deviation = scale * np.sqrt(2 / (math.prod(cells) * channels))
+            draw = deviation * rng.standard_normal(stage.weights)
+        weights.append(tf.Variable(draw, dtype=dtype, name=f"{stage.name}_kernel"))
+        bias = tf.zeros([stage.channels_after], dtype)
+        weights.append(tf.Variable(bias, name=f"{stage.name}_bias"))
+    return weights

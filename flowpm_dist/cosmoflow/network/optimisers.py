@@ -1,20 +1,149 @@
-"""Optimisers of weights that every rank holds whole: each rank makes the same update for itself.
+"""Optimisers of weights that every rank holds whole, and the learning rates of their steps.
 
-An update is one XLA program with few passes over memory: the gradient's norm, then each tensor's
-slots and weights, with one pass more for LARC. No sum's order depends on the number of threads, so
-ranks with the same inputs on the same kind of processor get the same bits.
+Each rank makes the same update for itself. An update is one XLA program with few passes over
+memory: the gradient's norm, then each tensor's slots and weights, with one pass more for LARC. No
+sum's order depends on the number of threads, so ranks with the same inputs on the same kind of
+processor get the same bits. A learning rate is a function of the number of updates made before (the
+first takes `rate(0)`), so that a resumed training has the rates that it would have had.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 import tensorflow as tf
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from flowpm_dist.cosmoflow.network.schedules import Schedule
-from flowpm_dist.cosmoflow.planning.options import TRAINING_DEFAULTS
+from flowpm_dist.cosmoflow.planning.options import TRAINING_DEFAULTS, Milestones, MomentumOptions
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A linear warm-up to the base rate, then the rates of the subclass.
+
+    Attributes:
+        base: the rate at the end of the warm-up.
+        warmup_steps: steps of the warm-up; `rate(warmup_steps)` is the first after it.
+        start_factor: the warm-up starts from base x start_factor.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    base: Positive
+    warmup_steps: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
+    start_factor: NotNegative = field(default=0.1, kw_only=True)
+
+    def rate(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate of a step, or of several [...], float64."""
+        step = tf.cast(step, tf.float64)
+        done = step / max(self.warmup_steps, 1)
+        warming = self.base * (self.start_factor + (1 - self.start_factor) * done)
+        return tf.where(step < self.warmup_steps, warming, self._after_warmup(step))
+
+    @abstractmethod
+    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the rate at a float64 step."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The base rate for ever."""
+
+    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        return self.base * tf.ones_like(step)
+
+
+@dataclass(frozen=True)
+class _Decay(Schedule):
+    """A decay after the warm-up: base rate to end rate in `decay_steps` steps, then constant.
+
+    Attributes:
+        end: the rate from step warmup_steps + decay_steps on.
+        decay_steps: steps of the decay.
+    """
+
+    end: NotNegative = field(kw_only=True)
+    decay_steps: Annotated[int, Field(ge=1)] = field(kw_only=True)
+
+    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        left = 1 - (step - self.warmup_steps) / self.decay_steps
+        share = self._share(tf.minimum(tf.maximum(left, 0.0), 1.0))
+        return self.base * share + self.end * (1 - share)
+
+    @abstractmethod
+    def _share(self, left: tf.Tensor) -> tf.Tensor:
+        """Returns the base rate's share of the rate; `left` of the decay falls from 1 to 0."""
+
+
+@dataclass(frozen=True)
+class Polynomial(_Decay):
+    """Polynomial decay, linear by default: end + (base - end) (1 - t)^power, t from 0 to 1.
+
+    The decay of SC18 CosmoFlow (arXiv:1808.04728).
+    """
+
+    power: Positive = field(default=1.0, kw_only=True)
+
+    def _share(self, left: tf.Tensor) -> tf.Tensor:
+        return left**self.power
+
+
+@dataclass(frozen=True)
+class Cosine(_Decay):
+    """Half a cosine from base to end (Loshchilov and Hutter, arXiv:1608.03983, no restarts)."""
+
+    def _share(self, left: tf.Tensor) -> tf.Tensor:
+        return 0.5 - 0.5 * tf.cos(math.pi * left)
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """Base x the factor of the last milestone reached.
+
+    Attributes:
+        milestones: (step, factor) in rising order of steps, which count from the start of the
+            training; factors multiply the base rate, not the rate before.
+    """
+
+    milestones: Milestones = field(kw_only=True)
+
+    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        base = self.base * tf.ones_like(step)
+        rate = base
+        for start, factor in self.milestones:
+            rate = tf.where(step >= start, base * factor, rate)
+        return rate
+
+
+@dataclass(frozen=True)
+class ByEpochs(StepDecay):
+    """Rates that change between epochs alone, as in the reference of MLPerf HPC CosmoFlow.
+
+    `warmup_steps` and the milestones count epochs, from 0. A factor holds for epochs *after* its
+    milestone: with (32, 0.25) epoch 32 has the base rate, epoch 33 a quarter of it.
+
+    Attributes:
+        steps, epochs: length of the whole training.
+    """
+
+    steps: int = field(kw_only=True)
+    epochs: int = field(kw_only=True)
+
+    def rate(self, step: Any) -> tf.Tensor:
+        """Returns the learning rate of a step, see `Schedule.rate`."""
+        return super().rate(tf.floor(tf.cast(step, tf.float64) * self.epochs / self.steps))
+
+    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
+        return super()._after_warmup(step - 1)
 
 
 class Optimiser(tf.Module):
@@ -24,7 +153,7 @@ class Optimiser(tf.Module):
     restored before the slots exist is kept for them.
 
     Attributes:
-        schedule: rate of each update.
+        schedule: the rate of each update.
         larc: trust coefficient of `local_rate`, or None for the schedule's rate everywhere. Biases
             keep the schedule's rate: from zero, a share of their norm would leave them there.
         weight_decay: each update also takes rate x weight_decay of every weight away, apart from
@@ -69,7 +198,10 @@ class Optimiser(tf.Module):
         for name in self.SLOTS:
             if name not in self.slots:
                 with tf.init_scope():
-                    self.slots[name] = [_zeros(variable, name) for variable in variables]
+                    self.slots[name] = [
+                        tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name=name)
+                        for v in variables
+                    ]
             found = [tuple(slot.shape) for slot in self.slots[name]]
             if found != shapes:
                 raise ValueError(f"an optimiser of weights {found} was given weights {shapes}")
@@ -84,9 +216,9 @@ class Optimiser(tf.Module):
             variables: the weights, float32 or float64, each time the same in the same order.
 
         Returns:
-            Scalars: "rate", of the schedule, float64; "gradient_norm", global, not clipped,
-            float64; "finite", bool, whether the update was made. False also where squares of the
-            gradient overflow its dtype, which would spoil the moments for good.
+            Scalars: "rate", the schedule's, float64; "gradient_norm", global, not clipped, float64;
+            "finite", bool, whether the update was made. False also where squares of the gradient
+            overflow its dtype, which would spoil the moments for good.
 
         Raises:
             ValueError: gradients and weights do not match.
@@ -140,8 +272,8 @@ class Adam(Optimiser):
     The moments m, v give the direction u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon),
     and w <- w - local_rate(u) u. With LARC this is LAMB (You and others 2020, arXiv:1904.00962)
     whose rate never exceeds the global one, without a weight decay inside the norm. SC18 scaled the
-    gradient instead of u; but Adam's direction does not change with the gradient's scale, and the
-    trust ratio was nearly undone.
+    gradient instead of u. But Adam's direction does not change with the gradient's scale, so that
+    the trust ratio had hardly an effect.
     """
 
     SLOTS = ("mean", "square")
@@ -154,7 +286,7 @@ class Adam(Optimiser):
         epsilon: float = 1e-8,
         larc: float | None = TRAINING_DEFAULTS.trust,
         weight_decay: float = TRAINING_DEFAULTS.weight_decay,
-        clip_norm: float | None = TRAINING_DEFAULTS.longest,
+        clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
     ) -> None:
         super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
         _check(0 <= beta1 < 1, f"beta1 {beta1}", "in [0, 1)")
@@ -181,7 +313,7 @@ class Momentum(Optimiser):
     """Gradient descent with momentum, as of MLPerf HPC CosmoFlow and Keras's SGD.
 
     v <- momentum v + local_rate(g) g, w <- w - v: with LARC, algorithm 1 of You, Gitman and
-    Ginsburg 2017. With `nesterov`, w <- w - momentum v - local_rate(g) g with the new v.
+    Ginsburg 2017.
     """
 
     SLOTS = ("velocity",)
@@ -189,15 +321,14 @@ class Momentum(Optimiser):
     def __init__(
         self,
         schedule: Schedule,
-        momentum: float = TRAINING_DEFAULTS.momentum,
-        nesterov: bool = False,
+        momentum: float = MomentumOptions().momentum,
         larc: float | None = TRAINING_DEFAULTS.trust,
         weight_decay: float = TRAINING_DEFAULTS.weight_decay,
-        clip_norm: float | None = TRAINING_DEFAULTS.longest,
+        clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
     ) -> None:
         super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
         _check(0 <= momentum < 1, f"momentum {momentum}", "in [0, 1)")
-        self.momentum, self.nesterov = momentum, nesterov
+        self.momentum = momentum
 
     def _step(
         self, gradient: tf.Tensor, variable: tf.Variable, slots: list[tf.Variable], rate: tf.Tensor
@@ -205,7 +336,7 @@ class Momentum(Optimiser):
         (velocity,) = slots
         push = self._rate_for(gradient, variable, rate) * gradient
         velocity.assign(self.momentum * velocity + push)
-        return self.momentum * velocity + push if self.nesterov else velocity.read_value()
+        return velocity.read_value()
 
 
 def local_rate(rate: Any, trust: float, weights: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:
@@ -238,10 +369,6 @@ def _sum_of_squares(values: tf.Tensor) -> tf.Tensor:
     shape = values.shape
     columns = tf.reshape(values, [-1, shape[-1] if shape.rank else 1])
     return tf.reduce_sum(tf.cast(tf.reduce_sum(columns * columns, axis=0), tf.float64))
-
-
-def _zeros(variable: tf.Variable, name: str) -> tf.Variable:
-    return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False, name=name)
 
 
 def _check(right: bool, what: str, should_be: str) -> None:

@@ -153,7 +153,7 @@ class Declaration:
                     f"{self.name}: nothing is left of a volume of {given} cells a side at layer "
                     f"{label}{counts[label]}; give a larger one"
                     if after < 1 or width < after
-                    else f"{self.name}: {width} cells a side do not divide into {after}"
+                    else f"{self.name}: {width} cells a side cannot be divided into {after}"
                 )
             name = f"{label}{counts[label]}"
             yield Stage(layer, name, width, channels, after, channels_after, weights)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import write_text
-from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.jobs.work_folder import WorkFolder
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, WorkFolder
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
@@ -158,7 +159,7 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
     needed = ((plan.training.keep + 1) * 3 + 2) * weights * _itemsize(plan)
     if plan.simulates and not folder.held_out.exists():
-        needed += volumes_bytes(plan, plan.data.validation + plan.data.test)
+        needed += volumes_bytes(plan, plan.simulated.validation + plan.simulated.test)
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps
 
 

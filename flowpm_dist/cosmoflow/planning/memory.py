@@ -1,21 +1,30 @@
-"""How much memory a network and its volumes take, before TensorFlow is loaded.
+"""The mesh of ranks of a training, and the memory that networks and volumes take on it.
 
-The numbers were measured; docs/performance.md compares the estimates with what runs take.
+The numbers were measured; docs/performance.md compares the estimates with what runs take. Nothing
+here imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flowpm_dist.cosmoflow.planning.declarations import Convolution
-from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.grid.decomposition import Grid
-from flowpm_dist.jobs.estimate import process_bytes
-from flowpm_dist.jobs.light_cone import MAPS, SPECTRA
+from flowpm_dist.cosmoflow.planning.options import SimulatedData
+from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
+from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
+from flowpm_dist.observables.light_cone.section import MAPS, SPECTRA
+from flowpm_dist.options import Problem
 from flowpm_dist.simulation.memory import simulation_bytes
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 TRAINING = 140 * 2**20
 """Memory of the programs and libraries of a training [bytes]."""
@@ -52,7 +61,7 @@ def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int
     """
     if not plan.simulates:
         return 0
-    return volume_bytes(plan, grid) * plan.data.buffer // math.prod(axes.values())
+    return volume_bytes(plan, grid) * plan.simulated.buffer // math.prod(axes.values())
 
 
 def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -84,16 +93,16 @@ def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> i
 def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a universe that is simulated on a rank, with its channels [bytes]."""
     split = axes.get("row", 1) * axes.get("col", 1)
-    itemsize = np.dtype(plan.simulation.run.precision).itemsize
+    itemsize = np.dtype(plan.precision).itemsize
     batched = OF_A_BATCH * itemsize * math.prod(grid) // split
     if plan.lightcone is not None:
         maps = (SPECTRA + MAPS * plan.channels) * plan.cells * itemsize
-        return simulation_bytes(plan.simulation, grid, axes) + batched + maps
+        return simulation_bytes(plan.solver, grid, axes) + batched + maps
     if plan.channels == 1:
-        return simulation_bytes(plan.simulation, grid, axes) + batched
+        return simulation_bytes(plan.solver, grid, axes) + batched
     # Each channel is kept beside the volume of all of them.
     channels = 2 * volume_bytes(plan, grid) // split
-    return simulation_bytes(plan.simulation, grid, axes, outputs=True) + batched + channels
+    return simulation_bytes(plan.solver, grid, axes, outputs=True) + batched + channels
 
 
 def prediction_memory(
@@ -150,3 +159,121 @@ def _weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
 
 def _itemsize(plan: TrainingPlan) -> int:
     return 2 if plan.network.precision == "bfloat16" else np.dtype(plan.network.precision).itemsize
+
+
+def check_training_mesh(
+    plan: TrainingPlan, ranks: int, *, source: Path, shape: str | None = None
+) -> str:
+    """Returns the shape of the mesh to train on.
+
+    It is the one that was asked for. Otherwise it has as many replicas as divide the batch, and
+    splits volumes over the ranks that remain.
+
+    Args:
+        plan: the training.
+        ranks: number of ranks of the job.
+        source: the run file, for messages.
+        shape: from the command line; goes before the run file's.
+
+    Returns:
+        A text such as `"replica:2,row:2,col:1"`.
+
+    Raises:
+        ConfigError: not a mesh, its sizes do not multiply to `ranks`, an axis does not divide the
+            batch or its side of the grid, or the network cannot be split.
+    """
+    return batched_mesh(plan, plan.training.batch, ranks, source=source, shape=shape)
+
+
+def batched_mesh(
+    plan: TrainingPlan,
+    batch: int,
+    ranks: int,
+    *,
+    source: Path,
+    shape: str | None = None,
+) -> str:
+    """Returns the mesh for batches of another size than those of the training.
+
+    Args:
+        plan, ranks, source, shape: see `check_training_mesh`.
+        batch: volumes at once, over all replicas.
+
+    Raises:
+        ConfigError: see `check_training_mesh`.
+    """
+    grid = plan.grid
+
+    def misfits_of(text: str) -> list[str]:
+        axes = parse_mesh(text, batched=True)
+        if plan.lightcone is not None and axes.get("row", 1) * axes.get("col", 1) > 1:
+            return [f"maps are not split over ranks: use the mesh replica:{ranks}"]
+        wrong = misfits(axes, grid, ranks, batch)
+        reason = plan.declaration.whole_because
+        if axes.get("row", 1) * axes.get("col", 1) > 1 and reason:
+            wrong.append(
+                f"{plan.network.name} {reason}, so that its volumes cannot be split: use "
+                f"sc18-periodic, or the mesh replica:{ranks}"
+            )
+        shared = [name for name, size in axes.items() if size > 1]
+        if len(shared) > 2 and shared[0] != "replica":
+            wrong.append("replica must come first: replica:...,row:...,col:...")
+        return wrong
+
+    if shape or plan.mesh.shape:
+        return fitting_mesh(shape, plan.mesh.shape, misfits_of, source)
+    replicas = math.gcd(ranks, batch)
+    if replicas == ranks:
+        return f"replica:{ranks}"
+    try:
+        if plan.lightcone is not None:
+            raise ValueError("maps are not split over ranks")
+        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, grid)}"
+        wrong = misfits_of(chosen)
+    except ValueError as error:
+        wrong = [str(error)]
+    if wrong:
+        advice = f"give a multiple of {ranks}, such as {math.lcm(ranks, batch)}"
+        what = f"= {batch}: has volumes for {replicas} of {ranks} ranks, and {wrong[0]}; {advice}"
+        raise ConfigError(source, [Problem("training.batch", what)])
+    return chosen
+
+
+def training_demand(plan: TrainingPlan, shape: str) -> Demand:
+    """Returns the memory that a training takes, and what would take less.
+
+    Args:
+        plan: of the training.
+        shape: of the mesh, one that `check_training_mesh` has let pass.
+    """
+    axes = parse_mesh(shape, batched=True)
+    free = plan.with_mesh(None)
+    return Demand(
+        "the training",
+        plan.grid,
+        shape,
+        functools.partial(training_memory, plan),
+        lambda ranks: check_training_mesh(free, ranks, source=Path()),
+        functools.partial(_lighter, plan, axes),
+        grid_is_free=plan.simulates,
+    )
+
+
+def _lighter(
+    plan: TrainingPlan, axes: Mapping[str, int], fits: Callable[[int], bool]
+) -> Iterator[str]:
+    """Yields the largest smaller buffer and the largest smaller batch that fit."""
+    batch, data = plan.training.batch, plan.data
+    if isinstance(data, SimulatedData):
+        for size in range(data.buffer - batch, 2 * data.fill - batch - 1, -batch):
+            smaller = data.model_copy(update={"buffer": size})
+            if fits(training_memory(plan.model_copy(update={"data": smaller}), plan.grid, axes)):
+                yield f"data.buffer = {size}"
+                break
+    for size in range(batch // 2, 0, -1):
+        if batch % size or size % axes.get("replica", 1):
+            continue
+        training = plan.training.model_copy(update={"batch": size})
+        if fits(training_memory(plan.model_copy(update={"training": training}), plan.grid, axes)):
+            yield f"training.batch = {size}"
+            break

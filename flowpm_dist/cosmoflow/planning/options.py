@@ -1,9 +1,12 @@
-"""The options of a network and of its training; no TensorFlow."""
+"""The sections of a training's run file, and the settings of published trainings.
+
+Nothing here imports TensorFlow.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -12,21 +15,21 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
-from flowpm_dist.cosmology.options import ParameterRanges
-from flowpm_dist.cosmology.ranges import VARIABLE
+from flowpm_dist.cosmoflow.volumes.draws import most_filled
+from flowpm_dist.cosmology.options import VARIABLE, ParameterRanges
 from flowpm_dist.observables.options import NuisanceRanges
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
     Names,
     Options,
+    Problem,
     Seed,
+    Variants,
     checked_python_name,
     count,
     either,
@@ -34,6 +37,7 @@ from flowpm_dist.options import (
     known,
     rows,
 )
+from flowpm_dist.options.base import flat_variants
 
 DERIVED = -1
 """Default of an option that follows from others: the run file puts a number in its place."""
@@ -83,9 +87,16 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
             options._order = tuple(key for key in keys if key not in ("sampling", "targets"))
         return options
 
-    @model_serializer(mode="wrap")
-    def _dump_in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        table = handler(self)
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        given = self.model_fields_set - {"sampling", "targets"}
+        for name in self.targets or ():
+            if name not in given:
+                yield self.problem("targets", f"[priors] has no {name}: give its range there")
+
+    def to_table(self) -> dict[str, Any]:
+        """See `Options.to_table`; the parameters stay in the order of the file."""
+        table = super().to_table()
         return {name: table[name] for name in self._order} | table
 
     @property
@@ -133,42 +144,129 @@ class NetworkOptions(Options):
     gather_below: int = count(4)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
+    @property
+    def is_keras(self) -> bool:
+        """Whether the network is a Keras model."""
+        return is_python_name(self.name)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        keys = ("gather_below", "dropout") if self.is_keras else ()
+        return dict.fromkeys(keys, f"a declared network, not with the Keras model {self.name}")
+
+
+class AdamOptions(Options):
+    """The optimiser "adam" has no options of its own."""
+
+
+class MomentumOptions(Options):
+    """The options of the optimiser "sgd"."""
+
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
+
+
+OPTIMISERS = {"adam": AdamOptions, "sgd": MomentumOptions}
+
+
+class ConstantDecay(Options):
+    """A learning rate that stays as it is after the warm-up."""
+
+
+class CosineDecay(Options):
+    """A learning rate that falls to `end_rate` as a half period of the cosine."""
+
+    end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
+
+
+class PolynomialDecay(CosineDecay):
+    """A learning rate that falls to `end_rate` as a power of the steps that are left."""
+
+    power: float = Field(default=1.0, gt=0, description="a number above 0")
+
+
+class MilestoneDecay(Options):
+    """A learning rate that is multiplied by the factor of each milestone from its step on."""
+
+    milestones: Milestones = Field(
+        description="a list of [step, factor], steps increasing, factors of the learning rate"
+    )
+
+
+class EpochDecay(MilestoneDecay):
+    """The same with milestones, and the warm-up, in epochs."""
+
+
+DECAYS = {
+    "polynomial": PolynomialDecay,
+    "cosine": CosineDecay,
+    "steps": MilestoneDecay,
+    "epochs": EpochDecay,
+    "none": ConstantDecay,
+}
+
+
+class FixedRate(Options):
+    """A learning rate that does not depend on the batch."""
+
+    def factor(self, batch: int) -> float:
+        """Returns the factor of the learning rate for a batch of this size."""
+        return 1.0
+
+
+class LinearRate(FixedRate):
+    """A learning rate proportional to the batch (Goyal and others, arXiv:1706.02677)."""
+
+    reference_batch: int = count(1)
+
+    def factor(self, batch: int) -> float:
+        """See `FixedRate.factor`."""
+        return batch / self.reference_batch
+
+
+class SquareRootRate(LinearRate):
+    """A rate proportional to the square root of the batch (Krizhevsky, arXiv:1404.5997)."""
+
+    def factor(self, batch: int) -> float:
+        """See `FixedRate.factor`."""
+        return super().factor(batch) ** 0.5
+
+
+RATE_RULES = {"none": FixedRate, "sqrt": SquareRootRate, "linear": LinearRate}
 
 SC18_TRUST = 0.002
 """LARC's trust coefficient in SC18 CosmoFlow (arXiv:1808.04728)."""
 
 SMALLEST_CENTRED = 4
-"""Volumes of a batch from which on the mean of their features is taken off."""
+"""Smallest batch in which the mean of the features is subtracted."""
 
 
 class TrainingOptions(Options):
-    """The options of the training of a network."""
+    """The options of the training of a network.
+
+    Attributes that follow from other options unless they are given are `DERIVED` until the plan is
+    complete: warmup, calibrate and steps.
+    """
 
     preset: Literal["mlperf"] | None = Field(default=None, description='"mlperf"')
     batch: int = count(4)
-    optimiser: Literal["adam", "sgd"] = Field(default="adam", description='"adam" or "sgd"')
+    optimiser: Annotated[
+        AdamOptions | MomentumOptions, Variants("optimiser", OPTIMISERS, "adam", flat=True)
+    ] = AdamOptions()
     learning_rate: float = Field(default=1e-4, gt=0, description="a number above 0")
-    end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
     warmup: int = count(DERIVED, least=0)
-    decay: Literal["polynomial", "cosine", "steps", "epochs", "none"] = Field(
-        default="polynomial", description='"polynomial", "cosine", "steps", "epochs" or "none"'
-    )
-    power: float = Field(default=1.0, gt=0, description="a number above 0")
-    milestones: Milestones | None = Field(
-        default=None,
-        description="a list of [step, factor], steps increasing, factors of the learning rate",
-    )
-    rate_rule: Literal["none", "sqrt", "linear"] = Field(
-        default="none",
-        description='how the learning rate grows with the batch: "none", "sqrt" or "linear"',
-    )
-    reference_batch: int = count(1)
+    decay: Annotated[
+        PolynomialDecay | CosineDecay | EpochDecay | MilestoneDecay | ConstantDecay,
+        Variants("decay", DECAYS, "polynomial", flat=True),
+    ] = PolynomialDecay()
+    rate_rule: Annotated[
+        FixedRate | LinearRate | SquareRootRate,
+        Variants("rate_rule", RATE_RULES, "none", flat=True),
+    ] = FixedRate()
     larc: bool | Annotated[float, Field(gt=0)] = Field(
         default=False, description="true, false, or a trust coefficient above 0"
     )
     clip_norm: float = Field(default=1.0, ge=0, description="a number above 0, or 0 for none")
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
     calibrate: int = count(DERIVED, least=0)
     centre: bool = Field(default=True, description="true or false")
     seed: Seed = _seed()
@@ -182,19 +280,43 @@ class TrainingOptions(Options):
     checkpoint_every: int = count(200)
     keep: int = count(3)
 
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.by_epochs and self.epochs is None:
+            what = 'is missing: with decay = "epochs" it must be a whole number of at least 1'
+            yield Problem("epochs", what)
+        if self.end_rate > self.base_rate:
+            what = f"must be at most the rate before the decay, {self.base_rate:g}"
+            yield Problem("end_rate", f"= {self.end_rate}: {what}")
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether the schedule of the learning rate is in epochs."""
+        return isinstance(self.decay, EpochDecay)
+
+    @property
+    def end_rate(self) -> float:
+        """The learning rate at the end of a decay that has one, else 0."""
+        return self.decay.end_rate if isinstance(self.decay, CosineDecay) else 0.0
+
+    @property
+    def base_rate(self) -> float:
+        """The learning rate for this batch, after the warm-up."""
+        return self.learning_rate * self.rate_rule.factor(self.batch)
+
     @property
     def trust(self) -> float | None:
         """LARC's trust coefficient; None where it is off."""
         return SC18_TRUST if self.larc is True else self.larc or None
 
     @property
-    def longest(self) -> float | None:
-        """The norm that longer gradients are shortened to; None where they stay as they are."""
+    def max_gradient_norm(self) -> float | None:
+        """The norm that longer gradients are scaled down to; None where they stay as they are."""
         return self.clip_norm or None
 
     @property
     def centres(self) -> bool:
-        """Whether features are centred: in batches whose mean says something of all universes."""
+        """Whether the batch's mean is subtracted from the features: a few volumes have no mean."""
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
@@ -203,39 +325,171 @@ TRAINING_DEFAULTS = TrainingOptions()
 
 
 class DataOptions(Options):
-    """The source and the number of the volumes."""
+    """The source of the volumes, a model for each.
 
-    source: Literal["simulate", "files", "arrays", "dummy"] = Field(
-        default="simulate", description='"simulate", "files", "arrays" or "dummy"'
+    Attributes:
+        augment: how volumes are transformed each time they are used; None until the plan is
+            complete.
+    """
+
+    augment: bool | Literal["symmetries"] | None = Field(
+        default=None, description='true (shifts and symmetries), "symmetries" or false'
     )
+
+
+class _Split(DataOptions):
+    """Volumes that are divided into those to train on, and those that are held out."""
+
+    validation: int = count(128)
+    test: int = count(256)
+    seed: Seed = _seed()
+
+
+class SimulatedData(_Split):
+    """Universes that are simulated during the training.
+
+    Attributes:
+        buffer, fill: `DERIVED` until the plan is complete.
+    """
+
+    source: Literal["simulate"] = "simulate"
     simulations: int = count(2000)
     reuse: int = count(10)
     buffer: int = count(DERIVED)
     fill: int = count(DERIVED)
     balanced: bool = Field(default=True, description="true or false")
-    validation: int = count(128)
-    test: int = count(256)
-    seed: Seed = _seed()
-    augment: bool | Literal["symmetries"] | None = Field(
-        default=None, description='true (shifts and symmetries), "symmetries" or false'
-    )
-    folder: AnyPath | None = Field(default=None, description="the folder of a dataset")
-    staging: AnyPath | None = Field(default=None, description="a folder on fast local storage")
+
+    def batch_problems(self, batch: int) -> Iterator[Problem]:
+        """Yields problems of the numbers of simulations with the batch, and with each other."""
+
+        def problem(key: str, what: str) -> Problem:
+            default = "" if self.is_given(key) else ", the default"
+            return Problem(key, f"= {getattr(self, key)}{default}: must be {what}")
+
+        for key in ("validation", "test"):
+            if getattr(self, key) < batch:
+                yield problem(key, f"at least training.batch = {batch}")
+        for key in ("simulations", "buffer", "fill"):
+            number = getattr(self, key)
+            if number != DERIVED and number % batch:
+                below = number // batch * batch
+                near = f"{below} or {below + batch}" if below else f"{batch}"
+                yield problem(key, f"a multiple of training.batch = {batch}: {near}")
+        buffer = self.simulations if self.buffer == DERIVED else self.buffer
+        if buffer > self.simulations:
+            yield problem("buffer", f"at most data.simulations = {self.simulations}")
+        elif self.fill > self.simulations:
+            yield problem("fill", f"at most data.simulations = {self.simulations}")
+        elif self.fill > (most := most_filled(self.simulations, buffer, batch)):
+            what = f"at most {most} with data.buffer = {buffer}, where half makes room for new ones"
+            yield problem("fill", what)
+
+
+class _Stored(DataOptions):
+    """Volumes that are on disk before the training."""
+
     parameters: Names | None = Field(
         default=None, description='a list of different names, such as ["Omega_m", "sigma8"]'
     )
-    volumes: AnyPath | None = Field(
-        default=None,
+
+
+class FileData(_Stored):
+    """A dataset in TFRecord files, of our own layout or the public one of CosmoFlow."""
+
+    source: Literal["files"] = "files"
+    folder: AnyPath = Field(description="the folder of a dataset")
+    staging: AnyPath | None = Field(default=None, description="a folder on fast local storage")
+
+
+class ArrayData(_Split, _Stored):
+    """Volumes in arrays, with a table of their parameters."""
+
+    source: Literal["arrays"] = "arrays"
+    volumes: AnyPath = Field(
         description='a .npy file, a data set as in "file.h5:name", or a .npy file for each volume, '
         'as in "{}/density.npy"',
     )
-    dtype: Literal["float16", "float32", "float64", "int16", "uint16", "int32"] | None = Field(
-        default=None,
+    dtype: Literal["float16", "float32", "float64", "int16", "uint16", "int32"] = Field(
         description='"float16", "float32", "float64", "int16", "uint16" or "int32"',
     )
-    unit: Literal["density", "overdensity", "mass"] | None = Field(
-        default=None,
+    unit: Literal["density", "overdensity", "mass"] = Field(
         description='"density" (mean 1), "overdensity" (mean 0) or "mass" (over its own mean)',
     )
-    table: AnyPath | None = Field(default=None, description="a text file, a row for each volume")
+    table: AnyPath = Field(description="a text file, a row for each volume")
     columns: Names | None = Field(default=None, description="a list of different names")
+
+
+class DummyData(DataOptions):
+    """One batch of random numbers, to measure a training without reading."""
+
+    source: Literal["dummy"] = "dummy"
+
+
+AnyData = SimulatedData | FileData | ArrayData | DummyData
+SOURCES: dict[str, type[AnyData]] = {
+    "simulate": SimulatedData,
+    "files": FileData,
+    "arrays": ArrayData,
+    "dummy": DummyData,
+}
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "mlperf": {
+        "network": {
+            "name": "mlperf",
+            "loss": "l2",
+            "input": "log1p-counts",
+            "dropout": 0.5,
+        },
+        "training": {
+            "batch": 64,
+            "optimiser": "sgd",
+            "momentum": 0.9,
+            "learning_rate": 1e-3,
+            "rate_rule": "linear",
+            "reference_batch": 64,
+            "warmup": 4,
+            "decay": "epochs",
+            "milestones": [[32, 0.25], [64, 0.125]],
+            "epochs": 128,
+            "calibrate": 0,
+            "centre": False,
+            "clip_norm": 0.0,
+        },
+        "data": {"augment": False},
+    }
+}
+"""name -> section -> key -> value. `mlperf` is configs/cosmo.yaml of the reference of MLPerf HPC
+(github.com/sparticlesteve/cosmoflow-benchmark, master): a network with dropout of one half, trained
+by gradient descent on the mean squared error of parameters from -1 to 1."""
+
+
+def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the tables of a run file with the settings of the preset that it names, if any.
+
+    Keys of the file replace those of the preset, and so does `steps` replace `epochs`. Where the
+    file makes another choice, such as of the optimiser, the preset's keys of that choice go, and
+    those that mean nothing for a Keras model or for simulations.
+
+    Args:
+        table: sections and their keys, not checked yet.
+    """
+    training = table.get("training")
+    preset = PRESETS.get(str(training.get("preset"))) if isinstance(training, Mapping) else None
+    if preset is None or not all(isinstance(table.get(name, {}), Mapping) for name in preset):
+        return table
+    merged = {**table, **{name: {**keys, **table.get(name, {})} for name, keys in preset.items()}}
+    own, keys = table["training"], merged["training"]
+    of_files = merged["data"].get("source") in ("files", "arrays")
+    if "epochs" not in own and ("steps" in own or not of_files):
+        keys.pop("epochs")
+    if is_python_name(str(merged["network"]["name"])) and "dropout" not in table.get("network", {}):
+        merged["network"].pop("dropout")
+    for name, variants in flat_variants(TrainingOptions).items():
+        named = keys.get(name, variants.default)
+        chosen = variants.models.get(named) if isinstance(named, str) else None
+        for key in variants.keys():
+            if chosen is not None and key not in own and key not in chosen.model_fields:
+                keys.pop(key, None)
+    return merged

@@ -1,94 +1,136 @@
-"""The plan of a training, as one plain object without TensorFlow and run files."""
+"""The run file of `flowpm-dist train`, which is the plan of the training.
+
+Nothing here imports TensorFlow, Horovod or MPI: a wrong file is refused within a second, under any
+launcher, before work begins.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-import tomli_w
-
+from flowpm_dist.cosmoflow.planning.datasets import (
+    Dataset,
+    dataset_of,
+    dataset_problems,
+    samples_to_train_on,
+    with_dataset,
+)
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
 from flowpm_dist.cosmoflow.planning.options import (
-    DataOptions,
+    DERIVED,
+    SOURCES,
+    AnyData,
+    ArrayData,
+    DummyData,
+    FileData,
     NetworkOptions,
     PriorOptions,
+    SimulatedData,
     TrainingOptions,
+    with_preset,
 )
-from flowpm_dist.cosmology.ranges import VARIABLE
-from flowpm_dist.jobs.light_cone import ConvergenceOptions
+from flowpm_dist.cosmoflow.volumes.draws import most_filled
+from flowpm_dist.cosmology.options import (
+    RANGES,
+    VARIABLE,
+    CosmologyOptions,
+    PartialCosmologyOptions,
+)
+from flowpm_dist.evolution.options import HaloOptions
+from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions, pixel_warnings
+from flowpm_dist.observables.observations import file_problems
+from flowpm_dist.observables.options import Observation
 from flowpm_dist.observables.record import ObservationRecord
-from flowpm_dist.simulation.plan import SimulationPlan
+from flowpm_dist.options import Problem, Variants
+from flowpm_dist.options.base import flat_variants
+from flowpm_dist.simulate.options import (
+    WITHOUT_GRADIENTS,
+    EvolutionOptions,
+    SimulatedRun,
+)
 
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""
 
 OF_UNIVERSES = ("box", "cosmology", "priors", "initial", "evolution", "observation", "lightcone")
-"""Settings that say what is simulated."""
+"""Sections that the simulations depend on."""
+
+CALIBRATE = 64
+"""Volumes that set the scale of the features of networks that are calibrated."""
+FILL = 64
+"""Simulations made before the first step, unless four batches are more."""
+
+MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
+"""Parameters that have no default: fixed, or with a prior."""
+OF_DENSITIES = ("log1p", "log1p-counts")
+"""Inputs of a network that take no values below 0."""
+FEWEST_PIXELS = 6
+"""Pixels along a side of maps whose statistics are measured, also at half the resolution."""
+MAP_NETWORK = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
+"""A network of maps, see there."""
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
+class TrainingPlan(SimulatedRun):
     """A training: its universes, its network, and how the network learns.
 
-    Attributes:
-        simulation: how volumes are simulated; its box is that of the volumes, also of those that
-            are read from files.
-        fixed_parameters: arguments of `Cosmology` that are the same in all universes.
-        priors: of the parameters that vary.
-        network: the options of the network.
-        training: the options of the optimiser, the schedule and the checkpoints.
-        data: where volumes come from.
-        mesh: the shape of the ranks, such as "replica:2,row:2"; None where it is chosen later.
-        observation: what is seen of the universes; None for files that do not tell it.
-        lightcone: the maps of weak lensing that are seen, with their noise; None for volumes.
-        settings: section -> key -> value of everything that the run depends on, with defaults;
-            written beside the results, and compared between trainings.
+    The sections [cosmology] and [priors] share the parameters: each is fixed, or has a prior.
+    `load` returns a complete plan, in which every option that follows from others has its value.
     """
 
-    simulation: SimulationPlan
-    fixed_parameters: Mapping[str, Any]
+    box: BoxOptions
+    cosmology: PartialCosmologyOptions
     priors: PriorOptions
+    initial: InitialOptions
+    evolution: EvolutionOptions
     network: NetworkOptions
     training: TrainingOptions
-    data: DataOptions
-    mesh: str | None
-    settings: Mapping[str, Mapping[str, Any]]
-    observation: ObservationRecord | None = None
+    data: Annotated[AnyData, Variants("source", SOURCES, "simulate")]
+    mesh: BatchedMeshOptions
+    run: HaloOptions
+    observation: Observation
     lightcone: ConvergenceOptions | None = None
+
+    may_differ = (
+        "training.validate_every", "training.checkpoint_every", "training.keep", "data.staging",
+    )  # fmt: skip
+    may_grow = ("training.steps", "training.epochs")
+
+    @classmethod
+    def check(cls, table: Mapping[str, Any], source: Path) -> Self:
+        """See `RunFile.check`.
+
+        Grid and size of the box may be left out where the dataset's header has them.
+        """
+        filled = with_dataset(with_preset(table), source.parent)
+        return super().check(filled, source)._completed()
+
+    # The simulation and what is observed of it
 
     @property
     def grid(self) -> tuple[int, int, int]:
         """Cells along each side of the box."""
-        return self.simulation.box.grid
+        return self.box.grid
 
     @property
     def box_size(self) -> tuple[float, float, float]:
         """Sides of the box [Mpc/h]."""
-        return self.simulation.box.size
+        return self.box.size
 
     @property
-    def seen(self) -> tuple[int, int, int]:
-        """Cells along each side of what the network sees: a volume, or maps as one layer of it."""
-        if self.lightcone is None:
-            return self.grid
-        return self.lightcone.pixels, self.lightcone.pixels, 1
+    def precision(self) -> Literal["float32", "float64"]:
+        """See `SimulatedRun`; a network in bfloat16 learns from simulations in float32."""
+        return "float64" if self.network.precision == "float64" else "float32"
 
     @property
-    def width(self) -> int:
-        """Cells along a side of a volume, which is a cube, or of maps."""
-        return self.seen[0]
-
-    @property
-    def cells(self) -> int:
-        """Cells of what the network sees."""
-        return math.prod(self.seen)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of what the network finds, in the order of its outputs."""
-        return self.data.parameters or tuple(self.priors.ranges)
+    def fixed_parameters(self) -> dict[str, Any]:
+        """Arguments of `Cosmology` that are the same in all universes."""
+        given = self.cosmology.model_dump(exclude_none=True).items()
+        return {name: value for name, value in given if name not in self.priors.drawn}
 
     @property
     def middle(self) -> dict[str, Any]:
@@ -98,14 +140,78 @@ class TrainingPlan:
         return {**self.fixed_parameters, **varied}
 
     @property
+    def record(self) -> ObservationRecord | None:
+        """The observation of the universes; None of files that do not record theirs."""
+        if not self.simulates and not self.observation.model_fields_set:
+            return None
+        drawn = {name: ends for name, ends in self.priors.drawn.items() if name not in VARIABLE}
+        return ObservationRecord(self.observation, drawn)
+
+    @property
+    def simulates(self) -> bool:
+        """Whether volumes are simulated while the network learns."""
+        return isinstance(self.data, SimulatedData)
+
+    @property
+    def simulated(self) -> SimulatedData:
+        """The numbers of simulations, of a training that simulates."""
+        assert isinstance(self.data, SimulatedData)
+        return self.data
+
+    @property
+    def dataset_folder(self) -> Path | None:
+        """The folder of the files that are trained on; None of simulations and arrays."""
+        return self.data.folder if isinstance(self.data, FileData) else None
+
+    def held_out(self, split: str) -> int:
+        """Returns how many universes are simulated to be held out: whole batches of the training.
+
+        Args:
+            split: "validation" or "test".
+        """
+        return -(-getattr(self.simulated, split) // self.training.batch) * self.training.batch
+
+    def universes(self) -> dict[str, Any]:
+        """Returns all settings that simulated volumes depend on."""
+        table = self.to_table()
+        found: dict[str, Any] = {section: table.get(section) for section in OF_UNIVERSES}
+        found |= {"data.seed": self.simulated.seed, "precision of the simulation": self.precision}
+        return found
+
+    # The network
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Cells along each side of the network's input: a volume, or maps as one layer of it."""
+        if self.lightcone is None:
+            return self.grid
+        return self.lightcone.pixels, self.lightcone.pixels, 1
+
+    @property
+    def width(self) -> int:
+        """Cells along a side of a volume, which is a cube, or of maps."""
+        return self.input_shape[0]
+
+    @property
+    def cells(self) -> int:
+        """Cells of the network's input."""
+        return math.prod(self.input_shape)
+
+    @property
     def channels(self) -> int:
         """Values of a cell: one for each redshift, or source of lensing.
 
-        Files that tell no observation may have more.
+        Files that record no observation may have more.
         """
         if self.lightcone is not None:
             return len(self.lightcone.sources)
-        return 1 if self.observation is None else self.observation.options.channels
+        return 1 if self.record is None else self.observation.channels
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that the network finds, in the order of its outputs."""
+        stored = self.data.parameters if isinstance(self.data, FileData | ArrayData) else None
+        return stored or tuple(self.priors.ranges)
 
     @property
     def outputs(self) -> int:
@@ -117,10 +223,22 @@ class TrainingPlan:
         """The layers of the network."""
         return declaration(self.network.name)
 
+    # The steps
+
     @property
     def total_steps(self) -> int:
         """The number of updates in the whole training."""
         return self.training.steps
+
+    def _steps(self, dataset: Dataset | None) -> int | None:
+        """Returns the number of updates; None where it is not given and not known."""
+        asked, data = self.training, self.data
+        if asked.steps != DERIVED:
+            return asked.steps
+        if isinstance(data, SimulatedData):
+            return data.simulations * data.reuse // asked.batch
+        samples = samples_to_train_on(self, dataset)
+        return None if None in (asked.epochs, samples) else asked.epochs * samples // asked.batch  # type: ignore[operator]
 
     def is_due(self, number: int, every: int) -> bool:
         """Returns whether what is done every so many steps is done after so many.
@@ -129,40 +247,237 @@ class TrainingPlan:
         it is done at the end of each, also where the batch does not divide the samples.
 
         Args:
-            number: of the steps made.
-            every: how many.
+            number: the number of steps made.
+            every: the number of steps between two times.
         """
         steps, epochs = self.total_steps, self.training.epochs
-        if self.training.decay == "epochs" and epochs and every == max(1, steps // epochs):
+        if self.training.by_epochs and epochs and every == max(1, steps // epochs):
             return number * epochs // steps != (number - 1) * epochs // steps
         return number % every == 0
 
-    @property
-    def simulates(self) -> bool:
-        """Whether volumes are simulated while the network learns."""
-        return self.data.source == "simulate"
+    # The mesh, and the file
 
-    def with_mesh(self, shape: str) -> TrainingPlan:
+    def with_mesh(self, shape: str | None) -> Self:
         """Returns the same training on a mesh of another shape."""
-        return replace(self, mesh=shape, settings={**self.settings, "mesh": {"shape": shape}})
+        return self.model_copy(update={"mesh": BatchedMeshOptions(shape=shape)})
 
-    def resolved(self) -> str:
-        """Returns the settings as the text of a run file (TOML)."""
-        return tomli_w.dumps(self.settings)
+    def to_table(self) -> dict[str, Any]:
+        """See `RunFile.to_table`; sections that a dataset replaces have only the given keys."""
+        table = super().to_table()
+        for name in self.priors.drawn:
+            table.get("cosmology", {}).pop(name, None)
+        if self.training.epochs is not None:
+            table["training"].pop("steps", None)
+        stored = isinstance(self.data, FileData | ArrayData)
+        untold = ("cosmology", "priors", "initial", "evolution") if stored else ()
+        for section in () if self.simulates else (*untold, "observation"):
+            part = getattr(self, section)
+            of_variants = [getattr(part, name) for name in flat_variants(type(part))]
+            given = set().union(*(each.model_fields_set for each in (part, *of_variants)))
+            table[section] = {k: v for k, v in table.get(section, {}).items() if k in given}
+        table.get("lightcone", {}).get("shape_noise", {}).pop(
+            "seed", None
+        )  # of each universe its own
+        return {name: keys for name, keys in table.items() if keys}
 
-    def held_out(self, split: str) -> int:
-        """Returns how many universes are simulated to be held out: whole batches of the training.
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before the training begins."""
+        if self.lightcone is None:
+            return ()
+        return pixel_warnings(
+            self.lightcone,
+            CosmologyOptions.model_construct(**self.middle),
+            self.box_size,
+            self.force_cells,
+        )
 
-        Args:
-            split: "validation" or "test".
-        """
-        return -(-getattr(self.data, split) // self.training.batch) * self.training.batch
+    def _completed(self) -> Self:
+        """Returns the plan with a value for every option that follows from others."""
+        dataset, asked, data = dataset_of(self), self.training, self.data
+        steps = self._steps(dataset)
+        assert steps is not None
+        training: dict[str, Any] = {"steps": steps}
+        if asked.warmup == DERIVED:
+            training["warmup"] = 0 if asked.by_epochs else min(WARMUP, steps // 10)
+        if asked.calibrate == DERIVED:
+            training["calibrate"] = CALIBRATE if self.declaration.calibrated else 0
+        if asked.by_epochs and asked.epochs:
+            keys = [k for k in ("validate_every", "checkpoint_every") if not asked.is_given(k)]
+            training |= dict.fromkeys(keys, max(1, steps // asked.epochs))
+        public = isinstance(data, FileData) and dataset is None
+        changes: dict[str, Any] = {}
+        if isinstance(data, SimulatedData):
+            if data.buffer == DERIVED:
+                changes["buffer"] = data.simulations
+            buffer = changes.get("buffer", data.buffer)
+            if data.fill == DERIVED:
+                most = most_filled(data.simulations, buffer, asked.batch)
+                wanted = math.ceil(max(4 * asked.batch, FILL) / asked.batch) * asked.batch
+                changes["fill"] = min(most, wanted)
+        elif isinstance(data, FileData | ArrayData) and data.parameters is None and dataset:
+            changes["parameters"] = dataset.header.parameters
+        if data.augment is None:
+            parts = public or isinstance(data, ArrayData) or self.lightcone is not None
+            fixed = bool(self.observation.files)
+            changes["augment"] = not fixed and ("symmetries" if parts else True)
+        network: dict[str, Any] = {}
+        if self.network.input is None:
+            network["input"] = "log1p-counts" if public else self.observation.network_input
+        initial: dict[str, Any] = {}
+        of_lpt = self.observation.structure in ("1lpt", "2lpt")
+        if of_lpt and not self.is_given("initial.lpt_order"):
+            initial["lpt_order"] = self.observation.lpt_order
+        return self.model_copy(
+            update={
+                "training": asked.model_copy(update=training),
+                "data": data.model_copy(update=changes),
+                "network": self.network.model_copy(update=network),
+                "initial": self.initial.model_copy(update=initial),
+            }
+        )
 
-    def universes(self) -> dict[str, Any]:
-        """Returns all settings that simulated volumes depend on."""
-        found: dict[str, Any] = {section: self.settings.get(section) for section in OF_UNIVERSES}
-        precision = self.simulation.run.precision
-        return {**found, "data.seed": self.data.seed, "precision of the simulation": precision}
+    # Rules between the sections
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        found = dict(WITHOUT_GRADIENTS)
+        if isinstance(self.data, SimulatedData) and self.priors.sampling != "sobol":
+            found["data.balanced"] = 'priors.sampling = "sobol"'
+        if not isinstance(self.data, FileData | ArrayData):
+            found["training.epochs"] = 'data.source = "files" or "arrays"'
+        return found
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from super().problems()
+        dataset = dataset_of(self)
+        yield from self._of_the_box()
+        yield from self._of_parameters()
+        yield from self._of_the_network(dataset)
+        yield from self._of_the_observation(dataset)
+        yield from self._of_maps()
+        yield from self._of_the_steps(dataset)
+        if isinstance(self.data, SimulatedData):
+            for problem in self.data.batch_problems(self.training.batch):
+                yield Problem(f"data.{problem.key}", problem.what)
+        yield from dataset_problems(self)
+
+    def _of_the_box(self) -> Iterator[Problem]:
+        cubes = self.observation.layout == "cells"
+        for key in ("grid", "size"):
+            if cubes and len(set(getattr(self.box, key))) > 1:
+                what = "a network's volumes are cubes: give one number, or three equal ones"
+                yield self.problem(f"box.{key}", what)
+
+    def _of_parameters(self) -> Iterator[Problem]:
+        """Each parameter has one value for all universes, or a prior."""
+        if isinstance(self.data, FileData | ArrayData):
+            return
+        varied = self.priors.drawn
+        if not set(varied) & set(VARIABLE):
+            known = ", ".join(VARIABLE)
+            yield Problem("priors", f"is empty: give [low, high] to at least one of {known}")
+        for name in VARIABLE:
+            fixed = self.is_given(f"cosmology.{name}")
+            if name != "sigma8" and fixed and name in varied:
+                what = f"is given, and cosmology.{name}, too: fix it, or give it a prior"
+                yield Problem(f"priors.{name}", what)
+            elif name in MUST_BE_KNOWN and not fixed and name not in varied:
+                what = f"is missing: fix it at {RANGES[name].what}, or give it a range in [priors]"
+                yield Problem(f"cosmology.{name}", what)
+        yield from self.exactly_one("cosmology.sigma8", "cosmology.A_s", "priors.sigma8")
+
+    def _of_the_network(self, dataset: Dataset | None) -> Iterator[Problem]:
+        channels = dataset.header.channels if dataset else 1
+        of_cells, width = self.observation.layout == "cells", self.grid[0]
+        if of_cells and (wrong := self._misfit(width, channels)):
+            wider = range(width + 2, 4 * width + 256, 2)
+            fits = next((n for n in wider if not self._misfit(n, 1)), None)
+            hint = f"; the next side that fits is {fits}" if fits else ""
+            yield self.problem("box.grid", f"{wrong}{hint}")
+        if self.network.is_keras and self.training.calibrate not in (DERIVED, 0):
+            name = self.network.name
+            what = f"must be 0 or left out: the Keras model {name} scales its features itself"
+            yield self.problem("training.calibrate", what)
+
+    def _misfit(self, width: int, channels: int) -> str:
+        """Returns why the network cannot take volumes of this width; empty where it can."""
+        try:
+            self.declaration.stages(width, channels, 1)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _of_the_observation(self, dataset: Dataset | None) -> Iterator[Problem]:
+        seen, chosen = self.observation, self.network.input
+        redshifts = seen.value("redshifts")
+        if redshifts and dataset and dataset.header.channels != len(redshifts):
+            what = f"the volumes have {dataset.header.channels} channels, but there are "
+            yield self.problem("observation.redshifts", f"{what}{len(redshifts)} redshifts")
+        yield from seen.prior_problems([n for n in self.priors.drawn if n not in VARIABLE])
+        yield from seen.light_cone_problems(self.lightcone)
+        if self.simulates:
+            files = {f"observation.{key}": path for key, path in seen.files.items()}
+            yield from file_problems(files, self.grid, self.box_size)
+            steps = self.evolution
+            uses_lpt = steps.integrator.uses_lpt
+            yield from seen.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
+        order = self.initial.lpt_order
+        needs_order = self.simulates and seen.structure in ("1lpt", "2lpt")
+        if needs_order and self.is_given("initial.lpt_order") and order != seen.lpt_order:
+            what = f'observation.structure = "{seen.structure}" needs {seen.lpt_order}'
+            yield self.problem("initial.lpt_order", what)
+        if chosen is not None and (chosen == "convergence") != (seen.kind == "convergence"):
+            what = f'does not go with observation.kind = "{seen.kind}"'
+            yield self.problem("network.input", what)
+        elif chosen in OF_DENSITIES and not seen.is_positive:
+            what = 'the observed values may be below 0; give "asinh" or "density"'
+            yield self.problem("network.input", what)
+        if seen.files and self.data.augment:
+            names = " and ".join(seen.files)
+            what = f"would turn the {names} of [observation] with the volume: give false, or leave"
+            yield Problem("data.augment", f"{what} it out")
+
+    def _of_maps(self) -> Iterator[Problem]:
+        """Maps are simulated while a Keras model learns from them, and are not periodic."""
+        cone = self.lightcone
+        if self.observation.kind != "convergence":
+            return
+        if not self.simulates:
+            what = 'maps are simulated while the network learns; must be "simulate"'
+            yield self.problem("data.source", what)
+        if not self.network.is_keras:
+            what = f'works on volumes; for maps give a Keras model, such as "{MAP_NETWORK}"'
+            yield self.problem("network.name", what)
+        if cone is not None and cone.pixels < FEWEST_PIXELS:
+            yield self.problem("lightcone.pixels", f"must be at least {FEWEST_PIXELS}")
+        if cone is not None and cone.shape_noise and cone.shape_noise.is_given("seed"):
+            what = "is given, but data.seed sets the noise of each universe: leave it out"
+            yield Problem("lightcone.shape_noise.seed", what)
+        if self.data.augment is True:
+            what = 'maps have edges, where a shift leaves a seam: give "symmetries" or false'
+            yield self.problem("data.augment", what)
+        if self.cosmology.transfer == "camb":
+            what = 'maps are simulated for many cosmologies at once: use "eisenstein-hu"'
+            yield self.problem("cosmology.transfer", what)
+
+    def _of_the_steps(self, dataset: Dataset | None) -> Iterator[Problem]:
+        asked = self.training
+        both = asked.steps != DERIVED and asked.epochs is not None
+        if isinstance(self.data, FileData | ArrayData):
+            if both or (asked.steps == DERIVED and asked.epochs is None):
+                given = "both are" if both else "neither is"
+                yield Problem("training.steps, training.epochs", f"{given} given: give exactly one")
+                return
+        elif isinstance(self.data, DummyData) and asked.steps == DERIVED:
+            what = 'is missing: with data.source = "dummy" it must be a whole number of at least 1'
+            yield Problem("training.steps", what)
+        total = asked.epochs if asked.by_epochs else self._steps(dataset)
+        if total is not None and asked.warmup >= total:
+            unit = "epochs" if asked.by_epochs else "steps"
+            what = f"must be below the {total} {unit} of the training"
+            yield self.problem("training.warmup", what)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -1,1 +1,1 @@
-"""How good predictions are, beside those of baselines and of each other."""
+"""Scores of predictions, compared with baselines and with each other."""

@@ -17,8 +17,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-from flowpm_dist.cosmoflow.scores.features import Features
-from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
+from flowpm_dist.cosmoflow.scores.judging import Features, LearningCurve, Predictions, score
 
 Predictor = Callable[[Features], Predictions]
 
@@ -85,8 +84,8 @@ class RidgeOnPower:
         best = [models[i] for i in np.argmin(errors, axis=0)]
 
         def say(features: Features) -> np.ndarray:
-            said = [_columns(model.predict(features.log_power)) for model in best]
-            return np.stack([values[:, i] for i, values in enumerate(said)], axis=1)
+            each = [_columns(model.predict(features.log_power)) for model in best]
+            return np.stack([values[:, i] for i, values in enumerate(each)], axis=1)
 
         return _predictor(say, validation)
 
@@ -223,10 +222,11 @@ def learning_curve(
         baselines: to be fitted anew at each size.
         train: one sample for each simulation.
         validation, test: whole at every size.
-        sizes: numbers of simulations, each at most those of `train`.
+        sizes: numbers of simulations, each at most all of `train`.
 
     Returns:
-        Of each baseline by name; errors [size] are over those of the mean of all of `train`.
+        The curve of each baseline by name; errors [size] are divided by the error of the mean of
+        all of `train`.
 
     Raises:
         ValueError: a size out of range.

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import norm
 
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, score
-from flowpm_dist.io.figure_style import (
+from flowpm_dist.io.figures import (
     COLOURS,
     MEASURED,
     MUTED,
@@ -47,8 +47,8 @@ def predicted_figure(
     """Returns a figure of predicted against true values, with a panel for each parameter.
 
     Args:
-        predictions: predictions for one test set by method, the network first. Of the others, the
-            best by its mean R^2 is drawn lighter, below the network's.
+        predictions: predictions for one test set by method, the network first. The best
+            other method by its mean R^2 is drawn lighter, below the network.
         train_mean: the mean of the training targets, [p].
         seed: the seed of the choice of samples with error bars.
 
@@ -111,7 +111,7 @@ def _room_above(axes: Axes) -> None:
 def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
     """Returns a figure of learning curves, with a panel for each parameter.
 
-    The error is given relative to that of the mean predictor, which is the dotted line.
+    The error is divided by the mean predictor's, which is the dotted line.
 
     Args:
         curves: the curves by method, the network first. Seeds are drawn as points, their mean as a
@@ -144,55 +144,52 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
     return figure
 
 
-def training_figure(
-    steps: Sequence[int],
-    loss: Sequence[float],
-    validation_steps: Sequence[int] = (),
-    validation_loss: Sequence[float] = (),
-    learning_rate: Sequence[float] | None = None,
-) -> Figure:
+def training_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     """Returns a figure of the loss against the step, with the learning rate below.
 
     Args:
-        steps: the steps of `loss` and `learning_rate`, [s].
-        loss: the losses of the training batches, [s]; their running mean is drawn over them.
-        validation_steps, validation_loss: the steps and losses of the validations, [v].
-        learning_rate: the learning rates, [s]; None leaves that panel out.
+        rows: rows of metrics.csv, at least one: step, loss, rate and, after some steps,
+            validation_loss. The running mean of the loss is drawn over it.
 
     Raises:
-        ValueError: if there are no steps.
+        ValueError: there are no rows.
     """
-    if not len(steps):
+    if not rows:
         raise ValueError("training_figure needs at least one step")
-    figure = new_figure(6.8, 4.2 if learning_rate is None else 5.4)
-    heights = [1] if learning_rate is None else [3, 1]
-    panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights,
-                                  squeeze=False)[:, 0])  # fmt: skip
-    top, values = panels[0], np.asarray(loss, dtype=float)
-    width = max(1, len(values) // 50)
-    top.plot(steps, values, color=MEASURED, lw=0.6, alpha=0.3)
-    smooth = np.convolve(values, np.full(width, 1 / width), mode="valid")
-    top.plot(np.asarray(steps)[width - 1 :], smooth, color=MEASURED, lw=1.6, label="training")
-    if len(validation_steps):
-        top.plot(validation_steps, validation_loss, "o-", ms=3.5, lw=1.2, color=THEORY,
-                 label="validation")  # fmt: skip
-        best = int(np.nanargmin(np.asarray(validation_loss, dtype=float)))
-        place = (validation_steps[best], validation_loss[best])
-        top.plot(*place, "o", ms=9, mfc="none", mec=THEORY,
-                 label=f"best: {place[1]:.4g} at step {place[0]}")  # fmt: skip
-    every = np.concatenate([values, np.asarray(validation_loss, dtype=float)])
-    if np.nanmin(every) > 0:
+    columns = ("step", "loss", "rate")
+    steps, loss, rate = np.array([[float(row[key]) for key in columns] for row in rows]).T
+    held = [(int(r["step"]), float(r["validation_loss"])) for r in rows if r["validation_loss"]]
+    validation = np.array([value for _, value in held])
+    figure = new_figure(6.8, 5.4)
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    width = max(1, len(loss) // 50)
+    top.plot(steps, loss, color=MEASURED, lw=0.6, alpha=0.3)
+    smooth = np.convolve(loss, np.full(width, 1 / width), mode="valid")
+    top.plot(steps[width - 1 :], smooth, color=MEASURED, lw=1.6, label="training")
+    if held:
+        top.plot(
+            [step for step, _ in held],
+            validation,
+            "o-",
+            ms=3.5,
+            lw=1.2,
+            color=THEORY,
+            label="validation",
+        )
+        best = held[int(np.nanargmin(validation))]
+        top.plot(*best, "o", ms=9, mfc="none", mec=THEORY,
+                 label=f"best: {best[1]:.4g} at step {best[0]}")  # fmt: skip
+    if np.nanmin([*loss, *validation]) > 0:
         top.set_yscale("log")
         plain_log_ticks(top.yaxis)
     top.set_ylabel("loss")
     top.legend(**PLAIN_LEGEND)
-    if learning_rate is not None:
-        panels[1].plot(steps, learning_rate, color=MUTED, lw=1.4)
-        panels[1].set_ylabel("learning rate")
-        panels[1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-        panels[1].set_ylim(bottom=0)
-    panels[-1].set_xlabel("step")
-    for axes in panels:
+    below.plot(steps, rate, color=MUTED, lw=1.4)
+    below.set_ylabel("learning rate")
+    below.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    below.set_ylim(bottom=0)
+    below.set_xlabel("step")
+    for axes in (top, below):
         style_axes(axes)
     return figure
 

@@ -1,30 +1,26 @@
-"""Scores of predicted parameters, compared with predicting the mean of the training set.
+"""Scores of predicted parameters, relative to the mean of the training set and in pairs.
 
-Samples of equal truth, such as the parts of one simulation, are not independent: the errors of
-scores are those of as many samples as there are different truths.
+Samples of equal truth, such as the parts of one simulation, are not independent. So the errors of
+scores count them as one sample.
+
+Errors of two methods on the same volumes are alike, because the same volumes are hard. The error of
+their difference is then much smaller than the errors of their scores suggest. Every resample draws
+the same volumes for both, a universe as a whole (paired bootstrap, Efron and Tibshirani 1993).
 """
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from flowpm_dist.posteriors.calibration import error_of_mean
 
 RESAMPLES = 400
 NARROW = 0.1
 NO_BETTER = 0.05
-
-Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,50 @@ class Predictions:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Summary statistics of n volumes, and their true parameters.
+
+    Attributes:
+        names: names of the p parameters.
+        log_power: log10 of P(k) [(Mpc/h)^3], or of C_l of maps [sr], [n, bins].
+        histogram: histogram of the density, or of the convergence, [n, bins].
+        truth: [n, p], physical units.
+
+    Raises:
+        ValueError: shapes that disagree, no samples, or values that are not finite.
+    """
+
+    names: tuple[str, ...]
+    log_power: np.ndarray
+    histogram: np.ndarray
+    truth: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in ("log_power", "histogram", "truth"):
+            values = getattr(self, field)
+            if values.ndim != 2 or len(values) != len(self.truth) or not len(values):
+                raise ValueError(
+                    f"{field} has shape {values.shape}; must have two axes, the first of "
+                    f"{max(len(self.truth), 1)} samples as truth has"
+                )
+            if not np.isfinite(values).all():
+                raise ValueError(f"{field} has values that are not finite")
+        if self.truth.shape[1] != len(self.names):
+            raise ValueError(f"truth has shape {self.truth.shape} for {len(self.names)} parameters")
+
+    def first(self, count: int) -> Features:
+        """Returns the first `count` samples."""
+        parts = self.log_power, self.histogram, self.truth
+        return Features(self.names, *(values[:count] for values in parts))
+
+
+@dataclass(frozen=True)
 class Score:
     """The scores of the predictions of one parameter, in its own units unless stated otherwise.
 
     Errors are predicted - true. An attribute named ..._error is one standard error of the
-    attribute before it. That of the bias comes from the spread of the errors, the others from a
-    bootstrap.
+    attribute before it. The error of the bias comes from the spread of the errors, the others from
+    a bootstrap.
 
     Attributes:
         count: the number of samples.
@@ -82,7 +116,7 @@ class Score:
         bias: the mean error.
         mae: the mean absolute error.
         mae_over_mean, rmse_over_mean: the ratio to the score of the mean of the training targets.
-        spread: the standard deviation of the predictions over that of the truth.
+        spread: the standard deviation of the predictions divided by the truth's.
         coverage_1, coverage_2: the share of errors within 1 and 2 sigma; 0.683 and 0.954 for a
             Gaussian.
         chi2: the reduced chi^2, the mean of (error / sigma)^2.
@@ -177,10 +211,10 @@ def resampled_scores(
     """Returns RMSE and R^2 of a parameter, of the samples and of bootstrap resamples of them.
 
     Args:
-        predictions: for the samples.
-        place: of the parameter.
-        seed: of the resamples, which are the same for all methods.
-        groups: of the samples, which are drawn together, see `universes`.
+        predictions: predictions for the samples.
+        place: number of the parameter.
+        seed: seed of the resamples, which are the same for all methods.
+        groups: group of each sample; groups are drawn as a whole, see `universes`.
 
     Returns:
         (RMSE, R^2), and the same [resample] each.
@@ -193,7 +227,7 @@ def resampled_scores(
 
 
 def universes(truth: np.ndarray) -> np.ndarray:
-    """Returns the number of the universe of each sample: those of equal truth [n, p] share one.
+    """Returns the number of the universe of each sample; samples of equal truth [n, p] share one.
 
     Universes are numbered in the order of their first samples.
     """
@@ -224,34 +258,21 @@ def _rmse_and_r2(
     return np.sqrt(squares), 1 - squares / variance
 
 
-def collapsed(predictions: Predictions, train_mean: np.ndarray) -> list[str]:
-    """Returns the names of the parameters that are predicted no better than by their mean.
-
-    These are the parameters whose predictions spread less than `NARROW` = 10 % of the truth, and
-    those whose R^2 does not exceed `NO_BETTER` = 0.05 by more than its standard error. The
-    predictions of an optimal regressor that explains a share R^2 of the variance spread by
-    sqrt(R^2): 10 % corresponds to R^2 = 0.01.
-    """
-    scores = score(predictions, train_mean)
-    return [name for name, found in scores.items() if _is_collapsed(found)]
-
-
-def _is_narrow(found: Score) -> bool:
-    return found.spread < NARROW
-
-
-def _is_collapsed(found: Score) -> bool:
-    return _is_narrow(found) or found.r2 - found.r2_error <= NO_BETTER
-
-
 def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
-    """Returns a sentence on the parameters that `collapsed` names.
+    """Returns a sentence on the parameters that are predicted no better than by their mean.
 
-    A parameter that leaves no trace in the volumes is predicted near its mean by an optimal
-    regressor, too. So the network is said to have collapsed only if all parameters are.
+    Their predictions spread less than `NARROW` = 10 % of the truth, or their R^2 does not exceed
+    `NO_BETTER` = 0.05 by more than its standard error. The predictions of an optimal regressor that
+    explains a share R^2 of the variance spread by sqrt(R^2): 10 % corresponds to R^2 = 0.01. An
+    optimal regressor, too, predicts a parameter that leaves no trace in the volumes near its mean.
+    So the network is said to have collapsed only if all parameters are.
     """
     scores = score(predictions, train_mean)
-    found = {name: value for name, value in scores.items() if _is_collapsed(value)}
+    found = {
+        name: value
+        for name, value in scores.items()
+        if value.spread < NARROW or value.r2 - value.r2_error <= NO_BETTER
+    }
     details = ", ".join(
         f"{name} (R^2 = {value.r2:z.2f} ± {value.r2_error:.2f}, "
         f"spread {100 * value.spread:.0f} % of the truth's)"
@@ -261,129 +282,9 @@ def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
         return "All parameters are predicted better than by the mean predictor."
     if len(found) < len(scores):
         return f"No better than the mean predictor: {details}. The others are better."
-    if all(_is_narrow(value) for value in found.values()):
+    if all(value.spread < NARROW for value in found.values()):
         return f"All parameters: the network has collapsed to the mean: {details}."
     return f"No parameter is predicted better than by the mean predictor: {details}."
-
-
-def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:
-    """Returns one row for each parameter and method, with the methods of a parameter together.
-
-    Args:
-        scores: the scores by method and parameter.
-
-    Returns:
-        Rows with the keys "parameter", "method" and the attributes of `Score`.
-    """
-    names = dict.fromkeys(name for of_method in scores.values() for name in of_method)
-    return [
-        {"parameter": name, "method": method, **dataclasses.asdict(of_method[name])}
-        for name in names
-        for method, of_method in scores.items()
-        if name in of_method
-    ]
-
-
-def as_dict(scores: Mapping[str, Scores]) -> dict[str, dict[str, dict[str, Cell]]]:
-    """Returns the scores as plain numbers, for JSON: [method][parameter][attribute]."""
-    return {
-        method: {name: dataclasses.asdict(value) for name, value in of_method.items()}
-        for method, of_method in scores.items()
-    }
-
-
-HEADINGS = {
-    "parameter": "parameter",
-    "method": "method",
-    "rmse": "RMSE",
-    "rmse_over_mean": "RMSE / mean's",
-    "mae_over_mean": "MAE / mean's",
-    "r2": "R²",
-    "bias": "bias",
-    "coverage_1": "in 1σ",
-    "coverage_2": "in 2σ",
-    "chi2": "χ²/n",
-}
-IN_TERMINAL = ("parameter", "method", "rmse", "rmse_over_mean", "r2", "bias")
-
-
-def _text(row: Mapping[str, Cell], key: str) -> str:
-    """Returns the text of a cell, with its standard error if the row has one."""
-    value, error = row[key], row.get(f"{key}_error")
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if not isinstance(error, float):
-        return f"{value:.3f}"
-    if not 0 < error < math.inf:
-        return f"{value:.3g}"
-    places = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:z.{places}f}±{error:.{places}f}"
-
-
-def markdown(scores: Mapping[str, Scores]) -> str:
-    """Returns the table in Markdown.
-
-    "mean's" in its headings is the score of the mean of the training targets.
-    """
-    rows = [
-        list(HEADINGS.values()),
-        ["---", "---", *["---:"] * (len(HEADINGS) - 2)],
-        *([_text(row, key) for key in HEADINGS] for row in table(scores)),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-FEWEST = 4
-"""Columns that are shown however narrow the terminal is."""
-
-
-def rich_table(scores: Mapping[str, Scores], width: int) -> Table:
-    """Returns as many of the columns `IN_TERMINAL` as fit into a terminal.
-
-    A line separates the parameters. Names of methods are wrapped only where `FEWEST` columns are
-    too wide.
-
-    Args:
-        scores: of each method.
-        width: of the terminal [characters].
-    """
-    for count in range(len(IN_TERMINAL), FEWEST - 1, -1):
-        drawn = _rich_table(scores, IN_TERMINAL[:count])
-        if Console(width=10 * width).measure(drawn).maximum <= width:
-            break
-    return drawn
-
-
-def _rich_table(scores: Mapping[str, Scores], keys: Sequence[str]) -> Table:
-    drawn = Table(box=SIMPLE)
-    for key in keys:
-        is_text = key in ("parameter", "method")
-        drawn.add_column(
-            HEADINGS[key].replace(" / ", " /\n"),
-            justify="left" if is_text else "right",
-            no_wrap=key != "method",
-        )
-    before = None
-    for row in table(scores):
-        if before not in (None, row["parameter"]):
-            drawn.add_section()
-        drawn.add_row(*(_text(row, key) for key in keys))
-        before = row["parameter"]
-    return drawn
-
-
-def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
-    """Writes all numbers of the table, unrounded, as comma-separated values.
-
-    A cell without a value is empty.
-    """
-    columns = ["parameter", "method", *(field.name for field in dataclasses.fields(Score))]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table(scores))
 
 
 @dataclass(frozen=True)
@@ -392,9 +293,113 @@ class LearningCurve:
 
     Attributes:
         sizes: the numbers of simulations, [s].
-        errors: the RMSE over that of the mean predictor, by parameter, [s] or [s, seeds]; NaN where
-            there is no result.
+        errors: the RMSE divided by the mean predictor's, by parameter, [s] or [s, seeds]; NaN
+            where there is no result.
     """
 
     sizes: np.ndarray
     errors: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better one method predicts a parameter than another on the same samples.
+
+    Attributes:
+        r2: the first method's R^2 minus the second's.
+        rmse: the second method's RMSE minus the first's, so that it is positive as well where the
+            first is better [unit of the parameter].
+        r2_error, rmse_error: one standard error of each, by the paired bootstrap.
+        better: the share of the resamples in which the first has the smaller RMSE.
+    """
+
+    r2: float
+    r2_error: float
+    rmse: float
+    rmse_error: float
+    better: float
+
+    def sentence(self, parameter: str, first: str, second: str) -> str:
+        """Returns the difference in words."""
+        return (
+            f"{parameter}: R² of {first} minus that of {second}: {self.r2:+.3f} ± "
+            f"{self.r2_error:.3f}; smaller RMSE in {100 * self.better:.0f} % of the resamples."
+        )
+
+
+def difference(first: Predictions, second: Predictions, seed: int = 0) -> dict[str, Difference]:
+    """Returns the difference of two methods for each parameter, by name.
+
+    Args:
+        first, second: predictions for the same samples in the same order.
+        seed: the seed of the bootstrap. With the seed of `score`, the resamples are the same.
+
+    Raises:
+        ValueError: if the parameters differ, or the truth by more than float32 rounds it.
+    """
+    if first.names != second.names or not _same(first, second):
+        raise ValueError("only predictions for the same samples can be compared in pairs")
+    found, groups = {}, universes(first.truth)
+    for i, name in enumerate(first.names):
+        scores = [resampled_scores(method, i, seed, groups) for method in (first, second)]
+        (rmse, r2), (other_rmse, other_r2) = (whole for whole, _ in scores)
+        (rmses, r2s), (other_rmses, other_r2s) = (resampled for _, resampled in scores)
+        found[name] = Difference(
+            r2=float(r2 - other_r2),
+            r2_error=float(np.nanstd(r2s - other_r2s)),
+            rmse=float(other_rmse - rmse),
+            rmse_error=float(np.std(other_rmses - rmses)),
+            better=float(np.mean(rmses < other_rmses)),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class MeanDifference:
+    """How much larger the mean of one method's numbers is than another's.
+
+    Attributes:
+        value, error: the difference of the means, and one standard error by the paired bootstrap.
+        larger: the share of the resamples in which the first is larger.
+    """
+
+    value: float
+    error: float
+    larger: float
+
+
+def mean_difference(
+    first: np.ndarray, second: np.ndarray, groups: np.ndarray, seed: int = 0
+) -> MeanDifference:
+    """Returns the difference of the means of numbers of the same samples.
+
+    Args:
+        first, second: [n].
+        groups: group of each sample; groups are drawn as a whole, see `universes`.
+        seed: seed of the bootstrap.
+    """
+    difference = first - second
+    weights = resamples(groups, np.random.default_rng(seed))
+    means = weights @ difference / weights.sum(axis=1)
+    return MeanDifference(float(difference.mean()), float(means.std()), float((means > 0).mean()))
+
+
+def _same(first: Predictions, second: Predictions) -> bool:
+    same_shape = first.truth.shape == second.truth.shape
+    return same_shape and np.allclose(first.truth, second.truth, rtol=1e-6, atol=1e-9)
+
+
+Differences = Mapping[str, Mapping[str, Difference]]
+"""[other method][parameter]."""
+
+
+def differences_from(main: str, predictions: Mapping[str, Predictions]) -> Differences:
+    """Returns the differences of one method from the others, by their names.
+
+    Args:
+        main: name of the method.
+        predictions: the predictions of all methods; other samples are left out.
+    """
+    first = predictions[main]
+    others = {name: p for name, p in predictions.items() if name != main and _same(first, p)}
+    return {name: difference(first, p) for name, p in others.items()}

@@ -1,6 +1,6 @@
 """Checkpoints of a training: weights, optimiser, step, and the best validation so far.
 
-All else follows from the step.
+Everything else follows from the step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from flowpm_dist.cosmoflow.network.optimisers import Optimiser
 from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError
 from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
+
+OTHER = "it belongs to another network or optimiser"
 
 
 class BestSoFar(tf.Module):
@@ -35,7 +37,7 @@ class BestSoFar(tf.Module):
         self.waited = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def add(self, loss: float, step: int) -> bool:
-        """Takes in a validation loss after so many steps; returns whether it is the best."""
+        """Adds the validation loss after so many steps; returns whether it is the best."""
         if not loss < float(self.loss):
             self.waited.assign_add(1)
             return False
@@ -50,14 +52,14 @@ class Checkpoints:
 
     `tf.train.CheckpointManager` writes each aside and moves it into place, and names the latest
     only then: one that was cut short is never read. Weights and moments are whole on every rank, so
-    that a checkpoint serves a mesh of any shape.
+    that a checkpoint can be read on a mesh of any shape.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         mesh: the ranks.
         state: variables of the network.
-        optimiser: whose slots have been built.
-        keep: how many are kept.
+        optimiser: its slots have been built.
+        keep: number of checkpoints that are kept.
         best: the folder of the weights with the least validation loss; None if they are not kept.
 
     Attributes:
@@ -90,8 +92,8 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Writes a checkpoint after `step` steps. On all ranks together.
 
-        All ranks go on with rank 0's values: should processors of different kinds round otherwise,
-        the ranks stay equal, and equal to what is resumed.
+        All ranks continue with rank 0's values. The ranks stay equal, and equal to a resumed
+        training, even if processors of different kinds round differently.
 
         Raises:
             WriteError: on rank 0, where it cannot be written; those before are as they were.
@@ -102,7 +104,7 @@ class Checkpoints:
         self._write(self._manager, self._folder, step)
 
     def validated(self, loss: float, step: int) -> None:
-        """Takes in a validation loss, and writes the weights if it is the best. On all ranks.
+        """Adds a validation loss, and writes the weights if it is the best. On all ranks.
 
         Args:
             loss: the same on all ranks.
@@ -123,13 +125,32 @@ class Checkpoints:
                 raise WriteError.of(folder / f"step-{step}", error) from error
         self._mesh.barrier()
 
-    def restore(self) -> TakenUp | None:
+    def restore(self) -> Restored | None:
         """Restores the latest checkpoint that is whole on all ranks; None where there is none.
 
         Raises:
-            TrainedError: on all ranks; none is whole, or it is of another network or optimiser.
+            TrainedError: on all ranks; none is whole, or it has another network or optimiser.
         """
-        return take_up(self._folder, self._mesh, self._checkpoint, self._variables, earlier=True)
+        return _restore_latest(
+            self._folder, self._mesh, self._checkpoint, self._variables, earlier=True
+        )
+
+
+def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variable]) -> int:
+    """Restores the weights alone from the latest checkpoint of a folder, on all ranks.
+
+    Returns:
+        The number of steps it was written after.
+
+    Raises:
+        TrainedError: on all ranks; it is damaged, missing, or belongs to another network.
+    """
+    step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    checkpoint = tf.train.Checkpoint(weights=list(weights), step=step)
+    found = _restore_latest(folder, mesh, checkpoint, [step, *weights], earlier=False)
+    if found is None:
+        raise TrainedError(f"{folder} holds no checkpoint")
+    return found.step
 
 
 def _manager(
@@ -141,37 +162,37 @@ def _manager(
 
 
 @dataclass(frozen=True)
-class TakenUp:
+class Restored:
     """A checkpoint that was restored.
 
     Attributes:
         step: number of steps that it was written after.
-        note: on rank 0, what is damaged of those after it, in a sentence; empty if nothing is.
+        note: on rank 0, a sentence on damaged checkpoints after it; empty if there are none.
     """
 
     step: int
     note: str
 
 
-def take_up(
+def _restore_latest(
     folder: Path,
     mesh: ProcessMesh,
     checkpoint: tf.train.Checkpoint,
     variables: Sequence[tf.Variable],
     *,
     earlier: bool,
-) -> TakenUp | None:
+) -> Restored | None:
     """Reads the latest checkpoint of a folder on rank 0, and gives it to all ranks.
 
     Args:
-        folder: of checkpoints.
+        folder: folder of checkpoints.
         mesh: the ranks.
-        checkpoint: of the variables; those in the folder may hold more.
+        checkpoint: holds the variables; those in the folder may hold more.
         variables: what it holds, first of them the number of steps.
-        earlier: whether one before the latest serves where later ones are damaged.
+        earlier: whether to restore an earlier one where later ones are damaged.
 
     Returns:
-        What was restored; None if there is no checkpoint.
+        None if there is no checkpoint.
 
     Raises:
         TrainedError: on all ranks; it is damaged, or does not hold these variables.
@@ -182,7 +203,7 @@ def take_up(
             there, note = _read(folder, checkpoint, earlier=earlier)
         except TrainedError as error:
             problem = str(error)
-            # TensorFlow would tell of each variable that it has not restored.
+            # TensorFlow would list each variable that it has not restored.
             tf.get_logger().setLevel("ERROR")
     there, bad = mesh.world.broadcast(tf.constant([int(there), int(bool(problem))])).numpy()
     if bad:
@@ -191,7 +212,7 @@ def take_up(
         return None
     for variable in variables:
         variable.assign(mesh.world.broadcast(variable))
-    return TakenUp(int(variables[0]), note)
+    return Restored(int(variables[0]), note)
 
 
 def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
@@ -204,17 +225,17 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
         if damaged and not earlier:
             raise TrainedError(
                 f"{damaged}; {path.name} before it is whole: move the files {paths[0].name}.* "
-                f"away, and flowpm-dist train --resume goes on from {path.name}"
+                f"away, and flowpm-dist train --resume continues from {path.name}"
             )
         if reason := _misfit(path, checkpoint.weights):
-            raise TrainedError(f"it is of another network or optimiser ({reason})")
+            raise TrainedError(f"{OTHER} ({reason})")
         try:
             status = checkpoint.restore(str(path)).expect_partial()
             status.assert_existing_objects_matched()
         except (ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
-            raise TrainedError(f"it is of another network or optimiser ({reason})") from error
-        return True, f"{damaged}: going on from {path.name} before it" if damaged else ""
+            raise TrainedError(f"{OTHER} ({reason})") from error
+        return True, f"{damaged}: continuing from {path.name} before it" if damaged else ""
     if damaged:
         advice = "begin anew with --overwrite"
         if folder.name == BEST:
@@ -227,7 +248,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
 
 
 def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
-    """Returns in what the weights of a checkpoint differ from those of a network, or nothing."""
+    """Returns how the weights of a checkpoint differ from a network's, or nothing."""
     reader = tf.train.load_checkpoint(str(path))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     keys = [f"weights/{n}/.ATTRIBUTES/VARIABLE_VALUE" for n in range(len(weights))]
@@ -237,9 +258,9 @@ def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
     for key, weight in zip(keys, weights, strict=True):
         stored, own = (tuple(shapes[key]), dtypes[key]), (tuple(weight.shape), weight.dtype)
         if stored != own:
-            told = [f"{dtype.name} {list(shape)}" for shape, dtype in (stored, own)]
+            theirs, ours = (f"{dtype.name} {list(shape)}" for shape, dtype in (stored, own))
             name = weight.name.partition(":")[0]
-            return f"its {name} is {told[0]}, that of the network is {told[1]}"
+            return f"its {name} is {theirs}, the network's is {ours}"
     return ""
 
 
@@ -259,6 +280,6 @@ def _damage(path: Path) -> str:
         reader = tf.train.load_checkpoint(str(path))
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except Exception as error:  # of whatever kind: what TensorFlow raises depends on the damage
+    except Exception as error:  # the kind depends on the damage
         return str(error).partition("\n")[0].removesuffix(".") or type(error).__name__
     return ""

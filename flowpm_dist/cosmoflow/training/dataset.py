@@ -9,10 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.plan import OF_UNIVERSES, TrainingPlan, differences
+from flowpm_dist.cosmoflow.planning.plan import OF_UNIVERSES, differences
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
+    SPLITS,
     DatasetHeader,
     RecordError,
     finish_dataset,
@@ -22,12 +23,12 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.observables.record import BARE
+from flowpm_dist.jobs.run_record import RunRecord, changed, flat
 
 if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from meshimpl.process_mesh import ProcessMesh
 
-SPLITS = ("train", "validation", "test")
 UNFINISHED = ".unfinished-flowpm-dist"
 """File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
 FREE = {"attributes", "samples_per_file"}
@@ -40,10 +41,23 @@ def statistics_path(folder: Path, split: str) -> Path:
 
 
 def simulations(plan: TrainingPlan, split: str) -> int:
-    """Returns the number of simulations in a split, in whole batches."""
-    data, batch = plan.data, plan.training.batch
+    """Returns the number of simulations in a split, in whole batches.
+
+    Raises:
+        OutputError: the plan simulates nothing.
+    """
+    _check_simulates(plan)
+    data, batch = plan.simulated, plan.training.batch
     count = data.simulations if split == "train" else getattr(data, split)
     return -(-count // batch) * batch
+
+
+def _check_simulates(plan: TrainingPlan) -> None:
+    if not plan.simulates:
+        raise OutputError(
+            f'data.source = "{plan.data.source}" simulates nothing: give a run file with '
+            'data.source = "simulate"'
+        )
 
 
 def check_dataset(
@@ -60,11 +74,7 @@ def check_dataset(
     Raises:
         OutputError: why not, and what to do about it.
     """
-    if plan.data.source != "simulate":
-        raise OutputError(
-            f'data.source = "{plan.data.source}" simulates nothing: give a run file with '
-            'data.source = "simulate"'
-        )
+    _check_simulates(plan)
     if plan.lightcone is not None:
         raise OutputError(
             'observation.kind = "convergence": maps are simulated while a network learns, with '
@@ -142,9 +152,8 @@ def write_dataset(
         WriteError: a file cannot be written; the job must end then.
         HaloError: a particle left the halo.
     """
-    from flowpm_dist.cosmoflow.training.held_out import Statistics, make_volumes
-    from flowpm_dist.cosmoflow.training.parts import header_of, maker_of
-    from flowpm_dist.cosmoflow.volumes.universes import Lanes
+    from flowpm_dist.cosmoflow.training.held_out import make_volumes
+    from flowpm_dist.cosmoflow.volumes.universes import Lanes, header_of, maker_of
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
     check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
@@ -165,7 +174,7 @@ def write_dataset(
             folder,
             header,
             mesh,
-            Statistics(statistics_path(folder, split), mesh, maker.targets),
+            statistics_path(folder, split),
             progress=functools.partial(progress, f"simulating {split}"),
         )
     if mesh.rank == 0:
@@ -199,7 +208,6 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
 def _universes(header: DatasetHeader) -> dict[str, Any]:
     """Returns the settings of the simulations, from the run file that a dataset keeps."""
     table = tomllib.loads(header.attributes.get("run", ""))
-    table = {"observation": BARE.table(), **table}  # of versions that knew nothing else
     found = {section: table.get(section) for section in OF_UNIVERSES}
     return {**found, "data.seed": table.get("data", {}).get("seed")}
 
@@ -220,3 +228,17 @@ def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | 
             finish_dataset(folder, header_of_kept)
     except OSError as error:
         raise WriteError.of(Path(error.filename or folder), error) from error
+
+
+def record(path: Path) -> RunRecord | None:
+    """Returns what `flowpm-dist runs` lists of a folder; None if it holds no dataset."""
+    try:
+        header, splits = read_header(path)
+    except RecordError:
+        if not (path / UNFINISHED).exists():
+            return None
+        return RunRecord(path, "dataset", "stopped", "", changed(path / UNFINISHED))
+    results = {f"samples of {name}": count["samples"] for name, count in splits.items()}
+    state = "stopped" if (path / UNFINISHED).exists() else "complete"
+    settings = flat(tomllib.loads(header.attributes.get("run", "")))
+    return RunRecord(path, "dataset", state, "", changed(path / DATASET), results, settings)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.cosmoflow.training.trained import Training, trained_network
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.cone_record import cone_table
-from flowpm_dist.jobs.work_folder import WorkFolder
+from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.observables.light_cone.map_files import cone_table
 from flowpm_dist.observables.record import ObservationRecord
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 MARK = "network.json"
 GRAPH_BYTES = 4 * 2**20
@@ -36,7 +37,7 @@ class ExportFolder(WorkFolder):
         return f"an {self.kind}" if self.mark() else None
 
 
-def export_bytes(training: Training) -> int:
+def export_bytes(training: SavedTraining) -> int:
     """Returns the size of what an export will write, about [bytes]."""
     plan = training.plan
     itemsize = 8 if plan.network.precision == "float64" else 4
@@ -44,13 +45,15 @@ def export_bytes(training: Training) -> int:
     return weights * itemsize + GRAPH_BYTES
 
 
-def export_network(training: Training, folder: ExportFolder, which: str = "best") -> dict[str, Any]:
+def export_network(
+    training: SavedTraining, folder: ExportFolder, which: str = "best"
+) -> dict[str, Any]:
     """Writes a trained network into a folder, which has been begun. By one rank alone.
 
     The saved model has a function `ask`, which is its signature "serving_default" too. It is given
     `volumes` [n, x, y, z], or with channels as a last dimension, such as `flowpm-dist predict`
-    takes: where those of the training were, they are divided by their mean. Cells that the training
-    did not observe must hold "unobserved_cells" of network.json. Maps of weak lensing are
+    takes. They are divided by their mean if the volumes of the training were. Cells that the
+    training did not observe must hold "unobserved_cells" of network.json. Maps of weak lensing are
     [n, x, y, 1], with the source as a last dimension where there are several. It returns "mean"
     and, of networks that give error bars, "sigma", float64 [n, parameter] [physical units].
 
@@ -71,11 +74,15 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     from flowpm_dist.cosmoflow.network.losses import split_prediction
     from meshimpl.process_mesh import ProcessMesh
 
-    asked = trained_network(training, ProcessMesh("replica:1"), 1, which)
-    network, standardiser, header = asked.network, asked.standardiser, training.header()
+    regressor = trained_network(training, ProcessMesh("replica:1"), 1, which)
+    network, standardiser, header = regressor.network, regressor.standardiser, training.header()
     over_mean = training.divides_by_mean(header)
     double = training.plan.network.precision == "float64"
-    shape = [None, *training.plan.seen, *([network.channels] if network.channels > 1 else [])]
+    shape = [
+        None,
+        *training.plan.input_shape,
+        *([network.channels] if network.channels > 1 else []),
+    ]
     volumes = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
 
     def ask(volumes: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -92,11 +99,11 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
     about = {
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
-        "volumes": [*training.plan.seen, network.channels],
+        "volumes": [*training.plan.input_shape, network.channels],
         "divided_by_mean": over_mean,
         **_seen_by(training.plan),
         "network": training.plan.network.name,
-        "weights_of_step": asked.step,
+        "weights_of_step": regressor.step,
     }
     _save(saved, folder.path)
     folder.write_mark(complete=True, **about)
@@ -105,7 +112,7 @@ def export_network(training: Training, folder: ExportFolder, which: str = "best"
 
 def _seen_by(plan: TrainingPlan) -> dict[str, Any]:
     """Returns what the network sees: its axes and extent, and what was observed."""
-    record, cone = plan.observation, plan.lightcone
+    record, cone = plan.record, plan.lightcone
     if cone is None:
         seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
     else:
@@ -115,9 +122,9 @@ def _seen_by(plan: TrainingPlan) -> dict[str, Any]:
 
 def _observed(record: ObservationRecord) -> dict[str, Any]:
     """Returns what was observed, and what cells hold that a mask leaves out."""
-    told = {"observation": record.table()}
-    masked = record.options.mask is not None
-    return told | ({"unobserved_cells": record.options.unobserved} if masked else {})
+    observed = {"observation": record.table()}
+    masked = record.options.value("mask") is not None
+    return observed | ({"unobserved_cells": record.options.unobserved} if masked else {})
 
 
 def _save(saved: tf.Module, path: Path) -> None:

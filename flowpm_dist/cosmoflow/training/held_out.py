@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.cosmoflow.scores.features import Features
-from flowpm_dist.cosmoflow.training.parts import block_of_volumes, header_of, maker_of
-from flowpm_dist.cosmoflow.volumes.in_situ import Batch
-from flowpm_dist.cosmoflow.volumes.records import (
+from flowpm_dist.cosmoflow.scores.judging import Features
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    Block,
     DatasetHeader,
     RecordError,
-    RecordWriter,
     finish_dataset,
     read_header,
 )
+from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter
+from flowpm_dist.cosmoflow.volumes.sources import Batch
 from flowpm_dist.cosmoflow.volumes.universes import (
     HISTOGRAM_EDGES,
     Generation,
     Lanes,
     UniverseMaker,
+    header_of,
+    maker_of,
     measured,
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
+from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 HELD_OUT = ("validation", "test")
@@ -43,13 +45,13 @@ HELD_OUT = ("validation", "test")
 class Statistics:
     """Parameters, power spectrum and one-point distribution of simulations, by their number.
 
-    Each rank adds those of its replica, of as many generations as the others; together they are
-    gathered on rank 0 and written.
+    Each rank adds its replica's simulations, as many generations as the others. Rank 0 gathers and
+    writes them.
 
     Args:
-        path: of the .npz file.
+        path: the .npz file.
         mesh: all ranks.
-        names: of the parameters.
+        names: names of the parameters.
     """
 
     def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
@@ -70,7 +72,7 @@ class Statistics:
     def write(self) -> None:
         """Writes all statistics, with those that the file holds already. On all ranks together.
 
-        While none have been added the file, if there is one, stays as it is.
+        If none have been added, an existing file stays unchanged.
 
         Raises:
             WriteError: on rank 0, where it cannot be written.
@@ -86,164 +88,121 @@ class Statistics:
         everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
         ends = np.cumsum(self._sizes)[:-1]
         parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
-        arrays = {"parameters": parameters, "power": power, "histogram": histogram, "k": self._k}
-        arrays |= {"index": everything[:, 0].astype(np.int64), "names": np.array(self._names)}
-        arrays |= {"edges": self._edges}
-        save_arrays(self.path, arrays)
+        arrays = {"parameters": parameters, "power": power, "histogram": histogram}
+        arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
+        save_arrays(self.path, arrays | {"index": everything[:, 0].astype(np.int64)})
 
     def _written(self, width: int) -> np.ndarray:
         if not self.path.exists():
             return np.empty((0, width))
         held = read_arrays(self.path)
-        if not np.array_equal(edges_of(held), self._edges):
-            return np.empty((0, width))  # of a version with other bins
         parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
         return np.concatenate([*parts, held["histogram"]], axis=1)
 
 
-def edges_of(held: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the edges of the bins of a histogram in a file; older ones do not tell them."""
-    return held.get("edges", HISTOGRAM_EDGES)
-
-
 def features(path: Path, count: int | None = None) -> Features:
-    """Returns what `Statistics` wrote, as baselines take it.
+    """Returns statistics that `Statistics` wrote, as baselines take them.
 
     Args:
-        path: of the .npz file.
-        count: of the first simulations; all by default.
+        path: the .npz file.
+        count: number of the first simulations to return; all by default.
 
     Raises:
         UnreadableError: the file is missing or damaged.
     """
     held = read_arrays(path)
-    power, histogram = held["power"][:count], held["histogram"][:count]
-    names, edges = tuple(map(str, held["names"])), tuple(edges_of(held).tolist())
-    return Features(names, np.log10(power), histogram, held["parameters"][:count], edges)
+    power, histogram, truth = (held[k][:count] for k in ("power", "histogram", "parameters"))
+    return Features(tuple(map(str, held["names"])), np.log10(power), histogram, truth)
 
 
 def make_volumes(
     maker: UniverseMaker,
-    stream: str,
+    split: str,
     count: int,
     folder: Path,
     header: DatasetHeader,
     mesh: ProcessMesh,
-    statistics: Statistics,
+    statistics: Path,
     *,
-    first_generation: int = 0,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None],
 ) -> None:
-    """Simulates the universes of a stream and writes them as a split of a dataset. On all ranks.
+    """Simulates the universes of a split and writes them as one of a dataset. On all ranks.
 
     Args:
-        maker: of the universes.
-        stream: and name of the split.
-        count: of simulations; whole generations are made.
-        folder: of the dataset; each rank writes its blocks.
-        header: of the dataset.
+        maker: makes the universes.
+        split: name of the split, and of the universes' stream.
+        count: number of simulations; whole generations are made.
+        folder: folder of the dataset; each rank writes its blocks.
+        header: header of the dataset.
         mesh: all ranks.
-        statistics: of the simulations; written at the end.
-        first_generation: to begin with.
+        statistics: file of the simulations' statistics.
         overwrite: whether files of that split may be replaced.
         progress: called with simulations made and to be made.
     """
-    lanes: Lanes = maker.lanes
-    generations = -(-count // lanes.batch)
-    options: dict[str, Any] = {"block": block_of_volumes(mesh), "overwrite": overwrite}
+    lanes, measured_here = maker.lanes, Statistics(statistics, mesh, maker.targets)
+    options: dict[str, Any] = {"block": Block.of(mesh), "overwrite": overwrite}
     options |= {
         "first_file": mesh.coordinate("replica"),
         "file_stride": mesh.axis_size("replica"),
     }
-    with RecordWriter(folder, stream, header, **options) as writer:
-        for number in range(first_generation, first_generation + generations):
-            made = maker.make(stream, number)
-            statistics.add(made)
-            for volume, y, seed, index in zip(
-                made.volumes, made.parameters, made.seeds, made.index, strict=True
-            ):
+    with RecordWriter(folder, split, header, **options) as writer:
+        for number in range(-(-count // lanes.batch)):
+            made = maker.make(split, number)
+            measured_here.add(made)
+            samples = zip(made.volumes, made.parameters, made.seeds, made.index, strict=True)
+            for volume, y, seed, index in samples:
                 writer.write(volume, y, seed=int(seed), index=int(index))
             mesh.barrier()  # replicas are never further apart than a generation
-            if progress is not None:
-                done = number - first_generation + 1
-                progress(min(count, done * lanes.batch), count)
-    statistics.write()
+            progress(min(count, (number + 1) * lanes.batch), count)
+    measured_here.write()
     mesh.barrier()
 
 
 def hold_out(
     plan: TrainingPlan,
-    maker: UniverseMaker,
     mesh: ProcessMesh,
     folder: TrainingFolder,
     progress: Progress,
+    splits: Sequence[str] = HELD_OUT,
+    maker: UniverseMaker | None = None,
 ) -> None:
-    """Simulates validation and test sets, unless they are there from an earlier session.
+    """Simulates splits of a dataset that are not trained on, unless all are there already.
 
-    On all ranks together.
+    On all ranks together. A fresh test set has as many universes as the first, or a few more where
+    replicas do not divide their number.
 
     Args:
-        plan: of the training.
-        maker: of its universes.
+        plan: the training's plan.
         mesh: all ranks.
-        folder: of the training.
-        progress: of this rank.
+        folder: the training's folder.
+        progress: this rank's progress.
+        splits: names of the splits, by default validation and test set.
+        maker: makes the universes; by default one for batches that fit a fresh test set.
     """
-    counts = {split: getattr(plan.data, split) for split in HELD_OUT}
-    _make_splits(plan, lambda: maker, mesh, folder, counts, progress)
-
-
-def hold_out_fresh(
-    plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str, progress: Progress
-) -> None:
-    """Simulates a fresh test set, unless it is there.
-
-    It has as many universes as the first, or a few more where replicas do not divide their number.
-
-    On all ranks together.
-
-    Args:
-        plan, folder: of the training.
-        mesh: all ranks.
-        split: its name, see `fresh_split`.
-        progress: of this rank.
-    """
-    replicas, count = mesh.axis_size("replica"), plan.data.test
-    sizes = (replicas * n for n in range(max(1, plan.training.batch // replicas), 0, -1))
-    lanes = Lanes.of(mesh, min(sizes, key=lambda size: -count % size))
-    made = functools.partial(maker_of, plan, mesh, lanes)
-    _make_splits(plan, made, mesh, folder, {split: count}, progress)
-
-
-def _make_splits(
-    plan: TrainingPlan,
-    maker_of_them: Callable[[], UniverseMaker],
-    mesh: ProcessMesh,
-    folder: TrainingFolder,
-    counts: Mapping[str, int],
-    progress: Progress,
-) -> None:
-    """Makes splits of one dataset, unless all are there."""
-    path, header = folder.dataset(next(iter(counts))), header_of(plan, mesh)
+    path, header = folder.dataset(splits[0]), header_of(plan, mesh)
     try:
-        there = set(read_header(path)[1]) >= set(counts)
+        there = set(read_header(path)[1]) >= set(splits)
     except (RecordError, OSError):
         there = False
     # As rank 0 sees it: file systems may show it to others later.
     if bool(mesh.world.broadcast(tf.constant(int(there)))):
         mesh.barrier()
         return
-    maker = maker_of_them()
-    for split, count in counts.items():
+    if maker is None:
+        replicas, count = mesh.axis_size("replica"), plan.simulated.test
+        sizes = (replicas * n for n in range(max(1, plan.training.batch // replicas), 0, -1))
+        lanes = Lanes.of(mesh, min(sizes, key=lambda size: -count % size))
+        maker = maker_of(plan, mesh, lanes)
+    for split in splits:
         make_volumes(
             maker,
             split,
-            count,
+            plan.simulated.test if is_fresh(split) else getattr(plan.simulated, split),
             path,
             header,
             mesh,
-            Statistics(folder.statistics(split), mesh, maker.targets),
+            folder.statistics(split),
             overwrite=True,
             progress=functools.partial(progress, f"simulating for {split}"),
         )
@@ -259,7 +218,7 @@ def fields_of(
 
     Args:
         volumes: this rank's blocks of this replica's, [volume, x, y, z] or with channels.
-        size: of the box [Mpc/h].
+        size: sides of the box [Mpc/h].
         mesh: all ranks.
     """
     blocks = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
@@ -282,10 +241,10 @@ def measure_volumes(
 
     Args:
         batches: this rank's blocks of them, of lanes that follow each other over the replicas.
-        size: of the box [Mpc/h].
+        size: sides of the box [Mpc/h].
         mesh: all ranks.
-        statistics: to add to, and to write.
-        values: what the numbers of the volumes are.
+        statistics: collects and writes the statistics.
+        values: the meaning of the volumes' numbers.
     """
     done = 0
     for batch in batches:

@@ -8,41 +8,33 @@ number of the volume stands. A rank reads its block of a volume when it is asked
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count as count_from
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.parameter_table import TableError, read_table
-from flowpm_dist.cosmoflow.volumes.record_batches import (
-    GloballyOrdered,
-    batch_positions,
-    check_lane,
-)
 from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_ONE,
+    SPLITS,
     WHOLE,
     Block,
     DatasetHeader,
     RecordError,
 )
+from flowpm_dist.cosmoflow.volumes.records import Dataset, Sample
 from flowpm_dist.io.volume import HDF5
 from flowpm_dist.observables.observations import REASON
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.planning.options import DataOptions
+    from flowpm_dist.cosmoflow.planning.options import ArrayData
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 NUMBER = "{}"
 FIRST = 8
 """Number of volumes whose mean tells whether the unit can be right."""
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class ArraySet:
 
     Args:
         data: `volumes`, `table`, `columns`, `parameters`, `dtype`, `unit`, and the sizes of the
-            splits, see `DataOptions`.
+            splits, see `ArrayData`.
         grid: the cells that volumes must have.
         box_size: their sides [Mpc/h].
         priors: ranges of parameters that the table does not tell; by default those of each column,
@@ -78,12 +70,11 @@ class ArraySet:
 
     def __init__(
         self,
-        data: DataOptions,
+        data: ArrayData,
         grid: Sequence[int],
         box_size: Sequence[float] | float | None,
         priors: Mapping[str, tuple[float, float]],
     ) -> None:
-        assert data.volumes is not None and data.table is not None
         self.path, self.table, self._data = data.volumes, data.table, data
         names, self.parameters = read_table(data.table, data.columns, data.parameters)
         ranges = {
@@ -280,10 +271,8 @@ def _opened(path: Path) -> Any:
         raise RecordError(f"{file} is no readable .npy or HDF5 file ({error})") from error
 
 
-class ArrayDataset(GloballyOrdered):
+class ArrayDataset(Dataset):
     """A split of volumes in arrays, of which this rank reads one block of each.
-
-    Its methods are those of `RecordDataset`.
 
     Args:
         volumes: all volumes.
@@ -292,7 +281,7 @@ class ArrayDataset(GloballyOrdered):
     """
 
     def __init__(self, volumes: ArraySet, split: str, block: Sequence[int] = WHOLE) -> None:
-        self.volumes, self.split, self._block = volumes, split, Block(*block)
+        self.volumes, self._block = volumes, Block(*block)
         self.header = volumes.header
         self.block_shape = self.header.block_shape(self._block)
         self._rows = volumes.rows(split)
@@ -300,54 +289,85 @@ class ArrayDataset(GloballyOrdered):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def batches(
-        self,
-        batch_size: int,
-        lane: tuple[int, int] | None = None,
-        *,
-        seed: int = 0,
-        start_step: int = 0,
-        steps: int | None = None,
-        shuffle: bool = True,
-        prefetch: int = 2,
-    ) -> ArrayBatches:
-        """Returns this replica's part of each global batch, see `RecordDataset.batches`."""
-        first, count = check_lane(len(self), batch_size, lane)
-
-        def batch(number: int) -> tuple[Any, Any, Any]:
-            place = (start_step + number) * batch_size + first
-            positions = batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
-            rows = self._rows[positions]
-            found = np.stack([self.volumes.read(int(row), self._block) for row in rows])
-            return found, self.volumes.parameters[rows], rows
-
-        return ArrayBatches(batch, steps, prefetch)
-
-
-@dataclass(frozen=True)
-class ArrayBatches:
-    """An iterable of batches (volume, y, index), read ahead by a thread.
-
-    Attributes:
-        make: returns a batch of a number.
-        steps: the number of batches; None for no end.
-        prefetch: the number of batches read ahead.
-    """
-
-    make: Callable[[int], tuple[Any, Any, Any]]
-    steps: int | None
-    prefetch: int
-
-    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        numbers = iter(count_from() if self.steps is None else range(self.steps))
-        with ThreadPoolExecutor(1) as pool:
-            ahead = deque(pool.submit(self.make, n) for n in islice(numbers, self.prefetch))
-            while ahead:
-                batch = ahead.popleft().result()
-                ahead.extend(pool.submit(self.make, n) for n in islice(numbers, 1))
-                yield batch
+    def read(self, position: int) -> Sample:
+        """See `Dataset.read`."""
+        row = int(self._rows[position])
+        return self.volumes.read(row, self._block), self.volumes.parameters[row], row
 
 
 def arrays_of(plan: TrainingPlan) -> ArraySet:
     """Returns the volumes of a training on arrays. Raises RecordError, see `ArraySet`."""
+    assert plan.data.source == "arrays"
     return ArraySet(plan.data, plan.grid, plan.box_size, plan.priors.ranges)
+
+
+class TableError(RecordError):
+    """An error: a table of parameters cannot be read. The message names file and line."""
+
+
+def read_table(
+    path: Path, columns: Sequence[str] | None = None, wanted: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the names and the values of the columns that are wanted.
+
+    Columns are separated by commas or by spaces. The first line may name them, after a "#" or not;
+    other lines that begin with "#", and empty ones, are left out.
+
+    Args:
+        path: of the table.
+        columns: names of all columns, where the first line does not name them.
+        wanted: names of columns, in the order of the result; all by default.
+
+    Returns:
+        The names, and float64 [row, column].
+
+    Raises:
+        TableError: if there is no such table or column, a row has other columns than the first, or
+            a value that is wanted is no finite number.
+    """
+    try:
+        lines = list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"cannot read the table {path}: {error}") from error
+    lines = [(number, line) for number, line in lines if line.strip(" \t#")]
+    if not lines:
+        raise TableError(f"the table {path} is empty")
+    first = _cells(lines[0][1].lstrip(" \t#"))
+    named = not any(_is_number(cell) for cell in first)
+    names = tuple(columns) if columns else tuple(first) if named else None
+    if names is None:
+        raise TableError(
+            f"{path} does not name its {len(first)} columns: give data.columns, a list of names"
+        )
+    if columns and len(first) != len(columns):
+        raise TableError(
+            f"{path} has {len(first)} columns, data.columns names {len(columns)}: {list(columns)}"
+        )
+    if missing := [name for name in wanted or () if name not in names]:
+        raise TableError(f"{path} has no column {missing[0]!r}; those it has: {', '.join(names)}")
+    chosen = [names.index(name) for name in wanted or names]
+    body = [(n, _cells(line)) for n, line in lines[named:] if not line.lstrip().startswith("#")]
+    rows = []
+    for number, cells in body:
+        if len(cells) != len(names):
+            raise TableError(f"{path}, line {number}: {len(cells)} values for {len(names)} columns")
+        for place in chosen:
+            if not _is_number(cells[place]):
+                raise TableError(
+                    f"{path}, line {number}: {names[place]} = {cells[place]!r} is no finite number"
+                )
+        rows.append([float(cells[place]) for place in chosen])
+    if not rows:
+        raise TableError(f"the table {path} has no rows")
+    return tuple(wanted or names), np.array(rows)
+
+
+def _cells(line: str) -> list[str]:
+    return [c.strip().strip('"') for c in line.split(",")] if "," in line else line.split()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

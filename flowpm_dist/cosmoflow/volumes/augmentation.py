@@ -1,4 +1,4 @@
-"""The same universe seen otherwise: periodic shifts and the 48 symmetries of the cube.
+"""Transformations of training volumes: periodic shifts and the 48 symmetries of the cube.
 
 A periodic box has no origin and no preferred axes, so the parameters stay the same. In redshift
 space one axis is the line of sight, which stays where it is.
@@ -67,7 +67,7 @@ class View:
         return turned[tuple(slice(None, None, flip) for flip in self.flips)]
 
 
-def seen(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
+def views_of(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
     """Returns this rank's blocks of several volumes, each under its view.
 
     Where volumes are split, each is gathered for it: one channel, where the network's first layer

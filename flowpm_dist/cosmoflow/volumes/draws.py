@@ -1,4 +1,8 @@
-"""The universes that each step of an in situ training draws, from a seed and the step's number.
+"""The universes of a training: drawn from the priors by a seed, and trained on in an order.
+
+Everything follows from the seed of the data, the name of a stream ("train", "validation", "test"
+and those of fresh test sets) and the number of the simulation in it. So any rank knows what any
+simulation is, in any order, and a test universe is never one that was trained on.
 
 A generation is one universe for each place, or lane, of a batch. A lane keeps to its universes, so
 that they stay on the replica that simulated them and a batch does not depend on the number of
@@ -8,16 +12,91 @@ A balanced batch is a whole generation. Neighbours in a Sobol sequence lie far f
 it covers the priors evenly, and the mean of its features, which is taken off them in training,
 hardly varies from batch to batch. In a batch that is not balanced each lane goes through the
 generations in an order of its own: it is a random sample of the universes.
+
+Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+
+from flowpm_dist.cosmology.options import UniformPriors
+
+Sampling = Literal["sobol", "uniform"]
+"""How parameters are drawn: evenly, or independently of each other."""
+
+EVENLY = ("train", "validation")
+"""Streams that may fill the ranges evenly. Networks are judged by the others: their errors and P
+values assume independent draws.
+"""
+
+
+@dataclass(frozen=True)
+class Priors(UniformPriors):
+    """Uniform priors of parameters of `Cosmology`, and how universes are drawn from them.
+
+    Attributes:
+        sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998) for
+            the streams of `EVENLY`, or "uniform", independent draws for all.
+        seed: of the data.
+
+    Raises:
+        ValueError: another sampling, or a range whose ends are not in order.
+    """
+
+    sampling: Sampling = "sobol"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sampling not in get_args(Sampling):
+            known = ", ".join(map(repr, get_args(Sampling)))
+            raise ValueError(f"sampling {self.sampling!r} is not one of {known}")
+
+    def draw(self, stream: str, first: int, count: int) -> np.ndarray:
+        """Returns parameters of the simulations from `first` on of a stream, [count, parameter]."""
+        from scipy.stats import qmc  # takes long to import
+
+        key = [self.seed, _number(stream)]
+        if self.sampling == "sobol" and stream in EVENLY:
+            scramble = np.random.default_rng(key)
+            sequence = qmc.Sobol(len(self.ranges), scramble=True, rng=scramble)
+            if first:
+                sequence.fast_forward(first)
+            # One at a time: scipy warns of stretches that are not powers of two.
+            points = np.concatenate([sequence.random(1) for _ in range(count)])
+        else:
+            draws = [np.random.default_rng([*key, i]) for i in range(first, first + count)]
+            points = np.array([draw.random(len(self.ranges)) for draw in draws])
+        return self.low + (self.high - self.low) * points
+
+    def noise_seeds(self, stream: str, first: int, count: int, *key: int) -> np.ndarray:
+        """Returns seeds of the white noise of the same simulations, int64 [count].
+
+        Args:
+            stream: of the simulations.
+            first: number of the first of them.
+            count: their number.
+            key: of other noise than that which universes grow from.
+        """
+        numbers = range(first, first + count)
+        return np.array([hashed([self.seed, _number(stream), i, *key]) for i in numbers])
+
+
+def _number(stream: str) -> int:
+    return zlib.crc32(stream.encode())
+
+
+def hashed(key: list[int]) -> int:
+    """Returns a seed, from 0 to below 2^63, that follows from several numbers."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
 
 MEMBERS, ARRIVING, ALL, PREVIEW = range(4)
 """What random numbers are drawn for."""

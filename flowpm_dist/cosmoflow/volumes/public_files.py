@@ -32,9 +32,10 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
     first_file,
     names_of,
+    parsed_record,
     record_bounds,
+    wrong_record,
 )
-from flowpm_dist.cosmoflow.volumes.record_reading import read_record, reason_of, wrong_record
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays, written_whole
 from meshimpl.user_cache import user_cache
 
@@ -303,19 +304,12 @@ def public_header(path: Path, packed: bool, parameters: Sequence[str] | None) ->
     Raises:
         RecordError: if there are no names of parameters, no record, or no such cube.
     """
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
     if parameters is None:
         raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
     if len(bounds_of(path, packed)) == 1:
         raise RecordError(f"{path} holds no record")
-    try:
-        record = read_record(str(path), 0, packed=packed)
-        example = tf.train.Example.FromString(record.numpy())
-    except (tf.errors.OpError, DecodeError) as error:
-        raise RecordError(f"{path}: its first record is corrupt ({reason_of(error)})") from error
-    data = b"".join(example.features.feature["x"].bytes_list.value)
+    feature = parsed_record(str(path), 0, f"{path}: its first record", packed=packed)
+    data = b"".join(feature["x"].bytes_list.value)
     shape = cube(len(data) // 2)
     if shape is None or len(data) % 2:
         raise RecordError(

@@ -27,21 +27,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import write_text
 
+if TYPE_CHECKING:
+    from meshimpl.process_mesh import ProcessMesh
+
 DATASET = "dataset.json"
+SPLITS = ("train", "validation", "test")
 FORMAT, VERSION = "flowpm-dist density records", 1
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtype("<i2")}
 MEAN_ONE, MEAN_DENSITY, ONE_COUNT = "mean density 1", "mean density", "one count"
 """Units of volumes, see `DatasetHeader.unit`."""
 
+SMALL_FEATURES = 2**12
+"""Room that a record may take for features other than its volume [bytes]."""
 FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
-MESSAGE_LIMIT = 2**31 - 2**12  # bytes of a protocol buffer, less room for the small features
+MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
 GZIP_ERROR = (
     "{} is packed with gzip, where no record can be found without those before it: unpack it with "
     "stage(folder, into, split), and read from there"
@@ -64,6 +70,12 @@ class Block(NamedTuple):
     rows: int = 1
     col: int = 0
     cols: int = 1
+
+    @classmethod
+    def of(cls, mesh: ProcessMesh) -> Block:
+        """Returns this rank's block of volumes that are split over a mesh."""
+        row, col = mesh.coordinate("row"), mesh.coordinate("col")
+        return cls(row, mesh.axis_size("row"), col, mesh.axis_size("col"))
 
     def cut(self, grid: Sequence[int]) -> tuple[slice, slice]:
         """Returns the cells of this block along x and y of a grid.
@@ -223,6 +235,61 @@ def record_bounds(path: Path) -> np.ndarray:
             f"holds {len(bounds) - 2} whole records in {size} bytes; copy or write it again"
         )
     return np.array(bounds, np.int64)
+
+
+def wrong_record(bounds: np.ndarray, volume_bytes: int) -> tuple[int, str] | None:
+    """Returns the first record whose length shows a volume of another shape, and what is wrong.
+
+    Args:
+        bounds: where the records of a file begin, and where the last one ends [byte].
+        volume_bytes: size of a volume [byte].
+    """
+    beside = np.diff(bounds) - FRAME - volume_bytes
+    wrong = np.flatnonzero((beside < 0) | (beside > SMALL_FEATURES))
+    if not wrong.size:
+        return None
+    record = int(wrong[0])
+    found = f"record {record} has {beside[record] + volume_bytes} bytes"
+    return record, f"{found}, its volume must have {volume_bytes}"
+
+
+def parsed_record(path: str, start: int, where: str, *, packed: bool = False) -> Any:
+    """Returns the features of the record that begins at a byte of a file, after unpacking.
+
+    TensorFlow verifies its checksum.
+
+    Args:
+        path: of the file.
+        start: the byte.
+        where: names the record in messages.
+        packed: whether the file is packed with gzip.
+
+    Raises:
+        RecordError: the record is damaged, or cannot be read.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    kind = {"output_types": [tf.string], "output_shapes": [[]]}
+    try:
+        with tf.device("CPU:0"):
+            # Without a buffer, nothing but the record is read.
+            records = tf.raw_ops.TFRecordDatasetV2(
+                filenames=[path],
+                compression_type="GZIP" if packed else "",
+                buffer_size=0,
+                byte_offsets=tf.constant([start], tf.int64),
+            )
+            one = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kind)
+            [record] = tf.raw_ops.DatasetToSingleElement(dataset=one, **kind)
+        return tf.train.Example.FromString(record.numpy()).features.feature
+    except (tf.errors.OpError, DecodeError) as error:
+        # The first line of the message, without the names of TensorFlow's nodes.
+        line = str(getattr(error, "message", error)).partition("\n")[0]
+        reason = re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
+        damaged = isinstance(error, tf.errors.DataLossError | DecodeError)
+        what = "is corrupt; copy or write it again" if damaged else "cannot be read"
+        raise RecordError(f"{where} {what} ({reason})") from error
 
 
 def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]:

@@ -8,28 +8,22 @@ resume on other ranks. Records are found by their position in the file; there is
 
 from __future__ import annotations
 
+import abc
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count as count_from
+from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.public_files import (
-    cube,
-    is_packed,
-    public_header,
-    public_index,
-)
-from flowpm_dist.cosmoflow.volumes.record_batches import (
-    Batches,
-    DummyDataset,
-    GloballyOrdered,
-    batch_positions,
-    check_lane,
-)
+from flowpm_dist.cosmoflow.volumes.public_files import cube, is_packed, public_header, public_index
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
@@ -39,37 +33,220 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DatasetHeader,
     RecordError,
     SplitFile,
-    finish_dataset,
     first_file,
+    parsed_record,
     read_header,
     record_bounds,
     split_files,
+    wrong_record,
 )
-from flowpm_dist.cosmoflow.volumes.record_reading import read_record, reason_of, wrong_record
-from flowpm_dist.cosmoflow.volumes.record_staging import stage
-from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from meshimpl.process_mesh import ProcessMesh
 
-__all__ = [
-    "Batches",
-    "Block",
-    "DatasetHeader",
-    "DummyDataset",
-    "RecordDataset",
-    "RecordError",
-    "RecordWriter",
-    "finish_dataset",
-    "read_header",
-    "stage",
-]
+READERS = 4
+"""Number of samples that a rank reads at once."""
+
+Sample = tuple[np.ndarray, np.ndarray, int]
+"""The volume, float32 [x, y, z, channel], the parameters, and the index of a sample."""
+
+BatchOfSamples = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""The same of several samples: volume, y and index, with a first axis for the sample."""
 
 
-class RecordDataset(GloballyOrdered):
-    """A split of a dataset, of which this rank reads one block of each volume.
+@lru_cache(maxsize=4)
+def global_order(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the permutation of all samples of a split in an epoch, int64 [samples], read-only."""
+    order = np.random.default_rng([seed, epoch]).permutation(samples)
+    order.flags.writeable = False
+    return order
+
+
+def batch_positions(
+    samples: int, first: int, count: int, *, seed: int = 0, shuffle: bool = True
+) -> np.ndarray:
+    """Returns the samples at places first to first + count of the concatenated epochs' orders.
+
+    Returns:
+        The positions of the samples in the split, int64 [count].
+    """
+    epochs, places = np.divmod(np.arange(first, first + count), samples)
+    if not shuffle:
+        return places
+    return np.array(
+        [global_order(samples, seed, int(e))[p] for e, p in zip(epochs, places, strict=True)]
+    )
+
+
+def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> tuple[int, int]:
+    """Returns this replica's part of a global batch as (first, count), by default all of it.
+
+    Raises:
+        RecordError: if it is no part of the batch, or there are fewer samples than a batch holds.
+    """
+    first, count = (0, batch_size) if lane is None else lane
+    if not (0 <= first < first + count <= batch_size):
+        raise RecordError(f"samples {first} to {first + count} of a batch of {batch_size}")
+    if samples < batch_size:
+        raise RecordError(
+            f"{samples} samples are fewer than the global batch of {batch_size}: make the batch "
+            "smaller, take fewer replicas, or add samples"
+        )
+    return first, count
+
+
+@dataclass(frozen=True)
+class Batches:
+    """An iterable of the batches of one replica, which threads read ahead.
+
+    Each iteration begins at the first batch.
+
+    Attributes:
+        read: returns the sample at a position of the split.
+        positions: returns the positions of a batch, by its number.
+        steps: the number of batches; None for no end.
+        ahead: the number of batches that are read ahead.
+    """
+
+    read: Callable[[int], Sample]
+    positions: Callable[[int], np.ndarray]
+    steps: int | None
+    ahead: int = 2
+
+    def __iter__(self) -> Iterator[BatchOfSamples]:
+        numbers = iter(count_from() if self.steps is None else range(self.steps))
+        pool = ThreadPoolExecutor(READERS)
+
+        def begun(batches: int) -> list[list]:
+            return [
+                [pool.submit(self.read, int(position)) for position in self.positions(number)]
+                for number in islice(numbers, batches)
+            ]
+
+        try:
+            waiting = deque(begun(self.ahead))
+            while waiting:
+                samples = [sample.result() for sample in waiting.popleft()]
+                waiting.extend(begun(1))
+                volumes, parameters, index = zip(*samples, strict=True)
+                yield np.stack(volumes), np.stack(parameters), np.array(index, np.int64)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class Dataset(abc.ABC):
+    """The samples of a split, of which this rank reads one block of each volume.
+
+    A subclass implements `__len__` and `read`.
+
+    Attributes:
+        header: the properties that all samples share.
+        block_shape: the shape of this rank's block of a sample, (x, y, z, channels).
+    """
+
+    header: DatasetHeader
+    block_shape: tuple[int, int, int, int]
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def read(self, position: int) -> Sample:
+        """Returns the sample at a position of the split.
+
+        Raises:
+            RecordError: its file is damaged. The message names the file.
+        """
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of y."""
+        return self.header.parameters
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """Returns the global order of the samples in an epoch, int64 [samples]."""
+        return global_order(len(self), seed, epoch)
+
+    def batches(
+        self,
+        batch_size: int,
+        lane: tuple[int, int] | None = None,
+        *,
+        seed: int = 0,
+        start_step: int = 0,
+        steps: int | None = None,
+        shuffle: bool = True,
+    ) -> Batches:
+        """Returns this replica's part of each global batch, in the global order.
+
+        Epochs follow each other without a gap: a batch at the end of one is filled from the next.
+
+        Args:
+            batch_size: the number of samples in a global batch.
+            lane: the first and the number of this replica's samples in it; None for all.
+            seed: the seed of the order.
+            start_step: the global step to start at, counted from the start of the training.
+            steps: the number of batches; None for no end.
+            shuffle: False reads the samples in the order of the files, repeatedly.
+
+        Raises:
+            RecordError: if there are fewer samples than a batch holds, or there is no such lane.
+        """
+        first, count = check_lane(len(self), batch_size, lane)
+
+        def positions(number: int) -> np.ndarray:
+            place = (start_step + number) * batch_size + first
+            return batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
+
+        return Batches(self.read, positions, steps)
+
+
+class DummyDataset:
+    """One random batch in memory, repeated: it measures a training without reading.
+
+    Args:
+        grid: the cells of a whole volume.
+        parameters: the names of the parameters.
+        block: this rank's part.
+        channels: the number of values per cell.
+        samples: the number of samples that the dataset reports.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int, int],
+        parameters: Sequence[str],
+        *,
+        block: Sequence[int] = WHOLE,
+        channels: int = 1,
+        samples: int = 64,
+    ) -> None:
+        header = DatasetHeader(grid, tuple(parameters), channels)
+        self.block_shape, self.parameters = header.block_shape(Block(*block)), header.parameters
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batches(
+        self,
+        batch_size: int,
+        lane: tuple[int, int] | None = None,
+        *,
+        steps: int | None = None,
+        **_: object,
+    ) -> Iterator[BatchOfSamples]:
+        """Returns batches as `Dataset.batches` does; its other arguments have no effect."""
+        first, count = check_lane(len(self), batch_size, lane)
+        rng = np.random.default_rng([0, first])
+        volume = rng.standard_exponential((count, *self.block_shape), np.float32)
+        y = rng.random((count, len(self.parameters)), np.float32)
+        batch = volume, y, np.arange(first, first + count)
+        return repeat(batch) if steps is None else repeat(batch, steps)
+
+
+class RecordDataset(Dataset):
+    """A split in TFRecord files, of which this rank reads one block of each volume.
 
     The constructor checks everything that can be checked without reading the volumes.
 
@@ -83,14 +260,10 @@ class RecordDataset(GloballyOrdered):
         mesh: ranks that index public files together; each of them must make this dataset. None:
             this rank does so alone.
 
-    Attributes:
-        header: the properties that all records share.
-        block_shape: the shape of one sample, (x, y, z, channels).
-
     Raises:
         RecordError: if there is no such split, a file is missing or truncated, one that is not of
-            the public layout is packed with gzip, or the volumes are not as asked. The message
-            names the file.
+            the public layout is packed with gzip, or the volumes have another grid or other
+            parameters. The message names the file.
     """
 
     def __init__(
@@ -141,8 +314,8 @@ class RecordDataset(GloballyOrdered):
         expected = self._splits.get(self.split, {"files": 0, "samples": 0})["files"]
         if len(numbers) != expected:
             raise RecordError(
-                f"{self.folder} has {len(numbers)} files of split {self.split!r}, {DATASET} tells "
-                f"of {expected}: copy or write the missing ones again, or remove the others"
+                f"{self.folder} has {len(numbers)} files of split {self.split!r}, {DATASET} "
+                f"lists {expected}: copy or write the missing ones again, or remove the others"
             )
         rows, cols = self.header.blocks
         blocks = [Block(row, rows, col, cols) for line in self._crops for row, col, *_ in line]
@@ -161,8 +334,11 @@ class RecordDataset(GloballyOrdered):
             raise RecordError(GZIP_ERROR.format(packed[0]))
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(record_bounds, paths))
-        for path, bounds in zip(paths, found, strict=True):
-            self._check_lengths(path, bounds)
+        if not self.header.compressed:  # of those only reading shows the shape
+            for path, bounds in zip(paths, found, strict=True):
+                if wrong := wrong_record(bounds, self.header.block_bytes):
+                    self._piece(str(path), int(bounds[wrong[0]]))  # which says what it holds
+                    raise RecordError(f"{path}: {wrong[1]}")
         pieces = self._paths.shape[1]
         counts = np.array([len(bounds) - 1 for bounds in found]).reshape(-1, pieces)
         if bad := np.flatnonzero(counts.min(1) != counts.max(1)).tolist():
@@ -184,164 +360,55 @@ class RecordDataset(GloballyOrdered):
                 f"be {expected or 'some'}; not full are {', '.join(paths[n].name for n in short)}"
             )
 
-    def _check_lengths(self, path: Path, bounds: np.ndarray) -> None:
-        """Raises RecordError if the length of a record shows a volume of another shape.
-
-        Compressed records are not checked.
-        """
-        if self.header.compressed:
-            return
-        if wrong := wrong_record(bounds, self.header.block_bytes):
-            record, told = wrong
-            raise self._damage(path, int(bounds[record])) or RecordError(f"{path}: {told}")
-
     def __len__(self) -> int:
         return len(self._file)
 
-    def batches(
-        self,
-        batch_size: int,
-        lane: tuple[int, int] | None = None,
-        *,
-        seed: int = 0,
-        start_step: int = 0,
-        steps: int | None = None,
-        shuffle: bool = True,
-        readers: int = 4,
-        prefetch: int = 2,
-    ) -> Batches:
-        """Returns this replica's part of each global batch, in the global order.
+    def read(self, position: int) -> Sample:
+        """See `Dataset.read`: reads, crops and joins the pieces of a sample."""
+        paths = [os.fsdecode(path) for path in self._paths[self._file[position]]]
+        pieces = [
+            self._piece(path, int(start))
+            for path, start in zip(paths, self._starts[position], strict=True)
+        ]
+        indices = [index for *_, index in pieces]
+        if len(set(indices)) > 1:
+            found = dict(zip(paths, indices, strict=True))
+            raise RecordError(f"blocks of different simulations at the same place: {found}")
+        values = iter(values for values, *_ in pieces)
+        rows = [[next(values)[x, y] for *_, x, y in line] for line in self._crops]
+        volume = np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(np.float32)
+        if self.header.dtype == "int16":
+            volume /= np.float32(self.header.scale)
+        return volume, pieces[0][1], position if indices[0] < 0 else indices[0]
 
-        Epochs follow each other without a gap: a batch at the end of one is filled from the next.
-
-        Args:
-            batch_size: the number of samples in a global batch.
-            lane: the first and the number of this replica's samples in it; None for all.
-            seed: the seed of the order.
-            start_step: the global step to start at, counted from the start of the training.
-            steps: the number of batches; None for no end.
-            shuffle: False reads the samples in the order of the files, repeatedly.
-            readers: the number of records read at once.
-            prefetch: the number of batches read ahead.
+    def _piece(self, path: str, start: int) -> Sample:
+        """Returns a stored block in its stored dtype, the parameters, and the index or -1.
 
         Raises:
-            RecordError: if there are fewer samples than a batch holds, or there is no such lane.
+            RecordError: the record is damaged, or holds another volume.
         """
-        import tensorflow as tf
-
-        first, count = check_lane(len(self), batch_size, lane)
-
-        def positions(number: int) -> np.ndarray:
-            place = (start_step + number) * batch_size + first
-            return batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
-
-        def all_positions() -> Iterator[np.ndarray]:
-            return map(positions, count_from() if steps is None else range(steps))
-
-        paths = tf.constant(self._paths)
-        starts, file = tf.constant(self._starts), tf.constant(self._file)
-
-        @tf.autograph.experimental.do_not_convert  # has no control flow, and reading it takes time
-        def sample(position: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return self._sample(paths[file[position]], starts[position], position)
-
-        signature = tf.TensorSpec([count], tf.int64)
-        dataset = tf.data.Dataset.from_generator(all_positions, output_signature=signature)
-        dataset = dataset.unbatch().map(sample, num_parallel_calls=readers, deterministic=True)
-        dataset = dataset.batch(count, drop_remainder=True).prefetch(prefetch)
-        return Batches(dataset, lambda number: self._find_damage(positions(number)))
-
-    def _sample(
-        self, paths: tf.Tensor, starts: tf.Tensor, position: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        """Reads one sample: reads, crops and joins its pieces.
-
-        Returns:
-            The volume, the parameters and the index of the sample.
-        """
-        import tensorflow as tf
-
-        joined, indices, piece = [], [], 0
-        for line in self._crops:
-            row = []
-            for *_, x, y in line:
-                values, parameters, index = self._piece(paths[piece], starts[piece])
-                row.append(values[x, y])
-                indices.append(index)
-                piece += 1
-            joined.append(tf.concat(row, axis=1))
-        tf.debugging.assert_equal(tf.stack(indices), index, "blocks of different simulations")
-        volume = tf.cast(tf.concat(joined, axis=0), tf.float32)
-        if self.header.dtype == "int16":
-            volume /= self.header.scale
-        volume = tf.ensure_shape(volume, self.block_shape)
-        return volume, parameters, tf.where(index < 0, position, index)
-
-    def _piece(self, path: tf.Tensor, start: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns a stored block in its stored dtype, the parameters, and the index or -1."""
-        import tensorflow as tf
-
-        header = self.header
-        features = {
-            "x": tf.io.FixedLenFeature([], tf.string),
-            "y": tf.io.FixedLenFeature([len(header.parameters)], tf.float32),
-            "index": tf.io.FixedLenFeature([], tf.int64, -1),
-        }
-        record = read_record(path, start, packed=self._packed)
-        found = tf.io.parse_single_example(record, features)
-        data = tf.io.decode_compressed(found["x"], "ZLIB") if header.compressed else found["x"]
-        values = tf.io.decode_raw(data, tf.as_dtype(header.dtype))
-        return tf.reshape(values, header.block_shape()), found["y"], found["index"]
-
-    def _find_damage(self, positions: np.ndarray) -> RecordError | None:
-        """Returns an error that names the damage in the records of a batch, or None."""
-        for position in positions:
-            paths = [Path(os.fsdecode(path)) for path in self._paths[self._file[position]]]
-            starts = self._starts[position]
-            for path, start in zip(paths, starts, strict=True):
-                if error := self._damage(path, int(start)):
-                    return error
-            indices = [int(self._piece(str(p), s)[2]) for p, s in zip(paths, starts, strict=True)]
-            if len(set(indices)) > 1:
-                found = dict(zip(map(str, paths), indices, strict=True))
-                return RecordError(f"blocks of different simulations at the same place: {found}")
-        return None
-
-    def _damage(self, path: Path, start: int) -> RecordError | None:
-        """Returns an error that names the damage in one record, or None."""
-        import tensorflow as tf
-        from google.protobuf.message import DecodeError
-
-        where = f"{path}, the record at byte {start}"
+        header, where = self.header, f"{path}, the record at byte {start}"
+        feature = parsed_record(path, start, where, packed=self._packed)
+        wanted = header.block_shape()
+        data = b"".join(feature["x"].bytes_list.value)
+        shape = tuple(feature["shape"].int64_list.value) or cube(
+            len(data) // DTYPES[header.dtype].itemsize
+        )
+        if shape not in (wanted, None):
+            raise RecordError(f"{where}: a volume of shape {shape}; must be {wanted}")
+        y = np.array(feature["y"].float_list.value, np.float32)
         try:
-            record = read_record(str(path), start, packed=self._packed)
-            example = tf.train.Example.FromString(record.numpy())
-        except (tf.errors.DataLossError, DecodeError) as error:
-            return RecordError(f"{where} is corrupt; copy or write it again ({reason_of(error)})")
-        except tf.errors.OpError as error:
-            return RecordError(f"{where} cannot be read ({reason_of(error)})")
-        wanted, found = self.header.block_shape(), _stored_shape(example, self.header)
-        if found is not None and found != wanted:
-            return RecordError(f"{where}: a volume of shape {found}; must be {wanted}")
-        try:
-            self._piece(str(path), start)
-        except tf.errors.OpError as error:
-            return RecordError(
-                f"{where} holds no volume of shape {wanted} in {self.header.dtype} with "
-                f"{len(self.parameters)} parameters ({reason_of(error)})"
-            )
-        return None
-
-
-def _stored_shape(example: Any, header: DatasetHeader) -> tuple[int, ...] | None:
-    """Returns the shape that a record states, or that of a cube in the public layout.
-
-    Returns None if it is neither.
-    """
-    if shape := tuple(example.features.feature["shape"].int64_list.value):
-        return shape
-    data = example.features.feature["x"].bytes_list.value
-    return cube(len(data[0]) // DTYPES[header.dtype].itemsize) if data else None
+            values = np.frombuffer(
+                zlib.decompress(data) if header.compressed else data, DTYPES[header.dtype]
+            ).reshape(wanted)
+            if len(y) != len(self.parameters):
+                raise ValueError(f"it has {len(y)}")
+        except (ValueError, zlib.error) as error:
+            raise RecordError(
+                f"{where} holds no volume of shape {wanted} in {header.dtype} with "
+                f"{len(self.parameters)} parameters ({error})"
+            ) from error
+        return values, y, next(iter(feature["index"].int64_list.value), -1)
 
 
 def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, slice, slice]]]:

@@ -1,22 +1,45 @@
-"""Simulated universes as training data: what is drawn, what is seen, and what is measured of it."""
+"""Simulated universes as training data: volumes or maps, their parameters and their statistics."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.volumes.priors import Priors
+from flowpm_dist.cosmoflow.volumes.draws import Draws, Priors
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    MEAN_DENSITY,
+    MEAN_ONE,
+    ONE_COUNT,
+    DatasetHeader,
+)
+from flowpm_dist.cosmoflow.volumes.volume import as_volumes
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
+from flowpm_dist.initial.conditions import InitialConditions
+from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.light_cone import map_files
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import SurveyNoise
+from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from flowpm_dist.observables.universe_model import UniverseModel
+from flowpm_dist.posteriors.features import LEVELS, NoisyMaps
 from flowpm_dist.statistics import power_spectrum
-from flowpm_dist.statistics.cell_values import DENSITIES, CellValues
+from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.histogram import DENSITIES, CellValues
+from flowpm_dist.statistics.maps import map_histogram
 from meshimpl.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+
+UNITS = {"counts": ONE_COUNT, "convergence": "convergence 1"}
+"""Units of what is observed, by its kind; see `DatasetHeader.unit`."""
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
 """Bin edges, see `CellValues.histogram`, of the distribution that baselines are fitted to."""
@@ -104,6 +127,19 @@ def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measu
     return spectra[0].k, power, shares, histograms[0].edges
 
 
+def measured_maps(maps: NoisyMaps) -> Measured:
+    """Returns l, C_l, histogram and edges of maps, in the place of those of a `Generation`.
+
+    Those of one source after another: C_l [sr], and the share of the pixels in bins of the
+    convergence over the noise's standard deviation.
+    """
+    universes = len(maps.kappa)
+    spectra = angular_power(maps.kappa, maps.fov, maps.power_edges)
+    found = map_histogram(maps.kappa / maps.sigma, LEVELS)
+    shares = (found.counts / found.cells).reshape(universes, -1)
+    return spectra.ell, spectra.power.reshape(universes, -1), shares, LEVELS
+
+
 def noise_key(channel: int, channels: int) -> tuple[int, ...]:
     """Returns the key of the seeds of a channel's noise: the last has that of a single one."""
     before = channels - 1 - channel
@@ -166,7 +202,7 @@ class UniverseMaker(abc.ABC):
 
         Raises:
             HaloError: if a particle left the halo.
-            ObservationError: see `ForwardModel.seen_at`.
+            ObservationError: see `ForwardModel.at_times`.
         """
         batch, begin = self.lanes.batch, generation * self.lanes.batch
         index = begin + np.arange(batch) if numbers is None else numbers
@@ -214,7 +250,7 @@ class VolumeMaker(UniverseMaker):
             louder = drawn.values.get("noise_amplitude")
             for number, field in enumerate(channels):
                 seeds = drawn.noise_seeds(*noise_key(number, len(channels)))
-                seen = self.noise.seen(field.block, field.box, seeds.tolist(), louder)
+                seen = self.noise.observe(field.block, field.box, seeds.tolist(), louder)
                 channels[number] = Field(tf.constant(seen), field.box)
         blocks = [field.block.numpy() for field in channels]
         volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
@@ -229,4 +265,112 @@ class VolumeMaker(UniverseMaker):
             for row in np.stack(list(own.values()), axis=1)
         ]
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
-        return self.model.seen_at(self.times, drawn.seeds.tolist(), cosmologies, nuisances)
+        return self.model.at_times(self.times, drawn.seeds.tolist(), cosmologies, nuisances)
+
+
+class MapMaker(UniverseMaker):
+    """A maker of maps of the convergence, with the noise of the shapes of galaxies.
+
+    Maps are volumes of one layer, with a channel for each source: [lane, x, y, 1], or with
+    channels. Each replica is one rank, which has its maps whole.
+
+    Args:
+        model: from white noise to maps, see `UniverseMaker`.
+        cone: the light cone, with noise. Its seed of the noise is not used: each universe has
+            noise of its own.
+        priors, lanes, targets: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
+    """
+
+    def __init__(
+        self,
+        model: ConvergenceModel,
+        cone: ConvergenceOptions,
+        priors: Priors,
+        lanes: Lanes,
+        targets: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(model, priors, lanes, targets)
+        self.model, self.cone, self.sigma = model, cone, cone.pixel_sigma()
+        model.hold_halo()
+        box = self.simulation.box_of(lanes.count)
+        self._initial = InitialConditions(box, self.simulation.options)
+
+    def see(self, drawn: Drawn) -> tuple[np.ndarray, Measured]:
+        """See `UniverseMaker.see`."""
+        white = self._initial.white_noise(drawn.seeds)
+        varied = {k: tf.constant(x) for k, x in drawn.values.items() if k != "noise_amplitude"}
+        clean = self.model.retry_with_wider_halo(lambda: self.model(white, varied)).numpy()
+        seeds = drawn.noise_seeds(OF_SURVEY).tolist()
+        louder = drawn.values.get("noise_amplitude", np.ones(len(seeds)))
+        noise = [one * self.cone.noise(seed) for one, seed in zip(louder, seeds, strict=True)]
+        kappa = (clean + np.stack(noise)).astype(clean.dtype)
+        return as_volumes(kappa), measured_maps(NoisyMaps(kappa, self.cone.fov, self.sigma))
+
+
+def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
+    """Returns what simulates the universes of a training.
+
+    Its simulation has the cosmology in the middle of the priors.
+
+    Raises:
+        ObservationError: an object of the user's own that cannot serve.
+        VolumeError: a mask or noise in a file that cannot be read.
+    """
+    simulation = plan.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
+    asked, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
+    if plan.lightcone is not None:
+        cone = plan.lightcone
+        seen = ConvergenceModel.of(simulation, cone)
+        return MapMaker(seen, cone, priors_of(plan), lanes, targets)
+    noise = None
+    if asked.is_noisy or asked.value("mask") is not None:
+        noise = SurveyNoise(asked, simulation.box)
+    model = asked.forward_model(simulation)
+    assert isinstance(model, ForwardModel)
+    values, times = cell_values_of(plan), asked.scale_factors(float(simulation.edges[-1]))
+    return VolumeMaker(model, priors_of(plan), lanes, targets, noise, values, times)
+
+
+def cell_values_of(plan: TrainingPlan) -> CellValues:
+    """Returns what the numbers of a training's volumes are, as far as it is known."""
+    asked = (plan.record or BARE).options
+    return CellValues(asked.is_positive, asked.value("mean_count"))
+
+
+def priors_of(plan: TrainingPlan) -> Priors:
+    """Returns the priors of simulated universes, and how they are drawn from them."""
+    return Priors(plan.priors.drawn, plan.priors.sampling, plan.simulated.seed)
+
+
+def draws_of(plan: TrainingPlan) -> Draws:
+    """Returns the order in which simulated universes are trained on."""
+    data, training = plan.simulated, plan.training
+    return Draws(
+        simulations=data.simulations,
+        reuse=data.reuse,
+        buffer=data.buffer,
+        fill=data.fill,
+        batch=training.batch,
+        seed=training.seed,
+        balanced=data.balanced and plan.priors.sampling == "sobol",
+    )
+
+
+def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
+    """Returns the header of a dataset of the simulations of a training."""
+    seen = plan.record or BARE
+    attributes = {"run": plan.resolved(), ATTRIBUTE: seen.table()}
+    if plan.lightcone is not None:
+        attributes[map_files.ATTRIBUTE] = map_files.cone_table(plan.lightcone)
+    unit = MEAN_ONE if seen.has_mean_one else MEAN_DENSITY
+    return DatasetHeader(
+        grid=plan.input_shape,
+        parameters=tuple(plan.priors.ranges),
+        channels=plan.channels,
+        blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
+        box_size=plan.box_size if plan.lightcone is None else None,
+        priors=plan.priors.ranges,
+        attributes=attributes,
+        unit=UNITS.get(seen.options.kind, unit),
+        **options,
+    )

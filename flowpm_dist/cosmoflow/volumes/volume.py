@@ -1,4 +1,9 @@
-"""Checks that a user's volume is like those that a network was trained on; no TensorFlow."""
+"""A user's volume compared with those that a network was trained on, and maps as volumes.
+
+Maps take the place of volumes as one layer of cells, with a channel for each source.
+
+Nothing here imports TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.observables.observations import Observations
-from flowpm_dist.observables.options import ObservationOptions
+from flowpm_dist.observables.options import DensityOptions, ObservationOptions
 
-CLOSE = 1e-4
+SAME_BOX = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""
 
 READ_AT_ONCE = 2**26
@@ -52,14 +57,14 @@ def check_volume(
             f"{volume.where} has shape {shape}; must be {(*wanted, *shapes[0])}: {trained}"
         )
     told, own = (box_size,) * 3 if box_size is not None else volume.box_size, volume.box_size
-    if told is not None and own is not None and not np.allclose(told, own, rtol=CLOSE):
+    if told is not None and own is not None and not np.allclose(told, own, rtol=SAME_BOX):
         raise VolumeError(
             f"{volume.where} tells of a box of {_shown(own)} Mpc/h, and --box-size of "
             f"{box_size:g}: leave --box-size out, or mend the file"
         )
-    if told is not None and not np.allclose(told, size, rtol=CLOSE):
+    if told is not None and not np.allclose(told, size, rtol=SAME_BOX):
         raise VolumeError(f"{volume.where} is a box of {_shown(told)} Mpc/h: {trained}")
-    if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=CLOSE):
+    if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=SAME_BOX):
         raise VolumeError(
             f"{volume.where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
         )
@@ -107,9 +112,10 @@ def as_observed(
     Raises:
         VolumeError: the mask cannot be read.
     """
-    if seen is None or seen.mask is None:
+    mask = None if seen is None else seen.value("mask")
+    if seen is None or mask is None:
         return part
-    observations = Observations(ObservationOptions(mask=seen.mask), volume.array.shape[:3])
+    observations = Observations(DensityOptions(mask=mask), volume.array.shape[:3])
     mask = observations.block((*offset, 0), part.shape[:3]).mask
     return np.where(mask.reshape(*mask.shape, *(1,) * (part.ndim - 3)) > 0, part, seen.unobserved)
 
@@ -149,3 +155,15 @@ def _parts(volume: Volume) -> Iterator[tuple[int, np.ndarray]]:
 
 def _shown(sides: tuple[float, ...]) -> str:
     return f"{sides[0]:g}" if len(set(sides)) == 1 else " x ".join(f"{side:g}" for side in sides)
+
+
+def as_volumes(kappa: np.ndarray) -> np.ndarray:
+    """Returns maps [n, source, x, y] as volumes [n, x, y, 1]; several sources are channels."""
+    volumes = np.moveaxis(kappa, 1, -1)[:, :, :, np.newaxis]
+    return np.ascontiguousarray(volumes if kappa.shape[1] > 1 else volumes[..., 0])
+
+
+def as_maps(volumes: np.ndarray) -> np.ndarray:
+    """Returns the maps [n, source, x, y] that `as_volumes` made volumes of."""
+    channels = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
+    return np.moveaxis(channels[:, :, :, 0], -1, 1)

@@ -1,4 +1,4 @@
-"""The way back in time from the end of an evolution, see `ReversibleAdjoint`."""
+"""The backward pass from the end of an evolution, see `ReversibleAdjoint`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.arithmetic import broadcast_per_universe, combine
 from flowpm_dist.evolution.integrators import Operation
-from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.nbody import NBody, broadcast_per_universe, combine
 from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
 
 
 class BackwardPass:
-    """The way back in time from a final state."""
+    """The backward pass from a final state."""
 
     def __init__(
         self, nbody: NBody, plan: EvolutionPlan, final: Particles, kept: dict[int, Particles]
@@ -32,7 +31,7 @@ class BackwardPass:
 
         Args:
             dx, dv: cotangents of the final state.
-            seen: of what the observer saw.
+            seen: cotangents of what the observer returned.
         """
         self._seen = seen
         undo = {"drift": self._drift, "velocity": self._velocity, "kick": self._kick}
@@ -81,7 +80,7 @@ class BackwardPass:
         kept = self._kept.get(number)
         if kept is not None:
             self._x = kept.displacement
-        label = f"on the way back through step {operation.step}, a = {operation.a:.4g}"
+        label = f"in the backward pass of step {operation.step}, a = {operation.a:.4g}"
         field = nbody.field(nbody.painted(self._x, label))
         slope_before = None
         observer, kick = self._plan.observer, self._kicks[number]
@@ -119,7 +118,7 @@ class BackwardPass:
         return self._nbody.kick(field, self._x, self._v, undone)
 
     def _look_back(self, observer: Observer, kick: int, moment: Moment) -> Moment:
-        """Returns the cotangents of the particles at a kick; those of other inputs are added up."""
+        """Returns the cotangents of the particles at a kick; adds up those for other inputs."""
         slopes, of_inputs = look_back(observer, kick, moment, self._plan.observed, self._seen)
         for i, slope in enumerate(of_inputs):
             if slope is not None:
@@ -129,7 +128,7 @@ class BackwardPass:
         return slopes
 
     def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
-        """Returns cotangents of the factors of psi1 and psi2; those of the fields are added up."""
+        """Returns the cotangents of the factors of psi1 and psi2; adds up those for the fields."""
         lpt = self._plan.lpt
         for i in range(len(lpt)):
             factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)

@@ -14,9 +14,8 @@ from pydantic import BeforeValidator, InstanceOf
 from flowpm_dist.options import Options, from_registry
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.clock import Clock
     from flowpm_dist.evolution.nbody import NBody
-    from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 
 
 class Adjoint(Options, abc.ABC):

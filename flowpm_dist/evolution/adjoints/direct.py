@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from flowpm_dist.evolution.adjoints.base import Adjoint
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.clock import Clock
     from flowpm_dist.evolution.nbody import NBody
-    from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 
 
 class DirectAdjoint(Adjoint):

@@ -1,8 +1,9 @@
-"""The gradient of an evolution by going back in time: memory flat in the number of steps.
+"""The gradient of an evolution, computed back in time: memory does not grow with the steps.
 
-Kicks and drifts are undone one by one from the final state, each force is computed again, and the
-cotangents of positions, velocities and factors are carried along. Of the way forward the end is
-kept, and a few states from which to go on where rounding errors would have grown too far.
+The backward pass starts from the final state and undoes kicks and drifts one by one. It computes
+each force again, and updates the cotangents of positions, velocities and factors. The forward pass
+keeps its final state and a few earlier states. The backward pass restarts from an earlier state
+where rounding errors would have grown too far.
 The adjoint method of Li, Modi, Jamieson and others 2022 (arXiv:2211.09815), for any schedule of
 kicks and drifts.
 """
@@ -22,21 +23,21 @@ from flowpm_dist.evolution.adjoints.base import Adjoint
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.evolution.clock import Clock
     from flowpm_dist.evolution.nbody import NBody
-    from flowpm_dist.evolution.plan import EvolutionPlan, Evolved, Particles
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 
 
 class ReversibleAdjoint(Adjoint):
     """Undoes the operations from the final state.
 
-    Rounding errors grow on the way back: there the decaying mode of linear theory grows. The state
-    before a kick is kept, and taken up on the way back, where they would grow too far. How many
-    states these are depends on how far the run goes, not on its number of steps.
+    Rounding errors grow in the backward pass, because the decaying mode of linear theory grows
+    backwards in time. Where they would grow too far, the forward pass keeps the state before a kick
+    and the backward pass restarts from it. The number of kept states depends on the range of scale
+    factors, not on the number of steps.
 
     Attributes:
-        max_error_growth: how many times the rounding error of the positions, relative to the
-            displacements of the moment, may grow between two kept states.
+        max_error_growth: the factor by which the rounding error of the positions may grow between
+            two kept states. The error is taken relative to the displacements at the same time.
     """
 
     max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")
@@ -49,7 +50,7 @@ class ReversibleAdjoint(Adjoint):
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
         from flowpm_dist.evolution.plan import Evolved, Particles
-        from meshimpl.tapes import is_watched, not_recorded, once_differentiable
+        from meshimpl.graph_guards import is_watched, not_recorded, once_differentiable
 
         start = particles.pop()
         inputs = [start.displacement, start.velocity, plan.factors, *plan.lpt, *plan.observed]
@@ -72,8 +73,8 @@ class ReversibleAdjoint(Adjoint):
         final, names = done.particles, list(done.seen)
         if is_watched(list(done.seen.values())):
             raise ValueError(
-                "what is seen on the way depends on watched tensors besides the particles and the "
-                "cosmology: gradients to those would be lost"
+                "what the observer returns depends on watched tensors besides the particles and "
+                "the cosmology: gradients to those would be lost"
             )
 
         def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -97,13 +98,14 @@ class ReversibleAdjoint(Adjoint):
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
     """Returns the numbers of the kicks before which the state is to be kept, the last one first.
 
-    Errors are followed back from the end in linear theory, where the force is the displacement, so
-    that drifts and kicks are linear in position and velocity. Positions are rounded in proportion
-    to the displacement of the moment, 1 / `plan.growth`. That velocities are rounded adds nothing
-    larger, as they are sums of kicks.
+    The errors are followed back from the end in linear theory. There the force is the displacement,
+    so drifts and kicks are linear in position and velocity. Positions are rounded in proportion to
+    the displacement at the time, 1 / `plan.growth`. The rounding of velocities adds nothing larger,
+    because velocities are sums of kicks.
 
     Args:
-        plan: its factors, of all universes of this rank, and its growth.
+        plan: the plan of the evolution; its factors (of all universes of this rank) and its growth
+            are used.
         max_error_growth: see `ReversibleAdjoint`.
     """
     factors = np.abs(plan.factors.numpy()).reshape(-1, *plan.factors.shape[-2:])

@@ -1,4 +1,4 @@
-"""Time integration schemes, one a file; a scheme of your own derives from `Integrator`."""
+"""Time integration schemes, one a file; a new scheme derives from `Integrator`."""
 
 from flowpm_dist.evolution.integrators.base import (
     INTEGRATORS,

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.growth import GrowthFunctions
+    from flowpm_dist.cosmology.growth import Growth
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One change of the particles' state; c are its four factors, psi the LPT fields.
+    """One operation on the particles: c0 to c3 are its factors, psi1 and psi2 the LPT fields.
 
-    kick: velocity = c0 velocity + c1 force + c2 psi1 + c3 psi2, the force at the displacement of
-    this moment, -grad phi with laplacian phi = delta.
+    kick: velocity = c0 velocity + c1 force + c2 psi1 + c3 psi2. The force is -grad phi with
+    laplacian phi = delta, at the present displacement.
     drift: displacement += c1 velocity + c2 psi1 + c3 psi2.
-    velocity: as kick, without a force.
+    velocity: a kick without the force.
 
     Attributes:
-        kind: which of them.
-        a: scale factor of the positions [1], for messages; of a drift that two steps share, that
-            of the step it ends.
+        kind: which of these three operations.
+        a: scale factor of the positions [1], for messages. A drift that two steps share has the
+            scale factor of the step that it completes.
         step: number of the step, from 1.
-        ends_step: whether that step is complete with it.
+        ends_step: whether this operation completes the step.
     """
 
     kind: Literal["kick", "drift", "velocity"]
@@ -50,7 +50,7 @@ class Schedule:
 
     Attributes:
         operations: in order.
-        factors: float64 [operations, 4], differentiable by the cosmology.
+        factors: float64 [operations, 4], differentiable with respect to the cosmology.
     """
 
     operations: tuple[Operation, ...]
@@ -59,16 +59,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """The states at times between the kicks, from the particles at a kick.
+    """How states at times between the kicks follow from the particles at a kick.
 
-    displacement = that of the kick + c0 before + c1 after + c2 psi1 + c3 psi2, and canonical
-    velocity likewise without the first term: before and after are the scheme's own velocity before
-    and after the kick, psi the LPT fields.
+    displacement = displacement at the kick + c0 before + c1 after + c2 psi1 + c3 psi2. The
+    canonical velocity is the same sum without the first term. Here `before` and `after` are the
+    scheme's own velocity before and after the kick, and psi1 and psi2 are the LPT fields.
 
     Attributes:
-        kicks: for each time, the number of the kick among the kicks, from 0.
-        factors: of displacement and velocity, float64 [times, 2, 4], differentiable by the
-            cosmology.
+        kicks: for each time, the number of its kick; the first kick has number 0.
+        factors: the factors for displacement and velocity, float64 [times, 2, 4], differentiable
+            with respect to the cosmology.
     """
 
     kicks: tuple[int, ...]
@@ -78,10 +78,11 @@ class Interpolation:
 class Integrator(Options, abc.ABC):
     """A time integration scheme; its fields are its options, in Python and in run files.
 
-    A scheme may have a velocity of its own; by default it is the canonical one, a^2 dx/dt.
+    A scheme may define its own velocity variable. By default this is the canonical velocity, a^2
+    dx/dt.
 
     Attributes:
-        starts_at_zero: whether it can begin at a = 0.
+        starts_at_zero: whether a run can begin at a = 0.
         uses_lpt: whether its operations need the LPT fields psi1 and psi2.
     """
 
@@ -89,19 +90,20 @@ class Integrator(Options, abc.ABC):
     uses_lpt: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
-        """Returns the operations from the first to the last of increasing scale factors.
+    def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
+        """Returns the operations of a run from the first to the last edge.
 
-        They begin with the scheme's own velocity and end with the canonical one.
+        The first operation acts on the scheme's own velocity. After the last one the velocity is
+        canonical.
         """
 
-    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+    def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
         """Returns the LPT factors of displacement and scheme's velocity, float64 [2, terms].
 
         Args:
-            growth: of the cosmology.
+            growth: the cosmology's growth.
             a: scale factor.
-            order: of LPT.
+            order: the order of LPT.
         """
         import tensorflow as tf
 
@@ -111,55 +113,56 @@ class Integrator(Options, abc.ABC):
         return tf.stack([terms[0], momentum_factor(growth, a) * terms[1]])
 
     def interpolation(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+        self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
-        """Returns how states at given times follow from those at the kicks of the schedule.
+        """Returns how states at given times follow from the states at the kicks.
 
         Args:
-            growth: of the cosmology.
-            edges: of the steps, in scale factor.
+            growth: the cosmology's growth.
+            edges: the scale factors at which steps begin and end.
             times: scale factors from the first to the last of the edges.
 
         Raises:
-            ValueError: the scheme has no such states.
+            ValueError: the scheme gives no states between kicks.
         """
         raise ValueError(
-            f"{type(self).__name__} gives no states on the way: it has no `interpolation`"
+            f"{type(self).__name__} gives no states between the kicks: it has no `interpolation`"
         )
 
     def since_kick(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+        self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
-        """Returns how places at given times follow from those at the last kick before each.
+        """Returns how positions at given times follow from the positions at the kick before.
 
-        Between two kicks the velocity stays as it is.
+        Between two kicks the velocity does not change.
 
         Args:
-            growth: of the cosmology.
-            edges: of the steps, in scale factor.
+            growth: the cosmology's growth.
+            edges: the scale factors at which steps begin and end.
             times: scale factors from the first kick to the last of the edges, float64 [times].
 
         Returns:
-            The numbers of the kicks, and the factors c of displacement = that at the kick +
-            c1 velocity after the kick + c2 psi1 + c3 psi2, float64 [times, 4] with c0 = 0,
-            differentiable by the times and the cosmology.
+            The numbers of the kicks, and the factors c, float64 [times, 4] with c0 = 0,
+            differentiable with respect to the times and the cosmology. They give displacement =
+            displacement at the kick + c1 velocity after the kick + c2 psi1 + c3 psi2.
 
         Raises:
-            ValueError: the scheme has no such places, or a time lies before the first kick.
+            ValueError: the scheme gives no positions between kicks, or a time lies before the first
+                kick.
         """
         raise ValueError(
-            f"{type(self).__name__} gives no places on the way: it has no `since_kick`"
+            f"{type(self).__name__} gives no places between the kicks: it has no `since_kick`"
         )
 
-    def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor | None:
+    def from_canonical(self, growth: Growth, a: float) -> tf.Tensor | None:
         """Returns the factors [4] of the "velocity" operation from canonical to the scheme's own.
 
-        None where the scheme's velocity is the canonical one.
+        None if the scheme's velocity is the canonical one.
         """
         return None
 
 
-def momentum_factor(growth: GrowthFunctions, a: float | np.ndarray) -> tf.Tensor:
+def momentum_factor(growth: Growth, a: float | np.ndarray) -> tf.Tensor:
     """Returns a^2 E [1]: canonical velocity a^2 dx/dt over dx/dlna, in units of H0."""
     import tensorflow as tf
 

@@ -1,13 +1,14 @@
 """BullFrog: drift-kick-drift in growth time, with factors from second-order LPT.
 
 Its velocity is v = dx/dD1, with D1 as time. In a step from D_n to D_n+1 = D_n + dD the particles
-drift by dD/2, are kicked, v = alpha v + (1 - alpha) A / D_half, with A = -grad phi, laplacian phi =
-delta, D_half = D_n + dD/2, and drift by dD/2 again. With E = D2(D1), here positive,
+drift by dD/2, are kicked, and drift by dD/2 again. The kick is v = alpha v + (1 - alpha) A / D_half
+with A = -grad phi, laplacian phi = delta and D_half = D_n + dD/2. With E = D2(D1), here positive,
 
     alpha = (E'_n+1 - F) / (E'_n - F),   F = (E_n + E'_n dD/2 + D_half^2) / D_half.
 
-Every step's velocity is that of second-order LPT, and where D2 is proportional to D1^2
-(Einstein-de Sitter) its positions are too; elsewhere they are to the order of the step's square.
+After each step the velocity agrees with second-order LPT. Where D2 is proportional to D1^2
+(Einstein-de Sitter), the positions agree with it, too. Elsewhere they agree to the order of the
+square of the step.
 Rampf, List and Hahn 2025 (arXiv:2409.19049), section 3.
 """
 
@@ -31,7 +32,7 @@ from flowpm_dist.evolution.integrators.schedules import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.growth import GrowthFunctions
+    from flowpm_dist.cosmology.growth import Growth
 
 
 class BullFrog(Integrator):
@@ -39,7 +40,7 @@ class BullFrog(Integrator):
 
     starts_at_zero: ClassVar[bool] = True
 
-    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+    def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
         a = np.asarray(edges, dtype=np.float64)
         d1, second = growth.d1(a), growth.d2(a)
@@ -53,13 +54,13 @@ class BullFrog(Integrator):
         to_canonical = rows(growth.g_drift(a[-1:]), 0.0, 0.0, 0.0)
         return followed_by_velocity(drift_kick_drift(edges, drift, kick, drift), to_canonical)
 
-    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
+    def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
         """See `Integrator.initial`: D_n and dD_n/dD1."""
         from flowpm_dist.initial.lpt import growth_terms_by_d1
 
         return growth_terms_by_d1(growth, a, order)
 
-    def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor:
+    def from_canonical(self, growth: Growth, a: float) -> tf.Tensor:
         """See `Integrator.from_canonical`.
 
         Raises:
@@ -70,7 +71,7 @@ class BullFrog(Integrator):
         return rows(1.0 / growth.g_drift(np.array([a])), 0.0, 0.0, 0.0)[0]
 
     def interpolation(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+        self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
         """See `Integrator.interpolation`: a kick that ends at D has the factor alpha(D)."""
         import tensorflow as tf
@@ -86,7 +87,7 @@ class BullFrog(Integrator):
         return Interpolation(found.kicks, found.factors * scale[:, :, tf.newaxis])
 
     def since_kick(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+        self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
         """See `Integrator.since_kick`."""
         import tensorflow as tf

@@ -1,9 +1,10 @@
-"""COLA: the residual of second-order LPT is integrated, LPT itself is taken as exact.
+"""COLA: integrates the motion relative to second-order LPT, and takes LPT itself as exact.
 
-The velocity is p - p_LPT, its force F - F_LPT with F_LPT = D1 psi1 + (D2 + D1^2) psi2 (over
-1.5 Omega_m), and a drift adds the displacement of LPT. The residual is taken to grow as
-u(a) = a^n in time: a kick with the force at c takes (u(a1) - u(a0)) / (n u(c) c E(c)) and a drift
-with the velocity at c takes the integral of u / (a^3 E) da over u(c).
+The scheme's own velocity is the residual p - p_LPT. Its force is F - F_LPT, with F_LPT = D1 psi1 +
+(D2 + D1^2) psi2 (over 1.5 Omega_m). A drift also adds the displacement of LPT. The residual
+velocity is assumed to grow as u(a) = a^n. A kick with the force at c has the factor (u(a1) - u(a0))
+/ (n u(c) c E(c)). A drift with the velocity at c has the factor 1 / u(c) times the integral of u /
+(a^3 E) da.
 Tassev, Zaldarriaga and Eisenstein 2013, JCAP 06, 036 (arXiv:1301.0322), appendix A.
 """
 
@@ -33,7 +34,7 @@ from flowpm_dist.evolution.integrators.schedules import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.growth import GrowthFunctions
+    from flowpm_dist.cosmology.growth import Growth
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -42,11 +43,11 @@ class COLA(Integrator):
     """Half kick, drift, half kick around the trajectories of second-order LPT.
 
     Attributes:
-        exponent: n, how the residual velocity is taken to grow with the scale factor.
-        half_step: where a step is halved, as for `FastPM`.
+        exponent: n; the residual velocity is assumed to grow as a^n.
+        half_step: where a step is divided into two halves, as for `FastPM`.
 
     Raises:
-        ValueError: exponent 0, or another mean.
+        ValueError: the exponent is 0, or half_step is unknown.
     """
 
     uses_lpt: ClassVar[bool] = True
@@ -61,7 +62,7 @@ class COLA(Integrator):
             raise ValueError("the residual velocity has to grow or to decay")
         return exponent
 
-    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+    def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
         import tensorflow as tf
 
@@ -84,7 +85,7 @@ class COLA(Integrator):
         return followed_by_velocity(steps, self._velocity_of_lpt(growth, float(a[-1]), 1.0))
 
     def interpolation(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+        self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
         """See `Integrator.interpolation`."""
         import tensorflow as tf
@@ -107,7 +108,7 @@ class COLA(Integrator):
         return Interpolation(residual.kicks, factors)
 
     def since_kick(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+        self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
         """See `Integrator.since_kick`."""
         a = np.asarray(edges, dtype=np.float64)
@@ -119,7 +120,7 @@ class COLA(Integrator):
 
     def _drifts(
         self,
-        growth: GrowthFunctions,
+        growth: Growth,
         begin: np.ndarray,
         end: np.ndarray | tf.Tensor,
         middle: np.ndarray,
@@ -131,7 +132,7 @@ class COLA(Integrator):
         integrand = times ** (self.exponent - 3) / tf.sqrt(growth.background.e2(times))
         return tf.reduce_sum(integrand * _WEIGHTS, axis=1) * half / middle**self.exponent
 
-    def _velocity_of_lpt(self, growth: GrowthFunctions, a: float, sign: float) -> tf.Tensor:
+    def _velocity_of_lpt(self, growth: Growth, a: float, sign: float) -> tf.Tensor:
         """Factors [1, 4] that add `sign` times the canonical velocity of LPT."""
         import tensorflow as tf
 
@@ -139,14 +140,14 @@ class COLA(Integrator):
         first, second = scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)
         return rows(1.0, 0.0, *(tf.reshape(x, [1]) for x in (first, second)))
 
-    def initial(self, growth: GrowthFunctions, a: float, order: int) -> tf.Tensor:
-        """See `Integrator.initial`: of the velocity, what goes beyond second order."""
+    def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
+        """See `Integrator.initial`; the velocity has only the terms beyond second order."""
         import tensorflow as tf
 
         factors = super().initial(growth, a, order)
         beyond = np.arange(factors.shape[1]) >= 2
         return tf.stack([factors[0], factors[1] * beyond])
 
-    def from_canonical(self, growth: GrowthFunctions, a: float) -> tf.Tensor:
+    def from_canonical(self, growth: Growth, a: float) -> tf.Tensor:
         """See `Integrator.from_canonical`."""
         return self._velocity_of_lpt(growth, a, -1.0)[0]

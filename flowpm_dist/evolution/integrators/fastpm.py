@@ -1,7 +1,7 @@
 """FastPM's kick-drift-kick: leapfrog whose factors reproduce Zel'dovich motion at any step size.
 
-A drift from a0 to a1 with the velocity at av takes (D1(a1) - D1(a0)) / G_D(av), a kick with the
-force at af takes (G_D(a1) - G_D(a0)) / G_K(af), both in 1/H0.
+A drift from a0 to a1 with the velocity at av has the factor (D1(a1) - D1(a0)) / G_D(av). A kick
+with the force at af has the factor (G_D(a1) - G_D(a0)) / G_K(af). Both are in 1/H0.
 Feng, Chu, Seljak and McDonald 2016, MNRAS 463, 2273 (arXiv:1603.00476), equations 21 to 24.
 """
 
@@ -24,7 +24,7 @@ from flowpm_dist.evolution.integrators.schedules import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.growth import GrowthFunctions
+    from flowpm_dist.cosmology.growth import Growth
 
 HalfStep = Annotated[
     Literal["arithmetic", "geometric"], Field(description='"arithmetic" or "geometric"')
@@ -41,16 +41,16 @@ class FastPM(Integrator):
     """Half kick, drift, half kick.
 
     Attributes:
-        half_step: where a step is halved: at the "arithmetic" mean of its edges (as pmwd does) or
-            at the "geometric" one (as FastPM does).
+        half_step: where a step is divided into two halves: at the "arithmetic" mean of its edges
+            (as in pmwd) or at their "geometric" mean (as in FastPM).
 
     Raises:
-        ValueError: another mean.
+        ValueError: half_step is unknown.
     """
 
     half_step: HalfStep = "arithmetic"
 
-    def schedule(self, growth: GrowthFunctions, edges: Sequence[float]) -> Schedule:
+    def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`. The growth is evaluated for all times at once."""
         a = np.asarray(edges, dtype=np.float64)
         D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
@@ -64,7 +64,7 @@ class FastPM(Integrator):
         )
 
     def interpolation(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: Sequence[float]
+        self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
         """See `Integrator.interpolation`."""
 
@@ -75,7 +75,7 @@ class FastPM(Integrator):
         return kick_drift_kick_between(edges, halves, times, growth.g_drift, drifted)
 
     def since_kick(
-        self, growth: GrowthFunctions, edges: Sequence[float], times: tf.Tensor
+        self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
         """See `Integrator.since_kick`."""
         a = np.asarray(edges, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Schedules from the factors of each step: what schemes are put together with.
+"""Builds schedules from the factors of each step; the integrators use these functions.
 
 TensorFlow is imported when a schedule is made.
 """
@@ -30,7 +30,8 @@ def kick_drift_kick(
 ) -> Schedule:
     """Returns the schedule of kick-drift-kick steps.
 
-    The closing kick of a step and the opening one of the next read one force and become one.
+    The closing kick of a step and the opening kick of the next use the same force, so they become a
+    single kick.
 
     Args:
         edges: scale factors [n + 1].
@@ -53,7 +54,7 @@ def drift_kick_drift(
 ) -> Schedule:
     """Returns the schedule of drift-kick-drift steps.
 
-    The second drift of a step and the first of the next become one.
+    The second drift of a step and the first drift of the next become a single drift.
 
     Args:
         edges: scale factors [n + 1].
@@ -72,11 +73,11 @@ def drift_kick_drift(
 
 
 def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the kicks that bring the velocity from one time to another.
+    """Returns, for each time, the number of the kick during which the velocity reaches it.
 
     Args:
         times: scale factors [n].
-        bounds: from and to which the kicks bring it [kicks + 1].
+        bounds: scale factors [kicks + 1]; kick i brings the velocity from bound i to bound i + 1.
     """
     return np.clip(np.searchsorted(bounds, times, side="left") - 1, 0, len(bounds) - 2)
 
@@ -84,14 +85,14 @@ def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 def between_kicks(
     kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray
 ) -> Interpolation:
-    """Returns the states at times near kicks, with the scheme's own velocity.
+    """Returns the states at times near kicks; their velocity is the scheme's own.
 
     Args:
         kicks: their numbers [n].
-        share: of each kick that has been made [n].
-        drift: factors of the velocity in the drift from the places at the kick [n], below 0 for
-            one that goes back.
-        later: whether the times are later than these places [n].
+        share: the part of each kick that has been made [n].
+        drift: factors of the velocity in the drift from the positions at the kick [n]; negative for
+            a drift back in time.
+        later: whether the times are later than the kick's positions [n].
     """
     import tensorflow as tf
 
@@ -115,8 +116,10 @@ def kick_drift_kick_between(
         edges: scale factors [steps + 1].
         halves: where each step is halved [steps].
         times: scale factors [n].
-        kicked: what a kick adds up to at times [n], up to a factor and a constant.
-        drifted: the factor of a drift from times [n] to others [n] with the velocity at halves [n].
+        kicked: a function of times [n]; its difference between two times is proportional to the
+            kick between them.
+        drifted: the factor of a drift from times [n] to later or earlier times [n] with the
+            velocity at halves [n].
     """
     a, t = np.asarray(edges, dtype=np.float64), np.asarray(times, dtype=np.float64)
     bounds = np.concatenate([a[:1], halves, a[-1:]])
@@ -129,11 +132,11 @@ def kick_drift_kick_between(
 
 
 def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
-    """Returns the number of the last kick before each time, the last one apart, which ends a run.
+    """Returns, for each time, the number of the last kick before it, but not the run's final kick.
 
     Args:
         times: [n], in any unit.
-        kicks: times at whose places the kicks are made, in the same.
+        kicks: times of the positions at which the kicks are made, in the same unit.
 
     Raises:
         ValueError: a time lies before the first kick.
@@ -145,7 +148,7 @@ def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
 
 
 def followed_by_velocity(schedule: Schedule, factors: tf.Tensor) -> Schedule:
-    """Returns the schedule with one more operation on the velocity, of factors [1, 4]."""
+    """Returns the schedule with a last operation on the velocity, with factors [1, 4]."""
     import tensorflow as tf
 
     last = schedule.operations[-1]

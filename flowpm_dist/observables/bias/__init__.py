@@ -19,8 +19,8 @@ def bias_with(names: Collection[str], named: str | None = None) -> Bias | None:
     """Returns the scheme that has these parameters, or None if there are none.
 
     Args:
-        names: of the parameters.
-        named: "package.module:object" of a user's own class.
+        names: the names of the parameters.
+        named: "package.module:object" of a custom class.
 
     Raises:
         ValueError: the scheme does not have them, or there is none.

@@ -16,7 +16,7 @@ class Bias(abc.ABC):
     """The density of tracers, given the matter.
 
     Attributes:
-        parameters: the names of the bias parameters; the first is that of linear bias.
+        parameters: the names of the bias parameters; the first is the linear bias.
         needs_particles: whether the scheme weighs particles, which linear theory does not have.
 
     The values that methods take are float64 numbers, or one for each chain [chain].
@@ -30,7 +30,7 @@ class Bias(abc.ABC):
         return None
 
     def contrast(self, contrast: tf.Tensor, values: Mapping[str, tf.Tensor], box: Box) -> tf.Tensor:
-        """Returns the density contrast of tracers, from that of the weighted particles.
+        """Returns the density contrast of tracers, from the contrast of the weighted particles.
 
         In redshift space the latter has the distortions by velocities in it. Tracers share those
         with matter, so linear bias belongs in `weights` there.
@@ -39,7 +39,7 @@ class Bias(abc.ABC):
 
     @abc.abstractmethod
     def linear_response(self, factor: tf.Tensor) -> tf.Tensor:
-        """Returns the tracers' density contrast over that of matter, in linear theory.
+        """Returns the tracers' density contrast over the matter's, in linear theory.
 
         Args:
             factor: the value of the first parameter.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.bias.base import Bias
 from flowpm_dist.observables.options import EULERIAN
-from flowpm_dist.observables.per_chain import local_values
+from flowpm_dist.observables.universe_model import local_values
 
 
 class EulerianBias(Bias):

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import to_spectrum
-from flowpm_dist.initial.lpt_sources import SequentialFFT, second_order_source
+from flowpm_dist.initial.lpt import SequentialFFT, second_order_source
 from flowpm_dist.observables.bias.base import Bias
 from flowpm_dist.observables.options import LAGRANGIAN
-from flowpm_dist.observables.per_chain import as_factor, local_values
+from flowpm_dist.observables.universe_model import as_factor, local_values
 from flowpm_dist.simulation.state import State
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction

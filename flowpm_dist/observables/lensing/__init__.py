@@ -1,9 +1,9 @@
 """Weak gravitational lensing by planes of matter: convergence, shear, and light rays."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "IntrinsicAlignment": "alignment",
+    "IntrinsicAlignment": "sources",
     "LensPlanes": "planes",
     "RayTracing": "ray_tracing",
     "SmailDistribution": "sources",
@@ -11,7 +11,7 @@ _HOMES = {
     "SourcePlane": "sources",
     "Sources": "sources",
     "TabulatedDistribution": "sources",
-    "born": "born_approximation",
+    "born": "planes",
     "convergence": "kaiser_squires",
     "convergence_power": "theory",
     "lensing_efficiency": "planes",

@@ -19,7 +19,7 @@ def shear(kappa: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the shear gamma1, gamma2 of a convergence in the Born approximation.
 
     In Fourier space gamma1 = (k1^2 - k2^2) / k^2 kappa, gamma2 = 2 k1 k2 / k^2 kappa (Kaiser and
-    Squires 1993). The axes are those of the map: 1 along its x, 2 along its y. The map is taken as
+    Squires 1993). Axis 1 is the map's x, axis 2 its y. The map is taken as
     periodic; its mean gives no shear. Differentiable.
 
     Args:
@@ -35,7 +35,7 @@ def shear(kappa: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def convergence(gamma1: Any, gamma2: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the convergence of a shear, and that of its B-modes, each of mean 0.
+    """Returns the convergence of a shear and of its B-modes, each with mean 0.
 
     The inverse of `shear`: the second is 0 for a shear that is only due to lensing, in the Born
     approximation. Differentiable.

@@ -50,11 +50,11 @@ def shape_noise(
     sigma_e and n_eff.
 
     Args:
-        pixels: of a map along x and y.
+        pixels: pixels of a map along x and y.
         fov: field of view [rad], one number or those along x and y.
         sigma_e: rms ellipticity of a galaxy per component [1], of each source [source] or of all.
         n_eff: galaxies per square minute of arc, of each source [source] or of all.
-        seed: of the noise.
+        seed: seed of the noise.
         components: 2 for shear; 1 for convergence, of which the noise is as large.
         dtype: float32 or float64.
 

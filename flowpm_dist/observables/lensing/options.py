@@ -3,36 +3,140 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Annotated, Any, Self
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationInfo
 
-from flowpm_dist.io.checksums import checksum
-from flowpm_dist.observables.lensing.tables import (
-    check_total,
-    quadrature,
-    read_distribution,
-    smail,
-    smail_edges,
-)
-from flowpm_dist.options import A_SEED, AnyPath, Options, Seed, listed
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import checksum
+from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, constructed, listed
 
 if TYPE_CHECKING:
-    from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
-    from flowpm_dist.observables.lensing.sources import Sources
+    from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
+"""Quadrature between each two edges of n(z)."""
+Z_MIN = 1e-9
+"""Of sources: at 0 the inverse of their distance is infinite."""
+CELLS = 48
+"""Cells in which a formula is integrated."""
+
+
+def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Reads n(z) from a text file with columns z, n; `#` begins a comment.
+
+    Args:
+        path: the file; blanks or commas separate its columns.
+        column: number of the column with n(z); column 0 has z.
+
+    Returns:
+        Redshifts and n(z) [row], float64.
+
+    Raises:
+        UserError: no such file or column, or what `check_distribution` refuses.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+        with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
+            table = np.loadtxt(text.splitlines(), ndmin=2)
+        if not table.size:
+            raise ValueError("it has no rows of numbers")
+        if not 1 <= column < table.shape[1]:
+            count = "1 column" if table.shape[1] == 1 else f"{table.shape[1]} columns"
+            raise ValueError(f"it has {count}: n(z) cannot be column {column}")
+        z, n = table[:, 0], table[:, column]
+        check_redshifts(z)
+        check_numbers(n)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: no n(z) of sources: {reason}") from error
+    return z, n
+
+
+def check_redshifts(z: np.ndarray) -> None:
+    """Check the redshifts of a table [row].
+
+    Raises:
+        ValueError: they do not increase from 0 or more, are infinite, or fewer than two.
+    """
+    if z.ndim != 1 or z.size < 2:
+        raise ValueError(f"at least two rows of redshifts are needed: got shape {z.shape}")
+    if np.isinf(z).any():
+        raise ValueError(f"the redshifts of a source distribution must be finite: got {z[-1]:g}")
+    if not (np.diff(z) > 0).all() or z[0] < 0:
+        raise ValueError("the redshifts of a source distribution must increase from 0 or more")
+
+
+def check_numbers(n: np.ndarray) -> None:
+    """Check the numbers of sources of a table [row], of any normalisation.
+
+    Raises:
+        ValueError: they are negative, not finite, or 0 everywhere.
+    """
+    if not (np.isfinite(n) & (n >= 0)).all():
+        raise ValueError("n(z) of a source distribution must be finite and not negative")
+    if not n.any():
+        raise ValueError("n(z) of a source distribution is 0 everywhere: it has no sources")
+
+
+def smail_edges(z_max: float) -> np.ndarray:
+    """Returns the edges of the quadrature of Smail's formula [cell + 1]."""
+    return np.linspace(0.0, z_max, CELLS + 1)
+
+
+def smail(z: np.ndarray, z0: float, alpha: float, beta: float) -> np.ndarray:
+    """Returns z^alpha exp(-(z / z0)^beta), of any normalisation."""
+    x = np.maximum(z, 1e-12) / z0
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x**alpha * np.exp(-(x**beta))
+
+
+def quadrature(edges: np.ndarray, shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns nodes and weights of the integral of n(z) over all that is above z = 0.
+
+    Args:
+        edges: redshifts between which n(z) is smooth, before the shift [cell + 1].
+        shift: shift of all redshifts.
+
+    Returns:
+        Redshifts before the shift and weights [cell, node].
+    """
+    limits = np.maximum(edges + shift, Z_MIN)
+    half = 0.5 * np.diff(limits)[:, np.newaxis]
+    return limits[:-1, np.newaxis] + half * (1.0 + NODES) - shift, half * WEIGHTS
+
+
+def check_total(n: np.ndarray, weights: np.ndarray, shift: float) -> None:
+    """Check that there are sources above z = 0 after a shift.
+
+    Args:
+        n: n(z) at the nodes of `quadrature`.
+        weights: weights of the nodes.
+        shift: shift of all redshifts, for the message.
+
+    Raises:
+        ValueError: the integral of n(z) is not above 0, or not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float((weights * n).sum())
+    if not 0 < total < np.inf:
+        raise ValueError(
+            f"n(z) of a source distribution integrates to {total:g} above z = 0 with shift = "
+            f"{shift:g}: it must be above 0 and finite"
+        )
+
 
 KINDS = ("redshift", "smail", "file")
 """Keys of which a population of sources has exactly one."""
 
 GOES_WITH = {"z_max": "smail", "column": "file"}
-"""Keys that have a meaning only beside another one."""
+"""Keys that have a meaning only where another one is given."""
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -41,12 +145,12 @@ class SourceOptions(Options):
     """A population of sources.
 
     Attributes:
-        redshift: of all sources; or
+        redshift: redshift of all sources; or
         smail: z0, alpha and beta of n(z) ~ z^alpha exp(-(z / z0)^beta); or
         file: text file of n(z).
         z_max: the redshift beyond which `smail` has no sources.
-        column: of `file` that has n(z), counted from 0, which is that of z.
-        shift: of all redshifts: n(z) becomes n(z - shift).
+        column: number of the column of `file` with n(z); column 0 has z.
+        shift: shift of all redshifts: n(z) becomes n(z - shift).
     """
 
     redshift: Positive | None = Field(default=None, description="a redshift above 0")
@@ -58,28 +162,16 @@ class SourceOptions(Options):
     column: int = Field(default=1, ge=1, description="a whole number of at least 1")
     shift: float = Field(default=0.0, description="a number")
 
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> Self:
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"{' and '.join(given) or 'none of them'} given: give exactly one of "
-                f"{', '.join(KINDS)}"
-            )
-        for name, other in GOES_WITH.items():
-            if name in self.model_fields_set and other not in given:
-                raise ValueError(f"{name} = {getattr(self, name)}: goes with {other}")
-        if self.redshift is not None and self.redshift + self.shift <= 0:
-            raise ValueError(f"shift = {self.shift}: redshift plus shift must be above 0")
-        if self.smail is not None and self.z_max + self.shift <= 0:
-            raise ValueError(f"shift = {self.shift}: z_max plus shift must be above 0")
-        return self
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return {key: other for key, other in GOES_WITH.items() if getattr(self, other) is None}
 
-    @model_serializer(mode="wrap")
-    def _dump_what_has_a_meaning(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        idle = {name for name, other in GOES_WITH.items() if getattr(self, other) is None}
-        dumped = {name: value for name, value in handler(self).items() if name not in idle}
-        return dumped if self.file is None else {**dumped, "file": str(self.file)}
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from self.exactly_one(*KINDS)
+        first = "redshift" if self.smail is None else "z_max"
+        if not self.file and (getattr(self, first) or math.inf) + self.shift <= 0:
+            yield self.problem("shift", f"{first} plus shift must be above 0")
 
     @functools.cached_property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +249,7 @@ class AlignmentOptions(Options):
 
     def alignment(self) -> IntrinsicAlignment:
         """Returns the alignments."""
-        from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
+        from flowpm_dist.observables.lensing.sources import IntrinsicAlignment
 
         return IntrinsicAlignment(**self.model_dump())
 
@@ -168,9 +260,28 @@ class ShapeNoiseOptions(Options):
     Attributes:
         sigma_e: rms ellipticity of a galaxy, per component.
         n_eff: galaxies of each population per square minute of arc.
-        seed: of the noise.
+        seed: seed of the noise.
     """
 
     sigma_e: Positive = Field(description="a number above 0")
     n_eff: Positive = Field(description="a number of galaxies per square arcmin, above 0")
     seed: Seed = Field(default=0, description=A_SEED)
+
+
+def table_of(model: type[Options]) -> BeforeValidator:
+    """Returns the validator of a table, or of a list of tables, that names what is wrong in it."""
+
+    def made(value: Any, where: str, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return constructed(model, value, info.context)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}{error}") from None
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list | tuple):
+            return made(value, "", info)
+        return tuple(made(each, f"{info.field_name}[{n}]: ", info) for n, each in enumerate(value))
+
+    return BeforeValidator(read)

@@ -1,4 +1,4 @@
-"""Planes of matter as thin lenses, and their weights for sources."""
+"""Planes of matter as thin lenses, and the convergence in the Born approximation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
-from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
-from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 
-CLOSE = 1e-6
+SLAB_TOLERANCE = 1e-6
 """Part of the farthest distance by which planes may lie outside their slabs, for rounding."""
-LOST = 0.01
+MOST_EFFICIENCY_LEFT = 0.01
 """Lensing efficiency at the last edge above which a warning is given."""
 
 
@@ -30,8 +29,8 @@ class LensPlanes:
             from 0 on.
         chi: comoving distances of the planes [plane] [Mpc/h], each within its slab; by default the
             middle of the slabs.
-        a: scale factors of the planes [plane] [1], above 0 and at most 1; by default those of the
-            cosmology at `chi`.
+        a: scale factors of the planes [plane] [1], above 0 and at most 1; by default the
+            cosmology's at `chi`.
 
     Raises:
         ValueError: edges that do not increase, shapes that do not fit, planes outside their slabs,
@@ -70,7 +69,7 @@ class LensPlanes:
         if chi is not None and not (chi[0] > 0 and (np.diff(chi) > 0).all()):
             raise ValueError("the distances of lens planes must increase from above 0")
         if chi is not None and edges is not None:
-            room = CLOSE * edges[-1]
+            room = SLAB_TOLERANCE * edges[-1]
             outside = np.flatnonzero((chi < edges[:-1] - room) | (chi > edges[1:] + room))
             if outside.size:
                 n = outside[0]
@@ -132,7 +131,7 @@ def lensing_efficiency(sources: Sequence[Sources], chi: Any, distances: Distance
     Args:
         sources: the populations.
         chi: comoving distances [distance] [Mpc/h].
-        distances: of the cosmology.
+        distances: distances of the cosmology.
 
     Returns:
         [source, distance] [1], float64, differentiable.
@@ -156,15 +155,15 @@ def efficiency_of_planes(
     Args:
         planes: where matter is.
         sources: the populations.
-        distances: of the cosmology.
-        stacklevel: of the warning, 1 for the caller.
+        distances: distances of the cosmology.
+        stacklevel: stack level of the warning, 1 for the caller.
     """
     found = lensing_efficiency(sources, planes.chi, distances)
     if not tf.executing_eagerly():
         return found
     last = planes.edges[-1:]
     left = tf.get_static_value(tf.stop_gradient(lensing_efficiency(sources, last, distances)))
-    behind = np.flatnonzero(left[:, 0] > LOST)
+    behind = np.flatnonzero(left[:, 0] > MOST_EFFICIENCY_LEFT)
     if behind.size:
         n = behind[0]
         warnings.warn(
@@ -191,7 +190,7 @@ def plane_weights(
         planes: their geometry.
         sources: the populations.
         cosmology: the parameters.
-        alignment: of the sources' shapes with the matter around them.
+        alignment: alignment of the sources' shapes with the matter around them.
 
     Returns:
         [source, plane] [1], float64, differentiable.
@@ -205,3 +204,36 @@ def plane_weights(
         shares = tf.stack([source.fractions(planes.edges, distances) for source in sources])
         weights += alignment.response(planes.scale_factor(distances), cosmology) * shares
     return weights
+
+
+def born(
+    delta: Any,
+    planes: LensPlanes,
+    sources: Sequence[Sources],
+    cosmology: Cosmology,
+    *,
+    alignment: IntrinsicAlignment | None = None,
+) -> tf.Tensor:
+    """Returns the convergence of each source: the sum of W(chi_i) delta_i dchi_i over the planes.
+
+    Warns (`UserWarning`) of sources behind the last edge, if their efficiency there is above 1 %.
+    Differentiable by the planes, the cosmology, and the parameters of sources and alignment.
+
+    Args:
+        delta: overdensities [plane, ...] [1], float32 or float64, of any pixels. The mean is
+            the universe's, not the map's.
+        planes: their distances.
+        sources: the populations.
+        cosmology: the parameters.
+        alignment: intrinsic alignments, which add to what lensing does; none by default.
+
+    Returns:
+        [source, ...] [1], in the dtype of the planes.
+
+    Raises:
+        ValueError: more or fewer planes than distances; no sources.
+    """
+    delta = tf.convert_to_tensor(delta)
+    planes.check(delta)
+    weights = plane_weights(planes, sources, cosmology, alignment)
+    return tf.tensordot(tf.cast(weights, delta.dtype), delta, 1)

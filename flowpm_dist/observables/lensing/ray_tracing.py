@@ -8,7 +8,7 @@ universe the angle under which it comes from a distance chi is
 
 and its Jacobian A = d beta / d theta follows with U_k A_k in place of alpha_k, where U_k has the
 second derivatives of psi_k (Jain, Seljak and White 2000, astro-ph/9901191; Hilbert and others 2009,
-arXiv:0809.5035). Of all planes before chi only two sums are needed: first = sum of alpha_k and
+arXiv:0809.5035). Only two sums over the planes before chi are needed: first = sum of alpha_k and
 second = sum of chi_k alpha_k. Neither a plane's own deflection nor that of planes beyond it changes
 the place where it is met, theta - first + second / chi_k. So the gradient goes back from the last
 plane, and takes what each added from the sums again: it keeps those, not the rays at each plane.
@@ -34,7 +34,7 @@ from flowpm_dist.grid.flat_sky import (
 )
 from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
-from meshimpl.tapes import once_differentiable
+from meshimpl.graph_guards import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RayTracing:
 
     Attributes:
         position: angular positions of the sources beta(theta) [source, ..., 2] [rad].
-        jacobian: A = d beta / d theta [source, ..., 2, 2] [1], the last index that of theta.
+        jacobian: A = d beta / d theta [source, ..., 2, 2] [1]; the last index belongs to theta.
     """
 
     position: tf.Tensor
@@ -82,7 +82,7 @@ def ray_trace(
 ) -> RayTracing:
     """Follows rays from the observer to the sources through all planes, in one pass.
 
-    The convergence lacks that of the mean of each plane, which deflects no ray.
+    The mean of each plane deflects no ray, so the convergence lacks it.
     Warns of sources behind the last edge as `born` does.
 
     Deflections and their derivatives are computed by FFT, of planes that are taken as periodic, and
@@ -106,7 +106,7 @@ def ray_trace(
         The rays at the sources, in the dtype of the planes.
 
     Raises:
-        ValueError: planes whose number is not that of the distances; positions that are no pairs;
+        ValueError: more or fewer planes than distances; positions that are no pairs;
             no sources.
     """
     delta = tf.convert_to_tensor(delta)
@@ -165,7 +165,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
     """Returns the cotangents of `_tracer`'s arguments, plane by plane from the last.
 
     Args:
-        sky: of the planes.
+        sky: pixels of the planes.
         dy: cotangent of its result [source, ..., 6].
         tensors: first and second after the last plane [..., 6], and its arguments.
     """
@@ -205,7 +205,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
 
 
 class _Reader:
-    """Reads a plane where rays meet it, in compiled code, which keeps little on the way."""
+    """Reads a plane where rays meet it, in compiled code, which keeps little in memory."""
 
     def __init__(self, sky: FlatSky) -> None:
         self._sky = sky

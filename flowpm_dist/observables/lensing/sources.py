@@ -1,20 +1,21 @@
-"""Where the sources of lensing are: at one redshift, or distributed by a formula or a table."""
+"""The sources of lensing: at one redshift, or distributed; and their intrinsic alignments."""
 
 from __future__ import annotations
 
 import abc
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.parameters import Parameter, as_float64
-from flowpm_dist.observables.lensing.tables import (
+from flowpm_dist.cosmology.distances import HUBBLE_DISTANCE, Distances
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.parameters import Cosmology, Parameter, as_float64
+from flowpm_dist.observables.lensing.options import (
     NODES,
     WEIGHTS,
     Z_MIN,
@@ -60,7 +61,7 @@ class SourcePlane(Sources):
     """Sources at one redshift, or at one distance.
 
     Args:
-        redshift: of all sources [1], above 0.
+        redshift: redshift of all sources [1], above 0.
         shift: see `Sources`.
         distance: their comoving distance [Mpc/h], in place of the redshift, whatever the cosmology.
 
@@ -279,8 +280,8 @@ class TabulatedDistribution(SourceDistribution):
         """Reads n(z) from a text file with columns z, n; `#` begins a comment.
 
         Args:
-            path: of the file, columns separated by blanks or commas.
-            column: the number of the column that has n(z), counted from 0, which is that of z.
+            path: the file; blanks or commas separate its columns.
+            column: number of the column with n(z); column 0 has z.
 
         Raises:
             UserError: no such file or column, or a table as for `TabulatedDistribution`.
@@ -306,3 +307,44 @@ def _check(
     known = tf.get_static_value(as_float64(value))
     if known is not None and not holds(known):
         raise ValueError(f"{name} must be {what}: got {known:g}")
+
+
+C1_RHO_CRIT = 0.0134
+"""C1 times the critical density today [1] (Joachimi and others 2011, arXiv:1008.3491)."""
+
+
+@dataclass(frozen=True)
+class IntrinsicAlignment:
+    """The non-linear alignment model, NLA, of the sources' shapes with the evolved matter.
+
+    To the convergence it adds the integral of F(a) n(chi) delta over chi, with
+
+        F = -A_IA ((1 + z) / (1 + z_pivot))^eta C1 rho_crit Omega_m / D(z),
+
+    where D is the linear growth, 1 today (Hirata and Seljak 2004, astro-ph/0406275; Bridle and King
+    2007, arXiv:0705.0166; with the power of redshift, Joachimi and others 2011, arXiv:1008.3491).
+
+    Attributes:
+        amplitude: A_IA [1]; positive where galaxies point to overdensities.
+        eta: the power of 1 + z [1].
+        z_pivot: the redshift at which A_IA is the whole amplitude [1].
+    """
+
+    amplitude: Parameter
+    eta: Parameter = 0.0
+    z_pivot: float = 0.62
+
+    def response(self, a: Any, cosmology: Cosmology, growth: Growth | None = None) -> tf.Tensor:
+        """Returns F [1] at scale factors a [1] of any shape; float64, differentiable.
+
+        Args:
+            a: the scale factors.
+            cosmology: the parameters.
+            growth: growth of the cosmology, if it exists already.
+        """
+        a = as_float64(a)
+        growth = Growth(cosmology) if growth is None else growth
+        relative = growth.d1(a) / growth.d1(1.0)
+        stretch = (a * (1.0 + self.z_pivot)) ** -as_float64(self.eta)
+        matter = C1_RHO_CRIT * as_float64(cosmology.Omega_m)
+        return -as_float64(self.amplitude) * stretch * matter / relative

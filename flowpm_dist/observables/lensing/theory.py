@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
-from flowpm_dist.cosmology.halofit import Halofit
-from flowpm_dist.cosmology.limber import Power, limber_power
+from flowpm_dist.cosmology.distances import Distances, Power, lensing_weight, limber_power
+from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.observables.lensing.alignment import IntrinsicAlignment
 from flowpm_dist.observables.lensing.planes import lensing_efficiency
-from flowpm_dist.observables.lensing.sources import SourcePlane, Sources
+from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, SourcePlane, Sources
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -41,7 +39,8 @@ def convergence_power(
         power: the matter power P(k, a), such as `LinearPower(cosmology)`, the default, or
             `Halofit(LinearPower(cosmology))`.
         alignment: intrinsic alignments; none by default.
-        panels: of the quadrature, 16 nodes each, between the observer and each plane of sources.
+        panels: panels of the quadrature, with 16 nodes each, between the observer and each
+            plane of sources.
 
     Returns:
         C_ij(l) [source, source, ell] [1], float64.

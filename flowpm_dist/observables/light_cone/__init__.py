@@ -1,14 +1,13 @@
 """Light cones: the particles of a run where they are when their light is on its way to us."""
 
-from meshimpl.lazy import lazy_names
+from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "ConvergenceMaps": "maps",
-    "DensityPlanes": "maps",
-    "DensityShells": "maps",
-    "FullSkyLightCone": "full_sky",
+    "ConvergenceMaps": "observers",
+    "DensityPlanes": "observers",
+    "FlatField": "options",
+    "FullSky": "options",
     "LightCone": "light_cone",
-    "SphericalConvergence": "maps",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,16 +1,25 @@
-"""The options of a light cone. Nothing here imports TensorFlow."""
+"""The options of light cones: which sky is seen, and how far. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from flowpm_dist.cosmology.time_steps import StepOptions
 from flowpm_dist.grid.healpix import LARGEST, Healpix, is_nside
-from flowpm_dist.options import A_SEED, Options, Seed, listed, rounded_down, rounded_up
+from flowpm_dist.options import A_SEED, Options, Problem, Seed, listed, rounded_down, rounded_up
+
+MOST_BOXES = 20_000
+"""The largest number of boxes in a sphere that is seen."""
+MOST_SHELLS = 1024
+"""The largest number of shells that are painted in one run."""
+FEWEST_PIXELS = 4
+"""The smallest number of pixels along a side of a map whose spectrum is measured."""
 
 
 def _power_of_two(nside: int) -> int:
@@ -19,80 +28,155 @@ def _power_of_two(nside: int) -> int:
     return nside
 
 
-MOST_BOXES = 20_000
-"""In a sphere that is seen."""
-MOST_SHELLS = 1024
-"""That are painted in one run."""
-
-
-def boxes_within(end: float, size: Sequence[float]) -> float:
-    """Returns how many times the volume of a box a sphere has.
-
-    Args:
-        end: radius [Mpc/h].
-        size: of the box [Mpc/h].
-    """
-    return 4 * math.pi / 3 * end**3 / math.prod(size)
-
-
 def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
     """Returns the number of the plane that each layer of particles is painted on, int32 [layers].
 
-    The whole number of layers that is nearest to the width makes a plane. Less than half of it that
-    is left over at the end joins the last one.
+    A plane is made of the whole number of layers that is nearest to the width. Less than half a
+    plane that is left over at the end joins the last one.
 
     Args:
-        layers: their number.
-        depth: of each [Mpc/h].
-        width: of a plane [Mpc/h].
+        layers: the number of layers.
+        depth: depth of a layer [Mpc/h].
+        width: width of a plane [Mpc/h].
     """
     each = max(1, round(width / depth))
     planes = max(1, math.floor(layers / each + 0.5))
     return np.minimum(np.arange(layers) // each, planes - 1).astype(np.int32)
 
 
-def _too_fine(asked: str, pixel: float, cell: float, enough: str) -> str:
-    return (
-        f"{asked}: half the way to the farthest sources, where lensing is strongest, a pixel is "
-        f"{pixel:.3g} Mpc/h wide and a cell of the force mesh {cell:.3g}; {enough} all that there "
-        "is"
-    )
+def problem_of(section: str, error: ValueError) -> Problem:
+    """Returns the problem of an error whose message begins with the key."""
+    key, _, what = str(error).partition(" ")
+    return Problem(f"{section}{key}", what)
 
 
-class DepthOptions(Options):
-    """How far is seen.
+class SkyOptions(Options, abc.ABC):
+    """The part of the universe that is seen: which sky, and how far.
 
     Attributes:
         z_max: redshift to which matter is seen.
     """
 
+    PIXELS: ClassVar[str]
+    """The option that gives the number of pixels."""
+
     z_max: Annotated[float, Field(gt=0)] = Field(description="a redshift above 0")
 
-    def check_begin(self, a: float) -> None:
-        """Check that a run begins before the light that is seen leaves.
+    @property
+    def earliest(self) -> float:
+        """The scale factor of z_max."""
+        return 1.0 / (1.0 + self.z_max)
+
+    @property
+    @abc.abstractmethod
+    def map_shape(self) -> tuple[int, ...]:
+        """The shape of a map."""
+
+    @property
+    @abc.abstractmethod
+    def pixel_area(self) -> float:
+        """The solid angle of a pixel [sr]."""
+
+    @abc.abstractmethod
+    def volume(self, end: float) -> float:
+        """Returns the volume that is seen up to a distance [Mpc/h]: [(Mpc/h)^3]."""
+
+    @abc.abstractmethod
+    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+        """Yields what keeps copies of a box from filling the light cone.
 
         Args:
-            a: scale factor of its first particles.
+            size: sides of the box [Mpc/h].
+            end: comoving distance of z_max [Mpc/h].
+        """
+
+    def check_box(self, size: Sequence[float], end: float) -> None:
+        """Checks that copies of a box fill the light cone; arguments as for `box_problems`.
 
         Raises:
-            ValueError: it does not.
+            ValueError: they do not.
         """
-        if 1.0 / (1.0 + self.z_max) < a:
+        if problems := list(self.box_problems(size, end)):
+            raise ValueError("; ".join(map(str, problems)))
+
+    @abc.abstractmethod
+    def enough_pixels(self, scale: float) -> int:
+        """Returns the number of pixels, as the option gives it, whose side is 1 / scale times ours.
+
+        Args:
+            scale: below 1 for larger pixels.
+        """
+
+    def with_pixels(self, number: int) -> Self:
+        """Returns the same sky with another number of pixels, as the option gives it."""
+        return self.model_copy(update={self.PIXELS: number})
+
+    def check_begin(self, a: float) -> None:
+        """Checks that a run begins before the light that is seen leaves.
+
+        Args:
+            a: scale factor of the run's first particles.
+
+        Raises:
+            ValueError: it begins later.
+        """
+        if self.earliest < a:
             raise ValueError(
                 f"z_max = {self.z_max:g}: the run begins at z = {1 / a - 1:.4g}; begin it earlier, "
                 "or see less far"
             )
 
+    def run_problems(
+        self, steps: StepOptions, size: Sequence[float], end: float | None
+    ) -> Iterator[Problem]:
+        """Yields the problems of a run file's steps and box with the light that is seen.
 
-class LightConeOptions(DepthOptions):
+        Args:
+            steps: [evolution] of the run file.
+            size: sides of the box [Mpc/h].
+            end: comoving distance of z_max, the largest that priors allow [Mpc/h]; None if the
+                cosmology lacks a parameter, which is told elsewhere.
+        """
+        if steps.last is not None and steps.last < 1:
+            key = "edges" if steps.edges else "a_stop"
+            what = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
+            yield Problem(f"evolution.{key}", f"{what} a = 1")
+        try:
+            self.check_begin(steps.first or 0.0)
+        except ValueError as error:
+            yield problem_of("lightcone.", error)
+        for problem in () if end is None else self.box_problems(size, end):
+            yield Problem(f"lightcone.{problem.key}", problem.what)
+
+    def fine_pixels_warning(self, half: float, cell: float) -> str | None:
+        """Returns a warning about pixels that are finer than the force mesh; None if they are not.
+
+        Args:
+            half: half the distance of the farthest sources [Mpc/h].
+            cell: the longest side of a cell of the force mesh [Mpc/h].
+        """
+        pixels, width = getattr(self, self.PIXELS), math.sqrt(self.pixel_area) * half
+        enough = self.enough_pixels(width / cell)
+        if enough >= pixels:
+            return None
+        return (
+            f"{self.PIXELS} = {pixels}: half the way to the farthest sources, where lensing is "
+            f"strongest, a pixel is {width:.3g} Mpc/h wide and a cell of the force mesh "
+            f"{cell:.3g}; {self.PIXELS} = {enough} would show as much"
+        )
+
+
+class FlatField(SkyOptions):
     """A square field of the flat sky, and how far is seen in it.
 
     Attributes:
         field_of_view: side of the field [deg].
-        pixels: along each side.
-        tiles: seed of shifts, flips and orders of the copies of the box.
+        pixels: number of pixels along each side.
+        tiles: seed of the shifts, flips and orders of the copies of the box.
         repeat: whether the box may be repeated across the line of sight, where the field is wider.
     """
+
+    PIXELS = "pixels"
 
     field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
         description="an angle above 0 and not above 60 [deg]"
@@ -106,42 +190,40 @@ class LightConeOptions(DepthOptions):
         """Side of the field [rad]."""
         return math.radians(self.field_of_view)
 
-    def check_width(self, size: Sequence[float], end: float) -> None:
-        """Check that the field is not wider than the box, where that may not be repeated.
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """See `SkyOptions.map_shape`: [x, y]."""
+        return self.pixels, self.pixels
 
-        Args:
-            size: of the box [Mpc/h].
-            end: comoving distance of z_max [Mpc/h].
+    @property
+    def pixel_area(self) -> float:
+        """See `SkyOptions.pixel_area`."""
+        return (self.fov / self.pixels) ** 2
 
-        Raises:
-            ValueError: it is.
-        """
+    def volume(self, end: float) -> float:
+        """See `SkyOptions.volume`."""
+        return self.fov**2 * end**3 / 3
+
+    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+        """See `SkyOptions.box_problems`: the field is not wider than the box, or may repeat it."""
         # Orders of the axes leave each side where it is or among equals: the third one is along
         # the line of sight.
         narrowest, wide = min(size[:2]), self.fov * end
         if wide > narrowest * (1 + 1e-9) and not self.repeat:
-            raise ValueError(
-                f"a field of {self.field_of_view:g} degrees is {wide:.4g} Mpc/h wide at z = "
-                f"{self.z_max:g}, and the box {narrowest:g}: at most "
-                f"{rounded_down(math.degrees(narrowest / end))} degrees fit; repeat = True repeats "
-                "the box across the field"
+            fits = rounded_down(math.degrees(narrowest / end))
+            yield self.problem(
+                "field_of_view",
+                f"the field is {wide:.4g} Mpc/h wide at z = {self.z_max:g}, and the box "
+                f"{narrowest:g}: at most {fits} degrees fit; repeat = true repeats the box across "
+                "the field",
             )
 
-    def too_fine(self, half: float, cell: float) -> str | None:
-        """Returns a warning of pixels that are finer than the force mesh; None if they are not.
-
-        Args:
-            half: half the distance of the farthest sources [Mpc/h].
-            cell: the longest side of a cell of the force mesh [Mpc/h].
-        """
-        width = self.fov / self.pixels * half
-        if width >= cell or self.pixels <= 4:
-            return None
-        enough = max(4, math.floor(self.fov * half / cell))
-        return _too_fine(f"pixels = {self.pixels}", width, cell, f"{enough} pixels show")
+    def enough_pixels(self, scale: float) -> int:
+        """See `SkyOptions.enough_pixels`."""
+        return max(FEWEST_PIXELS, math.floor(self.pixels * scale))
 
 
-class FullSkyOptions(DepthOptions):
+class FullSky(SkyOptions):
     """The whole sky in HEALPix pixels, about an observer in the box.
 
     Attributes:
@@ -150,6 +232,8 @@ class FullSkyOptions(DepthOptions):
             undisplaced places of particles: one at the observer would fill the sky.
     """
 
+    PIXELS = "nside"
+
     nside: Annotated[int, Field(ge=1), AfterValidator(_power_of_two)] = Field(
         description="a resolution of HEALPix"
     )
@@ -157,30 +241,40 @@ class FullSkyOptions(DepthOptions):
         default=None, description="[x, y, z] in Mpc/h"
     )
 
-    def check_boxes(self, size: Sequence[float], end: float) -> None:
-        """Check that the box is not repeated too often.
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """See `SkyOptions.map_shape`: [pixel]."""
+        return (Healpix(self.nside).pixels,)
 
-        Args:
-            size: of the box [Mpc/h].
-            end: comoving distance of z_max [Mpc/h].
+    @property
+    def pixel_area(self) -> float:
+        """See `SkyOptions.pixel_area`."""
+        return Healpix(self.nside).pixel_area
 
-        Raises:
-            ValueError: it is.
-        """
-        boxes = boxes_within(end, size)
+    def volume(self, end: float) -> float:
+        """See `SkyOptions.volume`."""
+        return 4 * math.pi / 3 * end**3
+
+    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+        """See `SkyOptions.box_problems`: the observer is in the box, and few boxes are seen."""
+        try:
+            self.place(size, (1, 1, 1))
+        except ValueError as error:
+            yield problem_of("", error)
+        boxes = self.volume(end) / math.prod(size)
         if boxes > MOST_BOXES:
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))
-            raise ValueError(
-                f"z_max = {self.z_max:g}: the sphere that is seen holds the box {boxes:.0f} times, "
-                f"and may {MOST_BOXES} times: take a box that is {larger} times as wide, or "
-                "see less far"
+            yield self.problem(
+                "z_max",
+                f"the sphere that is seen holds the box {boxes:.0f} times, and may {MOST_BOXES} "
+                f"times: take a box that is {larger} times as wide, or see less far",
             )
 
     def shell_count(self, width: float, end: float) -> int:
         """Returns the number of shells of about a width up to a distance.
 
         Args:
-            width: of a shell [Mpc/h].
+            width: width of a shell [Mpc/h].
             end: comoving distance of z_max [Mpc/h].
 
         Raises:
@@ -188,21 +282,19 @@ class FullSkyOptions(DepthOptions):
         """
         shells = max(1, round(end / width))
         if shells > MOST_SHELLS:
+            enough = rounded_up(end / MOST_SHELLS)
             raise ValueError(
-                f"width = {width:g}: {shells} shells up to {end:.6g} Mpc/h, at most {MOST_SHELLS} "
-                f"are painted: a width of {rounded_up(end / MOST_SHELLS)} Mpc/h would do"
+                f"shell_width = {width:g}: {shells} shells up to {end:.6g} Mpc/h, at most "
+                f"{MOST_SHELLS} are painted: a width of {enough} Mpc/h would do"
             )
         return shells
 
-    def too_fine(self, half: float, cell: float) -> str | None:
-        """Returns a warning as `LightConeOptions.too_fine` does."""
-        width = math.sqrt(Healpix(self.nside).pixel_area) * half
-        if width >= cell or self.nside == 1:
-            return None
+    def enough_pixels(self, scale: float) -> int:
+        """See `SkyOptions.enough_pixels`."""
         enough = self.nside
-        while enough > 1 and width * self.nside / enough < cell:
+        while enough > 1 and scale * self.nside / enough < 1:
             enough //= 2
-        return _too_fine(f"nside = {self.nside}", width, cell, f"nside = {enough} shows")
+        return enough
 
     def place(self, size: Sequence[float], grid: Sequence[int]) -> tuple[float, float, float]:
         """Returns the place of the observer in a box [Mpc/h].

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.evolution.integrators import Integrator
-from flowpm_dist.observables.light_cone.crossings import reaching
-from flowpm_dist.particle_mesh.kernels.ball import DEGREE
-from meshimpl.tapes import not_recorded
+from flowpm_dist.observables.light_cone.geometry import reaching
+from flowpm_dist.particle_mesh.kernels.base import DEGREE
+from meshimpl.graph_guards import not_recorded
 
 WIDEST = 32.0
 """Width of a segment in which factors are one polynomial [Mpc/h]."""
-CLOSE = 1e-6
+SAME_EDGE = 1e-6
 """Distance within which two edges are one [Mpc/h]."""
 
 _POINTS = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))  # of Chebyshev
@@ -29,52 +28,40 @@ OfTimes = Callable[[tf.Tensor], tuple[np.ndarray, tf.Tensor]]
 """From scale factors [n] to numbers [n] that grow with them, and values [n, functions]."""
 
 
-@dataclass(frozen=True)
-class Segments:
-    """The distance in segments, in each of which light leaves after one kick.
+def place_segments(
+    integrator: Integrator,
+    growth: Growth,
+    steps: Sequence[float],
+    shells: np.ndarray,
+    earliest: float,
+) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
+    """Returns the distance in segments, in each of which light leaves after one kick.
 
-    Attributes:
-        edges: of the segments, float64 [segments + 1] [Mpc/h].
-        kicks: the number of the kick before, of each segment.
-        factors: polynomials of the places' factors, see `Kernels.paint_ball`, of displacement,
-            velocity and LPT fields, float64 [segments, 4, 4].
+    Args:
+        integrator: the run's integrator.
+        growth: growth of its cosmology.
+        steps: scale factors at which its steps begin and end.
+        shells: edges of shells, which are edges of segments, too [Mpc/h].
+        earliest: scale factor before which nothing is seen.
+
+    Returns:
+        Edges of the segments, float64 [segments + 1] [Mpc/h]; the number of the kick before, of
+        each segment; and polynomials of the places' factors, see `Kernels.paint_ball`, of
+        displacement, velocity and LPT fields, float64 [segments, 4, 4].
+
+    Raises:
+        ValueError: light leaves before the first kick, or the integrator has no places then.
     """
 
-    edges: np.ndarray
-    kicks: np.ndarray
-    factors: tf.Tensor
+    def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
+        with reaching(tf.reduce_min(a)):
+            kicks, factors = integrator.since_kick(growth, steps, a)
+        return np.array(kicks), factors
 
-    @classmethod
-    def of(
-        cls,
-        integrator: Integrator,
-        growth: GrowthFunctions,
-        steps: Sequence[float],
-        shells: np.ndarray,
-        earliest: float,
-    ) -> Segments:
-        """Returns the segments of shells, with edges at all of theirs.
-
-        Args:
-            integrator: of the run.
-            growth: of its cosmology.
-            steps: scale factors at which its steps begin and end.
-            shells: edges of shells [Mpc/h].
-            earliest: scale factor before which nothing is seen.
-
-        Raises:
-            ValueError: light leaves before the first kick, or the integrator has no places then.
-        """
-
-        def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
-            with reaching(tf.reduce_min(a)):
-                kicks, factors = integrator.since_kick(growth, steps, a)
-            return np.array(kicks), factors
-
-        distances = Distances(growth.background.cosmology)
-        edges, kicks, found = polynomials(since_kick, distances, shells, earliest)
-        own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
-        return cls(edges, kicks, tf.concat([own, found[:, 1:]], 1))
+    distances = Distances(growth.background.cosmology)
+    edges, kicks, found = polynomials(since_kick, distances, shells, earliest)
+    own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
+    return edges, kicks, tf.concat([own, found[:, 1:]], 1)
 
 
 def polynomials(
@@ -84,12 +71,12 @@ def polynomials(
 
     Args:
         of_times: the functions, which are smooth where their number is the same.
-        distances: of the cosmology.
+        distances: distances of the cosmology.
         shells: edges of shells [Mpc/h].
         earliest: scale factor before which nothing is seen.
 
     Returns:
-        Edges of segments [segments + 1], those of the shells among them; the number in each
+        Edges of segments [segments + 1], which include the shells'; the number in each
         [segments]; and coefficients [segments, functions, 4] of u^0 to u^3, with u from -1 to 1 in
         each.
     """
@@ -130,10 +117,10 @@ def _borders(kicks_of: Callable[[np.ndarray], np.ndarray], early: float, late: f
 
 
 def _refined(edges: np.ndarray, shells: np.ndarray) -> np.ndarray:
-    """Returns edges of segments that are not too wide; those of shells are all among them."""
+    """Returns edges of segments that are not too wide; they include all edges of shells."""
     kept = list(np.sort(shells))
     for edge in edges:
-        if np.abs(np.array(kept) - edge).min() > CLOSE:
+        if np.abs(np.array(kept) - edge).min() > SAME_EDGE:
             kept.append(edge)
     kept.sort()
     parts = [

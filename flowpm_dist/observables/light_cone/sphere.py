@@ -1,119 +1,187 @@
-"""Paints the particles of a run on maps of the whole sky when their light leaves them."""
+"""The whole sky: copies of the box all around an observer, on HEALPix maps."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.growth import GrowthFunctions
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.evolution.observers import Moment, Seen
 from flowpm_dist.grid.box import Box
-from flowpm_dist.observables.light_cone.painter import MapPainter, painted
-from flowpm_dist.observables.light_cone.segments import Segments
+from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.io.particles import HUBBLE
+from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.light_cone.geometry import (
+    AmountsOf,
+    Geometry,
+    Nodes,
+    Painting,
+    Particles,
+    by_name,
+    painted,
+    pieces,
+    placed,
+    reaching,
+    slab_of,
+)
+from flowpm_dist.observables.light_cone.options import FullSky
+from flowpm_dist.observables.light_cone.segments import place_segments, polynomials
 from flowpm_dist.particle_mesh.kernels import Ball, kernels
+from flowpm_dist.particle_mesh.kernels.base import DEGREE
 from flowpm_dist.simulation.inputs import Inputs
 
-AmountsOf = Callable[[Distances, GrowthFunctions], tf.Tensor]
-"""From the distances and the growth of a cosmology, the amounts at nodes: [nodes, weights]."""
+NODES = 512
+"""Nodes between which weights are linear in the distance, at least: at most twice as many."""
+FIELDS = 4
+"""Fields that a recorded place or velocity is made of: before and after the kick, psi1 and psi2."""
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What is seen of the universes of one growth after one kick.
+class SphereLook:
+    """A look at the particles that cross after one kick.
 
     Attributes:
-        group: number of the growth.
-        universes: their numbers among those of this rank.
-        segments: of the growth.
-        ball: of this rank's particles.
-        first: the number of the first of the ball's maps.
+        ball: this rank's particles, with copies and segments.
+        group: number of the growth on this rank.
+        universes: numbers of the universes that have it.
+        segments: the segments that belong to the kick.
+        first: number of the first of the ball's maps.
+        coefficients: for a recorder, [segments, functions, 4] for the factors of places and of
+            velocities, each with four fields, and for the scale factor.
     """
 
-    group: int
-    universes: np.ndarray
-    segments: slice
     ball: Ball
-    first: int
+    group: int = 0
+    universes: np.ndarray | None = None
+    segments: slice | None = None
+    first: int = 0
+    coefficients: np.ndarray | None = None
 
 
-class SpherePainter(MapPainter):
-    """Adds each copy of each particle to maps of the sky, where it crosses the light cone.
+class SphereGeometry(Geometry):
+    """The periodic box repeated in all directions, on the whole sky.
 
-    The periodic box is repeated in all directions, as it is.
+    A particle crosses the light cone at the time of its own undisplaced distance.
 
     Args:
-        inputs: of the run.
-        ball: without copies, segments and maps: where the observer is, and the maps' pixels.
-        shells: edges of shells [Mpc/h], from the nearest on.
-        earliest: scale factor before which nothing is seen.
-        amounts_of: see `Kernels.paint_ball`.
-        maps: their number.
-        map_of: of each shell, the map of its first weight, int32 [shells].
+        sky: the sky.
+        inputs: the run's inputs.
+
+    Raises:
+        ValueError: as `Geometry`; or the observer is not in the box.
     """
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        ball: Ball,
-        shells: np.ndarray,
-        earliest: float,
-        amounts_of: AmountsOf,
-        maps: int,
-        map_of: np.ndarray,
-    ) -> None:
-        integrator, steps = inputs.options.integrator, inputs.edges.tolist()
+    sky: FullSky
 
-        def crossing(growth: GrowthFunctions) -> tuple[Segments, tf.Tensor]:
-            segments = Segments.of(integrator, growth, steps, shells, earliest)
-            return segments, amounts_of(Distances(growth.background.cosmology), growth)
+    def __init__(self, sky: FullSky, inputs: Inputs) -> None:
+        super().__init__(sky, inputs)
+        self.check_latest(0.0)
+        # Steps of a power of two stay the same when the cosmology changes a little.
+        self._step = 2.0 ** math.floor(math.log2(self.end / NODES))
+        box = self.box
+        self._ball = Ball(
+            copies=np.zeros([0, 3], np.int32),
+            edges=np.zeros(1),
+            first_map=np.zeros(0, np.int32),
+            first=box.offset,
+            spacing=box.cell,
+            lengths=box.size,
+            observer=sky.place(box.size, box.grid),
+            step=1.0,
+            per_distance=False,
+            nside=sky.nside,
+            maps=0,
+        )
 
-        found = inputs.cosmologies.of_growths(crossing)
+    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+        """See `Geometry.slab_edges`: the nearest whole number of shells for a width."""
+        end = self.end
+        if not given.ndim:
+            return np.linspace(0.0, end, self.sky.shell_count(float(given), end) + 1)
+        if given[-1] > end * (1 + 1e-9):
+            raise ValueError(
+                f"shells up to {given[-1]:g} Mpc/h: z_max = {self.sky.z_max:g} is at {end:.6g} "
+                "Mpc/h"
+            )
+        return given
+
+    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
+        """See `Geometry.lens_planes`."""
+        return LensPlanes.of_shells(edges)
+
+    def expected(self, edges: np.ndarray) -> np.ndarray:
+        """See `Geometry.expected`: of particles that count 1."""
+        return self.particles_in_pixel * np.diff(edges**3) / 3
+
+    def nodes(self, distances: Distances) -> Nodes:
+        """See `Geometry.nodes`."""
+        step = self._step
+        chi = step * np.arange(math.ceil(self.end / step) + 1)
+        edges = np.concatenate([chi[:1], 0.5 * (chi[1:] + chi[:-1]), chi[-1:]])
+        # Integrals of chi times what is 1 at one node and 0 at the others, linear in between.
+        moments = step * chi
+        moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
+        chi[0] = 1e-9 * step
+        return Nodes(chi, moments / chi, edges)
+
+    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns W / chi, which is nearly linear, at the nodes [node, source]."""
+        chi = self._step * np.arange(len(weights[0]))
+        chi[0] = 1e-9 * self._step
+        return tf.stack([weight / chi for weight in weights], axis=-1)
+
+    def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
+        """See `Geometry.painting`."""
+        shells, ball = edges, self._ball
+        if shells is None:
+            shells = np.array([0.0, self._step * math.ceil(self.end / self._step)])
+        if amounts_of is not None:
+            ball = replace(ball, step=self._step, per_distance=True)
+        one = tf.ones([2, 1], tf.float64)
+
+        def crossing(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
+            bounds, kicks, factors = place_segments(
+                self.integrator, growth, self.steps, shells, self.sky.earliest
+            )
+            return bounds, kicks, factors, one if amounts_of is None else amounts_of(growth)
+
+        found = self.inputs.cosmologies.of_growths(crossing)
         groups: dict[int, list[int]] = {}
         for universe, each in enumerate(found):
             groups.setdefault(id(each), []).append(universe)
-        self.inputs = tuple(
-            tensor
-            for same in groups.values()
-            for tensor in (found[same[0]][0].factors, found[same[0]][1])
-        )
-        looks: dict[int, list[_Look]] = {}
+        inputs: list[tf.Tensor] = []
+        looks: dict[int, list[SphereLook]] = {}
         for group, same in enumerate(groups.values()):
-            segments = found[same[0]][0]
-            middle = 0.5 * (segments.edges[1:] + segments.edges[:-1])
-            numbers = map_of[np.searchsorted(shells, middle) - 1]
-            for kick in sorted(set(segments.kicks.tolist())):
-                of_kick = np.flatnonzero(segments.kicks == kick)
-                chosen = slice(of_kick[0], of_kick[-1] + 1)
-                edges = segments.edges[chosen.start : chosen.stop + 1]
-                copies = copies_between(inputs.box, ball, edges[0], edges[-1])
+            bounds, kicks, factors, amounts = found[same[0]]
+            inputs += [factors, amounts]
+            slabs = slab_of(0.5 * (bounds[1:] + bounds[:-1]), shells)
+            for kick, own in _by_kick(kicks):
+                near = bounds[own.start : own.stop + 1]
+                copies = copies_between(self.box, ball, near[0], near[-1])
                 if not len(copies):
                     continue
-                first = numbers[chosen]
-                weights = found[same[0]][1].shape[1]
+                first = slabs[own]
+                maps = int(first.max() - first.min()) + amounts.shape[1]
                 seen = replace(
-                    ball,
-                    copies=copies,
-                    edges=edges,
-                    first_map=(first - first.min()).astype(np.int32),
-                    maps=int(first.max() - first.min()) + weights,
+                    ball, copies=copies, edges=near, first_map=first - first.min(), maps=maps
                 )
-                look = _Look(group, np.array(same), chosen, seen, int(first.min()))
+                look = SphereLook(seen, group, np.array(same), own, int(first.min()))
                 looks.setdefault(kick, []).append(look)
-        a_kick = int(found[0][0].kicks[0])
-        pixels = 12 * ball.nside**2
-        super().__init__(inputs, looks, a_kick, len(found), maps, (pixels,))
+        return Painting(tuple(inputs), looks, int(found[0][1][0]), len(found))
 
-    def paint(self, look: _Look, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """See `MapPainter.paint`."""
+    def paint(self, look: SphereLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `Geometry.paint`."""
+        assert look.universes is not None and look.segments is not None
         fields = [moment.displacement, moment.after, *moment.lpt]
         factors, amounts = inputs[2 * look.group : 2 * look.group + 2]
         of_all = [
-            tf.repeat(tf.cast(x, self._box.dtype)[tf.newaxis], len(look.universes), axis=0)
+            tf.repeat(tf.cast(x, self.box.dtype)[tf.newaxis], len(look.universes), axis=0)
             for x in (factors[look.segments, : len(fields)], amounts)
         ]
         maps = painted(
@@ -122,15 +190,103 @@ class SpherePainter(MapPainter):
             self.blocks(fields, look.universes),
             *of_all,
         )
-        return self.by_name(maps, look.universes, look.first)
+        return by_name(maps, look.universes, look.first)
+
+    def normalised(self, maps: tf.Tensor) -> tf.Tensor:
+        """See `Geometry.normalised`.
+
+        Bilinear weights integrate to other solid angles than the pixels', see
+        `Healpix.painted_areas`: without this a uniform universe would not have uniform maps.
+        """
+        sphere = Healpix(self.sky.nside)
+        return maps * tf.constant(sphere.pixel_area / sphere.painted_areas, maps.dtype)
+
+    def recording(self) -> dict[int, list[SphereLook]]:
+        """See `Geometry.recording`."""
+        growth = self.inputs.cosmologies.growths[0]
+
+        def states(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
+            """Places are smooth between these kicks, and between those that change velocities."""
+            with reaching(tf.reduce_min(a)):
+                found = self.integrator.interpolation(growth, self.steps, a.numpy().tolist())
+                since, _ = self.integrator.since_kick(growth, self.steps, a)
+            columns = tf.reshape(found.factors, [len(found.kicks), -1])
+            numbers = np.array(found.kicks) + np.array(since)
+            kicks = tf.constant(found.kicks, tf.float64)
+            return numbers, tf.concat([columns, a[:, tf.newaxis], kicks[:, tf.newaxis]], axis=1)
+
+        distances, reach = Distances(growth.background.cosmology), np.array([0.0, self.end])
+        bounds, _, found = polynomials(states, distances, reach, self.sky.earliest)
+        coefficients, looks = found.numpy(), {}
+        for kick, own in _by_kick(np.rint(coefficients[:, -1, 0]).astype(int)):
+            near = bounds[own.start : own.stop + 1]
+            copies = copies_between(self.box, self._ball, near[0], near[-1])
+            ball = replace(self._ball, copies=copies, edges=near)
+            looks[kick] = [SphereLook(ball, coefficients=coefficients[own, :-1])]
+        return looks
+
+    def record(
+        self, look: SphereLook, displacement: np.ndarray, fields: list[np.ndarray]
+    ) -> Iterator[Particles]:
+        """See `Geometry.record`."""
+        ball, shape = look.ball, displacement.shape[:3]
+        for copy in ball.copies:
+            x, y, z = (
+                (first + np.arange(n)) * spacing + boxes * length - observer
+                for first, n, spacing, boxes, length, observer in zip(
+                    ball.first, shape, ball.spacing, copy, ball.lengths, ball.observer, strict=True
+                )
+            )
+            for rows, columns in pieces(shape):
+                own, other = x[rows], y[columns]
+                across = np.square(own)[:, np.newaxis] + np.square(other)
+                squares = across[..., np.newaxis] + np.square(z)
+                inside = (squares >= ball.edges[0] ** 2) & (squares < ball.edges[-1] ** 2)
+                i, j, k = np.nonzero(inside)
+                if len(i):
+                    lattice = np.stack([own[i], other[j], z[k]], axis=-1)
+                    seen = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
+                    yield self._chosen(look, lattice, np.sqrt(squares[inside]), seen)
+
+    def _chosen(
+        self, look: SphereLook, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
+    ) -> Particles:
+        """Returns the particles of undisplaced places [n, 3] at distances [n], of fields [n, 3]."""
+        assert look.coefficients is not None
+        edges = look.ball.edges
+        segment = np.clip(np.searchsorted(edges, chi, side="right") - 1, 0, len(edges) - 2)
+        lower, upper = edges[segment], edges[segment + 1]
+        u = (2 * chi - lower - upper) / (upper - lower)
+        values = np.zeros((look.coefficients.shape[1], len(u)))
+        for power in range(DEGREE, -1, -1):
+            values = values * u + look.coefficients[:, :, power].T[:, segment]
+        own, *others = fields
+        moved, speed = (
+            sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
+            for begin in (0, FIELDS)
+        )
+        a = values[-1]
+        # a dx/dt is the canonical velocity over a.
+        return (
+            lattice + placed(own + moved, look.ball.lengths),
+            speed * (HUBBLE / a)[:, np.newaxis],
+            a,
+        )
+
+
+def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Yields each kick and the slice of the segments, which follow one another, that have it."""
+    for kick in sorted(set(kicks.tolist())):
+        own = np.flatnonzero(kicks == kick)
+        yield kick, slice(int(own[0]), int(own[-1]) + 1)
 
 
 def copies_between(box: Box, ball: Ball, near: float, far: float) -> np.ndarray:
     """Returns the copies of this rank's particles with some between two distances [Mpc/h].
 
     Args:
-        box: of the particles.
-        ball: where the observer is.
+        box: the box of the particles.
+        ball: with the place of the observer.
         near, far: the distances.
 
     Returns:

@@ -16,9 +16,9 @@ class Tile:
     """A copy of the periodic box: shifted, flipped, and with its axes in another order.
 
     Attributes:
-        axes: of the box, along x and y of the map and along the line of sight.
+        axes: axes of the box along x and y of the map and along the line of sight.
         senses: 1 or -1 for each of them, where it runs the other way.
-        shifts: of the box in x and y [Mpc/h].
+        shifts: shifts of the box in x and y [Mpc/h].
         first_layer: number of the lattice layer that is nearest to the observer.
         begin: where it begins [Mpc/h].
     """
@@ -33,12 +33,12 @@ class Tile:
 def tiles(box: Box, end: float, seed: int) -> Iterator[Tile]:
     """Yields the boxes from the observer to a distance, the same on every rank.
 
-    Orders of the axes are those under which the box stays as it is: all six for a cube.
+    The axes are put in any order that leaves the box unchanged: all six for a cube.
 
     Args:
         box: grid and size.
         end: comoving distance [Mpc/h].
-        seed: of the shifts, flips and orders, not below 0.
+        seed: seed of the shifts, flips and orders, not below 0.
     """
     kinds = [(n, float(size)) for n, size in zip(box.grid, box.size, strict=True)]
     orders = [p for p in itertools.permutations(range(3)) if [kinds[i] for i in p] == kinds]
@@ -65,11 +65,10 @@ class Layers:
     """All layers of particles on a light cone, from the observer on.
 
     Attributes:
-        tiles: of the cone.
-        tile, index: of each layer, the number of its tile, and its own along the box's axis.
+        tiles: the tiles of the cone.
+        tile, index: the number of each layer's tile, and its own number along the box's axis.
         distances: of their undisplaced particles, float64 [layers] [Mpc/h].
-        depths: of each, float64 [layers] [Mpc/h].
-        earliest: scale factor before which nothing is seen, of any universe.
+        depths: their depths, float64 [layers] [Mpc/h].
     """
 
     tiles: tuple[Tile, ...]
@@ -77,11 +76,10 @@ class Layers:
     index: np.ndarray
     distances: np.ndarray
     depths: np.ndarray
-    earliest: float = 0.0
 
     @classmethod
-    def of(cls, box: Box, end: float, seed: int, earliest: float = 0.0) -> Layers:
-        """Returns the layers up to a distance; arguments as for `tiles`, and `earliest`."""
+    def of(cls, box: Box, end: float, seed: int) -> Layers:
+        """Returns the layers up to a distance; arguments as for `tiles`."""
         found = tuple(tiles(box, end, seed))
         tile, index, distances, depths = [], [], [], []
         for number, each in enumerate(found):
@@ -93,8 +91,7 @@ class Layers:
             index.append(((each.first_layer + sense * np.arange(n)) % n)[near])
             distances.append(distance[near])
             depths.append(np.full(near.sum(), depth))
-        whole = [np.concatenate(values) for values in (tile, index, distances, depths)]
-        return cls(found, whole[0], whole[1], whole[2], whole[3], earliest)
+        return cls(found, *map(np.concatenate, (tile, index, distances, depths)))
 
     @staticmethod
     def depth_of(box: Box, tile: Tile) -> float:

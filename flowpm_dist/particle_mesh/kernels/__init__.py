@@ -8,12 +8,9 @@ import os
 import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels import library
-from flowpm_dist.particle_mesh.kernels.ball import Ball
-from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
+from flowpm_dist.particle_mesh.kernels.base import Ball, ForceGradient, Kernels, Lattice, Slabs
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled
-from flowpm_dist.particle_mesh.kernels.lattice import Lattice
 from flowpm_dist.particle_mesh.kernels.portable import Portable
-from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 
 __all__ = [
     "Ball",

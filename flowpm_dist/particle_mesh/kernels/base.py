@@ -1,16 +1,162 @@
-"""The interface of a set of particle kernels."""
+"""The interface of a set of particle kernels, and the geometry that they are given."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels.ball import Ball
-from flowpm_dist.particle_mesh.kernels.lattice import Lattice
-from flowpm_dist.particle_mesh.kernels.slabs import Slabs
 from flowpm_dist.particle_mesh.options import ForceGradient
+
+BOXES = 10.0
+"""Largest displacement [box sides]. A wave as long as the box with overdensity d gives d / 2 pi."""
+
+
+def farthest_move(lengths: Sequence[float]) -> float:
+    """Returns the largest displacement along an axis with which a particle is seen [Mpc/h].
+
+    One that is larger, or not finite, has no place: it makes the values of maps not finite.
+
+    Args:
+        lengths: the sides of the box [Mpc/h].
+    """
+    return BOXES * max(lengths)
+
+
+Triple = tuple[int, int, int]
+
+# [mesh cells]. A particle with a larger displacement, or one that is not finite, is left out.
+FARTHEST = 2.0**30
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A rank's block of the particle lattice and the padded block of the mesh around it.
+
+    The particle of lattice cell i with displacement s lies at mesh coordinate
+    halo + mesh_factor i + s / cell of the padded block.
+
+    Attributes:
+        particles: the number of this rank's particles along each axis, (nx, ny, nz).
+        mesh_factor: the number of mesh cells per particle spacing.
+        halo: the planes of the padded block on either side of this rank's cells along each axis
+            [mesh cells]; 0 where the axis is periodic within the block.
+        cell: the sides of a mesh cell [Mpc/h].
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+
+    particles: Triple
+    mesh_factor: int
+    halo: Triple
+    cell: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if min(self.particles) < 1 or self.mesh_factor < 1:
+            raise ValueError(f"an empty lattice: {self.particles}, refined by {self.mesh_factor}")
+        if min(self.halo) < 0:
+            raise ValueError(f"halo {self.halo} is negative")
+        if not all(math.isfinite(side) and side > 0 for side in self.cell):
+            raise ValueError(f"cell sides {self.cell} Mpc/h are not all positive")
+        if max(self.mesh_block) >= FARTHEST:
+            raise ValueError(f"a padded block of {self.mesh_block} cells is too long")
+
+    @property
+    def mesh_block(self) -> Triple:
+        """The number of cells of the padded block along each axis."""
+        x, y, z = (
+            self.mesh_factor * n + 2 * h for n, h in zip(self.particles, self.halo, strict=True)
+        )
+        return x, y, z
+
+    @property
+    def per_cell(self) -> tuple[float, float, float]:
+        """The number of mesh cells per unit length along each axis [h/Mpc]."""
+        x, y, z = (1 / side for side in self.cell)
+        return x, y, z
+
+
+@dataclass(frozen=True, eq=False)
+class Slabs:
+    """Slabs of this rank's particles, each of several layers one behind the other, and the maps.
+
+    A slab has an axis of the box along the line of sight; the other two are x and y of the maps.
+    Distances are comoving [Mpc/h], angles small, the sky flat. Images of a particle in the
+    periodic box are seen wherever they lie on a map.
+
+    Attributes:
+        places: int32 [slabs, 6]: the axes of x, of y and of the distance; the first of this rank's
+            layers along the latter, and their number; the number of the first one among `layers`.
+        directions: float64 [slabs, 5]: where this rank's first particle lies in x, seen from the
+            line of sight [Mpc/h], and 1 or -1 for the sense of the axis; likewise in y; the sense
+            of the distance.
+        distances: the distance of each layer, float64 [layers].
+        first_map: the number of the map of each layer's first weight, int32 [layers].
+        spacing: the spacing of the particles along each axis [Mpc/h].
+        lengths: the sides of the box [Mpc/h].
+        pixel: side of a pixel [rad].
+        pixels: the number of pixels along each side of a map.
+        maps: the number of maps.
+    """
+
+    places: np.ndarray
+    directions: np.ndarray
+    distances: np.ndarray
+    first_map: np.ndarray
+    spacing: tuple[float, float, float]
+    lengths: tuple[float, float, float]
+    pixel: float
+    pixels: int
+    maps: int
+
+
+DEGREE = 3
+"""Degree of the polynomials in the distance that give the factors of `Kernels.paint_ball`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Copies of this rank's particles about an observer, and maps of the whole sky.
+
+    Distances are comoving [Mpc/h]. A copy of a particle is seen if its undisplaced place lies
+    between the first and the last of the edges.
+
+    Attributes:
+        copies: the offset of each copy of the box along the axes [box sides], int32 [copies, 3].
+        edges: the limits of the segments of the distance, increasing, float64 [segments + 1].
+        first_map: the number of the map of each segment's first weight, int32 [segments].
+        first: the numbers of this rank's first particle along the axes of the whole lattice.
+        spacing: the spacing of the particles along each axis.
+        lengths: the sides of the box.
+        observer: place in the box.
+        step: distance between the nodes at which the amounts are given, from 0 on.
+        per_distance: whether an amount is divided by the distance of the particle.
+        nside: the resolution of the HEALPix maps, whose pixels are in ring order.
+        maps: the number of maps.
+    """
+
+    copies: np.ndarray
+    edges: np.ndarray
+    first_map: np.ndarray
+    first: tuple[int, int, int]
+    spacing: tuple[float, float, float]
+    lengths: tuple[float, float, float]
+    observer: tuple[float, float, float]
+    step: float
+    per_distance: bool
+    nside: int
+    maps: int
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Spacing, lengths, observer and step, float64 [10]."""
+        return np.array([*self.spacing, *self.lengths, *self.observer, self.step])
 
 
 class Kernels(ABC):
@@ -38,6 +184,11 @@ class Kernels(ABC):
     name: str
 
     @abstractmethod
+    def _call(
+        self, kernel: str, geometry: Lattice | Slabs | Ball | None = None, **arguments: Any
+    ) -> Any:
+        """Runs the kernel of this name; its outputs come in the order of the compiled operation."""
+
     def paint(
         self, g: Lattice, s: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -52,8 +203,8 @@ class Kernels(ABC):
             The mesh [b, px, py, pz] and max_displacement [3], the largest |s| along each axis
             [mesh cells], which is infinite if any component of any displacement is not finite.
         """
+        return self._call("paint", g, s=s, weights=weights)
 
-    @abstractmethod
     def paint_vjp(
         self,
         g: Lattice,
@@ -69,23 +220,23 @@ class Kernels(ABC):
             dmesh: [b, px, py, pz].
             add: a cotangent [b, nx, ny, nz, 3] to which ds is added; 0 if None.
         """
+        return self._call("paint_vjp", g, s=s, weights=weights, dmesh=dmesh, add=add)
 
-    @abstractmethod
     def read(self, g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         """Returns cloud-in-cell values [b, nx, ny, nz, c] of fields [b, px, py, pz, c]."""
+        return self._call("read", g, fields=fields, s=s)
 
-    @abstractmethod
     def read_vjp(
         self, g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (dfields, ds), the adjoint of `read`."""
+        return self._call("read_vjp", g, fields=fields, s=s, dvalues=dvalues)
 
-    @abstractmethod
     def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         """Returns minus the 4-point finite-difference gradient of a potential, cloud in cell.
 
-        It is -(8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 cell). Its symbol is that of -gradient times
-        (8 sin kh - sin 2kh) / (6 kh) (Feng and others 2016).
+        It is -(8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 cell). Its symbol is the symbol of
+        -gradient times (8 sin kh - sin 2kh) / (6 kh) (Feng and others 2016).
 
         Args:
             g: the particles and the mesh.
@@ -95,14 +246,14 @@ class Kernels(ABC):
         Returns:
             The force [b, nx, ny, nz, 3] [unit of the potential per Mpc/h].
         """
+        return self._call("read_gradient", g, potential=potential, s=s)
 
-    @abstractmethod
     def read_gradient_vjp(
         self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (dpotential, ds), the adjoint of `read_gradient`."""
+        return self._call("read_gradient_vjp", g, potential=potential, s=s, dforce=dforce)
 
-    @abstractmethod
     def kick(
         self,
         g: Lattice,
@@ -123,8 +274,10 @@ class Kernels(ABC):
             factors: [b, 2].
             force_gradient: "finite-difference" or "spectral".
         """
+        return self._call(
+            "kick", g, field=field, s=s, v=v, factors=factors, force_gradient=force_gradient
+        )
 
-    @abstractmethod
     def kick_vjp(
         self,
         g: Lattice,
@@ -149,12 +302,23 @@ class Kernels(ABC):
             over these particles: <dv, v_before> and <dv, force>. The cotangent of v_before is
             factors[:, 0] dv.
         """
+        dfield, ds, v_before, sums = self._call(
+            "kick_vjp",
+            g,
+            field=field,
+            s=s,
+            v_after=v_after,
+            dv=dv,
+            ds=ds,
+            factors=factors,
+            force_gradient=force_gradient,
+        )
+        return v_before, dfield, ds, sums
 
-    @abstractmethod
     def linear(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         """Returns x + factor y for particles [b, nx, ny, nz, 3] and factor [b]."""
+        return self._call("linear", x=x, y=y, factor=factor)
 
-    @abstractmethod
     def drift_vjp(
         self, x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -168,28 +332,29 @@ class Kernels(ABC):
         Returns:
             x_before, dv + factor dx, and <dx, v> [b] float64 over these particles.
         """
+        return self._call("drift_vjp", x_after=x_after, v=v, dx=dx, dv=dv, factor=factor)
 
-    @abstractmethod
     def paint_sky(
         self, slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
     ) -> tf.Tensor:
         """Paints layers of particles on maps of the sky, bilinearly.
 
-        A particle's place is that on the lattice and the sum of factors times fields; at distance
-        chi from the observer it adds (amount + slope (chi - that of its layer)) / chi^2.
+        A particle's place is its lattice place plus the sum of factors times fields. At distance
+        chi from the observer it adds (amount + slope (chi - chi_layer)) / chi^2, where chi_layer is
+        the distance of its layer.
 
         Args:
             slabs: the layers, and how they lie on the sky.
             fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
             factors: [b, layers, fields].
-            amounts: amount and slope [b, layers, weights, 2]; that of a weight goes to the map of
-                that number, counted from the layer's first.
+            amounts: amount and slope [b, layers, weights, 2]. Weight i is added to map i, counted
+                from the layer's first map.
 
         Returns:
             The maps [b, maps, y, x].
         """
+        return self._call("paint_sky", slabs, fields=fields, factors=factors, amounts=amounts)
 
-    @abstractmethod
     def paint_sky_vjp(
         self,
         slabs: Slabs,
@@ -199,31 +364,33 @@ class Kernels(ABC):
         dmaps: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Returns (dfields, dfactors, damounts), the adjoint of `paint_sky`; the latter float64."""
+        return self._call(
+            "paint_sky_vjp", slabs, fields=fields, factors=factors, amounts=amounts, dout=dmaps
+        )
 
-    @abstractmethod
     def paint_ball(
         self, ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
     ) -> tf.Tensor:
         """Paints the particles about an observer on maps of the whole sky, bilinearly.
 
-        A particle's place is that on the lattice and the sum of factors times fields, with factors
-        that are polynomials in the distance of that on the lattice. Of a weight it adds the amount
-        at the distance of its place, between two nodes linearly, to the four pixels of
-        `Healpix.corners`.
+        A particle's place is its lattice place plus the sum of factors times fields. The factors
+        are polynomials in the distance of the lattice place. For each weight, the particle adds
+        an amount to the four pixels of `Healpix.corners`. The amount is interpolated linearly
+        between the nodes, at the distance of the particle's place.
 
         Args:
             ball: the particles, and how they are seen.
             fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
             factors: [b, segments, fields, 4]: coefficients of u^0 to u^3, with u from -1 to 1 in
                 each segment.
-            amounts: [b, nodes, weights]; that of a weight goes to the map of that number, counted
-                from the segment's first. Beyond the last node they are as there.
+            amounts: [b, nodes, weights]. Weight i is added to map i, counted from the segment's
+                first map. Beyond the last node, its amount is used.
 
         Returns:
             The maps [b, maps, pixels].
         """
+        return self._call("paint_ball", ball, fields=fields, factors=factors, amounts=amounts)
 
-    @abstractmethod
     def paint_ball_vjp(
         self,
         ball: Ball,
@@ -233,3 +400,6 @@ class Kernels(ABC):
         dmaps: tf.Tensor,
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Returns (dfields, dfactors, damounts), the adjoint of `paint_ball`; the last float64."""
+        return self._call(
+            "paint_ball_vjp", ball, fields=fields, factors=factors, amounts=amounts, dout=dmaps
+        )

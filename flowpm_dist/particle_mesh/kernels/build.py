@@ -62,7 +62,7 @@ def build(library: Path, objects: Path) -> None:
 
     Args:
         library: the shared library to write.
-        objects: folder for what is compiled on the way.
+        objects: folder for the object files.
 
     Raises:
         BuildError: something is missing, or the compiler does not accept the sources.

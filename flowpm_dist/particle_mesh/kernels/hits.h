@@ -54,7 +54,7 @@ FLOWPM_INLINE bool has_place(const double* moved, double farthest) {
          std::abs(moved[2]) <= farthest;
 }
 
-// `farthest_move` of farthest.py.
+// `farthest_move` of base.py.
 FLOWPM_INLINE double farthest_move(const double* lengths) {
   return 10 * std::max(std::max(lengths[0], lengths[1]), lengths[2]);
 }

@@ -81,7 +81,7 @@ struct ForceVjp {
   bool spectral() const { return force_gradient == ForceGradient::spectral; }
 };
 
-// Layers of particles that are seen on a map of the sky, see `Slabs` in slabs.py.
+// Layers of particles that are seen on a map of the sky, see `Slabs` in base.py.
 template <typename T>
 struct Sky {
   int64_t batch, particles[3], slabs, layers, fields, weights, maps, pixels;
@@ -105,7 +105,7 @@ struct SkyVjp {
   double* damounts;         // [batch, layers, weights, 2]
 };
 
-// Copies of particles about an observer, see `Ball` in ball.py.
+// Copies of particles about an observer, see `Ball` in base.py.
 template <typename T>
 struct Ball {
   static constexpr int64_t kTerms = 4;  // of the polynomials that factors are

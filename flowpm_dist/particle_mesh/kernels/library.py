@@ -1,6 +1,6 @@
 """The library of compiled kernels, or the reason why it cannot be used.
 
-`setup.py` leaves a library beside this file where it finds TensorFlow; `flowpm-dist build kernels`
+`setup.py` builds a library next to this file where it finds TensorFlow; `flowpm-dist build kernels`
 leaves one in the user's cache, for an installed package.
 """
 
@@ -52,7 +52,7 @@ def build_into_cache() -> Path:
 @functools.cache
 def load() -> tuple[Any, str | None]:
     """Returns the library's operations and None, or None and why they cannot be used."""
-    # The library of the installation first; the reason is that of the last one that exists.
+    # The library of the installation comes first. The last existing library gives the reason.
     reason = NOT_BUILT
     for path in (PATH, cached_path()):
         if path.exists():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels import portable_ball, portable_sky
-from flowpm_dist.particle_mesh.kernels.ball import Ball
-from flowpm_dist.particle_mesh.kernels.base import ForceGradient, Kernels
-from flowpm_dist.particle_mesh.kernels.lattice import FARTHEST, Lattice
-from flowpm_dist.particle_mesh.kernels.slabs import Slabs
+from flowpm_dist.particle_mesh.kernels import portable_sky
+from flowpm_dist.particle_mesh.kernels.base import (
+    FARTHEST,
+    Ball,
+    ForceGradient,
+    Kernels,
+    Lattice,
+    Slabs,
+)
 
 
 class _Corners:
@@ -72,7 +76,7 @@ class _Corners:
         return result
 
     def outside(self, values: tf.Tensor, instead: float) -> tf.Tensor:
-        """Returns values [b, nx, ny, nz, c] with those of particles that are left out replaced."""
+        """Returns values [b, nx, ny, nz, c] with `instead` for particles that are left out."""
         return tf.where(self.inside[..., tf.newaxis], values, tf.constant(instead, values.dtype))
 
     def gather(self, fields: tf.Tensor) -> tf.Tensor:
@@ -120,7 +124,7 @@ def _force(g: Lattice, potential: tf.Tensor) -> tf.Tensor:
 
 
 def _force_vjp(g: Lattice, dforce: tf.Tensor) -> tf.Tensor:
-    """Returns the adjoint of `_force`: the difference itself, as it is antisymmetric.
+    """Returns the adjoint of `_force`. It is the difference itself, which is antisymmetric.
 
     dforce is 0 where the difference wraps around a halo.
     """
@@ -188,11 +192,11 @@ def _read_gradient_vjp(
 
 def _kick(
     g: Lattice,
-    force_gradient: ForceGradient,
     field: tf.Tensor,
     s: tf.Tensor,
     v: tf.Tensor,
     factors: tf.Tensor,
+    force_gradient: ForceGradient,
 ) -> tf.Tensor:
     reading = _read if force_gradient == "spectral" else _read_gradient
     return _spread(factors[:, 0]) * v + _spread(factors[:, 1]) * reading(g, field, s)
@@ -200,13 +204,13 @@ def _kick(
 
 def _kick_vjp(
     g: Lattice,
-    force_gradient: ForceGradient,
     field: tf.Tensor,
     s: tf.Tensor,
     v_after: tf.Tensor,
     dv: tf.Tensor,
     ds: tf.Tensor,
     factors: tf.Tensor,
+    force_gradient: ForceGradient,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     before, by = _spread(factors[:, 0]), _spread(factors[:, 1])
     spectral = force_gradient == "spectral"
@@ -214,7 +218,7 @@ def _kick_vjp(
     dfield, more = (_read_vjp if spectral else _read_gradient_vjp)(g, field, s, by * dv)
     v_before = (v_after - by * force) / before
     sums = tf.stack([_sum(dv, v_before), _sum(dv, force)], axis=-1)
-    return v_before, dfield, ds + more, sums
+    return dfield, ds + more, v_before, sums
 
 
 def _linear(x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -226,6 +230,20 @@ def _drift_vjp(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     by = _spread(factor)
     return x_after - by * v, dv + by * dx, _sum(dx, v)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "paint": _paint,
+    "paint_vjp": _paint_vjp,
+    "read": _read,
+    "read_vjp": _read_vjp,
+    "read_gradient": _read_gradient,
+    "read_gradient_vjp": _read_gradient_vjp,
+    "kick": _kick,
+    "kick_vjp": _kick_vjp,
+    "linear": _linear,
+    "drift_vjp": _drift_vjp,
+}
 
 
 @functools.cache
@@ -247,109 +265,11 @@ class Portable(Kernels):
     def __init__(self, xla: bool = True) -> None:
         self._jit: Callable[..., Any] = _jit if xla else functools.partial
 
-    def paint(
-        self, g: Lattice, s: tf.Tensor, weights: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Kernels.paint`."""
-        return self._jit(_paint, g)(s, weights)
-
-    def paint_vjp(
-        self,
-        g: Lattice,
-        s: tf.Tensor,
-        weights: tf.Tensor | None,
-        dmesh: tf.Tensor,
-        add: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """See `Kernels.paint_vjp`."""
-        return self._jit(_paint_vjp, g)(s, weights, dmesh, add)
-
-    def read(self, g: Lattice, fields: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        """See `Kernels.read`."""
-        return self._jit(_read, g)(fields, s)
-
-    def read_vjp(
-        self, g: Lattice, fields: tf.Tensor, s: tf.Tensor, dvalues: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Kernels.read_vjp`."""
-        return self._jit(_read_vjp, g)(fields, s, dvalues)
-
-    def read_gradient(self, g: Lattice, potential: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        """See `Kernels.read_gradient`."""
-        return self._jit(_read_gradient, g)(potential, s)
-
-    def read_gradient_vjp(
-        self, g: Lattice, potential: tf.Tensor, s: tf.Tensor, dforce: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Kernels.read_gradient_vjp`."""
-        return self._jit(_read_gradient_vjp, g)(potential, s, dforce)
-
-    def kick(
-        self,
-        g: Lattice,
-        field: tf.Tensor,
-        s: tf.Tensor,
-        v: tf.Tensor,
-        factors: tf.Tensor,
-        force_gradient: ForceGradient,
-    ) -> tf.Tensor:
-        """See `Kernels.kick`."""
-        return self._jit(_kick, g, force_gradient)(field, s, v, factors)
-
-    def kick_vjp(
-        self,
-        g: Lattice,
-        field: tf.Tensor,
-        s: tf.Tensor,
-        v_after: tf.Tensor,
-        dv: tf.Tensor,
-        ds: tf.Tensor,
-        factors: tf.Tensor,
-        force_gradient: ForceGradient,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `Kernels.kick_vjp`."""
-        return self._jit(_kick_vjp, g, force_gradient)(field, s, v_after, dv, ds, factors)
-
-    def linear(self, x: tf.Tensor, y: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        """See `Kernels.linear`."""
-        return self._jit(_linear)(x, y, factor)
-
-    def drift_vjp(
-        self, x_after: tf.Tensor, v: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor, factor: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See `Kernels.drift_vjp`."""
-        return self._jit(_drift_vjp)(x_after, v, dx, dv, factor)
-
-    def paint_sky(
-        self, slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
-    ) -> tf.Tensor:
-        """See `Kernels.paint_sky`. Not compiled: the slabs are others at each call."""
-        return portable_sky.paint_sky(slabs, fields, factors, amounts)
-
-    def paint_sky_vjp(
-        self,
-        slabs: Slabs,
-        fields: Sequence[tf.Tensor],
-        factors: tf.Tensor,
-        amounts: tf.Tensor,
-        dmaps: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """See `Kernels.paint_sky_vjp`."""
-        return portable_sky.paint_sky_vjp(slabs, fields, factors, amounts, dmaps)
-
-    def paint_ball(
-        self, ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
-    ) -> tf.Tensor:
-        """See `Kernels.paint_ball`. Not compiled: the particles seen are others at each call."""
-        return portable_ball.paint_ball(ball, fields, factors, amounts)
-
-    def paint_ball_vjp(
-        self,
-        ball: Ball,
-        fields: Sequence[tf.Tensor],
-        factors: tf.Tensor,
-        amounts: tf.Tensor,
-        dmaps: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """See `Kernels.paint_ball_vjp`."""
-        return portable_ball.paint_ball_vjp(ball, fields, factors, amounts, dmaps)
+    def _call(
+        self, kernel: str, geometry: Lattice | Slabs | Ball | None = None, **arguments: Any
+    ) -> Any:
+        if isinstance(geometry, (Slabs, Ball)):
+            # Not compiled: the slabs and the particles in view differ from call to call.
+            return getattr(portable_sky, kernel)(geometry, **arguments)
+        static = [] if geometry is None else [geometry]
+        return self._jit(_KERNELS[kernel], *static)(**arguments)

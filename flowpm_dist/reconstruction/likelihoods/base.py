@@ -34,7 +34,7 @@ class Annealing:
 
 
 EXACT = Annealing()
-"""The likelihood as it is."""
+"""The likelihood without annealing."""
 
 
 EASY_SIGMA, EASIEST_SIGMA = 1.0, 3.0
@@ -52,9 +52,9 @@ LARGEST_CHANGE = 4.0
 
 
 class Likelihood(abc.ABC):
-    """The probability of one data set, given a model's density or those of several chains.
+    """The probability of one data set, given a model's density or the densities of several chains.
 
-    A likelihood of your own implements `inverse_variance` and `residual`. Where it is not Gaussian,
+    A custom likelihood implements `inverse_variance` and `residual`. Where it is not Gaussian,
     it also overrides `parts` for the exact likelihood, and leaves the annealed ones to this class.
 
     Attributes:
@@ -98,7 +98,7 @@ class Likelihood(abc.ABC):
         Args:
             density: block [..., x, y, z].
             annealing: the annealing of the noise.
-            parameters: those of `self.parameters` that have priors, float64 [...] of all chains;
+            parameters: the values of `self.parameters` with a prior, float64 [...] of all chains;
                 `local_values` makes factors of blocks of them.
         """
         return self.half_squares(self.residual(density, annealing), annealing)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.observables.per_chain import local_values
+from flowpm_dist.observables.universe_model import local_values
 from flowpm_dist.reconstruction.likelihoods.base import (
     EXACT,
     Annealing,
@@ -20,13 +20,13 @@ class Gaussian(Likelihood):
     """A density with independent Gaussian noise in each cell.
 
     Args:
-        box: of the model's densities.
+        box: the box of the model's densities.
         data: block [x, y, z] of a density, mean 1, or one for each chain [..., x, y, z] where
             `error` is 0. Its values where nothing is observed must be finite and do not matter
             otherwise.
         sigma: standard deviation of the noise, a number or a block [x, y, z].
         observed: see `Likelihood`.
-        error: of the model, as a share of a cell's density. Its square times that of the data is
+        error: the model's error, as a share of a cell's density. Its square times the data's is
             added to the variance, but not while residuals are smoothed: weights that follow the
             density would upset the balance of mass between neighbours.
 

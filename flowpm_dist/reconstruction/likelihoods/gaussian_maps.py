@@ -23,7 +23,7 @@ class GaussianMaps(Gaussian):
     Pixels stand where a density has cells: [source, x, y] in place of [x, y, z].
 
     Args:
-        box: of the universes that are seen, one or several chains.
+        box: the box of one universe, or of several chains.
         data: maps [source, x, y]. Their values where nothing is observed must be finite.
         sigma: standard deviation of the noise, a number, or an array that broadcasts with the maps.
         observed: maps: 1 where there are data, 0 elsewhere.

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.observables.noise import positive_density
+from flowpm_dist.observables.noise import LEAST_DENSITY, positive_density
 from flowpm_dist.reconstruction.likelihoods.base import (
     EXACT,
     Annealing,
@@ -16,6 +16,9 @@ from flowpm_dist.reconstruction.likelihoods.base import (
     sum_over_cells,
 )
 
+EXPONENTIAL = -25 * LEAST_DENSITY
+"""Below this density [mean density] rates are exponential, to 1e-11."""
+
 
 class Poisson(Likelihood):
     """Counts of tracers, drawn in each cell from a Poisson distribution of mean_count x density.
@@ -23,9 +26,10 @@ class Poisson(Likelihood):
     Annealing takes them as Gaussian, with variance mean_count.
 
     Args:
-        box: of the model's densities.
+        box: the box of the model's densities.
         counts: block [x, y, z].
-        mean_count: of a cell of mean density that is observed; a number, or a block [x, y, z].
+        mean_count: the mean count of an observed cell of mean density, a number or a block
+            [x, y, z].
         observed: see `Likelihood`; the share of a cell that is observed lowers its rate.
     """
 
@@ -48,13 +52,16 @@ class Poisson(Likelihood):
     def parts(
         self, density: tf.Tensor, annealing: Annealing = EXACT, **parameters: tf.Tensor
     ) -> tf.Tensor:
-        """Returns half the deviance: the log likelihood less that of rates equal to the counts."""
+        """Returns half the deviance, which is 0 where the rates equal the counts."""
         if annealing != EXACT:
             return super().parts(density, annealing)
-        rate = self._rate * positive_density(density)
+        # Far below 0 a rate is lost in rounding, but not its logarithm, which is linear there.
+        far = density < EXPONENTIAL
+        rate = self._rate * positive_density(tf.where(far, EXPONENTIAL, density))
+        below = tf.where(far, EXPONENTIAL - density, 0) / LEAST_DENSITY
         counts = self._counts
         some = counts > 0
         safe_rate = tf.where(rate > 0, rate, tf.ones_like(rate))
         ratio = tf.where(some, counts, tf.ones_like(counts)) / safe_rate
-        surprise = tf.where(some, counts * tf.math.log(ratio), tf.zeros_like(rate))
+        surprise = tf.where(some, counts * (tf.math.log(ratio) + below), tf.zeros_like(rate))
         return sum_over_cells(rate - counts + surprise)

@@ -1,1 +1,0 @@
-"""Run files: from text to checked objects."""

@@ -1,0 +1,225 @@
+"""Posteriors of networks and of statistics, fitted with the same heads to the same volumes, judged.
+
+Everything here is done on rank 0, from summaries that all ranks made together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy.stats import kstest
+
+from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults
+from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS, SplitSummaries
+from flowpm_dist.cosmoflow.evaluation.trainings import (
+    Judged,
+    PosteriorError,
+    PosteriorOptions,
+    grouped,
+)
+from flowpm_dist.cosmoflow.network.losses import DOUBT
+from flowpm_dist.cosmoflow.scores.judging import (
+    Difference,
+    MeanDifference,
+    Predictions,
+    difference,
+    mean_difference,
+    resampled_scores,
+    universes,
+)
+from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
+from flowpm_dist.posteriors.features import joined, statistic_of
+from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
+from flowpm_dist.posteriors.novelty import FeatureDensity
+
+SAMPLES = 1000
+"""Number of samples of each posterior that is judged."""
+UNLIKELY = 0.01
+"""A probability, over the number of tests, below which parameters are not drawn evenly."""
+OWN = "its own Gaussians"
+"""What tables call the posteriors that the loss of a network has trained, see `own_answers`."""
+
+
+def check_names(options: PosteriorOptions) -> None:
+    """Checks that all heads and statistics exist; imports user modules.
+
+    Raises:
+        PosteriorError: otherwise.
+    """
+    try:
+        for head in options.heads:
+            head_of(head)
+        for statistic in options.statistics:
+            statistic_of(statistic, of_maps=options.of_maps)
+    except ValueError as error:
+        raise PosteriorError(str(error)) from error
+
+
+Tables = Mapping[str, SplitSummaries]
+"""Summaries by split."""
+
+
+def judge_posteriors(
+    asked: Sequence[Judged],
+    tables: Sequence[Tables],
+    largest: int,
+    priors: UniformPriors,
+    split: str,
+    options: PosteriorOptions,
+    note: Callable[[str], None],
+) -> PosteriorResults:
+    """Returns how good the posteriors of networks and of statistics are. On rank 0.
+
+    The posteriors of each network are kept in the folder of its training, for predictions.
+
+    Args:
+        asked: the predictions of each training.
+        tables: the summaries of each training: splits "train", "validation" and `split`.
+        largest: number of the training whose volumes statistics were measured of.
+        priors: the parameters' priors.
+        split: to judge on.
+        options: what is fitted.
+        note: called with the present work.
+    """
+    judged = tables[largest][split]
+    groups = universes(judged.truth)
+    answers: dict[tuple[str, str], Answers] = {}
+    chosen: dict[str, str] = {}
+
+    def fit(name: str, head: str, of: Tables, parts: Sequence[str]) -> tuple[Posterior, Answers]:
+        note(f"fitting {head} to {name}")
+        train, validation, test = (
+            Summaries(joined(of[s].parts, parts), of[s].truth)
+            for s in ("train", "validation", split)
+        )
+        posterior = fit_posterior(head, priors, train, validation, options.fit)
+        gain = posterior.gain(test.truth, test.features)
+        found = Answers(priors, test.truth, posterior.sample(test.features, SAMPLES), gain)
+        return posterior, found
+
+    for group in grouped(asked):
+        of_members: dict[str, list[Answers]] = {}
+        for member in group.members:
+            of, name = tables[place_of(member, asked)], group.member(member)
+            folder, step = member.training.folder, of["train"].step
+            part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
+            known, held_out = (of[s].parts[part] for s in ("train", "validation"))
+            FeatureDensity.of(known, held_out).save(folder.feature_density(step))
+            own = own_answers(member.summarised, priors)
+            if own is not None:
+                of_members.setdefault(OWN, []).append(own)
+            for head in options.heads:
+                tried = {
+                    part: fit(name, head, of, [part])
+                    for part in (OUTPUTS, HIDDEN)
+                    if part in of["train"].parts
+                }
+                best = min(tried, key=lambda part: tried[part][0].loss)
+                posterior, found = tried[best]
+                chosen[f"{name}, {head}"] = best
+                about = {"part": best, "step": step}
+                replace(posterior, about=about).save(folder.posterior(head))
+                of_members.setdefault(head, []).append(found)
+        for head, several in of_members.items():
+            if group.several:
+                answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)
+            for member, one in zip(group.members, several, strict=True):
+                answers[group.member(member), head] = one
+    for names in options.baselines:
+        for head in options.heads:
+            _, answers[" + ".join(names), head] = fit(
+                " + ".join(names), head, tables[largest], names
+            )
+    judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
+    main = next(key for key in answers if key[1] == options.heads[-1])
+    errors = {key: _rmse_errors(one, groups) for key, one in answers.items()}
+    pairs = _differences(main, answers, groups)
+    return PosteriorResults(
+        main, judgement, errors, pairs, chosen, _arrays(answers[main]), judged_by=split
+    )
+
+
+def place_of(member: Judged, asked: Sequence[Judged]) -> int:
+    """Returns the number of a training in a sequence, by identity."""
+    return next(number for number, one in enumerate(asked) if one is member)
+
+
+def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
+    """Returns a sentence if parameters are not drawn evenly from their ranges.
+
+    Args:
+        priors: ranges of the parameters.
+        truth: [n, p], of a table that somebody else has made; parts of one universe count as one.
+    """
+    truth = np.unique(truth.astype(np.float32), axis=0)
+    shares = (truth - priors.low) / (priors.high - priors.low)
+    found = [float(kstest(column, "uniform").pvalue) for column in shares.T]
+    limit = UNLIKELY / len(found)
+    names = [name for name, p in zip(priors.names, found, strict=True) if p < limit]
+    if not names:
+        return []
+    return [
+        f"Values of {', '.join(names)} are not spread evenly over their ranges, as the prior is: "
+        "ln(q / prior) also counts what is known of their distribution, and ranks and TARP are of "
+        "posteriors with that distribution as their prior."
+    ]
+
+
+def _differences(
+    main: tuple[str, str], answers: Mapping[tuple[str, str], Answers], groups: np.ndarray
+) -> dict[tuple[str, str], tuple[MeanDifference, dict[str, Difference]]]:
+    """Returns by how much one method is better than each other of the same head."""
+    predictions = {key: _predictions(one) for key, one in answers.items()}
+    return {
+        key: (
+            mean_difference(answers[main].gain, one.gain, groups),
+            difference(predictions[main], predictions[key]),
+        )
+        for key, one in answers.items()
+        if key != main and key[1] in (main[1], OWN)
+    }
+
+
+def _predictions(answers: Answers) -> Predictions:
+    return Predictions(answers.priors.names, answers.truth, answers.mean)
+
+
+def _rmse_errors(answers: Answers, groups: np.ndarray) -> np.ndarray:
+    """Returns one standard error of the RMSE of each parameter's mean, [p], by the bootstrap."""
+    predictions = _predictions(answers)
+    places = range(len(predictions.names))
+    return np.array(
+        [resampled_scores(predictions, place, 0, groups)[1][0].std() for place in places]
+    )
+
+
+def _arrays(answers: Answers) -> dict[str, np.ndarray]:
+    return {
+        "names": np.array(answers.priors.names),
+        "truth": answers.truth,
+        "samples": answers.samples.astype(np.float32),
+        "gain": answers.gain,
+    }
+
+
+def own_answers(predictions: Predictions, priors: UniformPriors) -> Answers | None:
+    """Returns the posteriors that a network's loss has trained, if there are any.
+
+    As in `doubting_nll`, each parameter has a Gaussian on its own, and the prior with a share of
+    `DOUBT`.
+    """
+    if predictions.sigma is None:
+        return None
+    pull = (predictions.truth - predictions.mean) / predictions.sigma
+    log_normal = -0.5 * pull**2 - np.log(predictions.sigma) - 0.5 * np.log(2 * np.pi)
+    over_prior = np.log1p(-DOUBT) + log_normal + np.log(priors.high - priors.low)
+    gain = np.logaddexp(over_prior, np.log(DOUBT)).sum(axis=1)
+    rng, shape = np.random.default_rng(0), (len(pull), SAMPLES, pull.shape[1])
+    mean, sigma = predictions.mean[:, np.newaxis], predictions.sigma[:, np.newaxis]
+    normal = mean + sigma * rng.standard_normal(shape)
+    uniform = priors.low + (priors.high - priors.low) * rng.random(shape)
+    samples = np.where(rng.random(shape) < DOUBT, uniform, normal)
+    return Answers(priors, predictions.truth, samples, gain)

@@ -1,0 +1,371 @@
+"""The results of judging posteriors, and the posterior of a volume; without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.table import Table
+
+from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
+from flowpm_dist.cosmoflow.scores.judging import (
+    Difference,
+    MeanDifference,
+)
+from flowpm_dist.cosmoflow.training.saved import SavedTraining
+from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.io.files import (
+    GENERATOR,
+    UnreadableError,
+    read_arrays,
+    save_arrays,
+)
+from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
+from flowpm_dist.posteriors.calibration import LEVELS, Calibration
+from flowpm_dist.posteriors.options import HEADS
+
+FILES = ("posteriors.md", "posterior_samples.npz", "ranks.png", "tarp.png")
+SUSPICIOUS = 0.01
+"""Probability with which some posterior is said to be not right if all are: a P-value is compared
+with this over the number of tests (Bonferroni).
+"""
+VALIDATION = "validation"
+"""The split that heads are chosen by: its P-values would say nothing."""
+
+Key = tuple[str, str]
+"""Name of the features, and of the head."""
+
+
+@dataclass(frozen=True)
+class PosteriorResults:
+    """How good posteriors are.
+
+    Attributes:
+        main: the network's, of the head that was asked for last.
+        found: calibration of each.
+        rmse_error: one standard error of each RMSE, [p].
+        differences: of `main` from others: in ln(q / prior), and of each parameter's mean.
+        chosen: which features each posterior of a network uses.
+        arrays: truth, samples and ln(q / prior) of `main`, to be kept.
+        judged_by: the split.
+    """
+
+    main: Key
+    found: Mapping[Key, Calibration]
+    rmse_error: Mapping[Key, np.ndarray]
+    differences: Mapping[Key, tuple[MeanDifference, Mapping[str, Difference]]]
+    chosen: Mapping[str, str]
+    arrays: Mapping[str, np.ndarray]
+    judged_by: str = "test"
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.found[self.main].names
+
+    @property
+    def tested(self) -> bool:
+        """Whether P-values mean something: the volumes have chosen nothing."""
+        return self.judged_by != VALIDATION
+
+    def _p(self, value: float) -> str:
+        return f"{value:.2g}" if self.tested else "-"
+
+    def table(self) -> Table:
+        """Returns a table for a terminal."""
+        drawn = Table(box=SIMPLE)
+        for heading in ("posterior of", "head", "ln(q / prior)", "least P of ranks", "P of TARP"):
+            is_text = heading in ("posterior of", "head")
+            drawn.add_column(heading, justify="left" if is_text else "right")
+        for (name, head), one in self.found.items():
+            tests = self._p(one.ranks_p.min()), self._p(one.tarp_p)
+            drawn.add_row(name, head, _with_error(one.gain, one.gain_error), *tests)
+        return drawn
+
+    def sentences(self) -> list[str]:
+        """Returns sentences on what the table does not show."""
+        sentences = self._wrong() if self.tested else []
+        for (name, head), (gain, _) in self.differences.items():
+            sentences.append(
+                f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
+                f"{gain.value:+.3f} ± {gain.error:.3f}."
+            )
+        return sentences
+
+    def _wrong(self) -> list[str]:
+        """Returns a sentence for each posterior that fails a test, of all that were made."""
+        count = sum(len(one.ranks_p) + 1 for one in self.found.values())
+        sentences = []
+        for (name, head), one in self.found.items():
+            tests = {
+                "ranks": dict(zip(one.names, one.ranks_p.tolist(), strict=True)),
+                "tarp": {"all parameters together": one.tarp_p},
+            }
+            for kind, values in tests.items():
+                wrong = {n: p for n, p in values.items() if p < SUSPICIOUS / count}
+                drawn = f"{kind}.png" if head == self.main[1] else FILES[0]
+                if wrong:
+                    sentences.append(
+                        f"Posteriors of {name} ({head}) are not right for {', '.join(wrong)}: P = "
+                        f"{min(wrong.values()):.1g} is below {SUSPICIOUS:g} / {count}, the number "
+                        f"of tests; see {drawn}."
+                    )
+        return sentences
+
+    def markdown(self) -> str:
+        """Returns the tables in Markdown."""
+        rows = [["posterior of", "head", "ln(q / prior)", "TARP P"]]
+        for name in self._names:
+            rows[0] += [
+                f"{name} RMSE",
+                "width",
+                *(f"in {level:.1%}" for level in LEVELS),
+                "ranks P",
+            ]
+        for (name, head), one in self.found.items():
+            row = [name, head, _with_error(one.gain, one.gain_error), self._p(one.tarp_p)]
+            for i, of_rmse in enumerate(self.rmse_error[name, head]):
+                row += [f"{one.rmse[i]:.3g}±{of_rmse:.1g}", f"{one.width[i]:.3g}"]
+                for share, error in zip(one.coverage[:, i], one.coverage_error[:, i], strict=True):
+                    row.append(_with_error(share, error))
+                row.append(self._p(one.ranks_p[i]))
+            rows.append(row)
+        pairs = [["posterior of", "head", "ln(q / prior) higher by", "in"]]
+        pairs[0] += [f"{name} RMSE lower by" for name in self._names]
+        for (name, head), (gain, each) in self.differences.items():
+            row = [name, head, _with_error(gain.value, gain.error), f"{gain.larger:.0%}"]
+            row += [f"{each[n].rmse:.2g}±{each[n].rmse_error:.1g}" for n in self._names]
+            pairs.append(row)
+        main = self.found[self.main]
+        used = "".join(f"- {name} uses the {part}.\n" for name, part in self.chosen.items())
+        return (
+            f"On {main.count} volumes of {main.groups} universes:\n\n{markdown_table(rows)}\n"
+            f"{self.main[0]} ({self.main[1]}) beside the others, by a paired bootstrap:\n\n"
+            f"{markdown_table(pairs)}\n{used}"
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns all numbers by name."""
+        return {
+            "main": list(self.main),
+            "scores": [
+                {"of": name, "head": head, **self._scores(name, head)} for name, head in self.found
+            ],
+            "differences": [
+                {
+                    "from": name,
+                    "head": head,
+                    "gain": gain,
+                    **each,
+                }
+                for (name, head), (gain, each) in self.differences.items()
+            ],
+            "features": dict(self.chosen),
+        }
+
+    def _scores(self, name: str, head: str) -> dict[str, Any]:
+        errors = dict(zip(self._names, self.rmse_error[name, head].tolist(), strict=True))
+        scores = self.found[name, head].as_dict() | {"rmse_error": errors}
+        return {key: v for key, v in scores.items() if self.tested or not key.endswith("_p")}
+
+    def write_into(self, folder: Path) -> None:
+        """Writes tables, samples and figures into a folder."""
+        from flowpm_dist.io.figures import save_figure
+        from flowpm_dist.posteriors import figures
+
+        (folder / FILES[0]).write_text(self.markdown(), encoding="utf-8")
+        np.savez(folder / FILES[1], **self.arrays)  # type: ignore[arg-type]
+        shown = {f"{n}\n{h}": one for (n, h), one in self.found.items() if h == self.main[1]}
+        save_figure(figures.rank_figure(shown, tested=self.tested), folder / FILES[2])
+        one_line = {name.replace("\n", ", "): one for name, one in shown.items()}
+        save_figure(figures.tarp_figure(one_line, tested=self.tested), folder / FILES[3])
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.3f}±{error:.3f}"
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    """Returns a table in Markdown, a heading first; the first two columns are text."""
+    ruled = [rows[0], ["---", "---", *["---:"] * (len(rows[0]) - 2)], *rows[1:]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in ruled)
+
+
+PREFERRED = tuple(HEADS)[::-1]
+SAMPLES = 4000
+"""Number of samples of a volume's posterior."""
+ANSWER_FILES = SAMPLES_FILE, CORNER = "samples.npz", "corner.png"
+INTERVALS = (0.683, 0.954)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A volume, and the training whose network predicts its parameters.
+
+    Attributes:
+        volume, training: absolute paths.
+    """
+
+    volume: str
+    training: str
+
+    @classmethod
+    def of(cls, volume: str | Path, training: SavedTraining) -> Question:
+        """Returns the question of a volume, such as "file.h5:a/density"."""
+        return cls(str(Path(volume).resolve()), str(training.folder.path.resolve()))
+
+
+@dataclass(frozen=True)
+class VolumePosterior:
+    """The posterior of a volume.
+
+    Attributes:
+        head: name of the head.
+        priors: priors of the p parameters.
+        samples: [sample, p] [physical units].
+        question: the volume and the training.
+        step: number of steps that the network was trained for.
+    """
+
+    head: str
+    priors: UniformPriors
+    samples: np.ndarray
+    question: Question
+    step: int
+
+    def sentences(self) -> list[str]:
+        """Returns the central intervals of each parameter in words."""
+        sentences = []
+        for name, of in zip(self.priors.names, self.samples.T, strict=True):
+            ends = [np.quantile(of, [(1 - level) / 2, (1 + level) / 2]) for level in INTERVALS]
+            intervals = ", ".join(
+                f"{level:.1%} from {low:.4g} to {high:.4g}"
+                for level, (low, high) in zip(INTERVALS, ends, strict=True)
+            )
+            sentences.append(f"{name}: {intervals}")
+        return sentences
+
+    def write(self, folder: Path) -> None:
+        """Writes the samples, as `names` and `samples`, with their origin, and a corner plot.
+
+        Raises:
+            OutputError: see `check_prediction_folder`.
+            WriteError: a file cannot be written.
+        """
+        from flowpm_dist.io.figures import save_figure
+        from flowpm_dist.posteriors.figures import corner_figure
+
+        check_prediction_folder(folder, self.question)
+        arrays = {"names": np.array(self.priors.names), "samples": self.samples}
+        about = {"head": self.head, "generator": GENERATOR, "step": self.step}
+        about |= {"volume": self.question.volume, "training": self.question.training}
+        save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in about.items()})
+        save_figure(corner_figure(self.samples, self.priors), folder / CORNER)
+
+
+def check_prediction_folder(folder: Path, question: Question) -> None:
+    """Checks that a posterior can be written to a folder, without changing anything.
+
+    Raises:
+        OutputError: it is no folder, cannot be written to, has files of these names from elsewhere,
+            or the posterior of another volume or from another training.
+    """
+    check_ground(folder)
+    try:
+        held = read_arrays(folder / SAMPLES_FILE)
+        ours = str(held["generator"]) == GENERATOR
+        there = Question(str(held["volume"]), str(held["training"]))
+    except (UnreadableError, KeyError):
+        ours = False
+    if not ours:
+        check_foreign(folder, ANSWER_FILES)
+    elif there != question:
+        raise OutputError(
+            f"{folder} holds the posterior of {there.volume} from {there.training}: give another "
+            "--output"
+        )
+
+
+def fitted_heads(training: SavedTraining, head: str | None) -> list[str]:
+    """Returns the heads whose posteriors were fitted, the preferred first.
+
+    Args:
+        training: its folder holds the posteriors.
+        head: the requested head; by default all of `PREFERRED`.
+
+    Raises:
+        PosteriorError: no posterior of the requested head was fitted.
+    """
+    wanted = PREFERRED if head is None else (head,)
+    found = [name for name in wanted if training.folder.posterior(name).exists()]
+    if not found and head is not None:
+        there = training.folder.posterior(head).parent
+        fitted = ", ".join(name for name in PREFERRED if training.folder.posterior(name).exists())
+        raise PosteriorError(
+            f"{there} has no posterior of the head {head!r}"
+            + (f", but of {fitted}" if fitted else "")
+            + f": flowpm-dist evaluate {training.folder.path} --posteriors fits them"
+        )
+    return found
+
+
+def posterior_of_volume(
+    training: SavedTraining,
+    volume: str | Path,
+    features: Mapping[str, np.ndarray],
+    step: int,
+    head: str | None,
+    *,
+    needed: bool = False,
+) -> tuple[VolumePosterior | None, list[str]]:
+    """Returns the posterior of a volume, and what one should know about it in sentences.
+
+    None is returned if none was requested, and none was fitted to the features of these weights. By
+    default the first head of `PREFERRED` that was fitted is used. Every rank has the same samples.
+
+    Args:
+        training: its folder holds the posterior.
+        volume: its path.
+        features: features [n, value] by name; the first row is the volume's.
+        step: number of steps that the network was trained for.
+        head: see `fitted_heads`.
+        needed: whether there must be one; there must if a head is requested.
+
+    Raises:
+        PosteriorError: no posterior of that head was fitted, or to other weights, or its file is
+            damaged.
+    """
+    from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS
+    from flowpm_dist.posteriors.heads import Posterior
+    from flowpm_dist.posteriors.novelty import FeatureDensity
+
+    others = []
+    for found in fitted_heads(training, head):
+        path = training.folder.posterior(found)
+        try:
+            posterior = Posterior.load(path)
+            fitted = posterior.about["step"]
+            if fitted == step:
+                density = FeatureDensity.load(training.folder.feature_density(step))
+                own = features[posterior.about["part"]][:1]
+                break
+            others.append(
+                f"The posterior ({found}) was fitted to weights of step {fitted}, and these are of "
+                f"step {step}: fit it again with flowpm-dist evaluate --posteriors"
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            others.append(
+                f"{path} or the density of features beside it cannot be read ({error}): fit them "
+                "again with flowpm-dist evaluate --posteriors"
+            )
+    else:
+        if others and (needed or head is not None):
+            raise PosteriorError(others[0])
+        return None, [f"{one}." for one in others]
+    warning = density.warning(features.get(HIDDEN, features[OUTPUTS])[0])
+    samples, question = posterior.sample(own, SAMPLES)[0], Question.of(volume, training)
+    answer = VolumePosterior(found, posterior.priors, samples, question, step)
+    return answer, [warning] if warning else []

@@ -1,0 +1,378 @@
+"""The results of an evaluation, with their tables and figures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
+from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults, markdown_table
+from flowpm_dist.cosmoflow.scores.judging import (
+    Differences,
+    LearningCurve,
+    Predictions,
+    Score,
+    Scores,
+)
+from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays
+from flowpm_dist.jobs.folder import check_foreign, check_ground
+
+SCORES = "scores.json"
+FILES = (
+    "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
+    "learning_curve.png", *OF_POSTERIORS, SCORES,
+)  # fmt: skip
+PARTIAL = ".partial-evaluation"
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of networks on the test set, compared with other methods.
+
+    Attributes:
+        main: the name of the method in the figures, a network or the mean of several.
+        split: the volumes that all are judged on, "test", "validation" or a fresh test set.
+        predictions: the predictions for these volumes by method: `main` first, then networks, then
+            baselines.
+        scores: the scores of the same methods.
+        differences: of `main` from each of the others, in pairs on the same volumes.
+        train_mean: the mean of the training targets, [p].
+        seeds: mean and standard deviation over runs that differ in their seed alone:
+            [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
+        curves: the error against the number of simulations, networks first.
+        collapse: a sentence for each network on whether it has learnt anything.
+        notes: sentences on the evaluation that a reader should know.
+        trainings: the folder, step, steps, complete, seed and samples of each training, and when
+            its weights were saved.
+        folder: the folder that it is written to by default.
+        posteriors: the posteriors of the fitted heads, if any were requested.
+    """
+
+    main: str
+    split: str
+    predictions: Mapping[str, Predictions]
+    scores: Mapping[str, Scores]
+    differences: Differences
+    train_mean: np.ndarray
+    seeds: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
+    curves: Mapping[str, LearningCurve]
+    collapse: Mapping[str, str]
+    notes: tuple[str, ...]
+    trainings: tuple[Mapping[str, Any], ...]
+    folder: Path
+    posteriors: PosteriorResults | None = None
+
+    def table(self, width: int) -> Table:
+        """Returns the table for a terminal of so many characters a line, see `rich_table`."""
+        return rich_table(self.scores, width)
+
+    def sentences(self) -> list[str]:
+        """Returns sentences on what the table does not show."""
+        many = len(self.collapse) > 1
+        sentences = [f"{name}: {text}" if many else text for name, text in self.collapse.items()]
+        over = [
+            f"{method}, over the seeds: RMSE of {name} {of['rmse'][0]:.4g} ± {of['rmse'][1]:.2g}, "
+            f"{of['rmse_over_mean'][0]:.3f} ± {of['rmse_over_mean'][1]:.3f} of the mean's."
+            for method, names in self.seeds.items()
+            for name, of in names.items()
+        ]
+        of_posteriors = self.posteriors.sentences() if self.posteriors else []
+        return [*sentences, *over, *self._against_the_best(), *of_posteriors, *self.notes]
+
+    def _against_the_best(self) -> list[str]:
+        """Returns how `main` compares with the best method of another kind for each parameter."""
+        networks = {*self.collapse, self.main}
+        others = [name for name in self.differences if name not in networks]
+        if not others:
+            return []
+        sentences = []
+        for name in self.predictions[self.main].names:
+            best = min(others, key=lambda method: self.scores[method][name].rmse)
+            sentences.append(self.differences[best][name].sentence(name, self.main, best))
+        return sentences
+
+    def markdown(self) -> str:
+        """Returns the tables and the sentences in Markdown."""
+        count = len(self.predictions[self.main].truth)
+        sentences = "".join(f"- {sentence}\n" for sentence in self.sentences())
+        pairs = ""
+        if self.differences:
+            table = markdown_of_differences(self.main, self.differences)
+            pairs = f"Differences, by a paired bootstrap:\n\n{table}\n"
+        return f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n{pairs}{sentences}"
+
+    def write(self, folder: Path | None = None) -> Path:
+        """Writes tables, numbers and figures; an older evaluation there is replaced.
+
+        Its posteriors are kept if this one has none, and weights and volumes are the same.
+        All are written aside first; scores.json, moved last, says that they are whole.
+
+        Args:
+            folder: made when it is missing; by default the training's own.
+
+        Returns:
+            The folder.
+
+        Raises:
+            OutputError: see `check_evaluation_folder`.
+            WriteError: a file cannot be written.
+        """
+        folder = Path(folder or self.folder)
+        check_evaluation_folder(folder)
+        aside = folder / PARTIAL
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            kept = self._kept(folder / SCORES)
+            self._write_into(aside, kept)
+            (folder / SCORES).unlink(missing_ok=True)
+            for name in FILES if kept is None else [n for n in FILES if n not in OF_POSTERIORS]:
+                (folder / name).unlink(missing_ok=True)
+                if (aside / name).exists():
+                    (aside / name).replace(folder / name)
+            aside.rmdir()
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or folder), error) from error
+        return folder
+
+    def _kept(self, path: Path) -> Any:
+        """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
+        older = _scores_in(path)
+        before, now = (
+            [[one.get(key) for key in ("seed", "step", "saved")] for one in trainings]
+            for trainings in (older.get("trainings", ()), self.trainings)
+        )
+        same = older.get("split") == self.split and before == now
+        if not same or self.posteriors is not None:
+            return None
+        try:
+            truth = read_arrays(path.parent / "predictions.npz")["truth"]
+        except (UnreadableError, KeyError):
+            return None
+        same_volumes = np.array_equal(truth, self.predictions[self.main].truth)
+        return older.get("posteriors") if same_volumes else None
+
+    def _write_into(self, folder: Path, kept: Any) -> None:
+        (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        write_csv(self.scores, folder / "table.csv")
+        main = self.predictions[self.main]
+        arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
+        arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
+        np.savez(folder / "predictions.npz", **arrays)
+        self._draw_into(folder)
+        if self.posteriors is not None:
+            self.posteriors.write_into(folder)
+        numbers = self._numbers() | ({} if kept is None else {"posteriors": kept})
+        text = json.dumps(plain(numbers), indent=1, allow_nan=False)
+        (folder / SCORES).write_text(text + "\n", encoding="utf-8")
+
+    def _draw_into(self, folder: Path) -> None:
+        from flowpm_dist.cosmoflow.scores import figures
+        from flowpm_dist.io.figures import save_figure
+
+        main = self.predictions[self.main]
+        networks = set(self.collapse) | {self.main}
+        others = {name: p for name, p in self.predictions.items() if name not in networks}
+        drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
+        save_figure(drawn, folder / "predicted.png")
+        if main.sigma is not None:
+            save_figure(figures.calibration_figure(main), folder / "calibration.png")
+        curves = figures.learning_curve_figure(self.curves)
+        save_figure(curves, folder / "learning_curve.png")
+
+    def _numbers(self) -> dict[str, Any]:
+        main = self.predictions[self.main]
+        curves = {
+            method: {"sizes": curve.sizes, "rmse_over_mean": dict(curve.errors)}
+            for method, curve in self.curves.items()
+        }
+        return {
+            "generator": GENERATOR,
+            "main": self.main,
+            "split": self.split,
+            "samples": len(main.truth),
+            "train_mean": dict(zip(main.names, self.train_mean.tolist(), strict=True)),
+            "scores": self.scores,
+            "differences": self.differences,
+            "seeds": self.seeds,
+            "learning_curves": curves,
+            "collapse": self.collapse,
+            "notes": self.notes,
+            "trainings": self.trainings,
+            **({} if self.posteriors is None else {"posteriors": self.posteriors.numbers()}),
+        }
+
+
+def check_evaluation_folder(folder: Path) -> None:
+    """Checks that an evaluation can be written to a folder, without changing anything.
+
+    Raises:
+        OutputError: it is no folder, cannot be written to, or has files of these names from
+            elsewhere.
+    """
+    check_ground(folder)
+    if not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
+        check_foreign(folder, FILES)
+
+
+def _is_ours(path: Path) -> bool:
+    return _scores_in(path).get("generator") == GENERATOR
+
+
+def _scores_in(path: Path) -> dict[str, Any]:
+    """Returns what a file of scores holds; nothing if it is no such file."""
+    try:
+        scores = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return scores if isinstance(scores, dict) else {}
+
+
+def plain(value: Any) -> Any:
+    """Returns values as JSON takes them; numbers that are not finite become null."""
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:
+    """Returns one row for each parameter and method, with the methods of a parameter together.
+
+    Args:
+        scores: the scores by method and parameter.
+
+    Returns:
+        Rows with the keys "parameter", "method" and the attributes of `Score`.
+    """
+    names = dict.fromkeys(name for of_method in scores.values() for name in of_method)
+    return [
+        {"parameter": name, "method": method, **dataclasses.asdict(of_method[name])}
+        for name in names
+        for method, of_method in scores.items()
+        if name in of_method
+    ]
+
+
+HEADINGS = {
+    "parameter": "parameter",
+    "method": "method",
+    "rmse": "RMSE",
+    "rmse_over_mean": "RMSE / mean's",
+    "mae_over_mean": "MAE / mean's",
+    "r2": "R²",
+    "bias": "bias",
+    "coverage_1": "in 1σ",
+    "coverage_2": "in 2σ",
+    "chi2": "χ²/n",
+}
+IN_TERMINAL = ("parameter", "method", "rmse", "rmse_over_mean", "r2", "bias")
+
+
+def _text(row: Mapping[str, Cell], key: str) -> str:
+    """Returns the text of a cell, with its standard error if the row has one."""
+    value, error = row[key], row.get(f"{key}_error")
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if not isinstance(error, float):
+        return f"{value:.3f}"
+    if not 0 < error < math.inf:
+        return f"{value:.3g}"
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:z.{places}f}±{error:.{places}f}"
+
+
+def markdown(scores: Mapping[str, Scores]) -> str:
+    """Returns the table in Markdown.
+
+    "mean's" in its headings is the score of the mean of the training targets.
+    """
+    rows = [[_text(row, key) for key in HEADINGS] for row in table(scores)]
+    return markdown_table([list(HEADINGS.values()), *rows])
+
+
+FEWEST = 4
+"""Columns that are shown however narrow the terminal is."""
+
+
+def rich_table(scores: Mapping[str, Scores], width: int) -> Table:
+    """Returns as many of the columns `IN_TERMINAL` as fit into a terminal.
+
+    A line separates the parameters. Names of methods are wrapped only where `FEWEST` columns are
+    too wide.
+
+    Args:
+        scores: the scores of each method.
+        width: width of the terminal [characters].
+    """
+    for count in range(len(IN_TERMINAL), FEWEST - 1, -1):
+        drawn = _rich_table(scores, IN_TERMINAL[:count])
+        if Console(width=10 * width).measure(drawn).maximum <= width:
+            break
+    return drawn
+
+
+def _rich_table(scores: Mapping[str, Scores], keys: Sequence[str]) -> Table:
+    drawn = Table(box=SIMPLE)
+    for key in keys:
+        is_text = key in ("parameter", "method")
+        drawn.add_column(
+            HEADINGS[key].replace(" / ", " /\n"),
+            justify="left" if is_text else "right",
+            no_wrap=key != "method",
+        )
+    before = None
+    for row in table(scores):
+        if before not in (None, row["parameter"]):
+            drawn.add_section()
+        drawn.add_row(*(_text(row, key) for key in keys))
+        before = row["parameter"]
+    return drawn
+
+
+def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
+    """Writes all numbers of the table, unrounded, as comma-separated values.
+
+    A cell without a value is empty.
+    """
+    columns = ["parameter", "method", *(field.name for field in dataclasses.fields(Score))]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table(scores))
+
+
+def markdown_of_differences(main: str, differences: Differences) -> str:
+    """Returns a table in Markdown: the first method less each of the others."""
+    heading = f"{main} beside"
+    rows = [["parameter", heading, "R² higher by", "RMSE lower by", "smaller RMSE in"]]
+    names = dict.fromkeys(name for of_method in differences.values() for name in of_method)
+    for name in names:
+        for method, of_method in differences.items():
+            d = of_method[name]
+            gain, gain_error = f"{d.r2:z.3f}", f"{d.r2_error:.3f}"
+            cells = [f"{gain}±{gain_error}", f"{d.rmse:.2g}±{d.rmse_error:.1g}"]
+            rows.append([name, method, *cells, f"{100 * d.better:.0f} %"])
+    return markdown_table(rows)

@@ -1,0 +1,179 @@
+"""The layers of a declared network, on the blocks of a mesh and on whole volumes.
+
+On a mesh the density enters in the layout that the simulator leaves it in: batch over `replica`, x
+over `row`, y over `col`. Convolutions and pools work on blocks while those are thick. Then each
+replica gathers its volumes, which are small by now, and every rank of it does the rest. On whole
+volumes the layers are plain TensorFlow, which can be saved and run without this package.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.network.losses import kept_within
+from flowpm_dist.cosmoflow.planning.declarations import (
+    Convolution,
+    Dense,
+    Dropout,
+    Pool,
+    Shrink,
+    Stage,
+)
+from meshimpl.compat import mtf
+from meshimpl.operations import layers
+from meshimpl.operations.layers import convolution, halo_widths, pooled_block
+from meshimpl.operations.local import layer
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.network.network import Network
+
+USUAL_CONVERGENCE = 0.02
+"""Typical convergence of lines of sight to galaxies at a redshift of 1; networks see multiples."""
+
+INPUTS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "density": tf.identity,
+    "log1p": lambda density: tf.math.log1p(density) - np.log(2.0),
+    "log1p-counts": tf.math.log1p,
+    "asinh": lambda density: tf.math.asinh(density - 1),
+    "convergence": lambda convergence: convergence / USUAL_CONVERGENCE,
+}
+"""First functions of the volumes: "log1p" and "asinh" are 0 at the mean density, "log1p-counts" at
+0. "asinh" also takes densities below 0, as noise makes them.
+"""
+SPLIT_CHANNEL = "channel_split"
+
+
+def mesh_outputs(
+    network: Network, volume: Any, held: Sequence[Any], dropping: tuple[Any, Any] | None
+) -> tuple[Any, Any, Any]:
+    """Returns the outputs, and the features that the first and the last dense layer are given.
+
+    Args:
+        network: the layers and their options.
+        volume: mesh tensor [batch, x, y, z], or with channels.
+        held: kernel and bias of each layer in turn, then shift and scale of the features.
+        dropping: seed and sample numbers of dropout; None outside training.
+
+    Returns:
+        Mesh tensors [batch, outputs], [batch, features] and [batch, last features].
+    """
+    *weights, shift, scale = held
+    features = hidden = None
+    x, rest, split = _prepared(network, volume), iter(weights), _split_sides(volume)
+    drops, dropout = 0, network.options.dropout
+    for stage in network.stages:
+        here = stage.layer
+        if split and _too_thin(stage, split, network.options.gather_below):
+            x, split = layers.whole(x, list(split)), {}
+        if isinstance(here, Convolution):
+            x = _convolved(network, x, next(rest), stage, here)
+        elif isinstance(here, Pool):
+            x = layers.pool(x, here.kind, here.size, name=stage.name)
+        elif isinstance(here, Shrink):
+            x = layers.pool(x, "average", stage.width // here.width, name=stage.name)
+        elif isinstance(here, Dense):
+            kernel = next(rest)
+            x = mtf.reshape(x, mtf.Shape([x.shape[0], kernel.shape[0]]))
+            if features is None:
+                x = mtf.cast(x, kernel.dtype)  # few numbers from here on
+                if network.centre and dropping is not None:
+                    # Not the shift and then the mean: a step is the same to the bit whatever the
+                    # shift is, which depends on where a training was stopped (`recentre`).
+                    shift = mtf.reduce_mean(x, reduced_dim=x.shape[0])
+                parts = [x, shift, scale]
+                x = layer(lambda y, a, b: (y - a) * b, parts, x.shape, name="scaled")
+                features = x
+            hidden = x
+            x = layers.dense(x, kernel, name=stage.name)
+        elif isinstance(here, Dropout) and dropping is not None and dropout:
+            drops += 1
+            x = layers.dropout(x, dropout, *dropping, drops, name=stage.name)
+        if stage.weights is not None:
+            x = layers.add_bias(x, next(rest), name=f"{stage.name}_bias")
+            if stage is not network.stages[-1]:
+                x = layers.leaky_relu(x, network.declaration.slope, name=f"{stage.name}_relu")
+    if network.declaration.bounded or network.within is not None:
+        x = layer(functools.partial(_limited, network), [x], x.shape, name="bounded")
+    return x, features, hidden
+
+
+def whole_outputs(network: Network, volumes: tf.Tensor) -> tf.Tensor:
+    """Returns the outputs for whole volumes, as after training [n, outputs].
+
+    Args:
+        network: the layers and their weights.
+        volumes: [n, x, y, z], or with channels as a last dimension where there are several.
+    """
+    given, flat = iter(network.weights), False
+    x = INPUTS[network.input](volumes)
+    x = tf.cast(x if network.channels > 1 else x[..., tf.newaxis], network.precision)
+    for stage in network.stages:
+        here = stage.layer
+        if isinstance(here, Convolution):
+            kernel = tf.cast(next(given), x.dtype)
+            strides, edges = [1, *[here.stride] * 3, 1], network.declaration.edges
+            if edges == "periodic":
+                before, after = halo_widths(stage.width, here.kernel, here.stride)
+                cells = np.arange(-before, stage.width + after) % stage.width
+                for axis in (1, 2, 3):
+                    x = tf.gather(x, cells, axis=axis)
+            x = tf.nn.conv3d(x, kernel, strides, "SAME" if edges == "zero" else "VALID")
+        elif isinstance(here, Pool):
+            x = pooled_block(x, here.kind, here.size)
+        elif isinstance(here, Shrink):
+            x = pooled_block(x, "average", stage.width // here.width)
+        elif isinstance(here, Dense):
+            kernel = tf.convert_to_tensor(next(given))
+            if not flat:
+                flat, features = True, tf.reshape(x, [-1, kernel.shape[0]])
+                x = (tf.cast(features, kernel.dtype) - network.shift) * network.scale
+            x = tf.matmul(x, kernel)
+        if stage.weights is not None:
+            x += tf.cast(next(given), x.dtype)
+            if stage is not network.stages[-1]:
+                x = tf.nn.leaky_relu(x, network.declaration.slope)
+    return _limited(network, x)
+
+
+def _limited(network: Network, outputs: tf.Tensor) -> tf.Tensor:
+    bounded = network.declaration.bounded
+    return kept_within(outputs, network.parameters, bounded=bounded, within=network.within)
+
+
+def _prepared(network: Network, volume: Any) -> Any:
+    dims = volume.shape.dims + ([] if network.channels > 1 else [mtf.Dimension("channel", 1)])
+    x = layer(INPUTS[network.input], [volume], volume.shape, name="input")
+    return mtf.cast(mtf.reshape(x, mtf.Shape(dims)), network.precision)
+
+
+def _too_thin(stage: Stage, split: Mapping[str, int], gather_below: int) -> bool:
+    """Whether a layer had better work on whole volumes than on blocks."""
+    here = stage.layer
+    if isinstance(here, Dense | Shrink | Dropout):
+        return True
+    step = here.stride if isinstance(here, Convolution) else here.size
+    blocks = [(stage.width // ranks, stage.width % ranks) for ranks in split.values()]
+    return any(left or block % step or block < gather_below for block, left in blocks)
+
+
+def _convolved(network: Network, x: Any, kernel: Any, stage: Stage, here: Convolution) -> Any:
+    # Renaming adds what is still to be added over ranks, so only where it must split.
+    out = "channel_out"
+    if network.split_channels is not None:
+        out = SPLIT_CHANNEL
+        kernel = mtf.rename_dimension(kernel, "channel_out", out)
+    edges = network.declaration.edges
+    x = convolution(x, kernel, stride=here.stride, edges=edges, name=stage.name)
+    return mtf.rename_dimension(x, out, "channel")
+
+
+def _split_sides(volume: Any) -> dict[str, int]:
+    """Sides of a volume [batch, x, y, z, ...] that are split, and over how many ranks."""
+    sides = volume.shape.dims[1:4]
+    ranks = {dim.name: volume.mesh.impl.ranks_over(dim).size for dim in sides}
+    return {side: count for side, count in ranks.items() if count > 1}

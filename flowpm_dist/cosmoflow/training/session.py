@@ -1,0 +1,311 @@
+"""A session of a training, from its plan to its last checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
+from flowpm_dist.cosmoflow.training.held_out import Statistics, hold_out
+from flowpm_dist.cosmoflow.training.logs import MLPerfLog, TrainingLogs
+from flowpm_dist.cosmoflow.training.trainer import StepReport, Trainer, optimiser_of, regressor_of
+from flowpm_dist.cosmoflow.volumes.draws import summary_of_draws, summary_of_passes
+from flowpm_dist.cosmoflow.volumes.records import Dataset, DummyDataset, check_lane
+from flowpm_dist.cosmoflow.volumes.sources import (
+    PHASES,
+    PhaseClock,
+    files_of,
+    in_order,
+    source_of,
+)
+from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, priors_of
+from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.agreement import StopRequest
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import read_rows, write_run_file
+from flowpm_dist.observables.record import BARE
+from meshimpl import launch
+from meshimpl.process_mesh import ProcessMesh
+
+NOISE_DRAWS = "drawn once per universe and reused each time the universe is used"
+"""How often noise of the observation is drawn, for the results."""
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """The outcome of a training.
+
+    Attributes:
+        step: updates made so far.
+        steps: updates of the whole training.
+        loss: loss of the last step.
+        validation_loss: the latest, where there was one.
+        seconds: seconds of this session's steps.
+        phases: seconds per step of each phase, in this session.
+        stopped_by: name of the signal that ended it before its last step.
+        best: least validation loss and the step after which it was found, if there was one.
+        ended_early: whether validations stopped getting better, see `TrainingOptions.patience`.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    seconds: float
+    phases: dict[str, float]
+    stopped_by: str | None
+    best: tuple[float, int] | None = None
+    ended_early: bool = False
+
+    @property
+    def stopped_at(self) -> str:
+        """Where the training was stopped, in words."""
+        return f"after step {self.step} of {self.steps}"
+
+
+class TrainingSession:
+    """One session of a training, from its beginning or from its latest checkpoint.
+
+    Files that are to be staged have been, see `flowpm_dist.cosmoflow.volumes.sources.stage_files`.
+
+    Args:
+        plan: the training.
+        mesh: the ranks, of axes replica, row and col.
+        folder: the training's folder, begun on rank 0.
+        progress: this rank's progress.
+
+    Raises:
+        RecordError: files that are damaged or do not match the plan.
+    """
+
+    def __init__(
+        self, plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, progress: Progress
+    ) -> None:
+        self.plan = plan.with_mesh(str(mesh) or "replica:1")
+        self.mesh, self.folder, self.progress = mesh, folder, progress
+        self.lanes, self.clock = Lanes.of(mesh, plan.training.batch), PhaseClock()
+        self.statistics = Statistics(folder.statistics("train"), mesh, tuple(plan.priors.ranges))
+        self.source = source_of(plan, mesh, folder, self.lanes, self.clock, self.statistics.add)
+        self.files = self.source.dataset
+        self.regressor = regressor_of(plan, mesh, None if self.files is None else self.files.header)
+        self.network = self.regressor.network
+        self.network.broadcast_weights()
+        optimiser, options = optimiser_of(plan), plan.training
+        optimiser.build(self.network.weights)
+        self.trainer = Trainer(self.regressor, optimiser, self.source, self.clock, options.seed)
+        self.checkpoints = Checkpoints(
+            folder.checkpoints, mesh, self.network.state, optimiser, options.keep, folder.best
+        )
+        keeps_log = options.preset == "mlperf" and self.files is not None and mesh.rank == 0
+        self.mlperf = MLPerfLog(folder.mlperf_log if keeps_log else None, self.plan)
+
+    def run(self, *, resume: bool) -> TrainingOutcome:
+        """Trains to the end, or until a signal comes. On all ranks together.
+
+        Args:
+            resume: whether to continue from the latest checkpoint, if there is one.
+
+        Raises:
+            DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
+            TrainedError: there is no checkpoint to continue from, or no weights to start from.
+        """
+        first = self._resumed() if resume else 0
+        if first == 0:
+            self._take_weights()
+        if self.mesh.rank == 0:
+            write_run_file(self.folder.run_file, self.plan.resolved())
+        if maker := self.source.maker:
+            hold_out(self.plan, self.mesh, self.folder, self.progress, maker=maker)
+        if self.plan.data.source != "dummy":
+            check_lane(len(self._validation_set), self.lanes.batch, None)
+        if self.files is not None:
+            nodes = max(1, self.mesh.size // max(1, launch.detect().local_size))
+            counts = {"samples": len(self.files), "validation": len(self._validation_set)}
+            self.mlperf.begin(ranks=self.mesh.size, nodes=nodes, **counts)
+        with ExitStack() as opened:
+            opened.callback(self.source.close)
+            self.source.start(first, functools.partial(self.progress, "simulating"))
+            self.clock.lap()
+            options = self.plan.training
+            if first == 0 and options.start_from is None and options.calibrate:
+                self.network.calibrate(self._some_volumes())
+            self.clock.lap()
+            logs = None
+            if self.mesh.rank == 0:
+                logs = TrainingLogs(self.folder, first)
+                opened.callback(logs.close)
+            # Until here nothing is lost by ending at once.
+            stop = opened.enter_context(StopRequest(self.mesh, "step", self.progress.say).heard())
+            outcome = self._steps(first, stop, logs)
+        if self.mesh.rank == 0:
+            self._write_phases(outcome)
+            self._write_draws(outcome.step)
+        return outcome
+
+    def _resumed(self) -> int:
+        """The step to continue with, from the latest checkpoint that is whole."""
+        marked = int(str(self.folder.mark().get("step", 0)))
+        found = self.checkpoints.restore()
+        if found is None and int(self.mesh.world.broadcast(tf.constant(marked))):
+            raise TrainedError(
+                f"{self.folder.path} has made {marked} steps, but {self.folder.checkpoints} holds "
+                "no checkpoint: put it back, or begin anew with --overwrite"
+            )
+        if found is not None and found.note:
+            self.progress.warn(found.note)
+        return 0 if found is None else found.step
+
+    def _take_weights(self) -> None:
+        """Takes the weights of another training, if the plan names one."""
+        other = self.plan.training.start_from
+        if other is not None:
+            folder = TrainingFolder(other).weights("best")
+            restore_weights(folder, self.mesh, self.network.state)
+
+    def _some_volumes(self) -> Iterator[np.ndarray]:
+        """Batches of about `training.calibrate` volumes of those there are to train on."""
+        batches = -(-self.plan.training.calibrate // self.lanes.batch)
+        return (batch.volumes for batch in self.source.preview(batches))
+
+    def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> TrainingOutcome:
+        steps, batch = self.plan.total_steps, self.plan.training.batch
+        best, enough = self.checkpoints.best, self._is_enough()
+        if (first >= steps or enough) and self.mesh.rank == 0:
+            self._mark(first, enough)
+        self.progress.note(f"training from step {first} of {steps}; compiling")
+        begin, totals = time.perf_counter(), dict.fromkeys(PHASES, 0.0)
+        report, validation, stopped, number = None, None, None, first
+        while number < steps and stopped is None and not enough:
+            started = time.perf_counter()
+            self.mlperf.step_begins(number)
+            report = self.trainer.step(number)
+            number += 1
+            with self.clock("other"):
+                stopped = stop.name()
+                saves, validates = self._due(report, stopped)
+                if (saves or validates) and self.network.centre:
+                    self.network.recentre(self._some_volumes())
+                fresh = self._validation_errors() if validates else None
+                if fresh is not None:
+                    validation = fresh[0]
+                    self.checkpoints.validated(validation, number)
+                    enough = self._is_enough()
+            seconds = {**report.seconds, "other": self.clock.lap()["other"]}
+            rate = batch / (time.perf_counter() - started)
+            held = "" if validation is None else f"  validation {validation:.4f}"
+            state = f"loss {report.loss:.4f}{held}  {rate:.2f} samples/s"
+            self.progress("training", number, steps, state)
+            if logs is not None:
+                counts = {"samples": number * batch}
+                counts["simulations"] = self.source.simulations(report.step)
+                logs.add(report, seconds, rate, fresh, **counts)
+            # Only now: the table has a row of every step that the checkpoint includes.
+            with self.clock("other"):
+                if saves or enough:
+                    if logs is not None:
+                        logs.flush()
+                    self._save(number, enough)
+            seconds["other"] += self.clock.lap()["other"]
+            for phase, value in seconds.items():
+                totals[phase] += value
+        complete = number >= steps or enough
+        self.mlperf.end(success=complete)
+        return TrainingOutcome(
+            step=number,
+            steps=steps,
+            loss=None if report is None else report.loss,
+            validation_loss=validation,
+            seconds=time.perf_counter() - begin,
+            phases={phase: total / max(1, number - first) for phase, total in totals.items()},
+            stopped_by=None if complete else stopped,
+            best=(float(best.loss), int(best.step)) if int(best.step) else None,
+            ended_early=enough and number < steps,
+        )
+
+    def _is_enough(self) -> bool:
+        """Whether validations have stopped getting better."""
+        patience = self.plan.training.patience
+        return patience is not None and int(self.checkpoints.best.waited) >= patience
+
+    def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
+        """Whether a checkpoint is due after a step, and a validation."""
+        plan, number = self.plan, report.step + 1
+        options, end = plan.training, number == plan.total_steps
+        saves = end or stopped is not None
+        saves = saves or (plan.is_due(number, options.checkpoint_every) and report.finite)
+        return saves, end or plan.is_due(number, options.validate_every)
+
+    def _validation_errors(self) -> tuple[float, float] | None:
+        """Loss and mean absolute error of the volumes of validation."""
+        if self.plan.data.source == "dummy":
+            return None
+        dataset = self._validation_set
+        self.mlperf.validation_begins()
+        found = self.regressor.mean_errors(in_order(dataset, self.lanes), len(dataset))
+        # The best, and when it is enough, must be the same on all ranks.
+        loss, error = self.mesh.world.broadcast(tf.constant(found, tf.float64)).numpy()
+        self.mlperf.validated(float(error))
+        return float(loss), float(error)
+
+    @functools.cached_property
+    def _validation_set(self) -> Dataset:
+        dataset = files_of(self.plan, self.mesh, self.folder, "validation")
+        assert not isinstance(dataset, DummyDataset)
+        return dataset
+
+    def _mark(self, step: int, enough: bool) -> None:
+        """Marks the folder with the steps made. On rank 0."""
+        steps = self.plan.total_steps
+        early = {"ended_early": True} if enough and step < steps else {}
+        self.folder.write_mark(complete=step >= steps or enough, step=step, steps=steps, **early)
+
+    def _save(self, step: int, enough: bool) -> None:
+        # Statistics first: volumes that left the buffer are not simulated again on resuming.
+        if self.plan.simulates:
+            self.statistics.write()
+        self.checkpoints.save(step)
+        if self.mesh.rank == 0:
+            self._mark(step, enough)
+
+    def _write_draws(self, steps: int) -> None:
+        """Writes how often each volume was drawn in the steps so far, and how batches vary."""
+        plan = self.plan
+        if plan.simulates:
+            draws, priors = draws_of(plan), priors_of(plan)
+            parameters = priors.draw("train", 0, draws.simulations)
+            found = summary_of_draws(draws, parameters, steps, priors.names)
+            found |= {"observation": (plan.record or BARE).table(), "noise": NOISE_DRAWS}
+        elif self.files is not None:
+            found = summary_of_passes(len(self.files), plan.training.batch, steps)
+        else:
+            return
+        write_text(self.folder.draws, json.dumps(found, indent=1) + "\n")
+
+    def _write_phases(self, outcome: TrainingOutcome) -> None:
+        """Writes phases.json, phases.png and training.png, if a step was made."""
+        from flowpm_dist.cosmoflow.scores.figures import phases_figure, training_figure
+        from flowpm_dist.io.figures import save_figure
+
+        if not any(outcome.phases.values()):
+            return
+        path = self.folder.path
+        facts = {
+            "seconds_per_step": outcome.phases,
+            "mesh": str(self.mesh),
+            "ranks": self.mesh.size,
+            "threads_per_rank": launch.threads_per_rank(),
+            "seconds": outcome.seconds,
+        }
+        write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
+        save_figure(phases_figure(outcome.phases), path / "phases.png")
+        if rows := read_rows(self.folder.metrics):
+            save_figure(training_figure(rows), path / "training.png")

@@ -1,0 +1,428 @@
+"""The batches of a training: simulated while it runs, read from files, or made up."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.volumes.augmentation import Augment, View, views_of
+from flowpm_dist.cosmoflow.volumes.draws import Draws
+from flowpm_dist.cosmoflow.volumes.record_files import Block
+from flowpm_dist.cosmoflow.volumes.record_writer import stage
+from flowpm_dist.cosmoflow.volumes.records import (
+    BatchOfSamples,
+    Dataset,
+    DummyDataset,
+    RecordDataset,
+)
+from flowpm_dist.cosmoflow.volumes.universes import (
+    Generation,
+    Lanes,
+    UniverseMaker,
+    draws_of,
+    maker_of,
+)
+from flowpm_dist.jobs.progress import Progress
+from meshimpl import launch
+from meshimpl.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+
+PHASES = ("simulate", "read", "augment", "halo", "compute", "allreduce", "other")
+"""Making universes; drawing or reading a batch; turning and shifting it; messages within a replica;
+layers and optimiser; messages that add gradients; validation, checkpoints and logs."""
+
+
+class PhaseClock:
+    """Seconds of each phase since the last `lap`."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the time spent inside the context to a phase."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - begin
+
+    def move(self, phase: str, source: str, seconds: float) -> None:
+        """Moves seconds that were counted in `source` to `phase`."""
+        self.seconds[phase] += seconds
+        self.seconds[source] -= seconds
+
+    def lap(self) -> dict[str, float]:
+        """Returns the seconds so far, and starts again from zero."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of a step: this replica's lanes of it.
+
+    Attributes:
+        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col, z]
+            or with channels.
+        parameters: [lane, parameter] [physical units].
+        samples: the number of each sample, int64 [lane].
+    """
+
+    volumes: np.ndarray
+    parameters: np.ndarray
+    samples: np.ndarray
+
+
+class ReplayBuffer:
+    """A buffer of the latest generations of this replica's universes.
+
+    Args:
+        capacity: the number of generations that are kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.made = 0
+        self._volumes: np.ndarray | None = None
+        self._parameters: np.ndarray | None = None
+
+    def skip_to(self, generation: int) -> None:
+        """Empties the buffer and sets the number of the next generation that is added."""
+        self.made = generation
+
+    def add(self, generation: Generation) -> None:
+        """Adds a generation; it replaces the oldest one if the buffer is full."""
+        if self._volumes is None or self._parameters is None:
+            shape = self.capacity, *generation.volumes.shape
+            self._volumes = np.empty(shape, generation.volumes.dtype)
+            self._parameters = np.empty((self.capacity, *generation.parameters.shape))
+        place = self.made % self.capacity
+        self._volumes[place] = generation.volumes
+        self._parameters[place] = generation.parameters
+        self.made += 1
+
+    def get(self, generation: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a lane's volume and parameters from a generation that is kept."""
+        assert self._volumes is not None and self._parameters is not None
+        assert self.made - self.capacity <= generation < self.made
+        at = generation % self.capacity
+        return self._volumes[at, lane], self._parameters[at, lane]
+
+
+class BatchSource(abc.ABC):
+    """The source of a training's batches.
+
+    Attributes:
+        dataset: the files, where volumes are read.
+        maker: what simulates the universes, where they are simulated.
+    """
+
+    dataset: Dataset | None = None
+    maker: UniverseMaker | None = None
+
+    @abc.abstractmethod
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Prepares for a first step.
+
+        Args:
+            step: its number.
+            progress: called with the numbers of simulations made and to be made, over all replicas.
+        """
+
+    @abc.abstractmethod
+    def batch(self, step: int) -> Batch:
+        """Returns the batch of a step; steps must be requested in order.
+
+        Raises:
+            RecordError: a file is damaged.
+        """
+
+    @abc.abstractmethod
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Returns some batches after `start`, without changing what steps train on."""
+
+    def simulations(self, step: int) -> int:
+        """Returns the number of simulations made when a step begins, over all replicas."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027
+        """Ends the work; no more steps will be requested."""
+
+
+class InSituSource(BatchSource):
+    """A source of batches of universes that are simulated during the training.
+
+    The samples of a step follow from the seed and the number of the step. So a training resumes
+    exactly: the universes that its buffer held are simulated again.
+
+    Args:
+        maker: the maker of the universes, of which the stream "train" is used.
+        mesh: the mesh of all ranks.
+        draws: the order in which universes are made and used.
+        augment: how a universe is transformed each time it is used: see `View.draw`.
+        axis: the line of sight, see `View.draw`.
+        clock: the clock of the phases "simulate", "read" and "augment".
+        made: called with every new generation.
+        ahead: whether to simulate in the background while the network trains. This applies to
+            replicas of one rank only: two threads must not communicate with other ranks.
+    """
+
+    maker: UniverseMaker
+
+    def __init__(
+        self,
+        maker: UniverseMaker,
+        mesh: ProcessMesh,
+        draws: Draws,
+        *,
+        augment: Augment,
+        axis: str | None = None,
+        clock: PhaseClock,
+        made: Callable[[Generation], None] | None = None,
+        ahead: bool = True,
+    ) -> None:
+        self.maker, self.mesh, self.draws = maker, mesh, draws
+        self.augment, self.axis, self.clock = augment, axis, clock
+        self.lanes = maker.lanes
+        self.buffer = ReplayBuffer(draws.buffer // self.lanes.batch)
+        self._made = made
+        alone = mesh.size == mesh.axis_size("replica")
+        self._worker = ThreadPoolExecutor(1) if ahead and alone else None
+        self._next: tuple[int, Future[Generation]] | None = None
+
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Simulates the universes that the buffer holds when a step begins.
+
+        Args:
+            step: the first step that will be asked for.
+            progress: called with the numbers of simulations made and to be made, over all replicas.
+        """
+        wanted = self.draws.made(step)
+        first = max(0, wanted - self.buffer.capacity)
+        self.buffer.skip_to(first)
+        for generation in range(first, wanted):
+            self._add(self._make(generation))
+            self.mesh.barrier()  # replicas are never further apart than a generation
+            if progress is not None:
+                done = generation - first + 1
+                progress(done * self.lanes.batch, (wanted - first) * self.lanes.batch)
+        self._look_ahead()
+
+    def batch(self, step: int) -> Batch:
+        """Returns the batch of a step; steps must be asked for in order."""
+        wanted = self.draws.made(step)
+        with self.clock("simulate"):
+            while self.buffer.made < wanted:
+                self._add(self._take(self.buffer.made))
+                self._look_ahead()
+        return self._drawn(step, self.draws.drawn(step))
+
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Returns batches drawn from the present content of the buffer."""
+        made = self.buffer.made
+        return (self._drawn(n, self.draws.preview(n, made)) for n in range(batches))
+
+    def simulations(self, step: int) -> int:
+        """Returns the number of simulations made when a step begins, over all replicas."""
+        return self.draws.made(step) * self.lanes.batch
+
+    def _make(self, generation: int) -> Generation:
+        return self.maker.make("train", generation, self.draws.members(generation))
+
+    def _add(self, generation: Generation) -> None:
+        self.buffer.add(generation)
+        if self._made is not None:
+            self._made(generation)
+
+    def _take(self, generation: int) -> Generation:
+        if self._next is not None and self._next[0] == generation:
+            return self._next[1].result()
+        return self._make(generation)
+
+    def _look_ahead(self) -> None:
+        generation = self.buffer.made
+        if self._worker is not None and generation < self.draws.generations:
+            self._next = generation, self._worker.submit(self._make, generation)
+
+    def _drawn(self, step: int, generations: np.ndarray) -> Batch:
+        volumes, parameters, views = [], [], []
+        with self.clock("read"):
+            for lane in self.lanes:
+                rng = np.random.default_rng([self.draws.seed, step, lane])
+                volume, row = self.buffer.get(int(generations[lane]), lane - self.lanes.first)
+                views.append(View.draw(rng, volume.shape[2], self.augment, self.axis))
+                volumes.append(volume)
+                parameters.append(row)
+            blocks = np.stack(volumes)
+        if self.augment:
+            with self.clock("augment"):
+                blocks = views_of(blocks, views, self.mesh)
+        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
+        return Batch(blocks, np.stack(parameters), samples)
+
+    def close(self) -> None:
+        """Stops the work in the background."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+class FileSource(BatchSource):
+    """Batches of a dataset, shuffled over all its samples before they are shared out.
+
+    Args:
+        dataset: this rank's blocks of the volumes.
+        mesh: all ranks.
+        lanes: this replica's places of each batch.
+        seed: the seed of the order.
+        augment: how a volume is transformed each time it is used: see `View.draw`.
+        axis: the line of sight, see `View.draw`.
+        clock: the clock of "read", the time that the training waits for a batch, and "augment".
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | DummyDataset,
+        mesh: ProcessMesh,
+        lanes: Lanes,
+        *,
+        seed: int,
+        augment: Augment,
+        axis: str | None = None,
+        clock: PhaseClock,
+    ) -> None:
+        self._read, self.mesh, self.lanes = dataset, mesh, lanes
+        self.dataset = None if isinstance(dataset, DummyDataset) else dataset
+        self.seed, self.augment, self.axis, self.clock = seed, augment, axis, clock
+        self._batches: Iterator[BatchOfSamples] = iter(())
+
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads ahead from a step on; there is no progress to report."""
+        self._batches = self._batches_from(step)
+
+    def _batches_from(self, step: int) -> Iterator[BatchOfSamples]:
+        lane = self.lanes.first, self.lanes.count
+        return iter(self._read.batches(self.lanes.batch, lane, seed=self.seed, start_step=step))
+
+    def batch(self, step: int) -> Batch:
+        """See `BatchSource.batch`."""
+        with self.clock("read"):
+            found = _as_batch(next(self._batches))
+        volumes = found.volumes
+        if self.augment:
+            with self.clock("augment"):
+                lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
+                width = volumes.shape[3]
+                views = [View.draw(rng, width, self.augment, self.axis) for rng in lanes]
+                volumes = views_of(volumes, views, self.mesh)
+        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
+        return Batch(volumes, found.parameters, samples)
+
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Returns the first batches, not turned or shifted."""
+        return map(_as_batch, itertools.islice(self._batches_from(0), batches))
+
+    def close(self) -> None:
+        """Stops reading."""
+        self._batches = iter(())
+
+
+def in_order(dataset: Dataset, lanes: Lanes) -> Iterator[Batch]:
+    """Yields every sample of a dataset once, in batches; the last is filled from the beginning."""
+    steps = -(-len(dataset) // lanes.batch)
+    lane = lanes.first, lanes.count
+    batches = dataset.batches(lanes.batch, lane, steps=steps, shuffle=False)
+    yield from map(_as_batch, batches)
+
+
+def _as_batch(samples: BatchOfSamples) -> Batch:
+    """Returns samples as a batch, without the dimension of the channels where there is one."""
+    volumes, parameters, index = samples
+    plain = volumes[..., 0] if volumes.shape[-1] == 1 else volumes
+    return Batch(plain, parameters.astype(np.float64), index)
+
+
+def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:
+    """Copies the files of a training to the fast folder that it names, if any, once on each node.
+
+    On all ranks together; the files are there for each of them afterwards.
+
+    Raises:
+        RecordError, WriteError: on the first rank of a node; see `stage`.
+    """
+    data = plan.data
+    if data.source != "files" or data.staging is None:
+        return
+    if not launch.detect().local_rank:
+        for split in ("train", "validation"):
+            report = functools.partial(progress, f"staging {split}")
+            stage(data.folder, data.staging, split, progress=report)
+    mesh.barrier("files are staged")
+
+
+def source_of(
+    plan: TrainingPlan,
+    mesh: ProcessMesh,
+    folder: TrainingFolder,
+    lanes: Lanes,
+    clock: PhaseClock,
+    made: Callable[[Generation], None] | None = None,
+) -> BatchSource:
+    """Returns the source of a training's batches; no volume is made or read yet.
+
+    Args:
+        plan: the training.
+        mesh: the ranks.
+        folder: the training's folder.
+        lanes: this rank's places of a batch.
+        clock: the clock of the phases.
+        made: called with every generation that is simulated.
+
+    Raises:
+        RecordError: the files are damaged or do not match the plan.
+    """
+    augment, observed = plan.data.augment or False, plan.record
+    axis = None if observed is None else observed.options.line_of_sight
+    if plan.simulates:
+        maker, draws = maker_of(plan, mesh, lanes), draws_of(plan)
+        return InSituSource(
+            maker, mesh, draws, augment=augment, axis=axis, clock=clock, made=made
+        )  # fmt: skip
+    files, seed = files_of(plan, mesh, folder, "train"), plan.training.seed
+    return FileSource(files, mesh, lanes, seed=seed, augment=augment, axis=axis, clock=clock)
+
+
+def files_of(
+    plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str
+) -> Dataset | DummyDataset:
+    """Returns a split in files, or made up; of a simulating training, one that is held out.
+
+    Raises:
+        RecordError: the files are damaged or do not match the plan.
+    """
+    data, block = plan.data, Block.of(mesh)
+    if data.source == "dummy":
+        samples = max(64, plan.training.batch)
+        return DummyDataset(
+            plan.grid, plan.parameters, block=block, channels=plan.channels, samples=samples
+        )
+    if data.source == "arrays":
+        return ArrayDataset(arrays_of(plan), split, block)
+    path, names = folder.held_out, None
+    if data.source == "files":
+        path, names = data.staging or data.folder, data.parameters
+    grid = plan.input_shape
+    return RecordDataset(path, split, grid=grid, block=block, parameters=names, mesh=mesh)

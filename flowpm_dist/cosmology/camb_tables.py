@@ -1,0 +1,136 @@
+"""Tables of CAMB's matter power. Imports camb only when it is used, and TensorFlow never."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmology.options import K_PIVOT, SHAPE, T_CMB
+
+K_MAX = 20.0
+"""Largest wavenumber that CAMB computes [1/Mpc]."""
+
+NEUTRINOS = 3.046
+"""Effective number of neutrino species, all massless."""
+
+_A_S = 2e-9  # CAMB's spectrum is proportional to A_s, so one table is enough
+_SAMPLES = 4096
+_DEFAULTS = {"w0": -1.0, "wa": 0.0, "T_cmb": T_CMB, "k_pivot": K_PIVOT}
+
+
+def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
+    """Returns the linear power today over A_s [(Mpc/h)^3] as a spline of its logarithm.
+
+    Args:
+        **parameters: the parameters in `SHAPE`; w0, wa, T_cmb and k_pivot have the defaults of
+            `Cosmology`.
+
+    Returns:
+        The first ln k (k in h/Mpc), the step in ln k, and the coefficients [cells, 4] of the powers
+        of u, which runs from 0 to 1 within a cell.
+
+    Raises:
+        ImportError: the package camb is missing.
+    """
+    values = _DEFAULTS | parameters
+    return _spline(*(values[name] for name in SHAPE))
+
+
+@contextlib.contextmanager
+def camb_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
+    """Runs CAMB in a thread during the `with` block, if the cosmology uses CAMB.
+
+    An error in the thread is raised again, with its message, where the spectrum is used.
+
+    Args:
+        cosmology: the arguments of a `Cosmology` by name.
+    """
+    if cosmology.get("transfer") != "camb":
+        yield
+        return
+    with contextlib.suppress(ImportError):
+        import camb  # noqa: F401  (imported here, not in two threads at once)
+    given = {name: float(cosmology[name]) for name in SHAPE if cosmology.get(name) is not None}
+
+    def compute() -> None:
+        with contextlib.suppress(Exception):
+            camb_spline(**given)
+
+    thread = threading.Thread(target=compute, name="CAMB")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@functools.lru_cache(maxsize=16)
+def _spline(*values: float) -> tuple[float, float, np.ndarray]:
+    k, power = camb_power_table((0.0,), "linear", _A_S, **dict(zip(SHAPE, values, strict=True)))
+    from scipy.interpolate import CubicSpline  # comes with camb
+
+    spline = CubicSpline(np.log(k), np.log(power[0] / _A_S))
+    ln_k = np.linspace(np.log(k[0]), np.log(k[-1]), _SAMPLES)
+    step = ln_k[1] - ln_k[0]
+    value, slope = spline(ln_k), spline(ln_k, 1) * step
+    left, right, d_left, d_right = value[:-1], value[1:], slope[:-1], slope[1:]
+    rise = right - left
+    cubic = [left, d_left, 3 * rise - 2 * d_left - d_right, d_left + d_right - 2 * rise]
+    return float(ln_k[0]), float(step), np.stack(cubic, axis=1)
+
+
+def camb_power_table(
+    redshifts: tuple[float, ...], model: str, A_s: float, **parameters: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the matter power at several redshifts, with CAMB's own growth.
+
+    Args:
+        redshifts: redshifts that increase from 0.
+        model: "linear", or one of CAMB's versions of halofit, such as "takahashi".
+        A_s: amplitude of the primordial spectrum [1].
+        **parameters: see `camb_spline`.
+
+    Returns:
+        Wavenumbers [k] [h/Mpc] and power [redshift, k] [(Mpc/h)^3].
+
+    Raises:
+        ImportError: the package camb is missing.
+        ValueError: a universe without baryons.
+    """
+    try:
+        import camb
+    except ImportError:
+        raise ImportError(
+            'transfer="camb" needs the package camb: pip install camb, or use '
+            'transfer="eisenstein-hu"'
+        ) from None
+    p = _DEFAULTS | parameters
+    if not p["Omega_b"] > 0:
+        raise ValueError(
+            f'Omega_b = {p["Omega_b"]:g}: transfer="camb" needs baryons; or use "eisenstein-hu"'
+        )
+    run = camb.CAMBparams()
+    run.set_dark_energy(w=p["w0"], wa=p["wa"], dark_energy_model="ppf")
+    run.set_cosmology(
+        H0=100 * p["h"],
+        ombh2=p["Omega_b"] * p["h"] ** 2,
+        omch2=(p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2,
+        omk=0,
+        mnu=0,
+        nnu=NEUTRINOS,
+        TCMB=p["T_cmb"],
+    )
+    run.InitPower.set_params(As=A_s, ns=p["n_s"], pivot_scalar=p["k_pivot"])
+    run.NonLinear = camb.model.NonLinear_none
+    run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX)
+    nonlinear = model != "linear"
+    if nonlinear:
+        run.NonLinear = camb.model.NonLinear_both
+        run.NonLinearModel.set_params(halofit_version=model)
+    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum(nonlinear=nonlinear)
+    return k, power

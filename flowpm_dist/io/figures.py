@@ -1,0 +1,180 @@
+"""The style that all figures share, and the figures of a density and of its power spectrum.
+
+Figures are drawn without a display and without touching matplotlib's global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from flowpm_dist.io.files import written_whole
+
+if TYPE_CHECKING:
+    from flowpm_dist.grid.field import Field
+
+MEASURED, THEORY, MUTED = "#1f3a5f", "#d1495b", "#7a7a7a"
+
+COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
+"""Colours of several curves in one panel."""
+
+SMALL_TITLE: dict[str, Any] = {"fontsize": 11}
+PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
+SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
+
+
+def symbol(name: str) -> str:
+    """Returns how figures write the name of a parameter."""
+    return SYMBOLS.get(name, name)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure whose layout keeps labels apart.
+
+    Args:
+        width, height: [inches].
+    """
+    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def style_axes(axes: Axes) -> None:
+    """Draws a faint grid behind the data of a panel, and ticks that point inwards on all sides."""
+    axes.grid(alpha=0.25, lw=0.6, which="major")
+    axes.tick_params(which="both", direction="in", top=True, right=True)
+    axes.set_axisbelow(True)
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Labels a logarithmic axis with at least two plain numbers; call it after plotting."""
+    low, high = sorted(axis.get_view_interval())
+    if high < 4 * low:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        crowded = high > 150 * low
+        axis.set_major_locator(LogLocator(subs=(1,) if crowded else (1, 2, 5), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure as a PNG file by `written_whole`.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    FigureCanvasAgg(figure)
+    with written_whole(path) as aside:
+        figure.savefig(aside, format="png", metadata={"Software": "flowpm-dist"})
+
+
+def project(field: Field, cells: int) -> np.ndarray | None:
+    """Returns the mean of a field over the first `cells` layers of z. All ranks call it together.
+
+    Each rank averages its own block, so that ranks send maps only.
+
+    Args:
+        field: [nx, ny, nz].
+        cells: thickness of the slab, from 1 to nz.
+
+    Returns:
+        [nx, ny], float64, on rank 0; None on the others.
+
+    Raises:
+        ValueError: the field has fewer layers than `cells`, or `cells` is below 1.
+    """
+    if not 1 <= cells <= field.grid[2]:
+        raise ValueError(f"a slab of {cells} cells; the field has {field.grid[2]} along z")
+    part = np.asarray(field.block[:, :, :cells], dtype=np.float64).mean(axis=2)
+    parts = field.mesh.gather_to_root(part)
+    places = field.mesh.gather_to_root(np.asarray(field.offset[:2], dtype=np.int64))
+    if parts is None or places is None:
+        return None
+    whole = np.empty(tuple(field.grid[:2]))
+    for (x, y), values in zip(places, parts, strict=True):
+        whole[x : x + values.shape[0], y : y + values.shape[1]] = values
+    return whole
+
+
+def density_figure(
+    slab: np.ndarray, box_size: tuple[float, float, float], thickness: float, a: float
+) -> Figure:
+    """Returns a figure of a projected density, in logarithmic colour.
+
+    Args:
+        slab: projected density [nx, ny], in units of the mean density.
+        box_size: sides of the box [Mpc/h].
+        thickness: thickness of the slab [Mpc/h].
+        a: scale factor.
+    """
+    aspect = box_size[1] / box_size[0]
+    width = 6.0
+    figure = new_figure(width + 1.4, float(np.clip(width * aspect, 2.5, 14)) + 0.9)
+    axes = figure.add_subplot()
+    positive = slab[slab > 0]
+    low, high = np.percentile(positive, [0.5, 99.9]) if positive.size else (0.5, 2.0)
+    norm = LogNorm(vmin=low, vmax=max(high, 1.001 * low))
+    image = axes.imshow(
+        np.maximum(slab, low).T,
+        origin="lower",
+        extent=(0, box_size[0], 0, box_size[1]),
+        norm=norm,
+        cmap="inferno",
+    )
+    axes.set_xlabel(r"$x$  [Mpc/$h$]")
+    axes.set_ylabel(r"$y$  [Mpc/$h$]")
+    axes.set_title(f"a slab of {thickness:.3g} Mpc/$h$ at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
+    bar = figure.colorbar(image, ax=axes, extend="both", fraction=0.046 * aspect, pad=0.02)
+    bar.set_label("density / mean density")
+    plain_log_ticks(bar.ax.yaxis)
+    return figure
+
+
+def power_spectrum_figure(
+    k: np.ndarray,
+    power: np.ndarray,
+    modes: np.ndarray,
+    linear: Callable[[np.ndarray], np.ndarray],
+    *,
+    nyquist: float,
+    a: float,
+) -> Figure:
+    """Returns a figure of a measured power spectrum and linear theory, with their ratio below.
+
+    Args:
+        k: bin means [h/Mpc].
+        power: measured [(Mpc/h)^3].
+        modes: number of Fourier modes in each bin; k and -k are both counted.
+        linear: power spectrum of linear theory at the same time [(Mpc/h)^3], given k [h/Mpc].
+        nyquist: Nyquist wave number of the grid [h/Mpc].
+        a: scale factor.
+    """
+    figure = new_figure(6.8, 6.4)
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
+    error = np.sqrt(2 / np.maximum(modes, 1))
+    style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": MEASURED}
+    fine = np.geomspace(k[0], k[-1], 400)
+    top.plot(fine, linear(fine), color=THEORY, lw=1.6, label="linear theory", zorder=1)
+    top.errorbar(k, power, power * error, **style, label="measured, with cosmic variance")
+    top.set(xscale="log", yscale="log", ylabel=r"$P(k)$  [(Mpc/$h$)$^3$]")
+    top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
+    ratio = power / linear(k)
+    below.axhline(1, color=THEORY, lw=1.6, zorder=1)
+    below.errorbar(k, ratio, ratio * error, **style)
+    below.set(yscale="log", xlabel=r"$k$  [$h$/Mpc]", ylabel="measured / linear")
+    low, high = 0.9 * min(ratio.min(), 0.6), 1.1 * max(ratio.max(), 1.6)
+    below.set_ylim(max(low, 0.05), min(high, 50))
+    plain_log_ticks(below.yaxis)
+    for axes in (top, below):
+        axes.axvline(nyquist, color=MUTED, lw=1, ls=":", label="Nyquist of the grid")
+        style_axes(axes)
+    top.legend(loc="lower left", **PLAIN_LEGEND)
+    return figure

@@ -1,0 +1,348 @@
+"""Files of light cones: `lightcone.zarr` with maps, and HDF5 files with particles.
+
+The zarr group's attribute `complete` is set last, as in a snapshot. Each rank adds to its own file
+of particles during the run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import (
+    CONE_PARTICLES,
+    GENERATOR,
+    LIGHT_CONE,
+    WriteError,
+    write_text,
+)
+from flowpm_dist.io.snapshot import complete_attributes, mark_complete, new_array, new_group
+
+if TYPE_CHECKING:
+    import h5py
+    import zarr
+
+    from meshimpl import ProcessMesh
+
+
+MOST_OF_CHUNK = 2**24
+"""Values along a side of a chunk: compressors take no more than 2^31 bytes."""
+
+
+@dataclass(frozen=True)
+class MapArray:
+    """An array of `lightcone.zarr`.
+
+    Attributes:
+        values: a map is [..., y, x] or, of the whole sky, [..., pixel].
+        dimensions: names of its axes.
+        units: units of the values.
+        meaning: in words.
+    """
+
+    values: np.ndarray
+    dimensions: tuple[str, ...]
+    units: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class LightConeMaps:
+    """The maps of a light cone, read from a file.
+
+    Attributes:
+        arrays: by name: kappa, gamma1, gamma2 [source, y, x] [1], x and y [pixel] [deg]; where it
+            was made, rotation [source, y, x] [rad], planes [plane, y, x] [1] and plane_edges
+            [plane + 1] [Mpc/h]. On the whole sky, kappa [source, pixel] [1], and where they were
+            made shells [shell, pixel] [1] and shell_edges [shell + 1] [Mpc/h].
+        attributes: "field_of_view" [deg], "sources", "z_max", "cosmology", "seed", "warnings",
+            "conventions", and "config", the run file as TOML. On the whole sky "nside" and
+            "ordering" in place of the field of view.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    attributes: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Returns the array of a name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name not in self.arrays:
+            raise KeyError(f"the light cone has no {name!r}; it has {', '.join(self.arrays)}")
+        return self.arrays[name]
+
+
+def write_light_cone(
+    path: Path,
+    arrays: Mapping[str, MapArray],
+    attributes: Mapping[str, Any],
+    conventions: Mapping[str, str],
+) -> None:
+    """Write maps and mark them as complete. On one rank.
+
+    Args:
+        path: path of the new zarr group.
+        arrays: by name.
+        attributes: attributes of the group; they can be written as JSON.
+        conventions: what else a reader must know, by what it is about.
+
+    Raises:
+        WriteError: they cannot be written.
+    """
+    try:
+        group = new_group(path, attributes, conventions)
+        for name, array in arrays.items():
+            add_array(group, name, array)
+        mark_complete(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
+def add_array(group: zarr.Group, name: str, array: MapArray) -> None:
+    """Writes an array into a zarr group, in one or more chunks for each map. One rank calls it."""
+    shape, values = array.values.shape, array.values
+    of_map = 1 if array.dimensions[-1] == "pixel" else 2
+    of_one = tuple(min(side, MOST_OF_CHUNK) for side in shape[-of_map:])
+    chunks = (1,) * (len(shape) - of_map) + of_one
+    about = array.dimensions, array.units, array.meaning
+    new_array(group, name, shape, chunks, values.dtype, *about)[...] = values
+
+
+def load_light_cone(path: str | Path) -> LightConeMaps:
+    """Reads the maps of a light cone.
+
+    Args:
+        path: `lightcone.zarr`, or the output folder that holds it.
+
+    Raises:
+        UserError: there are none, or their writing was interrupted.
+    """
+    path = Path(path)
+    if path.name != LIGHT_CONE:
+        path = path / LIGHT_CONE
+    attributes = complete_attributes(path, "holds no maps of a light cone")
+    import zarr
+
+    group = zarr.open_group(path, mode="r")
+    return LightConeMaps({n: np.asarray(a[...]) for n, a in group.arrays()}, attributes)
+
+
+STEM = "light_cone"
+LIST = f"{STEM}.json"
+"""The file with the number of parts and the attributes, which is written last."""
+COLUMNS = {"Coordinates": 3, "Velocities": 3, "ScaleFactor": 1}
+"""Datasets and the numbers of each particle in them."""
+UNITS = {"Coordinates": "Mpc/h, comoving", "Velocities": "km/s, peculiar", "ScaleFactor": "1"}
+NUMBERS = sum(COLUMNS.values())
+"""Numbers stored for each particle."""
+ROWS = 2**12
+"""Particles of a chunk, of which the last in a file may be nearly empty."""
+SPARE = 64 * 2**20  # left on the disk [bytes]
+
+
+class LightConeFiles:
+    """The HDF5 files of particles that the ranks write, one after the other.
+
+    A file has its name once it is complete. They are numbered over all ranks, and over all sessions
+    of a resumed run. A rank without particles makes none.
+
+    Args:
+        folder: folder for the files of all ranks; rank 0 makes it, and removes there what a
+            session wrote after the files that are to stay.
+        mesh: the ranks, all of which make this together.
+        sealed: the number of files of earlier sessions, which stay.
+
+    Attributes:
+        sealed: the number of complete files of all ranks.
+        closed: whether all is complete, or given up.
+
+    Raises:
+        WriteError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, mesh: ProcessMesh, sealed: int = 0) -> None:
+        self._folder, self._mesh = folder, mesh
+        self._about: Mapping[str, Any] = {}
+        self._aside = folder / f".{STEM}.{mesh.rank}.partial"
+        self._file: h5py.File | None = None
+        self._rows = 0
+        self.sealed, self.closed = sealed, False
+        if mesh.rank == 0:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _remove_after(folder, sealed)
+            except OSError as error:
+                raise WriteError.of(folder, error) from error
+        mesh.barrier()
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Gives the attributes of the light cone, which JSON can take."""
+        self._about = {**attributes, "units": UNITS}
+
+    def append(self, positions: np.ndarray, velocities: np.ndarray, a: np.ndarray) -> None:
+        """Adds particles.
+
+        Args:
+            positions: [n, 3]: x, y and the distance along the line of sight, or x, y and z from
+                the observer [Mpc/h].
+            velocities: [n, 3], along these, peculiar [km/s].
+            a: scale factors at which they cross [n].
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        given = dict(zip(COLUMNS, (positions, velocities, a), strict=True))
+        # On a full disk HDF5 may end the process without a message.
+        if shutil.disk_usage(self._folder).free < SPARE + sum(v.nbytes for v in given.values()):
+            raise WriteError(f"cannot write particles to {self._folder}: the disk is full")
+        try:
+            file = self._opened()
+            for name, values in given.items():
+                if name not in file:
+                    file.create_dataset(
+                        name,
+                        data=values,
+                        maxshape=(None, *values.shape[1:]),
+                        chunks=(ROWS, *values.shape[1:]),
+                    )
+                    continue
+                dataset = file[name]
+                dataset.resize(self._rows + len(values), axis=0)
+                dataset[self._rows :] = values
+        except OSError as error:
+            raise WriteError.of(self._aside, error) from error
+        self._rows += len(a)
+
+    def _opened(self) -> h5py.File:
+        import h5py
+
+        if self._file is None:
+            self._file = h5py.File(self._aside, "w")
+            self._file.attrs["generator"] = GENERATOR
+            self._file.attrs["light_cone"] = json.dumps(self._about)
+        return self._file
+
+    def seal(self) -> None:
+        """Completes the files that are open. On every rank.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
+        rows = np.zeros(self._mesh.size, np.int64)
+        rows[self._mesh.rank] = self._rows
+        held = self._mesh.world.allreduce(rows).numpy() > 0
+        if self._file is not None:
+            path = self._folder / _name(self.sealed + int(held[: self._mesh.rank].sum()))
+            try:
+                self._file.close()
+                self._aside.replace(path)
+            except OSError as error:
+                raise WriteError.of(path, error) from error
+        self._file, self._rows = None, 0
+        self.sealed += int(held.sum())
+
+    def complete(self) -> None:
+        """Completes the light cone, which can be read then. On every rank.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
+        self.seal()
+        self.closed = True
+        self._mesh.barrier()  # the files of all ranks have their names
+        if self._mesh.rank == 0:
+            about = {"generator": GENERATOR, "parts": self.sealed, "light_cone": self._about}
+            write_text(self._folder / LIST, json.dumps(about, indent=1))
+        self._mesh.barrier()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.closed:
+            return
+        if error is None:
+            self.complete()
+            return
+        self.closed = True
+        try:
+            if self._file is not None:
+                self._file.close()
+                self._aside.unlink(missing_ok=True)
+        except OSError as failed:
+            raise WriteError.of(self._aside, failed) from failed
+
+
+def _remove_after(folder: Path, sealed: int) -> None:
+    """Removes all files of a light cone but the first ones."""
+    kept = {_name(number) for number in range(sealed)}
+    for pattern in (f"{STEM}.*.hdf5", f".{STEM}.*.partial", LIST):
+        for path in folder.glob(pattern):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+
+def holds_light_cone(folder: Path) -> bool:
+    """Returns whether a folder has files of a light cone."""
+    return any(folder.glob(f"{STEM}.*.hdf5")) or (folder / LIST).exists()
+
+
+def _name(number: int) -> str:
+    return f"{STEM}.{number}.hdf5"
+
+
+def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns the particles of a light cone, and its attributes.
+
+    Args:
+        folder: of its files, or the output folder of a run that holds them.
+
+    Returns:
+        "Coordinates" [n, 3] [Mpc/h], "Velocities" [n, 3] [km/s] and "ScaleFactor" [n]; the
+        attributes.
+
+    Raises:
+        UserError: there is no complete light cone, or a part is missing.
+    """
+    import h5py
+
+    folder = Path(folder)
+    if not holds_light_cone(folder) and (folder / CONE_PARTICLES).is_dir():
+        folder = folder / CONE_PARTICLES
+    try:
+        about = json.loads((folder / LIST).read_text())
+        parts, attributes = int(about["parts"]), about["light_cone"]
+    except FileNotFoundError:
+        found = "its particles are not complete" if holds_light_cone(folder) else "there is none"
+        raise UserError(f"{folder}: no {LIST} of a light cone: {found}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / LIST} is damaged: {error}") from error
+    files = [folder / _name(number) for number in range(parts)]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise UserError(f"{folder}: of {parts} files of a light cone, {missing[0]} is missing")
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    for path in files:
+        with h5py.File(path, "r") as file:
+            for name, values in columns.items():
+                values.append(file[name][:])
+    shapes = {name: (0,) if n == 1 else (0, n) for name, n in COLUMNS.items()}
+    whole = {
+        name: np.concatenate(columns[name] or [np.zeros(shape)]) for name, shape in shapes.items()
+    }
+    return whole, attributes

@@ -1,0 +1,342 @@
+"""Run files: read, checked as one model, written with all settings, and compared at a resume.
+
+A kind of run file is a `RunFile` with a field for each section:
+
+    class RunOptions(RunFile):
+        box: BoxOptions
+        evolution: EvolutionOptions
+        lightcone: Annotated[Flat | Full | None, Variants(...)] = None  # only where it is given
+
+        may_differ = ("output.checkpoint_every",)
+
+        def problems(self) -> Iterator[Problem]:  # rules between sections, once all are valid
+            if self.evolution.steps > self.box.grid[0]:
+                yield self.problem("evolution.steps", "must be at most box.grid")
+
+    options = RunOptions.load("run.toml", {("evolution", "steps"): 20})
+
+All problems of a file are reported at once. Nothing here imports TensorFlow, Horovod or MPI.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import tomli_w
+from pydantic import ValidationError, model_validator
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.options import (
+    Options,
+    Problem,
+    as_written,
+    keys_of,
+    model_of,
+    nearest,
+    problems_of,
+)
+
+
+class ConfigError(UserError):
+    """A run file has mistakes.
+
+    Attributes:
+        source: path of the file.
+        problems: everything that is wrong with it.
+    """
+
+    def __init__(self, source: Path, problems: list[Problem]) -> None:
+        self.source, self.problems = source, problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
+
+
+class RunFile(Options):
+    """A whole run file: a field for each section, whose type is the section's model.
+
+    If a file leaves out a section, all keys of the section have their defaults. If the section's
+    field has a default itself, such as None, the field keeps that default. The model may also be
+    made from Python.
+    """
+
+    may_differ: ClassVar[tuple[str, ...]] = ()
+    """The keys that may have another value when the work is resumed, besides the mesh."""
+    may_grow: ClassVar[tuple[str, ...]] = ()
+    """The keys that may have a greater value then."""
+
+    @classmethod
+    def load(cls, path: str | Path, settings: Settings | None = None) -> Self:
+        """Read and check a run file.
+
+        Args:
+            path: path of the TOML file; paths inside the file are relative to its folder.
+            settings: values that replace the file's own.
+
+        Raises:
+            ConfigError: the file has mistakes; the error has all of them.
+        """
+        return cls.check(read_table(path, settings), Path(path))
+
+    @classmethod
+    def check(cls, table: Mapping[str, Any], source: Path) -> Self:
+        """Check the tables of a TOML file, and return the run that they describe.
+
+        Args:
+            table: sections and their keys.
+            source: path of the file; paths inside the file are relative to its folder.
+
+        Raises:
+            ConfigError: there are mistakes; the error has all of them.
+        """
+        problems = list(cls._unknown_sections(table))
+        known = {name: keys for name, keys in table.items() if name in cls.model_fields}
+        try:
+            options = cls.model_validate(known, context={"folder": source.parent})
+        except ValidationError as error:
+            problems += problems_of(cls, known, error)
+        if problems:
+            raise ConfigError(source, problems)
+        return options
+
+    @classmethod
+    def _unknown_sections(cls, table: Mapping[str, Any]) -> Iterator[Problem]:
+        sections = cls.model_fields
+        for name in table:
+            if name in sections:
+                continue
+            homes = [f"[{each}]" for each in sections if name in cls.section_keys(each)]
+            hint = f"; it belongs in {' or '.join(homes)}" if homes else nearest(name, sections)
+            yield Problem(name, f"is not a section{hint} (sections: {', '.join(sections)})")
+
+    @classmethod
+    def section_keys(cls, section: str) -> list[str]:
+        """Returns the keys of a section, or of its default variant."""
+        model = model_of(cls, section)
+        return keys_of(model) if model else []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _give_all_sections(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping):
+            return table
+        needed = [name for name, field in cls.model_fields.items() if field.is_required()]
+        return {**{name: {} for name in needed}, **table}
+
+    def to_table(self) -> dict[str, Any]:
+        """Returns sections, keys and values with all defaults and full paths.
+
+        Idle keys, which have no effect, are left out.
+        """
+        return {name: keys for name, keys in super().to_table().items() if keys}
+
+    def resolved(self) -> str:
+        """Returns `to_table` as the text of a run file; `load` reads it back."""
+        return tomli_w.dumps(self.to_table())
+
+    def with_mesh(self, shape: str | None) -> Self:
+        """Returns the same run on a mesh of another shape; with None no shape is fixed."""
+        mesh: Any = self.mesh  # type: ignore[attr-defined]
+        return self.model_copy(update={"mesh": mesh.model_copy(update={"shape": shape})})
+
+    def check_resumed(self, then: Path, source: Path, begun: str) -> None:
+        """Check that this run file describes the same work as the run file that started it.
+
+        Args:
+            then: path of the resolved run file with which the work was started.
+            source: path of this run file.
+            begun: name of the work, for messages, such as "the training in FOLDER".
+
+        Raises:
+            ConfigError: keys differ, or `then` cannot be read.
+        """
+        before, after = _keys(read_table(then)), _keys(self.to_table())
+        problems = []
+        for key in sorted({*before, *after} - set(self.may_differ)):
+            was, asked = before.get(key), after.get(key)
+            grows = key in self.may_grow
+            grown = grows and was is not None and asked is not None and asked > was
+            if was == asked or grown:
+                continue
+            shown = "is not given" if asked is None else f"= {as_written(asked)}"
+            there = "has none" if was is None else f"has {as_written(was)}"
+            more = " or more" if grows else ""
+            what = f"{shown}: {begun} {there}; to resume it, give that{more}"
+            problems.append(Problem(key, what))
+        if problems:
+            raise ConfigError(source, problems)
+
+
+def read_table(path: str | Path, settings: Settings | None = None) -> dict[str, Any]:
+    """Returns the tables of a TOML file.
+
+    Args:
+        path: path of the file.
+        settings: values in place of the file's own.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not TOML.
+    """
+    path = Path(path)
+    text = ""
+    try:
+        # Some editors begin a file with a byte-order mark.
+        text = path.read_text(encoding="utf-8-sig")
+        return with_settings(tomllib.loads(text), settings or {})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(path, [_not_toml(text, str(error))]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(path, [Problem("", "not TOML: the file is not UTF-8 text")]) from error
+    except OSError as error:
+        problem = Problem("", f"cannot be read: {error.strerror}")
+        raise ConfigError(path, [problem]) from error
+
+
+_ASSIGNMENT = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_SECTION = re.compile(r"\s*\[\s*([\w.\"'-]+)\s*\]")
+
+
+def _not_toml(text: str, message: str) -> Problem:
+    """Returns the problem of a text that is not TOML.
+
+    Args:
+        text: text of the file.
+        message: the parser's message. For a repeated key it names the line alone.
+    """
+    twice = re.match(r"Cannot (overwrite a value|declare \(.*\) twice)", message)
+    line = re.search(r"at line (\d+)", message)
+    if not twice:
+        return Problem("", f"not TOML: {message}")
+    before = text.splitlines()[: int(line[1])] if line else text.splitlines()
+    section = next((match[1] for match in map(_SECTION.match, reversed(before)) if match), "")
+    where = f"line {len(before)}: "
+    if "twice" in twice[0]:
+        return Problem("", f"{where}the section [{section}] is given twice: give each once")
+    key = next((match[1] for match in map(_ASSIGNMENT.match, reversed(before)) if match), "a key")
+    name = f"{section}.{key}" if section else key
+    return Problem("", f"{where}{name} is given twice: give each key once")
+
+
+def check_same_values(
+    then: Mapping[str, str],
+    now: Mapping[str, str],
+    files: Mapping[str, Path | None],
+    source: Path,
+    begun: str,
+) -> None:
+    """Check that the files named in a run file still hold the values of the start of the work.
+
+    Args:
+        then, now: checksums of the values at the start of the work and now, by key.
+        files: the paths of the files, by key.
+        source, begun: as for `check_resumed`.
+
+    Raises:
+        ConfigError: some files have other values now; it lists one problem for each.
+    """
+    problems = [
+        Problem(key, f'= "{files[key]}": it has other values than when {begun} was begun')
+        for key, found in now.items()
+        if then.get(key, found) != found
+    ]
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def _keys(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, keys in table.items()
+        if section != "mesh" and isinstance(keys, Mapping)
+        for key, value in keys.items()
+    }
+
+
+def fitting_mesh(
+    asked: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
+) -> str:
+    """Returns the command line's mesh shape, or else the run file's.
+
+    Args:
+        asked: shape on the command line.
+        written: shape in the run file.
+        misfits_of: a function that returns the reasons why a shape does not fit. It raises
+            ValueError if a text is not a mesh shape.
+        source: path of the run file, for messages.
+
+    Raises:
+        ConfigError: the shape does not fit.
+    """
+    named, shape = ("--mesh", asked) if asked else ("mesh.shape", written or "")
+    try:
+        wrong = misfits_of(shape)
+    except ValueError as error:
+        wrong = [str(error)]
+    if wrong:
+        raise ConfigError(source, [Problem(named, f"= '{shape}': {what}") for what in wrong])
+    return shape
+
+
+LEFT_OUT = object()
+"""Value of a key that is to be left out, whatever the run file says."""
+
+Settings = Mapping[tuple[str, str], Any]
+"""Values by section and key."""
+
+_SETTING = re.compile(r"\s*(\w+)\.(\w+)\s*=\s*(.*?)\s*", re.DOTALL)
+_WORD = re.compile(r"[^\s\"'\[\]{}=,]+(?:[ ,][^\s\"'\[\]{}=]+)*")
+
+
+def parse_settings(texts: Iterable[str]) -> Settings:
+    """Returns the values that texts such as "evolution.steps=20" give.
+
+    Args:
+        texts: each names a section, a key and a value, written as in a run file. The quotes of a
+            word may be omitted. An empty value removes the key from the file. If a key occurs
+            several times, its last value counts.
+
+    Raises:
+        UserError: a text does not have this form.
+    """
+    found: dict[tuple[str, str], Any] = {}
+    for text in texts:
+        match = _SETTING.fullmatch(text)
+        if match is None:
+            raise UserError(f"--set {text}: must be SECTION.KEY=VALUE, such as evolution.steps=20")
+        section, key, value = match.groups()
+        found[section, key] = _value(text, value) if value else LEFT_OUT
+    return found
+
+
+def _value(text: str, value: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError as error:
+        if _WORD.fullmatch(value):
+            return value
+        raise UserError(
+            f'--set {text}: the value must be as in a run file, such as 3, [1, 2] or "a text"'
+        ) from error
+    if len(table) != 1:
+        raise UserError(f"--set {text}: must be one value")
+    return table["value"]
+
+
+def with_settings(table: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Returns the tables of a run file with values in place of its own.
+
+    Args:
+        table: sections and their keys.
+        settings: the values.
+    """
+    changed = dict(table)
+    for (section, key), value in settings.items():
+        keys = changed.get(section, {})
+        if not isinstance(keys, Mapping):  # the check of the sections reports it
+            continue
+        others = {name: kept for name, kept in keys.items() if name != key}
+        changed[section] = others if value is LEFT_OUT else {**others, key: value}
+    return changed

@@ -1,0 +1,299 @@
+"""The flat sky: layers of the particle lattice, one behind the other, on square maps."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.grid.box import Box
+from flowpm_dist.io.particles import HUBBLE
+from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.light_cone.geometry import (
+    AmountsOf,
+    Geometry,
+    Nodes,
+    Painting,
+    Particles,
+    by_name,
+    farthest,
+    painted,
+    pieces,
+    placed,
+    reaching,
+    slab_of,
+)
+from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layers
+from flowpm_dist.observables.light_cone.tiles import Layers
+from flowpm_dist.particle_mesh.kernels import Slabs, kernels
+from flowpm_dist.simulation.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class LayerLook:
+    """A look at layers that are crossed after one kick, in universes that agree in that.
+
+    Attributes:
+        universes: numbers of the universes on this rank.
+        layers: numbers of the layers, in the order of `places`.
+        places, directions: this rank's particles, see `Slabs`; x are the rows of a map.
+    """
+
+    universes: np.ndarray
+    layers: np.ndarray
+    places: np.ndarray
+    directions: np.ndarray
+
+
+class FlatGeometry(Geometry):
+    """Copies of the box one behind the other, each turned in its own way, on the flat sky.
+
+    A particle crosses the light cone at the time of its layer of the lattice.
+
+    Args:
+        sky: the field.
+        inputs: the run's inputs.
+
+    Raises:
+        ValueError: as `Geometry`; or no particle is as near as z_max.
+    """
+
+    sky: FlatField
+
+    def __init__(self, sky: FlatField, inputs: Inputs) -> None:
+        super().__init__(sky, inputs)
+        self.layers = layers = Layers.of(self.box, self.end, sky.tiles)
+        if not len(layers.distances):
+            nearest = min(layers.depth_of(self.box, tile) for tile in layers.tiles) / 2
+            raise ValueError(
+                f"z_max = {sky.z_max:g} is at {self.end:.4g} Mpc/h, and the nearest particles at "
+                f"{nearest:.4g}: see farther, or take a finer grid"
+            )
+        self.check_latest(layers.distances[0])
+
+    def _times(self, growth: Growth) -> tf.Tensor:
+        """Returns the scale factors at which the light of layers leaves them [layer]."""
+        distances = Distances(growth.background.cosmology)
+        return tf.maximum(distances.scale_factor(self.layers.distances), self.sky.earliest)
+
+    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+        """See `Geometry.slab_edges`: the nearest whole number of layers for a width."""
+        layers = self.layers
+        numbers = plane_of_layers(len(layers.distances), float(layers.depths[0]), float(given))
+        ends = np.append(np.flatnonzero(np.diff(numbers)), len(numbers) - 1)
+        return np.append(0.0, layers.edges[ends + 1])
+
+    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
+        """See `Geometry.lens_planes`."""
+        return LensPlanes(edges)
+
+    def expected(self, edges: np.ndarray) -> np.ndarray:
+        """See `Geometry.expected`: of particles that count 1 / chi^2."""
+        return self.particles_in_pixel * np.diff(edges)
+
+    def nodes(self, distances: Distances) -> Nodes:
+        """See `Geometry.nodes`: the layers up to the universe's own z_max."""
+        layers, end = self.layers, farthest(self.sky, distances.cosmology)
+        own = max(1, int(np.sum(layers.distances < end)))
+        edges = layers.edges[: own + 1]
+        # The last layer has the sources between it and the end, too.
+        edges[-1] = max(edges[-1], end * (1 + 1e-9))
+        return Nodes(layers.distances[:own], layers.depths[:own], edges)
+
+    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns amount and slope [layer, source, 2].
+
+        A particle at distance chi adds (amount + slope (chi - distance of its layer)) / chi^2.
+        """
+        own = len(weights[0])
+        slopes = [_slopes(weight, self.layers.distances[:own]) for weight in lensing]
+        pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
+        beyond = len(self.layers.distances) - own
+        return tf.pad(tf.stack(pairs, axis=1), [[0, beyond], [0, 0], [0, 0]])
+
+    def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
+        """See `Geometry.painting`."""
+        distances = self.layers.distances
+        one = tf.constant(np.tile([1.0, 0.0], [len(distances), 1, 1]))
+
+        def crossing(growth: Growth) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
+            a = self._times(growth)
+            with reaching(a[-1]):
+                kicks, factors = self.integrator.since_kick(growth, self.steps, a)
+            return kicks, factors, one if amounts_of is None else amounts_of(growth)
+
+        found = self.inputs.cosmologies.of_growths(crossing)
+        inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
+        slabs = np.zeros_like(distances) if edges is None else slab_of(distances, edges)
+        self._slabs = slabs.astype(np.int32)
+        looks = _layer_looks(self.box, self.layers, [kicks for kicks, _, _ in found])
+        return Painting(inputs, looks, found[0][0][0], len(found))
+
+    def paint(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """See `Geometry.paint`."""
+        fields = [moment.displacement, moment.after, *moment.lpt]
+        factors, amounts = (
+            tf.gather(tf.gather(x, look.universes), look.layers, axis=1) for x in inputs
+        )
+        box, layers = self.box, look.layers
+        moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1 : len(fields)]], -1)
+        first = self._slabs[layers]
+        slabs = Slabs(
+            places=look.places,
+            directions=look.directions,
+            distances=self.layers.distances[layers],
+            first_map=first - first.min(),
+            spacing=box.cell,
+            lengths=box.size,
+            pixel=self.sky.fov / self.sky.pixels,
+            pixels=self.sky.pixels,
+            maps=int(first.max() - first.min()) + amounts.shape[2],
+        )
+        maps = painted(
+            functools.partial(kernels().paint_sky, slabs),
+            functools.partial(kernels().paint_sky_vjp, slabs),
+            self.blocks(fields, look.universes),
+            tf.cast(moved, box.dtype),
+            tf.cast(amounts, box.dtype),
+        )
+        return by_name(maps, look.universes, int(first.min()))
+
+    def recording(self) -> dict[int, list[LayerLook]]:
+        """See `Geometry.recording`."""
+        growth = self.inputs.cosmologies.growths[0]
+        self._a = a = self._times(growth).numpy()
+        with reaching(a[-1]):
+            found = self.integrator.interpolation(growth, self.steps, a.tolist())
+        # Factors of the velocities before and after the kick, and of the LPT fields.
+        self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
+        # a dx/dt is the canonical velocity over a.
+        self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
+        looks = _layer_looks(self.box, self.layers, [found.kicks])
+        return {kick: looks.get(kick, []) for kick in found.kicks}  # the same on all ranks
+
+    def record(
+        self, look: LayerLook, displacement: np.ndarray, fields: list[np.ndarray]
+    ) -> Iterator[Particles]:
+        """See `Geometry.record`."""
+        for place, directions in zip(look.places, look.directions, strict=True):
+            # Columns of maps are y and rows x: so are the first two of a slab's axes.
+            axes = int(place[1]), int(place[0]), int(place[2])
+            senses = directions[3], directions[1], directions[4]
+            origins = directions[2], directions[0]
+            for i in range(place[4]):
+                of_layer = (*(slice(None),) * axes[2], place[3] + i)
+                planes = [field[of_layer] for field in (displacement, *fields)]
+                layer = look.layers[place[5] + i]
+                for piece in pieces((*planes[0].shape[:2], 1)):
+                    parts = [plane[piece] for plane in planes]
+                    yield from self._piece(layer, axes, senses, origins, piece, parts)
+
+    def _piece(
+        self,
+        layer: int,
+        axes: tuple[int, int, int],
+        senses: tuple[float, float, float],
+        origins: tuple[float, float],
+        piece: tuple[slice, slice],
+        planes: list[np.ndarray],
+    ) -> Iterator[Particles]:
+        """Yields what is seen of a piece of a plane of particles, by images.
+
+        Args:
+            layer: number of the plane.
+            axes, senses, origins: for x, y and the distance; the plane has the first two.
+            piece: where it is in the plane, whose axes are in the order of the box.
+            planes: its displacements, velocities and LPT fields [., ., 3].
+        """
+        own, *others = planes
+        moved, speed = (
+            sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
+            for factors in (self._moved, self._speed)
+        )
+        moved = placed(own + moved, self.box.size)
+        distance = self.layers.distances[layer] + senses[2] * moved[..., axes[2]]
+        across = []
+        for axis, sense, origin in zip(axes, senses, origins, strict=False):
+            first = axis == min(axes[:2])
+            begin, count = piece[0 if first else 1].start, own.shape[0 if first else 1]
+            lattice = (begin + np.arange(count)) * self.box.cell[axis]
+            lattice = lattice[:, np.newaxis] if first else lattice[np.newaxis]
+            length = self.box.size[axis]
+            x = origin + sense * (lattice + moved[..., axis])
+            across.append((x - length * np.rint(x / length), length))
+        lost = ~np.isfinite(distance + across[0][0] + across[1][0])
+        reach = np.where(lost, 0.0, 0.5 * self.sky.fov * distance)
+        velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
+        shifts = [
+            range(-n, n + 1)
+            for n in (int(np.ceil(max(reach.max() / length - 0.5, 0))) for _, length in across)
+        ]
+        for j, k in itertools.product(*shifts):
+            x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
+            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0) | lost
+            positions = np.stack([x, y, distance], axis=-1)[inside]
+            yield positions, velocity[inside], np.full(len(positions), self._a[layer])
+
+
+def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
+    """Returns the slopes of values [n] at x [n] from the neighbouring values."""
+    number = np.arange(len(x))
+    lower, upper = np.maximum(number - 1, 0), np.minimum(number + 1, len(x) - 1)
+    across = np.where(upper > lower, x[upper] - x[lower], 1.0)
+    return (tf.gather(values, upper) - tf.gather(values, lower)) / across
+
+
+def _layer_looks(
+    box: Box, layers: Layers, kicks: Sequence[tuple[int, ...]]
+) -> dict[int, list[LayerLook]]:
+    """Returns, for each kick, the looks at this rank's layers that are crossed after it.
+
+    Args:
+        box: the box of the particles.
+        layers: the layers of the cone.
+        kicks: the kick before each layer's time, for each universe of this rank.
+    """
+    looks: dict[int, list[LayerLook]] = {}
+    for each in dict.fromkeys(kicks):
+        same = np.flatnonzero([each == others for others in kicks])
+        for kick in sorted(set(each)):
+            look = _look_at(box, layers, same, np.flatnonzero(np.array(each) == kick))
+            if look is not None:
+                looks.setdefault(kick, []).append(look)
+    return looks
+
+
+def _look_at(
+    box: Box, layers: Layers, universes: np.ndarray, chosen: np.ndarray
+) -> LayerLook | None:
+    """Returns a look at chosen layers; None where this rank has no particle of theirs."""
+    places, directions = [], []
+    order: list[int] = []
+    for number in sorted(set(layers.tile[chosen].tolist())):
+        tile = layers.tiles[number]
+        axes, senses, axis = tile.axes, tile.senses, tile.axes[2]
+        first, count = box.offset[axis], box.block[axis]
+        here = sorted(
+            (int(layers.index[m]) - first, int(m))
+            for m in chosen[layers.tile[chosen] == number]
+            if first <= layers.index[m] < first + count
+        )
+        begins = [
+            tile.shifts[i] + senses[i] * box.offset[axes[i]] * box.cell[axes[i]] for i in (0, 1)
+        ]
+        # Layers that follow one another on this rank.
+        for _, group in itertools.groupby(enumerate(here), lambda each: each[1][0] - each[0]):
+            run = [layer for _, layer in group]
+            places.append([axes[1], axes[0], axis, run[0][0], len(run), len(order)])
+            directions.append([begins[1], senses[1], begins[0], senses[0], senses[2]])
+            order += [m for _, m in run]
+    if not order:
+        return None
+    return LayerLook(universes, np.array(order), np.array(places, np.int32), np.array(directions))

@@ -1,0 +1,288 @@
+"""What painters and recorders of a light cone need to know of a sky, flat or full."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.light_cone.options import SkyOptions
+from flowpm_dist.particle_mesh.kernels.base import farthest_move
+from flowpm_dist.simulation.inputs import Inputs
+
+AT_ONCE = 2**17
+"""Particles that are looked at together."""
+
+Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
+AmountsOf = Callable[[Growth], tf.Tensor]
+"""From the growth of a universe to what its particles add to maps, see `Geometry.amounts`."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Distances at which the weights of particles are evaluated.
+
+    Attributes:
+        chi: the distances [node] [Mpc/h].
+        widths: weights of a quadrature over the distance [node] [Mpc/h].
+        edges: distances between which each node stands for the universe [node + 1] [Mpc/h].
+    """
+
+    chi: np.ndarray
+    widths: np.ndarray
+    edges: np.ndarray
+
+
+@dataclass(frozen=True)
+class Painting:
+    """The looks that paint a run's particles on maps.
+
+    Attributes:
+        inputs: tensors by which the maps can be differentiated, besides the particles.
+        looks: for each kick, the looks of this rank after it.
+        kick: a kick after which every rank may look.
+        universes: number of this rank's universes.
+    """
+
+    inputs: tuple[tf.Tensor, ...]
+    looks: dict[int, list[Any]]
+    kick: int
+    universes: int
+
+
+class Geometry(abc.ABC):
+    """Copies of a run's box about an observer, and the pixels on which they are seen.
+
+    A particle crosses the light cone when the light leaves its undisplaced place: at the scale
+    factor of that distance. From the kick before that time it has drifted by a part of the
+    integrator's own drift. Each copy of a particle is seen once, and moves on the sky smoothly with
+    all that it depends on (MADLens, Boehm and others 2021, arXiv:2012.07266, section 2.2).
+
+    Args:
+        sky: the sky.
+        inputs: the run's inputs.
+
+    Attributes:
+        end: comoving distance of z_max, the largest of all universes of a run [Mpc/h].
+
+    Raises:
+        ValueError: the run begins too late or ends too early, or its box does not fill the sky.
+    """
+
+    def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
+        self.sky, self.inputs, self.box = sky, inputs, inputs.box
+        self.integrator, self.steps = inputs.options.integrator, inputs.edges.tolist()
+        sky.check_begin(inputs.edges[0])
+        ends = [farthest(sky, cosmology) for cosmology in inputs.cosmologies.cosmologies]
+        world = self.box.mesh.world
+        self.end = float(world.allreduce(tf.constant(max(ends), tf.float64), "max"))
+        sky.check_box(self.box.size, self.end)
+
+    def check_latest(self, nearest: float) -> None:
+        """Checks that the run does not end before the light of the nearest particles leaves.
+
+        Args:
+            nearest: their distance [Mpc/h].
+
+        Raises:
+            ValueError: it ends before.
+        """
+        stop = self.inputs.edges[-1]
+        for growth in self.inputs.cosmologies.growths:
+            latest = float(Distances(growth.background.cosmology).scale_factor(nearest))
+            if latest > stop:
+                raise ValueError(
+                    f"the run ends at a = {stop:g}: a light cone to an observer today needs one "
+                    "that ends at a = 1"
+                )
+
+    @property
+    def particles_in_pixel(self) -> float:
+        """The mean number of particles in a pixel, per length and distance^2 [(h/Mpc)^3]."""
+        return self.box.cells / self.box.volume * self.sky.pixel_area
+
+    @abc.abstractmethod
+    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+        """Returns the distances between which slabs of matter lie [slab + 1] [Mpc/h].
+
+        Args:
+            given: the same, or the width of all of them [Mpc/h].
+
+        Raises:
+            ValueError: they reach beyond z_max, or there are too many.
+        """
+
+    @abc.abstractmethod
+    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
+        """Returns slabs as lens planes."""
+
+    @abc.abstractmethod
+    def expected(self, edges: np.ndarray) -> np.ndarray:
+        """Returns the mean of what is painted on a pixel, of slabs of a uniform universe [slab]."""
+
+    @abc.abstractmethod
+    def nodes(self, distances: Distances) -> Nodes:
+        """Returns the nodes for the weights of a universe."""
+
+    @abc.abstractmethod
+    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns what particles add to maps, from the weights of each source at the nodes.
+
+        Args:
+            lensing: lensing weights of each source [node].
+            weights: the same with alignments.
+        """
+
+    @abc.abstractmethod
+    def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
+        """Returns the looks that paint particles on maps.
+
+        Args:
+            edges: distances between which slabs with a map each lie [slab + 1] [Mpc/h]; None where
+                all that is seen is on the same maps.
+            amounts_of: what particles add; None to count them.
+        """
+
+    @abc.abstractmethod
+    def paint(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """Returns what one look adds to the maps, by the numbers of universe and map."""
+
+    def normalised(self, maps: tf.Tensor) -> tf.Tensor:
+        """Returns painted maps for pixels of equal solid angle."""
+        return maps
+
+    @abc.abstractmethod
+    def recording(self) -> dict[int, list[Any]]:
+        """Returns, for each kick, the looks that find the particles that cross after it."""
+
+    @abc.abstractmethod
+    def record(
+        self, look: Any, displacement: np.ndarray, fields: list[np.ndarray]
+    ) -> Iterator[Particles]:
+        """Yields the particles of a look; those that are not finite are among them.
+
+        Args:
+            look: one of `recording`.
+            displacement: [x, y, z, 3] [Mpc/h].
+            fields: the velocities before and after the kick, and LPT fields, likewise.
+        """
+
+    def blocks(self, fields: Sequence[tf.Tensor], universes: np.ndarray) -> list[tf.Tensor]:
+        """Returns fields of chosen universes [b, x, y, z, 3]."""
+        if self.box.local_batch == ():
+            return [field[tf.newaxis] for field in fields]
+        if len(universes) == self.box.local_batch[0]:
+            return list(fields)
+        return [tf.gather(field, universes) for field in fields]
+
+
+def farthest(sky: SkyOptions, cosmology: Cosmology) -> float:
+    """Returns the comoving distance of z_max [Mpc/h]."""
+    return float(Distances(cosmology).comoving(sky.earliest))
+
+
+def slab_of(chi: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the number of the slab that particles enter, int32 [n].
+
+    This is the rule for both skies, as is the time at which light leaves: what counts is the
+    distance of a particle's undisplaced place.
+
+    Args:
+        chi: distances of undisplaced places [n] [Mpc/h].
+        edges: distances between which the slabs lie [slab + 1] [Mpc/h].
+    """
+    return (np.searchsorted(edges, chi) - 1).astype(np.int32)
+
+
+@contextmanager
+def reaching(a: Any) -> Iterator[None]:
+    """Names, in a ValueError that is raised inside, the redshift of the farthest light.
+
+    Args:
+        a: its scale factor.
+    """
+    try:
+        yield
+    except ValueError as error:
+        z = 1.0 / float(a) - 1.0
+        raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
+
+
+def painted(
+    paint: Callable[..., tf.Tensor],
+    paint_vjp: Callable[..., tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]],
+    fields: Sequence[tf.Tensor],
+    factors: tf.Tensor,
+    amounts: tf.Tensor,
+) -> tf.Tensor:
+    """Returns the maps of a kernel, with the gradient by its adjoint.
+
+    Args:
+        paint: the kernel, from fields, factors and amounts to maps.
+        paint_vjp: its adjoint, from these and the cotangent of the maps to the cotangents of these.
+        fields, factors, amounts: arguments of the kernel.
+    """
+    count = len(fields)
+
+    @tf.custom_gradient
+    def maps_of(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Sequence[tf.Tensor]]]:
+        given = inputs[:count], inputs[count], inputs[count + 1]
+
+        def gradient(dmaps: tf.Tensor) -> list[tf.Tensor]:
+            moved, *others = paint_vjp(*given, dmaps)
+            return [*moved, *(tf.cast(t, dmaps.dtype) for t in others)]
+
+        return paint(*given), gradient
+
+    return maps_of(*fields, factors, amounts)
+
+
+def by_name(maps: tf.Tensor, universes: np.ndarray, first: int) -> Seen:
+    """Returns maps [b, map, ...] of chosen universes by their numbers.
+
+    Args:
+        maps: the maps.
+        universes: numbers of the universes.
+        first: number of the first map.
+    """
+    # Not by slices, whose gradients are each as large as all maps.
+    return {
+        (int(universe), first + m): each
+        for universe, rows in zip(universes, tf.unstack(maps), strict=True)
+        for m, each in enumerate(tf.unstack(rows))
+    }
+
+
+def pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yields slices of the first two of three axes that cut a lattice into small pieces.
+
+    Args:
+        shape: shape of the lattice. A piece has at most AT_ONCE particles, or one line of them.
+    """
+    columns = min(shape[1], max(1, AT_ONCE // shape[2]))
+    rows = max(1, AT_ONCE // (columns * shape[2]))
+    for i in range(0, shape[0], rows):
+        for j in range(0, shape[1], columns):
+            yield slice(i, i + rows), slice(j, j + columns)
+
+
+def placed(moved: np.ndarray, lengths: Sequence[float]) -> np.ndarray:
+    """Returns displacements [..., 3] with NaN for those too large to have a place, in place.
+
+    Args:
+        moved: displacements [Mpc/h].
+        lengths: sides of the box along its axes [Mpc/h].
+    """
+    moved[~(np.abs(moved) <= farthest_move(lengths))] = np.nan
+    return moved

@@ -1,0 +1,344 @@
+"""Observers of a light cone: painters of convergence and matter, and a recorder of particles.
+
+They look at the particles of a run when their light leaves them, see `Geometry`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
+from flowpm_dist.grid.box import Box
+from flowpm_dist.io.light_cone import LightConeFiles
+from flowpm_dist.observables.lensing.kaiser_squires import shear
+from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, farthest
+from flowpm_dist.observables.light_cone.options import FlatField, FullSky, SkyOptions
+from flowpm_dist.particle_mesh.kernels.base import BOXES
+from meshimpl.collectives import Communicator
+from meshimpl.mesh_function import replicated
+from meshimpl.process_mesh import ProcessMesh
+
+
+@dataclass(frozen=True)
+class ConvergenceMaps:
+    """Maps of the convergence in the Born approximation.
+
+    Attributes:
+        kappa: [..., source, x, y] or [..., source, pixel] [1], the latter in HEALPix's order of
+            rings; whole on every rank of a universe.
+        sky: the sky, with `fov` [rad] or `nside`.
+    """
+
+    kappa: tf.Tensor
+    sky: SkyOptions
+
+    def shear(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns gamma1 and gamma2 [..., source, x, y] [1] of maps that are taken as periodic.
+
+        Raises:
+            ValueError: maps of the whole sky.
+        """
+        if not isinstance(self.sky, FlatField):
+            raise ValueError("the shear of maps is found on the flat sky alone")
+        return shear(self.kappa, self.sky.fov)
+
+
+@dataclass(frozen=True)
+class DensityPlanes:
+    """The matter of slabs of the universe, projected along the lines of sight.
+
+    On the whole sky they are shells about the observer.
+
+    Attributes:
+        delta: overdensity against the mean of the universe [..., plane, x, y] or
+            [..., plane, pixel] [1], whole on every rank of a universe.
+        planes: where they are, as `born` takes them.
+        sky: the sky, with `fov` [rad] or `nside`.
+    """
+
+    delta: tf.Tensor
+    planes: LensPlanes
+    sky: SkyOptions
+
+
+T = TypeVar("T")
+
+
+class MapPainter(Observer):
+    """Adds particles to maps, which are named by the numbers of universe and map.
+
+    Args:
+        geometry: the sky.
+        maps: number of maps.
+        edges, amounts_of: see `Geometry.painting`.
+    """
+
+    needs_before = False
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        maps: int,
+        edges: np.ndarray | None = None,
+        amounts_of: AmountsOf | None = None,
+    ) -> None:
+        self.geometry, self._box, self._maps = geometry, geometry.box, maps
+        painting = geometry.painting(edges, amounts_of)
+        self.inputs, self._universes = painting.inputs, painting.universes
+        # A rank that sees nothing looks, too, so that it takes part in the backward pass.
+        self._looks = painting.looks or {painting.kick: [None]}
+        self.kicks = frozenset(self._looks)
+        self._shape = geometry.sky.map_shape
+        self._group = self._box.mesh.without("replica").world
+
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
+
+    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """Returns what one look adds to the maps, as a `Look` does."""
+        if look is not None:
+            return self.geometry.paint(look, moment, inputs)
+        sums = [tf.cast(tf.reduce_sum(t), self._box.dtype) for t in (moment.displacement, *inputs)]
+        nothing = tf.zeros(self._shape, self._box.dtype) + 0.0 * tf.add_n(sums)
+        return {(u, m): nothing for u in range(self._universes) for m in range(self._maps)}
+
+    def summed(self, seen: Seen) -> tf.Tensor:
+        """Returns the sums of the ranks' maps [..., map, *shape].
+
+        Raises:
+            FloatingPointError: a particle was not finite, or too far displaced, where it was seen.
+                On every rank.
+        """
+        nothing = tf.zeros(self._shape, self._box.dtype)
+        parts = [
+            tf.stack([seen.get((u, m), nothing) for m in range(self._maps)])
+            for u in range(self._universes)
+        ]
+        maps = _sum_over(self._group, tf.stack(parts) if self._box.local_batch else parts[0])
+        _check_finite(tf.reduce_all(tf.math.is_finite(maps)), self._box)
+        return maps
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`; each rank packs its own universes."""
+        return {"maps": self.summed(seen)}
+
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+        """See `Observer.unpack`: the first of the ranks takes the whole."""
+        shape = (self._universes, self._maps, *self._shape)
+        if "maps" not in packed:
+            raise ValueError("a light cone can be resumed only where its maps were kept")
+        maps = packed["maps"] if self._box.local_batch else packed["maps"][tf.newaxis]
+        if maps.shape != shape:
+            raise ValueError(f"maps of shape {maps.shape} were kept: those here are {shape}")
+        if self._group.index:
+            return {}
+        maps = tf.cast(maps, self._box.dtype)
+        return {(u, m): maps[u, m] for u in range(self._universes) for m in range(self._maps)}
+
+
+class ConvergencePainter(MapPainter):
+    """Paints the convergence of sources.
+
+    Each particle is weighed by its own distance.
+
+    Args:
+        geometry: the sky.
+        sources: the populations.
+        alignment: intrinsic alignments; None for none.
+
+    Raises:
+        ValueError: sources behind z_max.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        sources: Sequence[Sources],
+        alignment: IntrinsicAlignment | None = None,
+    ) -> None:
+        mesh, means = geometry.box.mesh, list[tf.Tensor]()
+        sources = [_with_shared_tensors(source, mesh) for source in sources]
+        alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
+
+        def amounts(growth: Growth) -> tf.Tensor:
+            cosmology = growth.background.cosmology
+            distances = Distances(cosmology)
+            self._check(geometry, sources, distances)
+            nodes = geometry.nodes(distances)
+            a = distances.scale_factor(nodes.chi)
+            strength = lensing_weight(cosmology, nodes.chi, a=a)
+            weights = lensing = [strength * s.efficiency(nodes.chi, distances) for s in sources]
+            if alignment is not None:
+                response = alignment.response(a, cosmology, growth)
+                weights = [
+                    weight + response * source.fractions(nodes.edges, distances) / nodes.widths
+                    for weight, source in zip(lensing, sources, strict=True)
+                ]
+            means.append(tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights]))
+            return geometry.amounts(lensing, weights) / geometry.particles_in_pixel
+
+        super().__init__(geometry, len(sources), amounts_of=amounts)
+        cosmologies = geometry.inputs.cosmologies
+        by_growth = dict(zip(map(id, dict.fromkeys(cosmologies.growths)), means, strict=True))
+        self._means = cosmologies.stack([by_growth[id(growth)] for growth in cosmologies.growths])
+
+    @staticmethod
+    def _check(geometry: Geometry, sources: Sequence[Sources], distances: Distances) -> None:
+        z_max, end = geometry.sky.z_max, farthest(geometry.sky, distances.cosmology)
+        for number, source in enumerate(sources):
+            reach = float(source.farthest(distances))
+            if reach > end * (1 + 1e-6):
+                z = float(distances.redshift(reach))
+                raise ValueError(
+                    f"sources[{number}] reach to z = {z:.4g}, behind z_max = {z_max:g}: see "
+                    "farther, or cut their distribution"
+                )
+
+    def results(self, seen: Seen) -> ConvergenceMaps:
+        """See `Observer.results`: the mean of the universe is subtracted."""
+        maps = self.geometry.normalised(self.summed(seen))
+        means = tf.reshape(self._means, [*self._means.shape, *[1] * len(self._shape)])
+        return ConvergenceMaps(maps - tf.cast(means, maps.dtype), self.geometry.sky)
+
+
+class PlanePainter(MapPainter):
+    """Paints the matter of slabs.
+
+    Args:
+        geometry: the sky.
+        given: see `Geometry.slab_edges`.
+    """
+
+    def __init__(self, geometry: Geometry, given: np.ndarray) -> None:
+        self._edges = geometry.slab_edges(given)
+        super().__init__(geometry, len(self._edges) - 1, self._edges)
+
+    def results(self, seen: Seen) -> DensityPlanes:
+        """See `Observer.results`."""
+        counts, expected = self.geometry.normalised(self.summed(seen)), self.geometry.expected
+        mean = expected(self._edges).reshape([-1] + [1] * len(self._shape))
+        delta = counts / tf.constant(mean, counts.dtype) - 1.0
+        return DensityPlanes(delta, self.geometry.lens_planes(self._edges), self.geometry.sky)
+
+
+class Recorder(Observer):
+    """Writes places, velocities and scale factors of particles as they cross; no gradient.
+
+    The integrator's states at the times of the crossings have the same values.
+
+    Args:
+        geometry: the sky of a run of one universe; its options are kept with the particles.
+        files: this rank's files.
+
+    Raises:
+        ValueError: a batch of universes.
+    """
+
+    needs_before = True
+    inputs = ()
+
+    def __init__(self, geometry: Geometry, files: LightConeFiles) -> None:
+        box, inputs, sky = geometry.box, geometry.inputs, geometry.sky
+        if box.batch is not None:
+            raise ValueError("the particles of one universe are written, not of a batch")
+        self.geometry, self._files, self._finite = geometry, files, True
+        self._looks = geometry.recording()
+        self.kicks = frozenset(self._looks)
+        files.describe(
+            {
+                **sky.part(FullSky if isinstance(sky, FullSky) else FlatField).model_dump(),
+                "grid": list(box.grid),
+                "box_size": list(box.size),
+                "cosmology": inputs.cosmologies.cosmologies[0].numbers(),
+                "seed": inputs.source.seed,
+                "paired": inputs.source.paired,
+            }
+        )
+
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
+
+    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """Writes what one look finds, and returns nothing."""
+        if not self._files.closed:  # they are closed in the backward pass
+            dtype = self.geometry.box.dtype.as_numpy_dtype
+            place, *fields = (t.numpy() for t in moment.tensors)
+            for columns in self.geometry.record(look, place, fields):
+                self._finite &= all(bool(np.isfinite(column.sum())) for column in columns)
+                if len(columns[0]):
+                    self._files.append(*(column.astype(dtype) for column in columns))
+        return {}
+
+    def results(self, seen: Seen) -> None:
+        """Returns None: all is in the files.
+
+        Raises:
+            FloatingPointError: a particle was not finite, or too far displaced. On every rank.
+        """
+        _check_finite(self._finite, self.geometry.box)
+
+    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`, and `results` for errors: all is in the files."""
+        self.results(seen)
+        return {}
+
+
+def _check_finite(finite: tf.Tensor | bool, box: Box) -> None:
+    """Checks, on all ranks together, that what crossed the light cone has a finite place.
+
+    Raises:
+        FloatingPointError: some has not, on this rank or another.
+    """
+    lost = tf.constant(int(not finite))
+    if int(box.mesh.world.allreduce(lost, "max")):
+        raise FloatingPointError(
+            "light cone: a particle that crosses it has a place, a velocity or a weight that is "
+            f"not finite, or is displaced by more than {BOXES:g} times the longest side of the box"
+        )
+
+
+def _sum_over(group: Communicator, part: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the ranks' parts, whole on each rank; gradients add up the ranks' losses.
+
+    Args:
+        group: the ranks.
+        part: this rank's part.
+    """
+
+    @tf.custom_gradient
+    def whole(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return group.allreduce(x), group.allreduce
+
+    return whole(part)
+
+
+def _with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:
+    """Returns a copy of parameters whose tensors have gradients that arrive complete on each rank.
+
+    Args:
+        parameters: an object with parameters as its attributes, or in lists or dictionaries of
+            these; the same on every rank.
+        mesh: the ranks.
+    """
+    shared = copy.copy(parameters)
+
+    def share(value: Any) -> Any:
+        is_tensor = isinstance(value, (tf.Tensor, tf.Variable))
+        return replicated(mesh, value) if is_tensor else value
+
+    for name, value in vars(parameters).items():
+        object.__setattr__(shared, name, tf.nest.map_structure(share, value))
+    return shared

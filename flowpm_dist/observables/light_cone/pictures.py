@@ -1,0 +1,175 @@
+"""Figures of weak lensing: maps of convergence on the flat and the whole sky, and their power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Ellipse
+
+from flowpm_dist.grid.healpix import Healpix
+from flowpm_dist.io.figures import (
+    COLOURS,
+    MUTED,
+    PLAIN_LEGEND,
+    SMALL_TITLE,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from flowpm_dist.observables.light_cone.results import ConvergenceSpectra
+
+STICKS = 24
+"""Sticks of shear along a side of the map."""
+WIDTH = 1600
+"""Pixels of a picture of the whole sky, across."""
+KAPPA = r"convergence $\kappa$"
+
+
+def _image(axes: Axes, kappa: np.ndarray, shown: np.ndarray, **how: Any) -> AxesImage:
+    """Draws a map with colours for all but its most extreme values."""
+    low, high = np.percentile(kappa, [1, 99.7])
+    limits = {"vmin": low, "vmax": max(high, low + 1e-12)}
+    return axes.imshow(shown, origin="lower", cmap="inferno", **limits, **how)
+
+
+def field_figure(maps: Sequence[np.ndarray], field_of_view: float, name: str) -> Figure:
+    """Returns a figure of a map of convergence on the flat sky, with sticks along the shear.
+
+    Args:
+        maps: convergence, and gamma1 and gamma2 of the shear, with 1 along x; [y, x] [1] each.
+        field_of_view: side of the map [deg].
+        name: name of the sources.
+    """
+    kappa, *shear = maps
+    figure = new_figure(7.9, 6.4)
+    axes = figure.add_subplot()
+    image = _image(axes, kappa, kappa, extent=(0, field_of_view, 0, field_of_view))
+    block = -(-len(kappa) // STICKS)
+    first, second = (_means(gamma, block) for gamma in shear)
+    size, angle = np.hypot(first, second), 0.5 * np.arctan2(second, first)
+    spacing = block * field_of_view / len(kappa)
+    centres = (np.arange(len(size)) + 0.5) * spacing
+    longest = float(np.percentile(size, 99)) or 1.0
+    scale = 0.95 * spacing / longest * np.minimum(1.0, longest / np.maximum(size, 1e-30))
+    axes.quiver(
+        *np.meshgrid(centres, centres),
+        scale * size * np.cos(angle),
+        scale * size * np.sin(angle),
+        pivot="middle",
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        color="white",
+        alpha=0.85,
+        width=0.0026,
+        headwidth=0,
+        headlength=0,
+        headaxislength=0,
+    )
+    axes.set(xlabel=r"$x$  [deg]", ylabel=r"$y$  [deg]")
+    axes.set(xlim=(0, field_of_view), ylim=(0, field_of_view))
+    title = f"sources: {name}; the longest sticks are a shear of {longest:.2g}"
+    axes.set_title(title, **SMALL_TITLE)
+    figure.colorbar(image, ax=axes, extend="both", fraction=0.046, pad=0.02, label=KAPPA)
+    return figure
+
+
+def _means(values: np.ndarray, block: int) -> np.ndarray:
+    """Returns the means over whole squares of pixels."""
+    count = len(values) // block
+    whole = values[: count * block, : count * block]
+    return whole.reshape(count, block, count, block).mean(axis=(1, 3))
+
+
+def sky_figure(kappa: np.ndarray, name: str) -> Figure:
+    """Returns a figure of a map of convergence on the whole sky, in Mollweide's projection.
+
+    The north pole is above, the longitude 0 in the middle. Longitudes grow to the left, as is
+    usual for the sky.
+
+    Args:
+        kappa: [pixel] [1], in HEALPix's order of rings.
+        name: name of the sources.
+    """
+    figure = new_figure(9.0, 5.2)
+    axes = figure.add_subplot()
+    shown = mollweide(kappa, WIDTH)
+    image = _image(axes, kappa, shown, extent=(-2, 2, -1, 1), interpolation="antialiased")
+    border = Ellipse((0, 0), 4, 2, fill=False, lw=1.0, color="black")
+    axes.add_patch(border)
+    image.set_clip_path(border)
+    axes.set(xlim=(-2.02, 2.02), ylim=(-1.02, 1.02))
+    axes.set_axis_off()
+    axes.set_title(f"convergence of sources: {name}", **SMALL_TITLE)
+    below: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03}
+    figure.colorbar(image, ax=axes, extend="both", aspect=40, label=KAPPA, **below)
+    return figure
+
+
+def mollweide(values: np.ndarray, width: int) -> np.ndarray:
+    """Returns a map in Mollweide's projection [y, x], bilinear, NaN outside of the sky.
+
+    Args:
+        values: [pixel], in HEALPix's order of rings.
+        width: pixels across; half as many are high.
+    """
+    sphere = Healpix(round(math.sqrt(len(values) / 12)))
+    x = (np.arange(width) + 0.5) / width * 4 - 2
+    y = ((np.arange(width // 2) + 0.5) / (width // 2) * 2 - 1)[:, np.newaxis]
+    across = np.sqrt(1 - y**2)
+    inside = np.broadcast_to(np.abs(x) <= 2 * across, (width // 2, width))
+    auxiliary = np.arcsin(y)
+    latitude = np.arcsin((2 * auxiliary + np.sin(2 * auxiliary)) / np.pi)
+    longitude = -np.pi * x / (2 * across)
+    theta = np.broadcast_to(np.pi / 2 - latitude, inside.shape)[inside]
+    found = np.full(inside.shape, np.nan)
+    found[inside] = sphere.interpolated(values, theta, longitude[inside])
+    return found
+
+
+def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
+    """Returns a figure of auto spectra and theory, with their ratio below.
+
+    Args:
+        spectra: the spectra; l and -l count as two modes.
+        names: names of the sources.
+    """
+    figure = new_figure(6.8, 6.4)
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
+    ell, fine = spectra.ell, spectra.fine
+    error = np.sqrt(2 / np.maximum(spectra.modes, 1))
+    per_log, per_log_fine = (x * (x + 1) / (2 * np.pi) for x in (ell, fine))
+    below.axhline(1, color=MUTED, lw=1.2, zorder=1)
+    ratios = []
+    for n, name in enumerate(names):
+        pair = spectra.pairs.index((n, n))
+        linear, halofit = per_log_fine * spectra.curves[:, n]
+        colour = COLOURS[n % len(COLOURS)]
+        style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": colour}
+        top.plot(fine, halofit, color=colour, lw=1.4)
+        top.plot(fine, linear, color=colour, lw=1.0, ls="--")
+        beside = ell * 1.012 ** (n - (len(names) - 1) / 2)  # so that no point hides another
+        measured = per_log * spectra.power[pair]
+        top.errorbar(beside, measured, measured * error, **style, label=name)
+        ratio = spectra.power[pair] / spectra.halofit[pair]
+        below.errorbar(beside, ratio, ratio * error, **style)
+        ratios.append(ratio)
+    top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
+    top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
+    top.set(xscale="log", yscale="log", ylabel=r"$l\,(l+1)\,C_l\,/\,2\pi$")
+    top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
+    below.set(xlabel=r"multipole $l$", ylabel="measured / halofit")
+    below.set_ylim(0, min(2.5, max(1.6, 1.1 * float(np.max(ratios)))))
+    plain_log_ticks(below.xaxis)
+    for axes in (top, below):
+        style_axes(axes)
+    top.legend(loc="best", **PLAIN_LEGEND)
+    return figure

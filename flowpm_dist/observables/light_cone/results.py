@@ -1,0 +1,315 @@
+"""The results of a light cone: maps, angular power spectra compared with theory, and figures."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmology.distances import Power
+from flowpm_dist.cosmology.nonlinear import Halofit
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.io.files import LIGHT_CONE, WriteError
+from flowpm_dist.io.light_cone import LightConeFiles, MapArray, write_light_cone
+from flowpm_dist.observables.lensing.noise import shape_noise
+from flowpm_dist.observables.lensing.ray_tracing import ray_trace
+from flowpm_dist.observables.lensing.theory import convergence_power
+from flowpm_dist.observables.light_cone.light_cone import LightCone
+from flowpm_dist.observables.light_cone.observers import (
+    ConvergenceMaps,
+    DensityPlanes,
+)
+from flowpm_dist.observables.light_cone.section import (
+    FlatLensingOptions,
+    FullSkyLensingOptions,
+    LensedSky,
+    LensingOptions,
+    LightConeWork,
+)
+from flowpm_dist.simulation.simulation import ObserverOf
+from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
+from flowpm_dist.statistics.spherical_power import (
+    harmonic_power,
+    spherical_harmonics,
+    spherical_octave_edges,
+    spherical_theory_in_bins,
+)
+
+Theory = Callable[[Any], np.ndarray]
+"""Multipoles [ell] to the power of convergence [source, source, ell] [1]."""
+
+KAPPA = "convergence against the mean of the universe"
+PLANES = "overdensity of the matter between two distances, against the mean of the universe"
+FLAT_CONVENTIONS = {
+    "kappa": KAPPA,
+    "axes": "a map is [y, x], as pictures are; maps in Python are [x, y]",
+    "angles": "x and y are the centres of the pixels [deg], from a corner of the field",
+    "shear": "kappa +- |gamma| along and across a stick at the angle atan2(gamma2, gamma1) / 2 "
+    "from x to y; gamma1 > 0 stretches images along x",
+    "rotation": "(A21 - A12) / 2 of the Jacobian A = d beta / d theta",
+    "planes": PLANES,
+}
+RAY_CONVENTIONS = {
+    **FLAT_CONVENTIONS,
+    "kappa": "convergence without the mean of each plane, which deflects no ray",
+}
+FULL_SKY_CONVENTIONS = {
+    "kappa": KAPPA,
+    "axes": "a map is [pixel], HEALPix of nside in the order of rings",
+    "directions": "colatitude is from the z axis of the box, longitude from x to y",
+    "shells": PLANES,
+}
+
+
+def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -> list[ObserverOf]:
+    """Returns the observers of a run: painters of convergence and of matter, and a recorder.
+
+    Args:
+        options: the light cone.
+        files: this rank's files of particles; None for none.
+    """
+    cone, found = LightCone(options), []
+    if not options.ray_tracing:
+        found.append(cone.convergence_observer(*options.population()))
+    if options.needs_planes:
+        found.append(cone.planes_observer(options.matter_width))
+    return found if files is None else [*found, cone.particles_observer(files)]
+
+
+def write_light_cone_results(
+    folder: Path, work: LightConeWork, seen: list[Any], cosmology: Cosmology, about: dict[str, Any]
+) -> None:
+    """Writes maps, spectra and figures. On rank 0.
+
+    Args:
+        folder: the folder to write into.
+        work: what the run sees.
+        seen: results of the observers of `observers_of`.
+        cosmology: cosmology of the run.
+        about: further attributes of the maps.
+
+    Raises:
+        WriteError: they cannot be written.
+    """
+    from flowpm_dist.io.figures import save_figure
+    from flowpm_dist.observables.light_cone import pictures
+
+    options = work.options
+    born = next((each for each in seen if isinstance(each, ConvergenceMaps)), None)
+    planes = next((each for each in seen if isinstance(each, DensityPlanes)), None)
+    attributes = {
+        **attributes_of(options, work.end, cosmology, work.warnings),
+        "approximation": "ray tracing" if options.ray_tracing else "Born",
+        **about,
+    }
+    name = options.sources[-1].name
+    if isinstance(options, FullSkyLensingOptions):
+        assert born is not None
+        maps = {"kappa": MapArray(born.kappa.numpy(), ("source", "pixel"), "1", "convergence")}
+        if planes is not None:
+            maps |= _matter(planes, "shell", ("pixel",))
+        attributes |= {"ordering": "RING"}
+        conventions = FULL_SKY_CONVENTIONS
+        kappa = maps["kappa"].values
+        draw = functools.partial(pictures.sky_figure, kappa[-1], name)
+    else:
+        maps = _flat_maps(options, born, planes, cosmology)
+        if planes is not None and options.planes:
+            maps |= _matter(planes, "plane", ("y", "x"))
+        attributes["field_of_view_units"] = "deg"
+        conventions = RAY_CONVENTIONS if options.ray_tracing else FLAT_CONVENTIONS
+        kappa = _transposed(maps["kappa"].values)
+        shown = [maps[key].values[-1] for key in ("kappa", "gamma1", "gamma2")]
+        draw = functools.partial(pictures.field_figure, shown, options.field_of_view, name)
+    write_light_cone(folder / LIGHT_CONE, maps, attributes, conventions)
+    spectra = measure(kappa, options, cosmology)
+    try:
+        write_convergence_power(folder / "convergence_power.csv", spectra)
+        save_figure(draw(), folder / "convergence.png")
+        figure = pictures.power_figure(spectra, [source.name for source in options.sources])
+        save_figure(figure, folder / "convergence_power.png")
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or folder), error) from error
+
+
+def attributes_of(
+    options: LensedSky, end: float, cosmology: Cosmology, warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the attributes that the maps of any light cone have.
+
+    Args:
+        options: the light cone.
+        end: comoving distance of z_max [Mpc/h].
+        cosmology: cosmology of the run.
+        warnings: what a user should know.
+    """
+    return {
+        **options.to_table(),
+        "sources": [{"name": each.name, **each.to_table()} for each in options.sources],
+        "distance_of_z_max": end,
+        "length_units": "Mpc/h",
+        "cosmology": cosmology.numbers(),
+        "warnings": list(warnings),
+    }
+
+
+def _flat_maps(
+    options: FlatLensingOptions,
+    born: ConvergenceMaps | None,
+    planes: DensityPlanes | None,
+    cosmology: Cosmology,
+) -> dict[str, MapArray]:
+    """Returns maps of lensing on the flat sky, with noise, and the angles of their pixels."""
+    if born is not None:
+        found = dict(zip(("kappa", "gamma1", "gamma2"), (born.kappa, *born.shear()), strict=True))
+    else:
+        assert planes is not None
+        sources, _ = options.population()
+        rays = ray_trace(planes.delta, planes.planes, sources, cosmology, options.fov)
+        found = {key: getattr(rays, key) for key in ("kappa", "gamma1", "gamma2", "rotation")}
+    noise, noisy = options.shape_noise, ""
+    if noise is not None:
+        sigma, dtype = np.full(len(options.sources), noise.sigma_e), found["kappa"].dtype
+        drawn = shape_noise(
+            options.map_shape, options.fov, sigma, noise.n_eff, noise.seed, dtype=dtype
+        )
+        found["gamma1"] += drawn[:, 0]
+        found["gamma2"] += drawn[:, 1]
+        noisy = ", with the noise of shapes"
+    meanings = {
+        "kappa": ("1", "convergence"),
+        "gamma1": ("1", f"shear along the axes{noisy}"),
+        "gamma2": ("1", f"shear along the diagonals{noisy}"),
+        "rotation": ("rad", "rotation of images"),
+    }
+    centres = (np.arange(options.pixels) + 0.5) * options.field_of_view / options.pixels
+    return {
+        key: MapArray(_transposed(values.numpy()), ("source", "y", "x"), *meanings[key])
+        for key, values in found.items()
+    } | {axis: MapArray(centres, (axis,), "deg", "centres of the pixels") for axis in ("x", "y")}
+
+
+def _matter(planes: DensityPlanes, name: str, axes: tuple[str, ...]) -> dict[str, MapArray]:
+    """Returns planes or shells of matter and their edges; the former are `name`d."""
+    delta, what = planes.delta.numpy(), "shells" if name == "shell" else "slabs"
+    return {
+        f"{name}s": MapArray(
+            _transposed(delta) if len(axes) == 2 else delta,
+            (name, *axes),
+            "1",
+            f"overdensity of the matter of {what}",
+        ),
+        f"{name}_edges": MapArray(
+            np.asarray(planes.planes.edges),
+            ("edge",),
+            "Mpc/h",
+            f"comoving distances between which the {what} lie",
+        ),
+    }
+
+
+def _transposed(maps: np.ndarray) -> np.ndarray:
+    """Returns maps [..., x, y] as [..., y, x]."""
+    return np.ascontiguousarray(np.swapaxes(maps, -1, -2))
+
+
+@dataclass(frozen=True)
+class ConvergenceSpectra:
+    """The angular power spectra of all pairs of sources, and theory.
+
+    Attributes:
+        pairs: numbers of two sources each.
+        ell: mean |l| in each bin [bin].
+        modes: number of modes in each bin [bin].
+        power: measured power [pair, bin] [1].
+        linear, halofit: Limber's approximation, means over the same modes [pair, bin] [1].
+        fine: multipoles of a curve [ell].
+        curves: Limber's approximation there, of linear power and of halofit [2, source, ell] [1].
+    """
+
+    pairs: list[tuple[int, int]]
+    ell: np.ndarray
+    modes: np.ndarray
+    power: np.ndarray
+    linear: np.ndarray
+    halofit: np.ndarray
+    fine: np.ndarray
+    curves: np.ndarray
+
+
+def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> ConvergenceSpectra:
+    """Returns the spectra of maps of convergence, and theory.
+
+    Args:
+        kappa: [source, x, y] or [source, pixel] [1].
+        options: the light cone; the painting of its particles is divided out.
+        cosmology: cosmology of the run.
+    """
+    count = len(options.sources)
+    pairs = list(itertools.combinations_with_replacement(range(count), 2))
+    if isinstance(options, FullSkyLensingOptions):
+        nside, harmonics = options.nside, spherical_harmonics(kappa)
+        edges = spherical_octave_edges(nside)
+        found = [
+            harmonic_power(harmonics[i], harmonics[j], nside, edges, window="bilinear")
+            for i, j in pairs
+        ]
+    else:
+        fov, edges = options.fov, octave_edges(options.fov, options.pixels)
+        found = [
+            angular_power(kappa[i], fov, edges, other=kappa[j], window="bilinear") for i, j in pairs
+        ]
+    ell = found[0].ell
+
+    def in_bins(theory: Theory) -> np.ndarray:
+        """Returns means of theory over the modes of bins, for each pair of sources."""
+        if isinstance(options, FullSkyLensingOptions):
+            means = spherical_theory_in_bins(theory, edges, options.nside)
+        else:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                means = theory_in_bins(theory, options.pixels, options.fov, edges)
+            # Where alignments make theory negative, it has no logarithm: take it at the mean l.
+            means = np.where(np.isfinite(means), means, theory(ell))
+        return means[tuple(zip(*pairs, strict=True))]
+
+    sources, alignment = options.population()
+    linear = LinearPower(cosmology)
+
+    def spectra(power: Power, ell: Any) -> np.ndarray:
+        return convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
+
+    theories = [functools.partial(spectra, power) for power in (linear, Halofit(linear))]
+    fine, each = np.geomspace(ell[0], ell[-1], 100), np.arange(count)
+    return ConvergenceSpectra(
+        pairs,
+        ell,
+        found[0].modes,
+        np.stack([spectrum.power for spectrum in found]),
+        in_bins(theories[0]),
+        in_bins(theories[1]),
+        fine,
+        np.stack([theory(fine)[each, each] for theory in theories]),
+    )
+
+
+def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
+    """Writes a table of comma-separated values, a line for each pair of sources and bin."""
+    count = len(spectra.ell)
+    columns = {
+        "i,j": np.repeat(spectra.pairs, count, axis=0),
+        "ell": np.tile(spectra.ell, len(spectra.pairs)),
+        "C_ell": spectra.power.ravel(),
+        "modes": np.tile(spectra.modes, len(spectra.pairs)),
+        "limber_linear": spectra.linear.ravel(),
+        "limber_halofit": spectra.halofit.ravel(),
+    }
+    table, formats = np.column_stack(list(columns.values())), "%d %d %.8e %.8e %d %.8e %.8e"
+    np.savetxt(
+        path, table, fmt=formats.split(), delimiter=",", header=",".join(columns), comments=""
+    )

@@ -1,0 +1,414 @@
+"""The section [lightcone] of run files: sources, maps, and the memory and disk these take.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from flowpm_dist.cosmology.astropy_bridge import comoving_distance
+from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.light_cone import NUMBERS, ROWS
+from flowpm_dist.observables.lensing.options import (
+    AlignmentOptions,
+    ShapeNoiseOptions,
+    SourceOptions,
+    table_of,
+)
+from flowpm_dist.observables.light_cone.options import (
+    FEWEST_PIXELS,
+    FlatField,
+    FullSky,
+    SkyOptions,
+    plane_of_layers,
+    problem_of,
+)
+from flowpm_dist.options import Problem
+
+if TYPE_CHECKING:
+    from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+
+# Values per pixel that lie in memory together, measured.
+SPECTRA = 30
+"""Values for one spectrum, whatever the number of maps."""
+MAPS = 18
+"""Values for each source on the flat sky: what is seen, added up and measured."""
+SPHERES = 6
+"""Values for each map of the whole sky, likewise."""
+PLANES = 4
+"""Values for each plane."""
+RAYS = 70
+"""Values while rays are traced, besides 6 for each source."""
+THEORY = 110 * 2**20
+"""Memory of theory and figures [bytes]."""
+COMPILED = 64 * 2**20
+"""Memory of what is compiled for ray tracing [bytes]."""
+PAINTING = 128 * 2**20
+"""Memory of the particles whose places are held [bytes]: 2^19 of 72, in lists that double."""
+RECORDED = 160 * 2**20
+"""Memory of the particles that are written, while they are found [bytes]."""
+NS_PER_COPY = 120.0
+"""Processor time of a copy of a particle on the whole sky, for one source, measured [ns]."""
+MANY_BOXES = 64
+"""Number of boxes in the sphere from which on a warning gives the cost."""
+OTHER_WIDTH = 0.1
+"""Relative difference of the planes' width from the option that gives a warning."""
+Z_TOLERANCE = 1e-6
+"""Relative redshift by which sources may lie behind z_max, for rounding."""
+
+
+class LensedSky(SkyOptions):
+    """A sky with the sources of lensing.
+
+    Attributes:
+        sources: the populations of sources.
+        alignment: intrinsic alignments.
+    """
+
+    sources: Annotated[tuple[SourceOptions, ...], Field(min_length=1), table_of(SourceOptions)] = (
+        Field(
+            description="a list of tables such as { redshift = 1.0 }, { smail = [0.3, 2.0, 1.5], "
+            'z_max = 1.5 } or { file = "nz.txt" }, each with a shift if need be'
+        )
+    )
+    alignment: Annotated[AlignmentOptions | None, table_of(AlignmentOptions)] = Field(
+        default=None, description="a table such as { amplitude = 1.0, eta = 0.0, z_pivot = 0.62 }"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`: n(z) is known, and its sources can be seen."""
+        for number, source in enumerate(self.sources):
+            key = f"sources[{number}]"
+            try:
+                farthest = source.farthest
+                if 0 < farthest <= self.z_max * (1 + Z_TOLERANCE):
+                    source.check_members()
+            except (UserError, ValueError) as error:
+                yield Problem(key, f"cannot be used: {error}")
+                continue
+            if farthest <= 0:
+                yield Problem(key, f"have no member above z = 0 with shift = {source.shift:g}")
+            elif farthest > self.z_max * (1 + Z_TOLERANCE):
+                cut = ", or cut them with their own z_max" if source.smail else ""
+                cut = ", or end the table there" if source.file else cut
+                what = f"reach to z = {farthest:.4g}, behind z_max = {self.z_max:g}: see farther"
+                yield Problem(key, f"{what}{cut}")
+            if source.redshift is not None and self.alignment is not None:
+                yield Problem(key, "are at one redshift: alignments need smail or file")
+
+    @property
+    def tables(self) -> dict[str, SourceOptions]:
+        """The populations that are read from files, by key of the run file."""
+        return {
+            f"lightcone.sources[{number}].file": source
+            for number, source in enumerate(self.sources)
+            if source.file is not None
+        }
+
+    def population(self) -> tuple[list[Sources], IntrinsicAlignment | None]:
+        """Returns what functions of lensing take: the sources, and their alignment."""
+        alignment = None if self.alignment is None else self.alignment.alignment()
+        return [each.sources() for each in self.sources], alignment
+
+
+class ConvergenceOptions(LensedSky, FlatField):
+    """Maps of convergence on the light cone of the flat sky, in the Born approximation.
+
+    Attributes:
+        shape_noise: noise of the shapes of galaxies.
+    """
+
+    shape_noise: Annotated[ShapeNoiseOptions | None, table_of(ShapeNoiseOptions)] = Field(
+        default=None, description="a table such as { sigma_e = 0.26, n_eff = 5.0, seed = 0 }"
+    )
+
+    def pixel_sigma(self) -> float:
+        """Returns the standard deviation of the shape noise of a pixel, which must be given [1]."""
+        from flowpm_dist.observables.lensing.noise import shape_noise_sigma
+
+        asked = self.shape_noise
+        assert asked is not None
+        return float(shape_noise_sigma(asked.sigma_e, asked.n_eff, self.pixel_area))
+
+    def noise(self, seed: int) -> np.ndarray:
+        """Returns shape noise, which must be given, in maps [source, x, y] [1], float64.
+
+        Args:
+            seed: seed of the noise, in place of the one in the options.
+        """
+        from flowpm_dist.observables.lensing.noise import shape_noise
+
+        asked = self.shape_noise
+        assert asked is not None
+        each = np.full(len(self.sources), asked.sigma_e)
+        drawn = shape_noise(self.map_shape, self.fov, each, asked.n_eff, seed, 1, np.float64)
+        return np.asarray(drawn[:, 0])
+
+
+class FlatLensingOptions(ConvergenceOptions):
+    """A simulation's light cone on the flat sky, and the lensing by it: [lightcone] of a run file.
+
+    Attributes:
+        sky: "flat".
+        particles: whether the particles that are seen are written, too.
+        ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
+        plane_width: width of planes of matter [Mpc/h].
+        planes: whether planes of matter are written.
+        shape_noise: noise of the shear.
+    """
+
+    pixels: Annotated[int, Field(ge=FEWEST_PIXELS)] = Field(
+        description=f"a whole number of at least {FEWEST_PIXELS}, to measure a spectrum"
+    )
+    sky: Literal["flat"] = Field(default="flat", description='"flat" or "full"')
+    particles: bool = Field(default=False, description="true or false")
+    ray_tracing: bool = Field(default=False, description="true or false")
+    plane_width: Annotated[float, Field(gt=0)] = Field(
+        default=100.0, description="a length above 0 in Mpc/h"
+    )
+    planes: bool = Field(default=False, description="true or false")
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return {} if self.needs_planes else {"plane_width": "ray_tracing or planes = true"}
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from super().problems()
+        if self.alignment is not None and self.ray_tracing:
+            what = "is given together with ray_tracing, which has none: leave one of them out"
+            yield Problem("alignment", what)
+
+    @property
+    def needs_planes(self) -> bool:
+        """Whether matter is painted on planes."""
+        return self.ray_tracing or self.planes
+
+    @property
+    def matter_width(self) -> float:
+        """The width of planes of matter [Mpc/h]."""
+        return self.plane_width
+
+
+class FullSkyLensingOptions(LensedSky, FullSky):
+    """A simulation's light cone on the whole sky, and the lensing by it: [lightcone] likewise.
+
+    Attributes:
+        sky: "full".
+        particles: whether the particles that are seen are written, too.
+        shells: whether shells of matter are written.
+        shell_width: width of shells of matter [Mpc/h].
+    """
+
+    ray_tracing: ClassVar[bool] = False
+
+    sky: Literal["full"] = Field(description='"flat" or "full"')
+    particles: bool = Field(default=False, description="true or false")
+    shells: bool = Field(default=False, description="true or false")
+    shell_width: Annotated[float, Field(gt=0)] = Field(
+        default=100.0, description="a length above 0 in Mpc/h"
+    )
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return {} if self.shells else {"shell_width": "shells = true"}
+
+    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+        """See `SkyOptions.box_problems`: there are not too many shells, either."""
+        yield from super().box_problems(size, end)
+        try:
+            if self.shells:
+                self.shell_count(self.shell_width, end)
+        except ValueError as error:
+            yield problem_of("", error)
+
+    @property
+    def needs_planes(self) -> bool:
+        """Whether matter is painted on shells."""
+        return self.shells
+
+    @property
+    def matter_width(self) -> float:
+        """The width of shells of matter [Mpc/h]."""
+        return self.shell_width
+
+
+LensingOptions = FlatLensingOptions | FullSkyLensingOptions
+"""The section [lightcone] of a simulation."""
+SKIES: dict[str, type[LensedSky]] = {"flat": FlatLensingOptions, "full": FullSkyLensingOptions}
+"""Its models, by the value of the key `sky`."""
+
+
+def distance_of(
+    z: float,
+    cosmology: PartialCosmologyOptions,
+    priors: Any = None,
+) -> float:
+    """Returns the comoving distance of a redshift [Mpc/h].
+
+    Args:
+        z: the redshift.
+        cosmology: parameters of the run.
+        priors: has the lowest and the highest value of those that vary, by name; the distance is
+            then the largest.
+    """
+    names = ("Omega_m", "w0", "wa")
+    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
+    corners = (dict(zip(names, corner, strict=True)) for corner in itertools.product(*ends))
+    return max(comoving_distance(z, **corner) for corner in corners)
+
+
+def pixel_warnings(
+    cone: ConvergenceOptions | FullSkyLensingOptions,
+    cosmology: CosmologyOptions,
+    size: Sequence[float],
+    cells: Sequence[float],
+) -> tuple[str, ...]:
+    """Returns a warning where pixels are finer than what is simulated.
+
+    Args:
+        cone: the light cone.
+        cosmology: parameters of the run.
+        size: sides of the box [Mpc/h].
+        cells: cells of the force mesh along each side of the box.
+    """
+    half = 0.5 * distance_of(max(source.farthest for source in cone.sources), cosmology)
+    cell = max(side / n for side, n in zip(size, cells, strict=True))
+    fine = cone.fine_pixels_warning(half, cell)
+    return (f"lightcone.{fine}",) if fine else ()
+
+
+def particle_bytes(count: float, itemsize: int, files: int) -> int:
+    """Returns the size of particles in files, an upper estimate [bytes].
+
+    Args:
+        count: number of particles.
+        itemsize: size of a value [bytes].
+        files: largest number of files; the last chunk of each may be nearly empty.
+    """
+    return int((count + ROWS * min(files, count)) * NUMBERS * itemsize)
+
+
+@dataclass(frozen=True)
+class LightConeWork:
+    """What a run sees on its light cone.
+
+    Attributes:
+        options: [lightcone] of the run file; the observer's place, where there is one, is known.
+        end: comoving distance of z_max [Mpc/h].
+        planes: number of planes, or shells, of matter that are painted.
+        plane_width: width of the first of them [Mpc/h].
+        particles: number of particles that are written, about.
+        warnings: what a user should know; kept with the maps.
+    """
+
+    options: LensingOptions
+    end: float
+    planes: int = 0
+    plane_width: float = 0.0
+    particles: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        cone: LensingOptions,
+        cosmology: CosmologyOptions,
+        size: Sequence[float],
+        cells: Sequence[float],
+        grid: Sequence[int],
+    ) -> LightConeWork:
+        """Returns what a run sees on its light cone.
+
+        Args:
+            cone: [lightcone] of the run file.
+            cosmology: parameters of the run.
+            size: sides of the box [Mpc/h].
+            cells: cells of the force mesh along each side of the box.
+            grid: particles along each side of the box.
+        """
+        end = distance_of(cone.z_max, cosmology)
+        boxes = cone.volume(end) / math.prod(size)
+        warnings = list(pixel_warnings(cone, cosmology, size, cells))
+        planes, width = 0, 0.0
+        if isinstance(cone, FullSkyLensingOptions):
+            cone = cone.model_copy(update={"observer": cone.place(size, grid)})
+            if cone.shells:
+                planes = cone.shell_count(cone.shell_width, end)
+                width = end / planes
+            if boxes > MANY_BOXES:
+                seconds = boxes * math.prod(grid) * NS_PER_COPY * 1e-9
+                warnings.append(
+                    f"lightcone.z_max = {cone.z_max:g}: the sphere that is seen holds the box "
+                    f"{boxes:.0f} times, with the same structure; painting takes about "
+                    f"{seconds:.2g} s of processor time, summed over ranks; a larger box "
+                    "is repeated less"
+                )
+        elif cone.needs_planes:
+            layer, asked = size[2] / grid[2], cone.plane_width
+            layers = max(1, math.ceil(end / layer - 0.5))
+            counts = np.bincount(plane_of_layers(layers, layer, asked))
+            planes, width = len(counts), layer * int(counts[0])
+            if abs(width - asked) > OTHER_WIDTH * asked:
+                warnings.append(
+                    f"lightcone.plane_width = {asked:g}: planes are {width:g} Mpc/h wide, made of "
+                    f"whole layers of particles, {layer:g} Mpc/h apart"
+                )
+        particles = boxes * math.prod(grid) if cone.particles else 0.0
+        return cls(cone, end, planes, width, particles, tuple(warnings))
+
+    def coarser(self) -> Iterator[tuple[str, LightConeWork]]:
+        """Yields the same work with fewer and fewer pixels, and the key and number of these."""
+        key, options = self.options.PIXELS, self.options
+        while (pixels := options.enough_pixels(0.5)) < getattr(options, key):
+            options = options.with_pixels(pixels)
+            yield f"lightcone.{key} = {pixels}", replace(self, options=options)
+
+    def memory(self, itemsize: int) -> int:
+        """Returns the memory of the maps on a rank, an upper estimate [bytes].
+
+        Args:
+            itemsize: size of a value [bytes].
+        """
+        cone, sources = self.options, len(self.options.sources)
+        others = THEORY + (RECORDED if cone.particles else 0)
+        if isinstance(cone, FullSkyLensingOptions):  # spectra are float64
+            values = SPECTRA * 8 + SPHERES * itemsize * (sources + self.planes)
+            return values * self._pixels + PAINTING + others
+        count = SPECTRA + MAPS * sources + PLANES * self.planes
+        if cone.ray_tracing:
+            count, others = count + RAYS + 6 * sources, others + COMPILED
+        return count * self._pixels * itemsize + others
+
+    def results(self, itemsize: int, files: int) -> int:
+        """Returns the size of all that is written [bytes].
+
+        Args:
+            itemsize: size of a value [bytes].
+            files: largest number of files of particles.
+        """
+        cone = self.options
+        if isinstance(cone, FullSkyLensingOptions):
+            maps = len(cone.sources) + self.planes
+        else:
+            each = 4 if cone.ray_tracing else 3
+            maps = each * len(cone.sources) + (self.planes if cone.planes else 0)
+        return maps * self._pixels * itemsize + particle_bytes(self.particles, itemsize, files)
+
+    def checkpoint(self, itemsize: int) -> int:
+        """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
+        born = 0 if self.options.ray_tracing else len(self.options.sources)
+        return (born + self.planes) * self._pixels * itemsize
+
+    @property
+    def _pixels(self) -> int:
+        return math.prod(self.options.map_shape)

@@ -1,0 +1,188 @@
+"""L-BFGS with a backtracking line search (Nocedal and Wright 2006, algorithms 7.4 and 3.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
+
+MOST_TRIES = 8
+"""Number of steps that an iteration tries, each shorter than the last, before it gives up."""
+
+PARTS = ("data", "prior", "volume")
+"""Names of the parts of the loss."""
+
+SUFFICIENT = 1e-4
+"""Share of the decrease predicted by the slope that a step must achieve (Armijo)."""
+
+
+class NoProgressError(FloatingPointError):
+    """An error: the loss is not finite wherever a step leads. The last good point is kept."""
+
+
+class StalledError(Exception):
+    """An error: no step lowers the loss any more within its precision.
+
+    Args:
+        message: what was tried.
+        evaluations: the number of gradient evaluations that were made.
+    """
+
+    def __init__(self, message: str, evaluations: int) -> None:
+        super().__init__(message)
+        self.evaluations = evaluations
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of an iteration.
+
+    Attributes:
+        point: the point that the minimiser has reached.
+        evaluation: the evaluation there.
+        evaluations: the number of gradient evaluations of the iteration.
+        step: the length of the step divided by the length of the direction.
+    """
+
+    point: Unknowns
+    evaluation: Evaluation
+    evaluations: int
+    step: float
+
+
+class LBFGS:
+    """A minimiser with quasi-Newton steps from the latest changes of point and gradient.
+
+    A step of length 1 is tried first. That holds for the steepest descent of the first iteration,
+    too, as the coordinates make it about right. A step that does not lower the loss enough is
+    shortened to the minimum of the parabola through what is known. A step to values that are not
+    finite is shortened to a tenth. Pairs without positive curvature are left out.
+
+    Args:
+        history: the number of pairs that are kept.
+    """
+
+    def __init__(self, history: int = 10) -> None:
+        self._history = history
+
+    def start(self, objective: EvenPosterior, point: Unknowns) -> None:
+        """Begins at a point, without any memory of earlier iterations."""
+        self._objective, self._point = objective, point
+        self._here: Evaluation | None = None
+        self._pairs: list[tuple[Unknowns, Unknowns]] = []
+
+    def iterate(self) -> Report:
+        """Makes one iteration. Must be called on all ranks together.
+
+        Raises:
+            NoProgressError: if the loss is not finite wherever a step leads.
+            StalledError: if no step lowers the loss.
+        """
+        space, count = self._objective.space, 0
+        if self._here is None:
+            self._here = _finite_evaluation(self._objective, self._point)
+            count += 1
+            if self._here is None:
+                raise NoProgressError("the loss is not finite where the search begins")
+        here = self._here
+        direction = self._direction(here.gradient)
+        slope = float(space.dot(direction, here.gradient))
+        if slope >= 0:  # rounding has spoilt the pairs
+            self._pairs.clear()
+            direction = -here.gradient
+            slope = float(space.dot(direction, here.gradient))
+        length, lost = 1.0, 0
+        for _ in range(MOST_TRIES):
+            trial = self._point.plus(length, direction)
+            found = _finite_evaluation(self._objective, trial)
+            count += 1
+            if found is not None and self._enough(here, found, length, slope):
+                self._remember(trial - self._point, found.gradient - here.gradient)
+                self._point, self._here = trial, found
+                return Report(trial, found, count, length)
+            lost += found is None
+            length = _shorter(length, slope, here, found)
+        if self._pairs:
+            self._pairs.clear()
+            try:
+                report = self.iterate()
+            except StalledError as error:
+                error.evaluations += count
+                raise
+            return Report(report.point, report.evaluation, count + report.evaluations, report.step)
+        tried = f"{MOST_TRIES} steps, down to {length:.1e} of the steepest descent,"
+        if lost == MOST_TRIES:
+            raise NoProgressError(f"{tried} lead to a loss that is not finite")
+        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}", count)
+
+    @staticmethod
+    def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
+        # Near the minimum the decrease is below rounding; the gradient is still significant.
+        rounding = 4e-7 * abs(float(here.loss)) if slope > -1e-5 * abs(float(here.loss)) else 0.0
+        return float(found.loss) <= float(here.loss) + SUFFICIENT * length * slope + rounding
+
+    def _direction(self, gradient: Unknowns) -> Unknowns:
+        """Returns minus the approximate inverse Hessian times the gradient (two-loop recursion)."""
+        dot = self._objective.space.dot
+        q, factors = gradient, []
+        for s, y in reversed(self._pairs):
+            rho = 1 / float(dot(y, s))
+            alpha = rho * float(dot(s, q))
+            q = q.plus(-alpha, y)
+            factors.append((rho, alpha))
+        if self._pairs:
+            s, y = self._pairs[-1]
+            q = q.times(float(dot(s, y)) / float(dot(y, y)))
+        for (s, y), (rho, alpha) in zip(self._pairs, reversed(factors), strict=True):
+            beta = rho * float(dot(y, q))
+            q = q.plus(alpha - beta, s)
+        return -q
+
+    def _remember(self, s: Unknowns, y: Unknowns) -> None:
+        dot = self._objective.space.dot
+        curvature, size = float(dot(s, y)), float(dot(y, y))
+        if curvature > 1e-10 * size:
+            self._pairs = [*self._pairs, (s, y)][-self._history :]
+
+    def memory(self) -> Memory:
+        """Returns all that the next iteration depends on."""
+        points = {"point": self._point}
+        for number, (s, y) in enumerate(self._pairs):
+            points[f"s{number}"], points[f"y{number}"] = s, y
+        numbers: dict[str, float] = {"pairs": len(self._pairs)}
+        if self._here is not None:
+            points["gradient"] = self._here.gradient
+            numbers |= {name: float(getattr(self._here, name)) for name in PARTS}
+        return Memory(points, numbers)
+
+    def resume(self, objective: EvenPosterior, memory: Memory) -> None:
+        """Resumes from what `memory` returned."""
+        self.start(objective, memory.points["point"])
+        count = int(memory.numbers["pairs"])
+        self._pairs = [(memory.points[f"s{i}"], memory.points[f"y{i}"]) for i in range(count)]
+        if "gradient" in memory.points:
+            data, prior, volume = (np.array(memory.numbers[name]) for name in PARTS)
+            self._here = Evaluation(data, prior, memory.points["gradient"], volume)
+
+
+def _shorter(length: float, slope: float, here: Evaluation, found: Evaluation | None) -> float:
+    """Returns a shorter length, between a tenth and a half of the given one."""
+    if found is None:
+        return 0.1 * length
+    rise = float(found.loss) - float(here.loss) - slope * length
+    best = -slope * length**2 / (2 * rise) if rise > 0 else 0.5 * length
+    return min(max(best, 0.1 * length), 0.5 * length)
+
+
+def _finite_evaluation(objective: EvenPosterior, point: Unknowns) -> Evaluation | None:
+    """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
+    found = attempt(objective, point)
+    if found is None:
+        return None
+    square = objective.space.dot(found.gradient, found.gradient)
+    finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
+    return found if finite else None

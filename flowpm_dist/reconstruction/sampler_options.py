@@ -1,0 +1,119 @@
+"""The options of draws and of samplers. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, InstanceOf
+
+from flowpm_dist.options import A_SEED, Options, Seed, Variants, count
+
+if TYPE_CHECKING:
+    from flowpm_dist.reconstruction.sampler import Sampler
+
+
+class MoveOptions(Options):
+    """The options of a sampler's moves; a subclass for each sampler.
+
+    Attributes:
+        leaps: the number of steps of a move, or the greatest of them.
+        seed: the seed of all random numbers.
+    """
+
+    leaps: int = count(32)
+    seed: Seed = Field(default=0, description=A_SEED)
+
+    def sampler(self) -> Sampler:
+        """Returns the sampler."""
+        raise NotImplementedError
+
+
+class MicrocanonicalOptions(MoveOptions):
+    """The options of `Microcanonical`.
+
+    Attributes:
+        length: the distance over which the direction is forgotten, in widths of the posterior.
+        energy_error: the variance of the change of the energy in a step, divided by the number of
+            unknowns, that the step size is adapted to.
+    """
+
+    length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
+    energy_error: float = Field(default=1e-4, gt=0, lt=1, description="a number between 0 and 1")
+
+    def sampler(self) -> Sampler:
+        """See `MoveOptions.sampler`."""
+        from flowpm_dist.reconstruction.microcanonical import Microcanonical
+
+        return Microcanonical(**dict(self))
+
+
+class HMCOptions(MoveOptions):
+    """The options of `HMC`.
+
+    Attributes:
+        target: the share of accepted moves that the step size is adapted to.
+    """
+
+    target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
+
+    def sampler(self) -> Sampler:
+        """See `MoveOptions.sampler`."""
+        from flowpm_dist.reconstruction.hmc import HMC
+
+        return HMC(**dict(self))
+
+
+class AdjustedMicrocanonicalOptions(HMCOptions):
+    """The options of `AdjustedMicrocanonical`.
+
+    Attributes:
+        length: the mean length of a move, in widths of the posterior, where `leaps` allow.
+    """
+
+    length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
+
+    def sampler(self) -> Sampler:
+        """See `MoveOptions.sampler`."""
+        from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
+
+        return AdjustedMicrocanonical(**dict(self))
+
+
+METHODS = {
+    "microcanonical": MicrocanonicalOptions,
+    "adjusted-microcanonical": AdjustedMicrocanonicalOptions,
+    "hmc": HMCOptions,
+}
+"""Samplers by the name that run files give them."""
+
+
+class SamplerOptions(Options):
+    """The options of draws from the posterior after the search, see `Chains`.
+
+    Attributes:
+        draws: the number of draws of each chain after the warm-up.
+        chains: the number of chains.
+        warm_up: the number of moves before the draws.
+        start: where the chains begin: at draws of the "prior", or about the point that was "found".
+        method: the sampler with its options.
+        keep_every: the number of draws from one kept field to the next.
+        checkpoint_every: the number of moves between checkpoints.
+    """
+
+    draws: int = Field(ge=1, description="the draws of each chain, a whole number of at least 1")
+    chains: int = count(2)
+    warm_up: int = count(100)
+    start: Literal["prior", "found"] = Field(default="prior", description='"prior" or "found"')
+    method: Annotated[
+        InstanceOf[MoveOptions], Variants("method", METHODS, "microcanonical", flat=True)
+    ] = Field(
+        default_factory=MicrocanonicalOptions,
+        description='"microcanonical", "adjusted-microcanonical" or "hmc"',
+    )
+    keep_every: int = count(10)
+    checkpoint_every: int = count(10)
+
+    @property
+    def name(self) -> str:
+        """The name of the sampler."""
+        return next(name for name, model in METHODS.items() if type(self.method) is model)

@@ -1,0 +1,334 @@
+"""The work of `flowpm-dist reconstruct`: its folder, and the job.
+
+Nothing here imports TensorFlow before the work begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.estimate import Demand
+from flowpm_dist.jobs.folder import OutputError, WorkFolder, numbered_checkpoints
+from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import read_rows
+from flowpm_dist.jobs.run_file import ConfigError, check_same_values
+from flowpm_dist.jobs.run_record import RunRecord, read_json, record_of_work
+from flowpm_dist.observables.observations import Observations
+from flowpm_dist.options import Problem
+from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
+from meshimpl import launch
+
+MARK = "reconstruction.json"
+CHECKSUMS = "checksums.json"
+FIELDS = "reconstruction.zarr"
+MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
+FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
+CONTENTS = (
+    MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
+    "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
+)  # fmt: skip
+
+
+class ReconstructionFolder(WorkFolder):
+    """A folder that one reconstruction owns.
+
+    Attributes:
+        iterations: the table with a row for each iteration.
+        draws: the table with a row for each move of each chain.
+        fields: the fields of the universe that was found; they are moved here last.
+        maps: the maps of a reconstruction from the convergence.
+        chains: the checkpoints of the chains.
+        result: the numbers of the result.
+    """
+
+    kind = "reconstruction"
+    contents = CONTENTS
+    begun = MARK
+    kept = ("searched",)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.iterations, self.draws = self.path / "iterations.csv", self.path / "draws.csv"
+        self.fields, self.maps = self.path / FIELDS, self.path / MAPS[0]
+        self.chains, self.result = self.path / "chains", self.path / "result.json"
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the files that were read at the beginning, by key."""
+        return read_json(self.path / CHECKSUMS)
+
+    def write_checksums(self, found: Mapping[str, str]) -> None:
+        """Writes the checksums of the files that are read, by key of the run file. On rank 0.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the search has ended, and its results are written."""
+        return bool(self.mark().get("searched"))
+
+    def last_iteration(self) -> int | None:
+        """Returns the iteration of the search's latest checkpoint, or None if there is none."""
+        return max(numbered_checkpoints(self.checkpoints, "iteration"), default=None)
+
+    def last_move(self) -> int | None:
+        """Returns the move of the chains' latest checkpoint, or None if there is none."""
+        return max(numbered_checkpoints(self.chains, "iteration"), default=None)
+
+
+class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
+    """A reconstruction that was checked and can begin."""
+
+    name = "reconstruct"
+    help = "Find the initial conditions that an observed universe most probably grew from."
+    asks = "What is observed, and how to search."
+    example = "flowpm-dist reconstruct run.toml --ranks 4 --output found"
+    options_type, folder_type = ReconstructionOptions, ReconstructionFolder
+    unit = "iteration"
+    folder: ReconstructionFolder
+
+    @classmethod
+    def choose_mesh(
+        cls, options: ReconstructionOptions, ranks: int, *, source: Path, shape: str | None = None
+    ) -> str:
+        """See `Job.choose_mesh`."""
+        return options.mesh_for(ranks, source=source, shape=shape)
+
+    def check(self) -> None:
+        """See `Job.check`.
+
+        Raises:
+            ConfigError: the values of the data cannot be used, or have changed.
+            OutputError: iterations were made, but there is no checkpoint.
+            VolumeError: a file cannot be read.
+        """
+        options, folder = self.options, self.folder
+        if options.lightcone is None:  # maps were read with the run file
+            data, priors = options.data.file, options.priors.ranges
+            observations = Observations(options.observation, options.box.grid, data, priors)
+            if wrong := observations.problems():
+                problems = [Problem(key, what) for key, what in wrong.items()]
+                raise ConfigError(self.run_file, problems)
+        super().check()
+        if not self.resume:
+            return
+        made = len(read_rows(folder.iterations))
+        if made >= options.search.checkpoint_every and folder.last_iteration() is None:
+            raise OutputError(
+                f"{folder.path} has made {made} iterations, but {folder.checkpoints} holds no "
+                "checkpoint: put it back, or begin anew with --overwrite"
+            )
+        if then := folder.checksums():
+            begun = f"the {folder.kind} in {folder.path}"
+            check_same_values(then, options.checksums(), options.files, self.run_file, begun)
+
+    def describe(self) -> str:
+        """Returns a line that says what will be found."""
+        options, sampler = self.options, self.options.sampler
+        seen = "convergence of " if options.lightcone is not None else ""
+        unknowns = f"{self.cells:,} cells"
+        if names := ", ".join(options.priors.ranges):
+            unknowns += f" and {names}"
+        data = "a mock" if options.is_mock else str(options.data.file)
+        chains = ""
+        if sampler is not None:
+            chains = f"; {sampler.chains} chains of {sampler.draws} draws, mesh {self.mesh}"
+        return (
+            f"initial conditions of {seen}{data}: {unknowns}; "
+            f"model {options.observation.structure}, mesh {search_mesh(self.mesh)}{chains}"
+        )
+
+    @property
+    def meshes(self) -> tuple[str, ...]:
+        """See `Job.meshes`."""
+        return search_mesh(self.mesh), self.mesh
+
+    @property
+    def demand(self) -> Demand:
+        """See `Job.demand`."""
+        options, free = self.options, self.options.with_mesh(None)
+        return Demand(
+            "the reconstruction",
+            options.box.grid,
+            self.mesh,
+            options.memory,
+            functools.partial(free.mesh_for, source=Path()),
+            grid_is_free=options.is_mock,
+        )
+
+    @property
+    def disk(self) -> int:
+        """See `Job.disk`."""
+        return self.options.disk
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `Job.warnings`."""
+        return self.options.warnings
+
+    @property
+    def rate_name(self) -> str:
+        """See `Job.rate_name`."""
+        model, steps = self.options.observation.structure, self.options.evolution.step_count
+        return f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
+
+    @property
+    def cells(self) -> int:
+        """See `Job.cells`."""
+        return math.prod(self.options.box.grid)
+
+    @property
+    def remaining(self) -> int | None:
+        """The evaluations of the search; None with chains, or for the rest of a search."""
+        known = self.options.sampler is None and not self.resume
+        return self.options.search.total if known else None
+
+    def seconds_per_piece(self, result: dict[str, Any]) -> float | None:
+        """See `Job.seconds_per_piece`."""
+        seconds: float | None = result.get("seconds_per_evaluation")
+        return seconds
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        """See `Job.last_checkpoint`."""
+        if (move := self.folder.last_move()) is not None:
+            return self.folder.chains, f"move {move}"
+        return super().last_checkpoint()
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        """Searches, and draws where draws are asked for; returns what result.json holds.
+
+        See `Job.work`.
+        """
+        options, folder = self.options, self.folder
+        if launch.detect().rank == 0 and options.files and not folder.checksums():
+            folder.write_checksums(options.checksums())
+        return reconstruct(options, self.mesh, folder, progress, resume=self.resume)
+
+    def report(self, result: dict[str, Any]) -> str:
+        """Returns where to look, and the figures that come first."""
+        facts, path = result, self.folder.path
+        if self.options.is_mock:
+            spectra = "correlation.png     with the truth, and T(k); numbers in metrics.csv"
+        else:
+            spectra = "power_spectrum.png  of what was found; numbers in metrics.csv"
+        found = [
+            f"{name} = {x['value']:.5g} where the joint posterior is highest"
+            for name, x in facts["parameters"].items()
+        ]
+        for row in facts.get("correlations", ()):
+            k, r = row["k [h/Mpc]"], row["r initial field"]
+            found.append(f"r(k = {k:.2f} h/Mpc) = {r:.3f} of the initial field")
+        for row in facts.get("convergence", ()):
+            data, kappa = row["r data"], row["r found"]
+            found.append(f"convergence of {row['source']}: r = {kappa:.3f}, of the data {data:.3f}")
+        more = f"\n{'; '.join(found)}." if found else ""
+        if "sampling" in facts:
+            more += _of_chains(facts["sampling"])
+            spectra += "\n  chains.png          where the chains were; each move in draws.csv"
+        picture, files = "slabs.png", ""
+        if self.options.lightcone is not None:
+            picture = "convergence.png"
+            files = "; maps in convergence.zarr, spectra in convergence.csv"
+        return f"""
+Reconstruction in {path}:
+  {picture:19} data, reconstruction, and what is left{files}
+  {spectra}
+  loss.png            how it was found; a row for each iteration in iterations.csv
+  reconstruction.zarr all fields; in Python: flowpm_dist.io.load_snapshot("{self.folder.fields}")
+  run.toml            the run with all its settings; result.json: losses, parameters, versions
+
+{facts["evaluations"]} gradients in {facts["seconds"]:.3g} s. Minus the log posterior: \
+{facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
+{facts["prior_per_cell"]:.3g} from the prior for each cell.{more}"""
+
+    @classmethod
+    def record(cls, path: Path) -> RunRecord | None:
+        """See `Job.record`."""
+        folder = ReconstructionFolder(path)
+        facts = read_json(folder.result)
+        results: dict[str, Any] = {}
+        if "data_per_observed_cell" in facts:
+            results["data in each cell"] = facts["data_per_observed_cell"]
+        for name, found in facts.get("parameters", {}).items():
+            results[name] = found["value"]
+        for row in facts.get("correlations", ()):
+            results[f"r at {row['k [h/Mpc]']:.2f} h/Mpc"] = row["r initial field"]
+        sampled = facts.get("sampling", {})
+        for name, found in sampled.get("parameters", {}).items():
+            results[f"{name} of the draws"] = found["mean"]
+        rows = read_rows(folder.iterations)
+        steps = f"{len(rows)} iterations" if rows else ""
+        return record_of_work(folder, steps, results)
+
+
+def reconstruct(
+    options: ReconstructionOptions,
+    shape: str,
+    folder: ReconstructionFolder,
+    progress: Progress,
+    *,
+    resume: bool,
+) -> dict[str, Any]:
+    """Searches, and draws where draws are asked for. On all ranks together.
+
+    Args:
+        options: the checked run file.
+        shape: the mesh; the search uses all its ranks for one universe.
+        folder: the folder, begun on rank 0.
+        progress: the progress of this rank.
+        resume: whether to go on from the latest checkpoint, if there is one.
+
+    Returns:
+        The contents of result.json.
+
+    Raises:
+        StopError: a signal stopped it; a checkpoint was written.
+        VolumeError, HaloError, NoProgressError, CheckpointError, WriteError: see `SearchSession`
+            and `SamplingSession`.
+    """
+    import tensorflow as tf
+
+    from flowpm_dist.reconstruction.sampling_session import SamplingSession
+    from flowpm_dist.reconstruction.search_session import SearchSession
+    from meshimpl.process_mesh import ProcessMesh
+
+    mesh = ProcessMesh(search_mesh(shape))
+    if bool(mesh.world.broadcast(tf.constant(resume and folder.is_searched))):
+        facts: dict[str, Any] = json.loads(folder.result.read_text())
+    else:
+        searched = options.with_mesh(search_mesh(shape))
+        facts = SearchSession(searched, mesh, folder, progress).run(resume=resume)
+    if options.sampler is not None:
+        sampled = SamplingSession(options, ProcessMesh(shape), folder, progress).run()
+        facts = {**facts, "sampling": sampled}
+    mesh.barrier()  # all is written
+    return facts
+
+
+def _of_chains(facts: dict[str, Any]) -> str:
+    """How far the chains agree, and what they say of parameters."""
+    modes = facts["modes"]
+    lines = [
+        f"{facts['chains']} chains of {facts['draws']} draws, {facts['evaluations']} gradients "
+        f"each in {facts['seconds']:.3g} s; steps of {facts['step']:.2g}, energy error "
+        f"{facts['energy_error']:.1e}, {facts['acceptance']:.0%} of the moves accepted."
+    ]
+    if "rhat_max" in modes:
+        lines.append(
+            f"Large scales: R-hat at most {modes['rhat_max']:.3f}, at least {modes['ess_min']:.0f} "
+            f"effective draws; minus the log posterior: R-hat {facts['loss']['rhat']:.3f}."
+        )
+    for name, x in facts["parameters"].items():
+        agreed = f" (R-hat {x['rhat']:.3f}, {x['ess']:.0f} effective draws)" if "rhat" in x else ""
+        drawn = f"{x['mean']:.5g} +- {x['standard_deviation']:.2g}"
+        lines.append(f"{name} = {drawn} over the draws{agreed}.")
+    return "\n" + "\n".join(lines)

@@ -1,0 +1,279 @@
+"""The command `flowpm-dist simulate`."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flowpm_dist.cosmology.camb_tables import camb_in_background
+from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
+from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, human_size
+from flowpm_dist.io.formats import snapshot_name
+from flowpm_dist.io.particles import ID_BYTES
+from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
+from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.run_file import check_same_values
+from flowpm_dist.jobs.run_record import RunRecord, changed, is_locked, read_json, settings_in
+from flowpm_dist.observables.light_cone.section import particle_bytes
+from flowpm_dist.simulate.folder import STEP, SimulationFolder
+from flowpm_dist.simulate.options import SimulationOptions, mesh_of_box, output_name
+from flowpm_dist.simulation.memory import simulation_bytes, writing_bytes
+
+if TYPE_CHECKING:
+    from flowpm_dist.simulate.results import Summary
+
+KEEP = 2
+"""Checkpoints that are kept: the latest, and one should that be damaged."""
+POWER_K = 0.1
+"""Wave number of the power that `runs` lists [h/Mpc]."""
+LENSING_ELL = 300
+"""Multipole of the convergence's power that `runs` lists."""
+
+
+class SimulationJob(Job[SimulationOptions, "Summary | None"]):
+    """A simulation that was checked and can begin."""
+
+    name = "simulate"
+    help = "Evolve a universe and write its snapshot, power spectrum, figures and timings."
+    asks = "What to simulate."
+    example = "flowpm-dist simulate run.toml --ranks 4 --output universe"
+    options_type, folder_type = SimulationOptions, SimulationFolder
+    suffix = "output"
+    unit = STEP
+    folder: SimulationFolder
+
+    @classmethod
+    def choose_mesh(
+        cls, options: SimulationOptions, ranks: int, *, source: Path, shape: str | None = None
+    ) -> str:
+        """See `Job.choose_mesh`."""
+        return mesh_of_box(options.box, options.mesh, ranks, source=source, shape=shape)
+
+    def make_folder(self, path: Path) -> SimulationFolder:
+        """See `Job.make_folder`."""
+        return SimulationFolder(path, [output_name(a) for a in self.options.output_times])
+
+    def check(self) -> None:
+        """See `Job.check`. A resumed run reads the same files as before."""
+        super().check()
+        then = self.folder.checksums() if self.resume else {}
+        if then:
+            now, begun = self.options, f"the {self.kind} in {self.folder.path}"
+            check_same_values(then, now.checksums(), now.files, self.run_file, begun)
+
+    def describe(self) -> str:
+        """See `Job.describe`."""
+        count, steps = math.prod(self.options.box.grid), self.options.evolution.step_count
+        cone = self.options.light_cone
+        text = f"{count:,} particles, {steps} steps, mesh {self.mesh}"
+        if cone is not None and cone.options.sky == "flat" and cone.planes:
+            text += f"; {cone.planes} planes of {cone.plane_width:g} Mpc/h on the light cone"
+        if cone is None or not cone.particles:
+            return text
+        itemsize = np.dtype(self.options.run.precision).itemsize
+        size = particle_bytes(cone.particles, itemsize, particle_files(self.options, self.ranks))
+        return f"{text}; about {cone.particles:,.0f} on the light cone, {human_size(size)}"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `Job.warnings`."""
+        cone = self.options.light_cone
+        return () if cone is None else cone.warnings
+
+    @property
+    def demand(self) -> Demand:
+        """See `Job.demand`."""
+        return demand_of(self.options)
+
+    @property
+    def disk(self) -> int:
+        """See `Job.disk`."""
+        return output_bytes(self.options, self.ranks)
+
+    @property
+    def cells(self) -> int:
+        """See `Job.cells`."""
+        return math.prod(self.options.box.grid)
+
+    @property
+    def remaining(self) -> int:
+        """The number of steps that are left."""
+        return self.options.evolution.step_count - ((self.folder.last_step() or 0) * self.resume)
+
+    def seconds_per_piece(self, result: Summary | None) -> float | None:
+        """See `Job.seconds_per_piece`."""
+        return None if result is None else 1e-9 * result.ns_per_particle_per_step * self.cells
+
+    def during_tensorflow_import(self) -> AbstractContextManager[None]:
+        """See `Job.during_tensorflow_import`."""
+        return camb_in_background(self.options.cosmology.model_dump(exclude_none=True))
+
+    def work(self, progress: Progress) -> Summary | None:
+        """See `Job.work`. Returns the summary on rank 0."""
+        from flowpm_dist.simulate.session import SimulationSession, unfinished_removed
+
+        with unfinished_removed(self.folder):
+            session = SimulationSession(self.options, self.folder, progress)
+            return session.run(resume=self.resume)
+
+    def report(self, result: Summary | None) -> str:
+        """Returns where the results are, and the first numbers."""
+        summary, path, output = result, self.folder.path, self.options.output
+        assert summary is not None
+        name, steps = snapshot_name(output.format), self.options.evolution.step_count
+        held = f"the particles, in the format {output.format}"
+        if output.format == "zarr":
+            held = f'{", ".join(output.fields)}; in Python: fpm.State.from_snapshot("{path}")'
+        memory = human_size(max(summary.peak_memory))
+        if self.folder.outputs:
+            held += f"\n  {', '.join(self.folder.outputs)}: the same at earlier times, with spectra"
+        if self.options.lightcone is not None:
+            held += f'\n  {LIGHT_CONE:<19} maps; in Python: fpm.io.load_light_cone("{path}")'
+            shear = "" if self.options.lightcone.sky == "full" else ", with sticks of shear"
+            held += f"\n  convergence.png     convergence of the last sources{shear}"
+            held += "\n  convergence_power.png, .csv: angular power of all pairs, with theory"
+            if self.options.lightcone.particles:
+                held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'
+        return f"""
+Results in {path}:
+  density.png         a slab of the universe
+  power_spectrum.png  with linear theory; numbers in power_spectrum.csv
+  {name:<19} {held}
+  run.toml            the run with all its settings; timings.json: seconds, memory, versions
+
+{steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
+{summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
+P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
+
+    @classmethod
+    def record(cls, path: Path) -> RunRecord | None:
+        """See `Job.record`."""
+        folder = SimulationFolder(path)
+        if not folder.is_complete:
+            if not folder.owner.is_file():
+                return None
+            state = "running" if is_locked(folder.owner) else "stopped"
+            settings, last = settings_in(folder.run_file), folder.last_step()
+            edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
+            of = steps if edges is None else len(edges) - 1
+            done = "" if last is None else f"{last}/{of} steps"
+            return RunRecord(path, "simulation", state, done, changed(folder.owner), {}, settings)
+        timings = read_json(path / "timings.json")
+        steps = timings.get("steps", [])
+        results = {
+            "seconds": sum(steps),
+            **_power(path / "power_spectrum.csv"),
+            **_lensing(path / "convergence_power.csv"),
+        }
+        return RunRecord(
+            path,
+            "simulation",
+            "complete",
+            f"{len(steps)}/{len(steps)} steps",
+            changed(path / "timings.json"),
+            results,
+            settings_in(path / "run.toml"),
+        )
+
+
+def _power(path: Path) -> dict[str, float]:
+    """Returns the measured power divided by linear theory's, nearest to `POWER_K`, by its name."""
+    try:
+        with path.open(newline="") as file:
+            rows = [[float(value) for value in row] for row in list(csv.reader(file))[1:]]
+        k, power, _, linear = min(rows, key=lambda row: abs(row[0] - POWER_K))[:4]
+    except (OSError, ValueError):
+        return {}
+    return {f"P/linear at {k:.2f} h/Mpc": power / linear}
+
+
+def _lensing(path: Path) -> dict[str, float]:
+    """Returns C_l of the last sources divided by halofit's, near `LENSING_ELL`, by its name."""
+    try:
+        with path.open(newline="") as file:
+            rows = [[float(value) for value in row] for row in list(csv.reader(file))[1:]]
+        last = max(row[0] for row in rows)
+        autos = [row for row in rows if row[0] == row[1] == last]
+        nearest = min(autos, key=lambda row: abs(row[2] - LENSING_ELL))
+        ell, power, halofit = nearest[2], nearest[3], nearest[6]
+    except (OSError, ValueError, IndexError):
+        return {}
+    return {f"C_l/halofit at l = {ell:.0f}": power / halofit}
+
+
+def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:
+    """Returns an upper estimate of the size of all that a run writes, checkpoints included [bytes].
+
+    Args:
+        options: the run file.
+        ranks: number of ranks.
+    """
+    itemsize = np.dtype(options.run.precision).itemsize
+    checkpoint = snapshot_bytes(options.box.grid, itemsize, VECTORS)
+    if options.output.format == "zarr":
+        results = snapshot_bytes(options.box.grid, itemsize, options.output.fields)
+    else:
+        results = checkpoint + ID_BYTES * math.prod(options.box.grid)
+    # One is written before the oldest goes; the last of them are there while results are written.
+    every = options.output.checkpoint_every
+    count = min(KEEP + 1, (options.evolution.step_count - 1) // every) if every else 0
+    results *= 1 + len(options.output_times)
+    if (cone := options.light_cone) is not None:
+        results += cone.results(itemsize, particle_files(options, ranks))
+        checkpoint += cone.checkpoint(itemsize)
+    return max(results + count * checkpoint, checkpoint) + FIGURES_AND_TABLES
+
+
+def particle_files(options: SimulationOptions, ranks: int) -> int:
+    """Returns how many files of particles on a light cone a run writes at most.
+
+    Args:
+        options, ranks: as for `output_bytes`.
+    """
+    every = options.output.checkpoint_every
+    return ranks * (1 + ((options.evolution.step_count - 1) // every if every else 0))
+
+
+def demand_of(options: SimulationOptions) -> Demand:
+    """Returns the memory that a run takes.
+
+    Args:
+        options: the run file, with a mesh.
+    """
+    solver, grid, cone = options.solver, options.box.grid, options.light_cone
+    mesh, outputs = options.mesh.shape or "", bool(options.output_times)
+    itemsize = np.dtype(options.run.precision).itemsize
+    maps = 0 if cone is None else cone.memory(itemsize)
+
+    def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
+        return (
+            process_bytes(axes)
+            + simulation_bytes(solver, grid, axes, outputs=outputs)
+            + writing_bytes(solver, grid, axes)
+        )
+
+    def coarser(fits: Fits) -> Iterator[str]:
+        rest = without_maps(grid, parse_mesh(mesh))
+        every = () if cone is None else cone.coarser()
+        fitting = (advice for advice, other in every if fits(rest + other.memory(itemsize)))
+        yield from itertools.islice(fitting, 1)
+
+    return Demand(
+        "the simulation",
+        grid,
+        mesh,
+        lambda grid, axes: without_maps(grid, axes) + maps,
+        lambda ranks: default_mesh(ranks, grid),
+        coarser,
+        grid_is_free=options.initial.white_noise is None,
+    )

@@ -1,0 +1,341 @@
+"""The run file of `flowpm-dist simulate`, and what other jobs that simulate share with it.
+
+Nothing here imports TensorFlow, Horovod or MPI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+
+from flowpm_dist.cosmology.options import (
+    CosmologyOptions,
+    PartialCosmologyOptions,
+    universe_problems,
+)
+from flowpm_dist.cosmology.time_steps import SAME, StepOptions
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
+from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
+from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
+from flowpm_dist.grid.options import BoxOptions, MeshOptions
+from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.files import checksum
+from flowpm_dist.io.formats import FormatName
+from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, FieldName
+from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
+from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
+from flowpm_dist.observables.light_cone.section import (
+    SKIES,
+    LensingOptions,
+    LightConeWork,
+    distance_of,
+)
+from flowpm_dist.options import (
+    A_SEED,
+    AnyPath,
+    Options,
+    Problem,
+    Seed,
+    Variants,
+    distinct,
+    either,
+    listed,
+)
+from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.simulation.options import SolverOptions
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.parameters import Cosmology
+    from flowpm_dist.simulation.simulation import Simulation
+    from meshimpl.process_mesh import MeshShape, ProcessMesh
+
+
+class InitialSection(InitialOptions):
+    """The section [initial]: what the universe starts from."""
+
+    seed: Seed | None = Field(default=None, description=A_SEED)
+    white_noise: AnyPath | None = Field(
+        default=None, description="a .npy file: real, shaped as box.grid, unit normal in real space"
+    )
+    paired: bool = Field(default=False, description="true or false")
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from self.exactly_one("seed", "white_noise")
+        if self.white_noise is not None and not self.white_noise.exists():
+            yield self.problem("white_noise", "there is no such file")
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        if self.white_noise is None or self.seed is not None:
+            return {}
+        return dict.fromkeys(("noise", "fixed_amplitude", "paired"), "a seed, not with white_noise")
+
+
+class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
+    """The section [evolution]: time steps, integrator with its own options, and force."""
+
+    integrator: Annotated[
+        InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
+    ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from super().problems()
+        if self.first == 0 and not self.integrator.starts_at_zero:
+            able = " and ".join(n for n, other in INTEGRATORS.items() if other.starts_at_zero)
+            kind = type(self.integrator)
+            name = next((n for n, other in INTEGRATORS.items() if kind is other), kind.__name__)
+            what = f"starts at 0, which only {able} can; {name} must start later"
+            yield Problem("edges" if self.edges else "a_start", what)
+
+
+class SimulatedRun(RunFile):
+    """The sections that define a simulation, in the run files of all jobs that make some.
+
+    A kind of run file adds its own sections, and [cosmology] and [initial] as it needs them.
+    """
+
+    box: BoxOptions
+    cosmology: PartialCosmologyOptions
+    evolution: EvolutionOptions
+    mesh: MeshOptions
+    run: HaloOptions
+
+    @property
+    def initial_options(self) -> InitialOptions:
+        """What white noise becomes."""
+        options: InitialOptions = getattr(self, "initial", InitialOptions())
+        return options
+
+    @property
+    def precision(self) -> Literal["float32", "float64"]:
+        """The dtype of fields and particles."""
+        assert isinstance(self.run, RunOptions)
+        return self.run.precision
+
+    @property
+    def solver(self) -> SolverOptions:
+        """All options of the simulation but its universe, its box and its steps."""
+        found: dict[str, Any] = {}
+        for part in (self.initial_options, self.evolution, self.run):
+            found |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
+        return SolverOptions.model_construct(**{**found, "precision": self.precision})
+
+    def simulation(self, cosmology: Cosmology, *, mesh: ProcessMesh | MeshShape) -> Simulation:
+        """Returns the simulation of a cosmology.
+
+        Args:
+            cosmology: its parameters; they also determine steps that are equal in "D".
+            mesh: the ranks.
+        """
+        from flowpm_dist.simulation.simulation import Simulation
+
+        box, edges = self.box, self.evolution.edges_of(cosmology)
+        return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
+
+    @property
+    def force_cells(self) -> list[int]:
+        """Cells of the force mesh along each side of the box."""
+        return [self.evolution.mesh_factor * n for n in self.box.grid]
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        priors = getattr(self, "priors", None)
+        yield from universe_problems(self.cosmology, priors)
+        for problem in self.solver.problems():
+            section = "evolution" if problem.key == "exchange" else "initial"
+            yield Problem(f"{section}.{problem.key}", problem.what)
+        if (cone := getattr(self, "lightcone", None)) is not None:
+            known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
+            end = distance_of(cone.z_max, self.cosmology, priors) if known else None
+            yield from cone.run_problems(self.evolution, self.box.size, end)
+
+
+WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, which alone takes gradients of a run"}
+"""The idle key of jobs that take no gradients."""
+
+
+class ResultsOptions(Options):
+    """The section [results]: what to measure besides the power spectrum."""
+
+    multipoles: Literal["x", "y", "z"] | None = Field(
+        default=None, description='the line of sight of redshift space: "x", "y" or "z"'
+    )
+
+
+class OutputOptions(Options):
+    """The options of what a simulation leaves on the disk.
+
+    Attributes:
+        format: format of the snapshot: "zarr", or for other codes "gadget-hdf5" or "bigfile",
+            which hold the particles alone.
+        fields: names of the fields of a zarr snapshot.
+        a, redshifts: when states are written before the last one, as scale factors or redshifts.
+        checkpoint_every: the number of steps between checkpoints; 0 for none but the one that is
+            written when a signal stops the run.
+    """
+
+    format: FormatName = Field(default="zarr", description='"zarr", "gadget-hdf5" or "bigfile"')
+    fields: Annotated[
+        tuple[FieldName, ...],
+        Field(min_length=1),
+        BeforeValidator(listed),
+        AfterValidator(distinct),
+    ] = Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")
+    a: (
+        Annotated[
+            tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(listed)
+        ]
+        | None
+    ) = Field(default=None, description="a list of scale factors above 0")
+    redshifts: (
+        Annotated[
+            tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(listed)
+        ]
+        | None
+    ) = Field(default=None, description="a list of redshifts, of at least 0")
+    checkpoint_every: int = Field(
+        default=0, ge=0, description="a whole number of steps; 0: only when a signal stops the run"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.a is not None and self.redshifts is not None:
+            yield Problem("redshifts", "and a are both given: give one of them")
+        names = [output_name(a) for a in self._asked()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            what = f"has two times for one folder, {', '.join(twice)}: times must differ by 0.0001"
+            yield Problem("a" if self.a else "redshifts", what)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        if self.format == "zarr":
+            return {}
+        what = "zarr; other formats hold only the particles: positions, velocities and ids"
+        return {"fields": what}
+
+    def _asked(self) -> list[float]:
+        return sorted(self.a or [1.0 / (1.0 + z) for z in self.redshifts or ()])
+
+    def times(self, steps: StepOptions) -> list[float]:
+        """Returns the scale factors of states before the last one, increasing.
+
+        Args:
+            steps: the steps of the run.
+        """
+        last = steps.last * (1.0 - SAME)
+        return [max(a, steps.first) for a in self._asked() if a < last]
+
+    def times_beyond(self, steps: StepOptions) -> Iterator[Problem]:
+        """Yields a problem for each time that lies outside the steps."""
+        first, last = steps.first, steps.last
+        for a in self._asked():
+            if first * (1 - SAME) <= a <= last * (1 + SAME):
+                continue
+            found, low, high, name, key = a, first, last, "a", "a"
+            if self.a is None:
+                found, low, high = (1 / x - 1 if x else math.inf for x in (a, last, first))
+                name, key = "z", "redshifts"
+            what = f"has {name} = {found:g}: must be from {low:g} to {high:g}, within the steps"
+            yield Problem(f"output.{key}", what)
+
+
+def output_name(a: float) -> str:
+    """Returns the name of the folder of the state at a scale factor."""
+    return f"a_{a:.4f}"
+
+
+class SimulationOptions(SimulatedRun):
+    """The run file of a simulation, which is its plan."""
+
+    box: BoxOptions
+    cosmology: CosmologyOptions
+    initial: InitialSection
+    evolution: EvolutionOptions
+    mesh: MeshOptions
+    run: RunOptions
+    results: ResultsOptions
+    output: OutputOptions
+    lightcone: Annotated[LensingOptions | None, Variants("sky", SKIES, "flat")] = None
+
+    may_differ = (
+        "output.checkpoint_every", "output.format", "output.fields", "results.multipoles",
+        "run.halo",
+    )  # fmt: skip
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from super().problems()
+        yield from self.output.times_beyond(self.evolution)
+        if (noise := self.initial.white_noise) is not None:
+            try:
+                check_white_noise_file(noise, self.box.grid)
+            except WhiteNoiseError as error:
+                yield Problem("initial.white_noise", f"= '{noise}': {error}")
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return WITHOUT_GRADIENTS
+
+    @property
+    def light_cone(self) -> LightConeWork | None:
+        """What the run sees on its light cone."""
+        if self.lightcone is None:
+            return None
+        box = self.box
+        return LightConeWork.of(
+            self.lightcone, self.cosmology, box.size, self.force_cells, box.grid
+        )
+
+    @property
+    def output_times(self) -> list[float]:
+        """The scale factors of states that are written before the last one, increasing."""
+        return self.output.times(self.evolution)
+
+    @property
+    def files(self) -> Mapping[str, Path | None]:
+        """Paths of the files that are read, by key."""
+        noise, cone = self.initial.white_noise, self.lightcone
+        tables = {} if cone is None else {key: each.file for key, each in cone.tables.items()}
+        return {**({} if noise is None else {"initial.white_noise": noise}), **tables}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key."""
+        cone, noise = self.lightcone, self.initial.white_noise
+        found = {} if cone is None else {key: each.checksum for key, each in cone.tables.items()}
+        if noise is not None:
+            found["initial.white_noise"] = checksum(open_white_noise(noise))
+        return found
+
+
+def mesh_of_box(
+    box: BoxOptions, mesh: MeshOptions, ranks: int, *, source: Path, shape: str | None = None
+) -> str:
+    """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
+
+    Args:
+        box: the box, which the mesh splits.
+        mesh: [mesh] of the run file.
+        ranks: number of ranks of the job.
+        source: path of the run file, for messages.
+        shape: value of `--mesh`, which replaces the run file's.
+
+    Raises:
+        ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does not
+            divide its side of the grid.
+    """
+
+    def misfits_of(text: str) -> list[str]:
+        return misfits(parse_mesh(text), box.grid, ranks)
+
+    if shape or mesh.shape:
+        return fitting_mesh(shape, mesh.shape, misfits_of, source)
+    try:
+        return default_mesh(ranks, box.grid)
+    except ValueError as error:
+        raise ConfigError(source, [Problem("box.grid", f"= {list(box.grid)}: {error}")]) from error

@@ -1,0 +1,105 @@
+"""TensorFlow imported late, without Keras, and without the lines that it prints.
+
+A command line can then read its arguments and its place among the ranks before TensorFlow, which
+takes seconds to load, and TensorFlow finds its number of threads set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from meshimpl import launch
+
+# TensorFlow 2.21 prints these before it reads TF_CPP_MIN_LOG_LEVEL (tensorflow#100442).
+_NOISE = re.compile(
+    rb"^WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|^To enable the following instructions: "
+    rb"|^[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_dnn\.cc|cuda_blas\.cc|cuda_fft\.cc"
+    rb"|computation_placer\.cc|cpu_feature_guard\.cc)"
+)
+
+
+# Its import, at the end of TensorFlow's, loads Keras, SciPy, scikit-learn and Matplotlib as well.
+_EAGER = "keras.src.optimizers"
+
+
+@contextlib.contextmanager
+def without_keras() -> Iterator[None]:
+    """Lets TensorFlow be imported without Keras, which takes 40 % of the time.
+
+    `tf.keras` and `import keras` work afterwards: they load Keras when it is used.
+    """
+    if _EAGER in sys.modules or "tensorflow" in sys.modules:
+        yield
+        return
+    # With None there, importing that module is an ImportError, which TensorFlow passes over.
+    sys.modules[_EAGER] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[_EAGER]
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow, without Keras.
+
+    Known notices are left out of what it prints to the standard error. With TF_CPP_MIN_LOG_LEVEL=0
+    in the environment everything is printed at once.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    with without_keras():
+        _import_tensorflow()
+
+
+def _import_tensorflow() -> None:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
+        importlib.import_module("tensorflow")
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
+        try:
+            importlib.import_module("tensorflow")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            printed.seek(0)
+            lines = [line for line in printed if not _NOISE.match(line)]
+            os.write(2, b"".join(lines))
+
+
+def prepare_tensorflow() -> None:
+    """Imports TensorFlow with this rank's share of the cores, unless it is imported already."""
+    if "tensorflow" not in sys.modules:
+        launch.configure_threads()
+        import_tensorflow()
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], without_tensorflow: Collection[str] = ()
+) -> Callable[[str], Any]:
+    """Returns the module-level `__getattr__` of a package.
+
+    Args:
+        package: name of the package.
+        homes: public name -> the submodule that defines it.
+        without_tensorflow: names that do not need it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name not in without_tensorflow:
+            prepare_tensorflow()
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return get

@@ -1,0 +1,194 @@
+"""A rank's side of the liveness watch: where it is, and the process that reports it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from meshimpl.launch.ending import JobFolder, abort, before_abort
+from meshimpl.launch.rank import WITHOUT_RANKS, detect
+from meshimpl.mesh_shape import Ranks
+from meshimpl.pulse.place import ABORTS, LEAVES, Page, Place, Wait
+
+ROOM = 1024
+"""Bytes that rank 0 gives the other ranks at the start."""
+HEARD = b"heard\n"
+"""What a pulse writes to its rank once rank 0 hears it. Anything else is the status of an end."""
+_OF_A_RANK = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL")  # variables that a pulse must lack
+# Without site-packages, which a pulse does not need, it starts in 50 ms.
+_PROGRAM = (
+    "import sys; sys.path.insert(0, {!r}); from meshimpl.pulse.process import main; "
+    "main(sys.argv[1:])"
+)
+
+
+class Heart:
+    """Where this rank is. Once `start` has started its pulse, the other ranks know it too.
+
+    Attributes:
+        place: where this rank is.
+        begun: the last meeting of each group that this rank has begun.
+        is_alone: whether the main thread alone has begun meetings so far.
+        is_wanted: whether the ranks watch each other, if their pulses can be started.
+        page: memory shared with the pulse; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.place = Place("computing or writing on its own")
+        self.begun: dict[Ranks, Wait] = {}
+        self.is_alone, self.is_wanted = True, False
+        self.page: Page | None = None
+        self._heard = threading.Event()
+
+    def begin(self, ranks: Ranks) -> Wait | None:
+        """Counts a meeting before it begins; returns it if it can be waited for, and watched."""
+        before = self.begun.get(ranks)
+        meeting = Wait.of(before.ordinal + 1 if before else 1, ranks)
+        if meeting is not None:
+            self.begun[ranks] = meeting
+        return meeting if self.is_alone and not _other_threads() else None
+
+    def go(self, text: str, inside: bool, wait: Wait | None) -> None:
+        """Goes to another place; see `Place`."""
+        begun = tuple(self.begun.values())
+        self.place = Place(text, self.place.moves + 1, inside, wait, begun)
+        if self.page is not None:
+            self.page.write(self.place)
+
+    def start(
+        self, from_rank_zero: Callable[[bytes], bytes], *, stall: float, silence: float
+    ) -> None:
+        """Starts the pulse, and a thread that ends the job when the pulse asks for it.
+
+        Args:
+            from_rank_zero: returns on every rank the bytes that rank 0 gives it, at most `ROOM`; it
+                is called once, by all ranks.
+            stall: time after which a job ends if its ranks wait for each other at different places
+                [s]. If all ranks are on one host, also the time for which a rank may be silent.
+            silence: time for which a rank of another host may be silent [s].
+        """
+        self.is_wanted = True
+        here, folder = detect(), JobFolder.of_this_rank()
+        page = Page.create()
+        pulse = _start_process(page, root=here.rank == 0)
+        mine: dict[str, Any] = {}
+        if here.rank == 0 and pulse is not None:
+            mine = {**json.loads(_line_from(pulse) or "{}"), "secret": secrets.token_hex(16)}
+        shared = from_rank_zero(_fitting(mine))
+        if pulse is None or pulse.stdin is None or not shared:
+            if pulse is not None and pulse.stdin is not None:
+                pulse.stdin.close()
+            return
+        settings = {
+            **json.loads(shared),
+            "rank": here.rank,
+            "size": here.size,
+            "speaks": here.local_rank == 0,
+            "stall": stall,
+            "silence": silence,
+            "reported": str(folder.reported) if folder else "",
+        }
+        with contextlib.suppress(OSError):  # it has ended: rank 0 misses it
+            pulse.stdin.write(json.dumps(settings).encode() + b"\n")
+            pulse.stdin.flush()
+        self.page = page
+        page.write(self.place)
+        before_abort(lambda: page.end(ABORTS))
+        threading.Thread(target=self._listen, args=[pulse], name=WITHOUT_RANKS, daemon=True).start()
+
+    def is_heard(self, seconds: float) -> bool | None:
+        """Returns whether rank 0's pulse hears this one within a time [s]; None if not wanted."""
+        if not self.is_wanted:
+            return None
+        return self.page is not None and self._heard.wait(seconds)
+
+    def stop(self) -> None:
+        """Tells the other ranks that this one ends in good order."""
+        if self.page is not None:
+            self.page.end(LEAVES)
+
+    def _listen(self, pulse: subprocess.Popen[bytes]) -> None:
+        while line := _line_from(pulse):
+            if line == HEARD:
+                self._heard.set()
+            else:
+                abort(int(line))
+
+
+heart = Heart()
+"""The heart of this process."""
+
+
+@contextlib.contextmanager
+def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]:
+    """Lets the other ranks know where this one is, for as long as the context lasts.
+
+    Only the main thread speaks for its rank. After a meeting that another thread has begun, nothing
+    proves any more what this rank waits for.
+
+    Args:
+        text: description for messages.
+        meeting: the group of a meeting, in which it waits and does nothing else; otherwise it may
+            be computing as well.
+        alone: without other ranks, so that it is never taken for waiting.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        heart.is_alone = heart.is_alone and not meeting
+        yield
+        return
+    outer = heart.place
+    heart.go(text, not alone, heart.begin(meeting) if meeting else None)
+    try:
+        yield
+    finally:
+        heart.go(outer.text, outer.inside, outer.wait)
+
+
+def _other_threads() -> bool:
+    """Returns whether there are threads of Python that might begin a meeting meanwhile."""
+    found = [thread for thread in threading.enumerate() if thread.name != WITHOUT_RANKS]
+    return len(found) > 1
+
+
+def _line_from(pulse: subprocess.Popen[bytes]) -> bytes:
+    assert pulse.stdout is not None
+    return pulse.stdout.readline()
+
+
+def _start_process(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:
+    """Returns a new pulse of this process; None if the system grants no process."""
+    program = _PROGRAM.format(str(Path(__file__).parents[2]))
+    words = [sys.executable, "-I", "-S", "-c", program, str(page.file), *["root"][: int(root)]]
+    # A pulse takes no notice of signals: they are for its rank.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[page.file],
+            env={k: v for k, v in os.environ.items() if not k.startswith(_OF_A_RANK)},
+            process_group=0,  # mpirun ends the process group of a rank that aborts
+        )
+    except OSError:
+        return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fitting(mine: dict[str, Any]) -> bytes:
+    """Returns what rank 0 gives the others, with as many addresses as there is room for."""
+    if "port" not in mine:
+        return b""
+    while len(text := json.dumps(mine).encode()) > ROOM:
+        mine["addresses"].pop()
+    return text

@@ -1,0 +1,79 @@
+"""The work of a job that counts: each step, every rank adds one."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from counting.options import CountOptions
+from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import write_run_file
+
+
+class CountFolder(WorkFolder):
+    kind = "count"
+    contents = ("count.json", "run.toml", "total.json")
+    begun = "count.json"
+    kept = ("step", "total")
+
+
+class CountJob(Job[CountOptions, int]):
+    name, help, example = "count", "Count on all ranks.", "flowpm-dist count run.toml"
+    options_type, folder_type = CountOptions, CountFolder
+    cells = 1
+
+    @classmethod
+    def choose_mesh(cls, options, ranks, *, source, shape=None):
+        return shape or f"row:{ranks}"
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(
+            "counting",
+            (8, 8, 8),
+            self.mesh,
+            lambda grid, axes: process_bytes(axes),
+            "row:{}".format,
+        )
+
+    def describe(self) -> str:
+        return f"{self.options.count.steps} steps"
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        step = self.folder.mark().get("step")
+        return None if step is None else (self.folder.path, f"step {step}")
+
+    def work(self, progress: Progress) -> int:
+        import tensorflow as tf
+
+        from flowpm_dist.jobs.agreement import StopError, StopRequest
+        from meshimpl import ProcessMesh
+
+        mesh, asked = ProcessMesh(self.mesh), self.options.count
+        mark = self.folder.mark()
+        total, first = int(mark.get("total", 0)), int(mark.get("step", 0))
+        if mesh.rank == 0:
+            write_run_file(self.folder.run_file, self.resolved)
+        mesh.barrier()
+        request = StopRequest(mesh, "step", progress.say)
+        with request.heard():
+            for step in range(first + 1, asked.steps + 1):
+                total += int(mesh.world.allreduce(tf.constant(1)))
+                progress("count", step, asked.steps)
+                if mesh.rank == 0 and step == asked.signal_after:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                stopped = request.name()
+                if mesh.rank == 0:
+                    done = step == asked.steps and not stopped
+                    self.folder.write_mark(complete=done, step=step, total=total)
+                if stopped:
+                    raise StopError(stopped, f"after step {step} of {asked.steps}")
+        if mesh.rank == 0:
+            (self.folder.path / "total.json").write_text(json.dumps(total))
+        return total
+
+    def report(self, result: int) -> str:
+        return f"counted {result}"

@@ -1,0 +1,82 @@
+"""TensorFlow's notices at import are left out; whatever else it prints is not."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import meshimpl
+
+NOTICES = (
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795238643.656653    9910 port.cc:153] oneDNN custom operations are on.",
+)
+NEWS = "E0000 00:00:1795238643.656653    9910 allocator.cc:1] out of memory"
+
+
+@pytest.fixture
+def errors_of_import(tmp_path: Path):
+    """What comes on standard error from importing a stand-in for TensorFlow that ends so."""
+
+    def run(ending: str = "", level: str = "2") -> str:
+        lines = [f"import os; os.write(2, {line + chr(10)!r}.encode())" for line in NOTICES]
+        lines += [f"os.write(2, {NEWS + chr(10)!r}.encode())", ending]
+        (tmp_path / "tensorflow.py").write_text("\n".join(lines))
+        code = (
+            "import sys\n"
+            "from meshimpl.imports import import_tensorflow\n"
+            "import_tensorflow()\n"
+            "print('after', file=sys.stderr)\n"
+        )
+        path = f"{tmp_path}{os.pathsep}{Path(meshimpl.__file__).parents[1]}"
+        env = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": level}
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        return result.stderr
+
+    return run
+
+
+def test_only_the_notices_are_left_out(errors_of_import) -> None:
+    assert errors_of_import().splitlines() == [NEWS, "after"]
+
+
+def test_everything_is_printed_on_request(errors_of_import) -> None:
+    assert errors_of_import(level="0").splitlines() == [*NOTICES, NEWS, "after"]
+
+
+def test_a_failed_import_is_still_reported(errors_of_import) -> None:
+    errors = errors_of_import("raise ImportError('no libfoo')").splitlines()
+    assert errors[0] == NEWS
+    assert errors[-1] == "ImportError: no libfoo"
+
+
+def test_keras_is_loaded_when_it_is_used() -> None:
+    code = (
+        "import sys\n"
+        "from meshimpl import compat, imports\n"
+        "imports.import_tensorflow()\n"
+        "assert not {'keras', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+        "import tensorflow as tf\n"
+        "assert tf.keras.optimizers.Adam.__module__.startswith('keras')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_horovod_loads_keras_for_its_layer_alone() -> None:
+    code = (
+        "import sys\n"
+        "from meshimpl import imports\n"
+        "imports.import_tensorflow()\n"
+        "from meshimpl import engine\n"
+        "horovod = engine.import_horovod()\n"
+        "assert horovod.allreduce and 'keras' not in sys.modules\n"
+        "assert not hasattr(horovod, 'no_such_name')\n"
+        "from horovod.tensorflow import SyncBatchNormalization\n"
+        "assert issubclass(SyncBatchNormalization, sys.modules['keras'].layers.Layer)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -1,0 +1,61 @@
+"""A job is added in two files and a line: `counting` has options, work, and the line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, plain
+from rank_jobs import needs_horovod
+
+TESTS = str(Path(__file__).parent)
+
+
+def flowpm(*words: str) -> subprocess.CompletedProcess[str]:
+    """What the program with one more job does."""
+    path = os.pathsep.join([ROOT, TESTS])
+    return subprocess.run(
+        [sys.executable, "-m", "counting", *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.budget(60)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
+    """It is planned, refused, checked, stopped, listed and resumed, and replaced only if asked."""
+    needs_horovod(ranks)
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("[count]\nsteps = 4\n")
+    count = ["count", "run.toml", "--ranks", str(ranks)]
+    wrong = flowpm(*count, "--set", "count.signal_after=5")
+    assert wrong.returncode == 2
+    assert "count.signal_after = 5: must be at most 4" in wrong.stderr
+    checked = flowpm(*count, "--check")
+    assert "[count]\nsteps = 4" in checked.stdout and "# memory: about" in checked.stdout
+    stopped = flowpm(*count, "--set", "count.signal_after=2")
+    assert stopped.returncode == 128 + 15, stopped.stderr
+    assert "stopped by SIGTERM after step 2 of 4; go on with --resume" in plain(stopped.stderr)
+    assert "run-count count stopped" in plain(flowpm("runs").stdout)
+    other = flowpm(*count, "--set", "count.steps=9", "--resume")
+    assert "count.steps = 9: the count in run-count has 4" in plain(other.stderr)
+    assert "add --resume to go on with it" in plain(flowpm(*count).stderr)
+    done = flowpm(*count, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"counted {4 * ranks}\n"
+    assert "run-count is complete." in flowpm(*count, "--resume").stdout
+
+
+def test_its_help_and_its_batch_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("[count]\nsteps = 4\n")
+    assert "Count on all ranks." in flowpm("--help").stdout
+    size = ["--nodes", "1", "--ranks-per-node", "2", "--time", "01:00:00", "--dry-run"]
+    Path("site.toml").write_text('[site]\nprogram = "flowpm-dist"\n')
+    written = flowpm("submit", "count", "run.toml", *size, "--site", "site.toml")
+    assert written.returncode == 0, written.stderr
+    assert "compgen -G count.json" in Path("run-count.sbatch").read_text()
