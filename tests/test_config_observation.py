@@ -442,7 +442,11 @@ def test_maps_of_another_light_cone(tmp_path, changed, told):
         ),
         ("[network]", '[network]\ninput = "log1p"', 'network.input = "log1p": does not go with'),
         ("pixels = 6", "pixels = 5", "lightcone.pixels = 5: must be at least 6"),
-        ("10.0 }", "10.0, seed = 1 }", "shape_noise.seed is given, but each universe has noise of"),
+        (
+            "10.0 }",
+            "10.0, seed = 1 }",
+            "shape_noise.seed is given, but data.seed sets the noise of",
+        ),
         ("[priors]", "[priors]\nb1 = [0, 1]", "priors.b1 is given, but maps of weak lensing have"),
         ("[data]", "[data]\naugment = true", "data.augment = true: maps have edges"),
         (

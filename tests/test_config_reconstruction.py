@@ -288,7 +288,12 @@ def test_priors_keep_their_ranges(tmp_path):
             "5: goes with default stages",
         ),
         ("seed = 0", "seed = 0\n[run]\nhalo = 0", "run.halo", "0.*at least 1"),
-        ("seed = 0", 'seed = 0\n[mesh]\nshape = "replica:2"', "mesh.shape", "one simulation"),
+        (
+            "seed = 0",
+            'seed = 0\n[mesh]\nshape = "replica:2"',
+            "mesh.shape",
+            "only chains use a replica axis",
+        ),
         (
             "seed = 0",
             "[sampler]\nchains = 4",

@@ -206,7 +206,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     run_file["observation"]["bias"] = {"b1": 1.0}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
     with pytest.raises(ObservationError, match="has the parameters b1, q; bias must have a value"):
-        model_of(ReconstructionOptions.load(tmp_path / "run.toml").plan, mesh)
+        model_of(ReconstructionOptions.load(tmp_path / "run.toml"), mesh)
 
 
 def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):

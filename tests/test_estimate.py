@@ -67,7 +67,7 @@ def test_a_grid_that_data_have_is_not_to_be_changed():
     told = refusal((1024,) * 3, grid_is_free=False)
     assert "has 16.0 GiB; 8 ranks on 8 hosts like this would fit" in told
     told = refusal((2**20,) * 3, grid_is_free=False)
-    assert "has 16.0 GiB. With --ignore-memory" in told
+    assert "has 16.0 GiB. Use --ignore-memory" in told
 
 
 def test_a_grid_keeps_its_proportions_and_other_changes_come_first():

@@ -417,7 +417,7 @@ def test_rays_are_those_of_python(here):
         values = np.swapaxes(getattr(rays, name), 1, 2)
         np.testing.assert_allclose(found[name], values, atol=1e-6 * abs(values).max(), err_msg=name)
     assert found.attributes["approximation"] == "ray tracing"
-    assert "without that of the mean of each plane" in found.attributes["conventions"]["kappa"]
+    assert "without the mean of each plane" in found.attributes["conventions"]["kappa"]
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):

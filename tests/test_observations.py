@@ -56,7 +56,7 @@ def a_mask() -> np.ndarray:
         ({"file": with_value(a_density(), (2, 1, 3), np.nan)}, "file", "nan at [2, 1, 3]; must be"),
         ({"file": with_value(a_density(), (3, 0, 0), np.inf)}, "file", "inf at [3, 0, 0]"),
         ({"file": a_density() - 1}, "file", "over the observed cells; must be a density of mean"),
-        ({"file": a_density() - 1}, "file", "of an overdensity: add 1"),
+        ({"file": a_density() - 1}, "file", "if it is an overdensity, add 1"),
         ({"file": 5 * a_density()}, "file", "has mean 5 over"),
         (
             {"mask": with_value(a_mask(), (2, 0, 7), 1.5)},
@@ -218,9 +218,9 @@ def test_misfits_of_what_a_file_tells(tmp_path):
     assert file_misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
     (told,) = file_misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
     assert "its box has [100.0, 100.0, 100.0] Mpc/h" in told
-    (told,) = file_misfits(tmp_path / "d.zarr", (8, 8, 8), None, None)
+    (told,) = file_misfits(tmp_path / "d.zarr", (8, 8, 8), (100.0,) * 3)
     assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in told
-    (told,) = file_misfits(tmp_path / "none.npy", GRID, None, None)
+    (told,) = file_misfits(tmp_path / "none.npy", GRID, (100.0,) * 3)
     assert "there is no such file" in told
 
 

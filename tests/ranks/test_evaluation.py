@@ -505,7 +505,7 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     summaries.summarise(asked[0], ["test"], [["histograms"]], solo(), SILENT)
     assert {"power", "histograms"} <= set(summaries.SplitSummaries.read(kept[1]).parts)
     monkeypatch.setattr(summaries, "STATISTICS_VERSION", 0)
-    with pytest.raises(ValueError, match="of another definition"):
+    with pytest.raises(ValueError, match="of another version"):
         summaries.SplitSummaries.read(kept[0])
     volumes = known[0].astype(np.float64)
     np.save(shared / "asked.npy", volumes[1])
@@ -641,7 +641,7 @@ def test_one_rank_reads_masks_for_all(shared, monkeypatch):
     with pytest.raises(ObservationError, match="v is of another.*: mask is .*here.npy in the"):
         check_observation_once(here, Volume(None, "v", observation=other.keys()), world_)
     (note,) = check_observation_once(here, Volume(None, "v"), world_)
-    assert note.startswith("The volume does not tell")
+    assert note.startswith("The volume does not say")
     assert len(reads) == (0 if world_.rank else 4)
 
 

@@ -134,7 +134,9 @@ def test_gradients_of_a_run(line: ProcessMesh) -> None:
 
 @pytest.mark.ranks(1)
 def test_float64_is_not_rounded() -> None:
-    with pytest.raises(ValueError, match='exchange "float16" goes with precision "float32"'):
+    with pytest.raises(
+        ValueError, match='"float16": goes with precision = "float32", not with "float64"'
+    ):
         fpm.Simulation(
             fpm.Cosmology.planck18(), 8, 8.0, [0.5, 1.0], precision="float64", exchange="float16"
         )

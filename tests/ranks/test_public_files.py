@@ -85,7 +85,7 @@ def test_no_rank_reads_before_files_are_staged(tmp_path_factory, monkeypatch):
         (into / split).touch()
 
     monkeypatch.setattr(sources, "stage", slow)
-    asked = SimpleNamespace(data=SimpleNamespace(folder=folder, staging=folder))
+    asked = SimpleNamespace(data=SimpleNamespace(source="files", folder=folder, staging=folder))
     sources.stage_files(asked, mesh, Progress(rank=1))
     assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
 

@@ -126,7 +126,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         np.testing.assert_allclose(sorted_particles(kept), known, atol=1e-9)
         np.testing.assert_allclose(again[0].kappa, kappa, atol=1e-12 * abs(kappa.numpy()).max())
         np.testing.assert_allclose(again[1].delta, delta, atol=1e-12 * abs(delta.numpy()).max())
-    with pytest.raises(ValueError, match="goes on only from where its maps were kept"):
+    with pytest.raises(ValueError, match="can be resumed only where its maps were kept"):
         sim.run_resumably(
             seed=3,
             observers=maps_of,
