@@ -9,10 +9,14 @@ import zarr
 
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.observables import observations
-from flowpm_dist.observables.observations import Observations, file_misfits
+from flowpm_dist.observables.observations import Observations, file_problems
 from flowpm_dist.observables.options import DensityOptions, observation_of
 
 GRID = (4, 6, 8)
+
+
+def misfits(path, *box):
+    return [problem.what for problem in file_problems({"file": path}, *box)]
 
 
 def a_density(seed: int = 0) -> np.ndarray:
@@ -191,7 +195,7 @@ def test_a_rank_reads_its_block(tmp_path, kind):
         with h5py.File(tmp_path / "data.h5", "w") as file:
             file["tracers/density"] = density[..., np.newaxis]
             file["tracers/other"] = density
-    assert file_misfits(path, GRID, None, None) == []
+    assert misfits(path, GRID, None, None) == []
     block = observed(tmp_path, file=path, mask=a_mask()).block((0, 2, 0), (2, 3, 8))
     assert block.data.dtype == np.float64
     np.testing.assert_array_equal(block.mask, a_mask()[:2, 2:5])
@@ -215,12 +219,12 @@ def test_blocks_of_counts_and_mocks(tmp_path):
 def test_misfits_of_what_a_file_tells(tmp_path):
     group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes={"box_size": 100.0})
     group.create_array("density", data=a_density())
-    assert file_misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
-    (told,) = file_misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
+    assert misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
+    (told,) = misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
     assert "its box has [100.0, 100.0, 100.0] Mpc/h" in told
-    (told,) = file_misfits(tmp_path / "d.zarr", (8, 8, 8), (100.0,) * 3)
+    (told,) = misfits(tmp_path / "d.zarr", (8, 8, 8), (100.0,) * 3)
     assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in told
-    (told,) = file_misfits(tmp_path / "none.npy", GRID, (100.0,) * 3)
+    (told,) = misfits(tmp_path / "none.npy", GRID, (100.0,) * 3)
     assert "there is no such file" in told
 
 

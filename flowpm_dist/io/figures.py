@@ -122,18 +122,13 @@ def density_figure(
     positive = slab[slab > 0]
     low, high = np.percentile(positive, [0.5, 99.9]) if positive.size else (0.5, 2.0)
     norm = LogNorm(vmin=low, vmax=max(high, 1.001 * low))
-    image = axes.imshow(
-        np.maximum(slab, low).T,
-        origin="lower",
-        extent=(0, box_size[0], 0, box_size[1]),
-        norm=norm,
-        cmap="inferno",
-    )
-    axes.set_xlabel(r"$x$  [Mpc/$h$]")
-    axes.set_ylabel(r"$y$  [Mpc/$h$]")
+    extent = (0, box_size[0], 0, box_size[1])
+    shown = np.maximum(slab, low).T
+    image = axes.imshow(shown, origin="lower", extent=extent, norm=norm, cmap="inferno")
+    axes.set(xlabel=r"$x$  [Mpc/$h$]", ylabel=r"$y$  [Mpc/$h$]")
     axes.set_title(f"a slab of {thickness:.3g} Mpc/$h$ at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
-    bar = figure.colorbar(image, ax=axes, extend="both", fraction=0.046 * aspect, pad=0.02)
-    bar.set_label("density / mean density")
+    beside: dict[str, Any] = {"fraction": 0.046 * aspect, "pad": 0.02}
+    bar = figure.colorbar(image, ax=axes, extend="both", label="density / mean density", **beside)
     plain_log_ticks(bar.ax.yaxis)
     return figure
 

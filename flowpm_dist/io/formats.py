@@ -1,22 +1,22 @@
-"""Snapshots in any format: written by all ranks of a run, or converted afterwards.
+"""Snapshots for other codes: Gadget-4's HDF5 and bigfile, written by a run or converted.
 
-Nothing here imports TensorFlow before it is loaded.
+Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
-from flowpm_dist.io.particle_formats import BigFile, GadgetHDF5, ParticleFormat
+from flowpm_dist.io.files import WriteError, snapshot_attributes
 from flowpm_dist.io.particles import (
+    ID_BYTES,
     Header,
     ParticleBlock,
     mark_particles_complete,
@@ -26,81 +26,296 @@ from flowpm_dist.io.snapshot import (
     VECTORS,
     Snapshot,
     SnapshotError,
+    check_particles,
     load_snapshot,
-    mark_complete,
-    write_snapshot,
+    snapshot_name,
 )
 
 if TYPE_CHECKING:
     from flowpm_dist.grid.field import Field
 
-FormatName = Literal["zarr", "gadget-hdf5", "bigfile"]
-PARTICLE_FORMATS: dict[str, ParticleFormat] = {
-    kind.name: kind for kind in (GadgetHDF5(), BigFile())
+UNITS = {
+    "UnitLength_in_cm": 3.085678e24,
+    "UnitMass_in_g": 1.989e43,
+    "UnitVelocity_in_cm_per_s": 1.0e5,
 }
+"""Mpc, 1e10 solar masses and km/s in cgs units."""
+TYPES, DARK_MATTER = 6, 1
+"""The number of types of particles, and the type of ours."""
+NAMES = ("ParticleIDs", "Coordinates", "Velocities")
+"""The data sets of a Gadget-4 file."""
+METADATA = 2**16
+"""Size of all but the values of a file, at most [bytes]."""
+POSITION = {"a_scaling": 1.0, "h_scaling": -1.0, "length_scaling": 1.0, "mass_scaling": 0.0,
+            "velocity_scaling": 0.0, "to_cgs": UNITS["UnitLength_in_cm"]}  # fmt: skip
+VELOCITY = {"a_scaling": 0.5, "h_scaling": 0.0, "length_scaling": 0.0, "mass_scaling": 0.0,
+            "velocity_scaling": 1.0, "to_cgs": UNITS["UnitVelocity_in_cm_per_s"]}  # fmt: skip
+LONG = 128
+"""Largest size of an attribute of bigfile that `attr-v2` holds also as readable text [bytes]."""
+
+
+class ParticleFormat:
+    """A format of files of particles; each rank writes a part of its own."""
+
+    def write_part(
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
+    ) -> np.ndarray:
+        """Write one of the parts.
+
+        Args:
+            folder: the snapshot's folder, which exists.
+            number: the number of this part, from 0.
+            parts: the number of parts.
+            block: the particles of this part.
+            header: facts about the universe.
+
+        Returns:
+            Numbers about the part that `finish` needs, int64 [n].
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        raise NotImplementedError
+
+    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
+        """Write what needs all parts; by default nothing does.
+
+        Args:
+            folder: the snapshot's folder.
+            found: what `write_part` returned for each part.
+            header: facts about the universe.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+
+class GadgetHDF5(ParticleFormat):
+    """`snapshot.hdf5`, or `snapshot.0.hdf5` and so on, with the particles as type 1.
+
+    As Gadget-4 writes them (Springel, Pakmor, Zier and Reinecke 2021, MNRAS 506, 2871,
+    arXiv:2010.03567), a file for each part; the header also has the numbers that readers of
+    Gadget-2's format look for.
+
+    Coordinates in comoving Mpc/h, velocities in km/s sqrt(a) (peculiar velocity over sqrt(a)),
+    masses in 1e10 Msun/h.
+    """
+
+    def write_part(
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
+    ) -> np.ndarray:
+        """See `ParticleFormat.write_part`."""
+        path = folder / file_name(number, parts)
+        offsets = _allocated(path, parts, block, header)
+        # Without HDF5, which ends the process if the disk is full when the file is closed.
+        with path.open("r+b") as file:
+            for some in block.particles(header):
+                slow = (some.velocities / np.sqrt(header.a)).astype(block.dtype, copy=False)
+                for name, values in zip(NAMES, (some.ids, some.positions, slow), strict=True):
+                    file.seek(offsets[name])
+                    offsets[name] += file.write(values.tobytes())
+        return np.array([block.count], np.int64)
+
+
+def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> dict[str, int]:
+    """Writes a file without its values; returns where the values of each name begin in it."""
+    import h5py
+
+    reals = 2 * block.dtype.itemsize * 3
+    with path.open("wb") as file:  # fails here if there is no room for so large a file
+        file.write(bytes(METADATA))
+        file.truncate(METADATA + block.count * (reals + ID_BYTES))
+    types = [(np.dtype(np.uint64), ()), (block.dtype, (3,)), (block.dtype, (3,))]
+    offsets = {}
+    with h5py.File(path, "w") as file:
+        file.create_group("Header").attrs.update(_header(block.count, parts, header))
+        integration = {"Hubble": 100.0, "ComovingIntegrationOn": np.int32(1)}
+        parameters = {**UNITS, **_cosmology(header), **integration}
+        file.create_group("Parameters").attrs.update(parameters)
+        group = file.create_group(f"PartType{DARK_MATTER}")
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        for name, (dtype, shape) in zip(NAMES, types, strict=True):
+            kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple((block.count, *shape))
+            made = h5py.h5d.create(group.id, name.encode(), kind, space, early)
+            offsets[name] = made.get_offset()
+        group["Coordinates"].attrs.update(POSITION)
+        group["Velocities"].attrs.update(VELOCITY)
+    return offsets
+
+
+def file_name(number: int, parts: int) -> str:
+    """Returns the name of one of the files of a snapshot."""
+    return "snapshot.hdf5" if parts == 1 else f"snapshot.{number}.hdf5"
+
+
+def _header(count: int, parts: int, header: Header) -> dict[str, Any]:
+    flags = ("Sfr", "Cooling", "StellarAge", "Metals", "Feedback")
+    return {
+        "NumPart_ThisFile": _of_type(count, np.uint64),
+        # The whole number: a reader that adds the high word finds nothing to add.
+        "NumPart_Total": _of_type(header.count, np.uint64),
+        "NumPart_Total_HighWord": np.zeros(TYPES, np.uint32),
+        "MassTable": _of_type(header.mass, np.float64),
+        "Time": header.a,
+        "Redshift": 1.0 / header.a - 1.0,
+        "NumFilesPerSnapshot": np.int32(parts),
+        **_cosmology(header),
+        **{f"Flag_{flag}": np.int32(0) for flag in flags},
+    }
+
+
+def _cosmology(header: Header) -> dict[str, Any]:
+    """Returns the box size and the parameters by their names in Gadget and MP-Gadget."""
+    return {
+        "BoxSize": header.length,
+        "Omega0": header.cosmology["Omega_m"],
+        "OmegaLambda": 1.0 - header.cosmology["Omega_m"],
+        "OmegaBaryon": header.cosmology["Omega_b"],
+        "HubbleParam": header.cosmology["h"],
+    }
+
+
+class BigFile(ParticleFormat):
+    """Blocks `1/Position`, `1/Velocity` and `1/ID`, and attributes of `Header` and of `1`.
+
+    As FastPM writes them, and nbodykit and MP-Gadget read them (Feng and others 2016, MNRAS 463,
+    2273, arXiv:1603.00476). A block is a folder: `header` has the dtype and the size of each data
+    file, `attr-v2` attributes, `000000` and so on the values. The package `bigfile` is not used: it
+    lets several processes write one block under MPI alone, and is compiled at each installation.
+
+    Positions in comoving Mpc/h, velocities peculiar in km/s, masses in 1e10 Msun/h.
+    """
+
+    def write_part(
+        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
+    ) -> np.ndarray:
+        """See `ParticleFormat.write_part`."""
+        paths = [folder / str(DARK_MATTER) / name for name in ("Position", "Velocity", "ID")]
+        sums = [0] * len(paths)
+        for path in paths:
+            path.mkdir(parents=True, exist_ok=True)
+        files = [(path / f"{number:06X}").open("wb") for path in paths]
+        try:
+            for some in block.particles(header):
+                values = some.positions, some.velocities, some.ids.astype("<i8")
+                for at, (file, value) in enumerate(zip(files, values, strict=True)):
+                    written = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+                    file.write(written)
+                    sums[at] += int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))
+        finally:
+            for file in files:
+                file.close()
+        return np.array([block.count, block.dtype.itemsize, *(s % 2**32 for s in sums)], np.int64)
+
+    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
+        """See `ParticleFormat.finish`."""
+        real = f"<f{int(found[0][1])}"
+        blocks = [("Position", real, 3), ("Velocity", real, 3), ("ID", "<i8", 1)]
+        for at, (name, dtype, members) in enumerate(blocks):
+            files = [(int(part[0]), int(part[2 + at])) for part in found]
+            _write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
+        _write_block(folder / str(DARK_MATTER), "<i8", 0, [], _of_species(header))
+        _write_block(folder / "Header", "<i8", 0, [], _of_universe(header))
+
+
+def _write_block(
+    path: Path,
+    dtype: str,
+    members: int,
+    files: Sequence[tuple[int, int]],
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the files of a block's folder that describe its data files.
+
+    Args:
+        path: the folder.
+        dtype: the values' dtype.
+        members: number of values of an item.
+        files: number of items of each data file, and the sum of its bytes.
+        attributes: the block's attributes by name.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lines = [f"DTYPE: {dtype}", f"NMEMB: {members}", f"NFILE: {len(files)}"]
+    for number, (count, total) in enumerate(files):
+        lines.append(f"{number:06X}: {count} : {total} : {_folded(total)}")
+    (path / "header").write_text("\n".join(lines) + "\n")
+    texts = [_attribute(name, value) for name, value in (attributes or {}).items()]
+    (path / "attr-v2").write_text("".join(f"{text}\n" for text in sorted(texts)))
+
+
+def _folded(total: int) -> int:
+    """Returns the checksum of System V's `sum` from the sum of all bytes."""
+    folded = (total & 0xFFFF) + (total >> 16)
+    return (folded & 0xFFFF) + (folded >> 16)
+
+
+def _attribute(name: str, value: Any) -> str:
+    """Returns the line of an attribute: name, dtype, number of values, their bytes, their text."""
+    values = np.atleast_1d(np.asarray(value))
+    values = values.astype(values.dtype.newbyteorder("<"))
+    text = " ".join(f"{x:g}" if values.dtype.kind == "f" else str(x) for x in values)
+    text = text if values.nbytes <= LONG else "... (Too Long) "
+    hexadecimal = values.tobytes().hex().upper()
+    return f"{name} {values.dtype.str} {len(values)} {hexadecimal} #HUMANE [ {text} ]"
+
+
+def _of_species(header: Header) -> dict[str, Any]:
+    """Returns the attributes of dark matter: how ids count the lattice, times, mass."""
+    _, ny, nz = header.grid
+    return {
+        "q.strides": np.array([ny * nz, nz, 1], np.int64),
+        "q.scale": np.array(header.box_size) / header.grid,
+        "q.shift": np.zeros(3),
+        "q.size": np.int64(header.count),
+        "a.x": header.a,
+        "a.v": header.a,
+        "M0": header.mass,
+    }
+
+
+def _of_universe(header: Header) -> dict[str, Any]:
+    cube = len(set(header.grid)) == 1
+    return {
+        "NC": np.array(header.grid[0] if cube else header.grid, np.int64),
+        "ScalingFactor": header.a,
+        "OmegaM": header.cosmology["Omega_m"],
+        "Omega_cdm": header.cosmology["Omega_m"],
+        "TotNumPart": _of_type(header.count, np.int64),
+        "MassTable": _of_type(header.mass, np.float64),
+        "Time": header.a,
+        "UsePeculiarVelocity": np.int32(1),
+        **_cosmology(header),
+        **UNITS,
+    }
+
+
+def _of_type(value: float, dtype: type) -> np.ndarray:
+    """Returns an array over the types of particles: `value` for ours, 0 for the others."""
+    return np.where(np.arange(TYPES) == DARK_MATTER, value, 0).astype(dtype)
+
+
+PARTICLE_FORMATS = {"gadget-hdf5": GadgetHDF5(), "bigfile": BigFile()}
 """Name -> format that holds particles only."""
 
 
-def snapshot_name(format: str) -> str:
-    """Returns the name of the folder of a snapshot in a format.
-
-    Raises:
-        ValueError: there is no such format.
-    """
-    if format == "zarr":
-        return SNAPSHOT
-    if format not in PARTICLE_FORMATS:
-        known = ", ".join(map(repr, ("zarr", *PARTICLE_FORMATS)))
-        raise ValueError(f"format {format!r}: must be one of {known}")
-    return OF_PARTICLES[format]
-
-
-def save_fields(
-    folder: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any], format: str = "zarr"
-) -> Path:
-    """Writes a whole snapshot: each rank writes its part, and all ranks call it together.
+def write_particles(
+    path: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any], format: str
+) -> None:
+    """Writes a snapshot of particles: each rank writes a part, and all ranks call it together.
 
     Args:
-        folder: the folder to make the snapshot in, on a file system that all ranks see.
-        fields: the fields by name; for a format of particles, displacement and velocity.
-        attributes: the snapshot's attributes; JSON can hold them.
-        format: see `FormatName`.
-
-    Returns:
-        The path of the snapshot, a folder itself.
+        path: the folder to make.
+        fields: displacement and velocity.
+        attributes: the snapshot's attributes.
+        format: see `PARTICLE_FORMATS`.
 
     Raises:
-        FileExistsError: the folder has such a snapshot. Raised on every rank.
-        ValueError: there is no such format.
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
-    import tensorflow as tf
-
-    path = folder / snapshot_name(format)
-    mesh = next(iter(fields.values())).mesh
-    if int(mesh.world.allreduce(tf.constant(int(path.exists())), "max")):
-        raise FileExistsError(f"{path} exists: give another folder, or remove it")
-    if format == "zarr":
-        write_snapshot(path, fields, attributes)
-    else:
-        _write_particles(path, fields, attributes, PARTICLE_FORMATS[format])
-    if mesh.rank == 0 and format == "zarr":
-        mark_complete(path)
-    elif mesh.rank == 0:
-        mark_particles_complete(path, attributes)
-    mesh.barrier()
-    return path
-
-
-def _write_particles(
-    path: Path,
-    fields: Mapping[str, Field],
-    attributes: Mapping[str, Any],
-    kind: ParticleFormat,
-) -> None:
-    """Writes a snapshot of particles: each rank writes a part, and all ranks call it together."""
     displacement, velocity = (fields[name] for name in VECTORS)
-    box, header = displacement.box, Header.of(attributes)
+    box, kind, header = displacement.box, PARTICLE_FORMATS[format], Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
     block = ParticleBlock(x, v, box.offset, 0, box.block[0])
     try:
@@ -110,6 +325,7 @@ def _write_particles(
         found = mesh.gather_to_root(kind.write_part(path, mesh.rank, mesh.size, block, header))
         if found is not None:
             kind.finish(path, found, header)
+            mark_particles_complete(path, attributes)
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -135,20 +351,6 @@ def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool
     if os.path.lexists(path) and not overwrite:
         raise UserError(f"{path} exists: add --overwrite to replace it, or give another --output")
     return snapshot
-
-
-def check_particles(source: str | Path, snapshot: Snapshot) -> None:
-    """Check that a snapshot has the particles.
-
-    Raises:
-        SnapshotError: it lacks their displacement or velocity.
-    """
-    missing = [name for name in VECTORS if name not in snapshot.arrays]
-    if missing:
-        raise SnapshotError(
-            f"{source} has no {' and no '.join(missing)}, which is needed here; it has "
-            f"{', '.join(snapshot.arrays)} (a run writes what [output] fields names)"
-        )
 
 
 def convert(

@@ -11,19 +11,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import (
-    CONE_PARTICLES,
-    GENERATOR,
-    LIGHT_CONE,
-    WriteError,
-    write_text,
-)
+from flowpm_dist.io.files import CONE_PARTICLES, GENERATOR, LIGHT_CONE, WriteError, write_text
 from flowpm_dist.io.snapshot import complete_attributes, mark_complete, new_array, new_group
 
 if TYPE_CHECKING:
@@ -206,31 +199,23 @@ class LightConeFiles:
         if shutil.disk_usage(self._folder).free < SPARE + sum(v.nbytes for v in given.values()):
             raise WriteError(f"cannot write particles to {self._folder}: the disk is full")
         try:
-            file = self._opened()
+            if self._file is None:
+                import h5py
+
+                self._file = h5py.File(self._aside, "w")
+                self._file.attrs["generator"] = GENERATOR
+                self._file.attrs["light_cone"] = json.dumps(self._about)
+            file = self._file
             for name, values in given.items():
                 if name not in file:
-                    file.create_dataset(
-                        name,
-                        data=values,
-                        maxshape=(None, *values.shape[1:]),
-                        chunks=(ROWS, *values.shape[1:]),
-                    )
-                    continue
-                dataset = file[name]
-                dataset.resize(self._rows + len(values), axis=0)
-                dataset[self._rows :] = values
+                    most, chunks = ((n, *values.shape[1:]) for n in (None, ROWS))
+                    file.create_dataset(name, data=values, maxshape=most, chunks=chunks)
+                else:
+                    file[name].resize(self._rows + len(values), axis=0)
+                    file[name][self._rows :] = values
         except OSError as error:
             raise WriteError.of(self._aside, error) from error
         self._rows += len(a)
-
-    def _opened(self) -> h5py.File:
-        import h5py
-
-        if self._file is None:
-            self._file = h5py.File(self._aside, "w")
-            self._file.attrs["generator"] = GENERATOR
-            self._file.attrs["light_cone"] = json.dumps(self._about)
-        return self._file
 
     def seal(self) -> None:
         """Completes the files that are open. On every rank.
@@ -268,12 +253,7 @@ class LightConeFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if self.closed:
             return
         if error is None:
@@ -341,8 +321,5 @@ def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str
         with h5py.File(path, "r") as file:
             for name, values in columns.items():
                 values.append(file[name][:])
-    shapes = {name: (0,) if n == 1 else (0, n) for name, n in COLUMNS.items()}
-    whole = {
-        name: np.concatenate(columns[name] or [np.zeros(shape)]) for name, shape in shapes.items()
-    }
-    return whole, attributes
+    nothing = {name: np.zeros((0,) if n == 1 else (0, n)) for name, n in COLUMNS.items()}
+    return {name: np.concatenate(columns[name] or [nothing[name]]) for name in COLUMNS}, attributes

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import (
-    GENERATOR,
-    OF_PARTICLES,
-    SNAPSHOT,
-    WriteError,
-    snapshot_attributes,
-)
+from flowpm_dist.io.files import GENERATOR, OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
 
 if TYPE_CHECKING:
     import zarr
@@ -49,6 +43,7 @@ FIELDS = {
 }
 FieldName = Literal["displacement", "velocity", "density", "white_noise", "linear_delta"]
 VECTORS: tuple[FieldName, ...] = ("displacement", "velocity")
+FormatName = Literal["zarr", "gadget-hdf5", "bigfile"]
 DEFAULT_FIELDS: tuple[FieldName, ...] = (*VECTORS, "density")
 """The fields that are written by default; a seed gives the others again."""
 
@@ -93,6 +88,20 @@ class Snapshot:
         return self.arrays[name]
 
 
+def snapshot_name(format: str) -> str:
+    """Returns the name of the folder of a snapshot in a format.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    if format == "zarr":
+        return SNAPSHOT
+    if format not in OF_PARTICLES:
+        known = ", ".join(map(repr, ("zarr", *OF_PARTICLES)))
+        raise ValueError(f"format {format!r}: must be one of {known}")
+    return OF_PARTICLES[format]
+
+
 def load_snapshot(path: str | Path) -> Snapshot:
     """Open a complete snapshot.
 
@@ -126,6 +135,20 @@ def load_snapshot(path: str | Path) -> Snapshot:
         if array.dtype.kind not in "fiu":
             raise SnapshotError(f"{path}/{name} holds {array.dtype}; must be real numbers")
     return Snapshot(arrays, attributes)
+
+
+def check_particles(source: str | Path, snapshot: Snapshot) -> None:
+    """Check that a snapshot has the particles.
+
+    Raises:
+        SnapshotError: it lacks their displacement or velocity.
+    """
+    missing = [name for name in VECTORS if name not in snapshot.arrays]
+    if missing:
+        raise SnapshotError(
+            f"{source} has no {' and no '.join(missing)}, which is needed here; it has "
+            f"{', '.join(snapshot.arrays)} (a run writes what [output] fields names)"
+        )
 
 
 def complete_attributes(path: Path, otherwise: str) -> dict[str, object]:
@@ -176,6 +199,43 @@ def snapshot_bytes(
     return values * math.prod(grid) * itemsize
 
 
+def save_fields(
+    folder: Path, fields: Mapping[str, Field], attributes: Mapping[str, Any], format: str = "zarr"
+) -> Path:
+    """Writes a whole snapshot: each rank writes its part, and all ranks call it together.
+
+    Args:
+        folder: the folder to make the snapshot in, on a file system that all ranks see.
+        fields: the fields by name; for a format of particles, displacement and velocity.
+        attributes: the snapshot's attributes; JSON can hold them.
+        format: see `FormatName`.
+
+    Returns:
+        The path of the snapshot, a folder itself.
+
+    Raises:
+        FileExistsError: the folder has such a snapshot. Raised on every rank.
+        ValueError: there is no such format.
+        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
+    """
+    import tensorflow as tf
+
+    path = folder / snapshot_name(format)
+    mesh = next(iter(fields.values())).mesh
+    if int(mesh.world.allreduce(tf.constant(int(path.exists())), "max")):
+        raise FileExistsError(f"{path} exists: give another folder, or remove it")
+    if format == "zarr":
+        write_snapshot(path, fields, attributes)
+        if mesh.rank == 0:
+            mark_complete(path)
+    else:
+        from flowpm_dist.io.formats import write_particles
+
+        write_particles(path, fields, attributes, format)
+    mesh.barrier()
+    return path
+
+
 def write_snapshot(
     path: Path,
     fields: Mapping[str, Field],
@@ -198,27 +258,18 @@ def write_snapshot(
     mesh = next(iter(fields.values())).mesh
     try:
         if mesh.rank == 0:
-            _create(path, fields, attributes, meanings, dimensions)
+            group = new_group(path, attributes, CONVENTIONS)
+            for name, field in fields.items():
+                dtype = np.dtype(field.dtype.as_numpy_dtype)
+                chunks = chunk_shape(tuple(field.block.shape), dtype.itemsize)
+                about = dimensions[: len(field.grid)], *meanings.get(name, ("1", name))
+                new_array(group, name, field.grid, chunks, dtype, *about)
         mesh.barrier()
-        _write_blocks(path, fields)
+        for name, field in fields.items():
+            _write_block(path / name, field)
     except OSError as error:
         raise WriteError.of(Path(error.filename or path), error) from error
     mesh.barrier()
-
-
-def _create(
-    path: Path,
-    fields: Mapping[str, Field],
-    attributes: Mapping[str, Any],
-    meanings: Mapping[str, tuple[str, str]],
-    dimensions: tuple[str, ...],
-) -> None:
-    group = new_group(path, attributes, CONVENTIONS)
-    for name, field in fields.items():
-        dtype = np.dtype(field.dtype.as_numpy_dtype)
-        chunks = chunk_shape(tuple(field.block.shape), dtype.itemsize)
-        axes = dimensions[: len(field.grid)]
-        new_array(group, name, field.grid, chunks, dtype, axes, *meanings.get(name, ("1", name)))
 
 
 def new_group(
@@ -258,18 +309,15 @@ def new_array(
     )
 
 
-def _write_blocks(path: Path, fields: Mapping[str, Field]) -> None:
+def _write_block(path: Path, field: Field) -> None:
     import zarr
 
-    for name, field in fields.items():
-        block = np.asarray(field.block)
-        place = tuple(
-            slice(start, start + n) for start, n in zip(field.offset, block.shape, strict=False)
-        )
-        try:
-            zarr.open_array(path / name, mode="r+")[place] = block
-        except OSError as error:
-            raise WriteError.of(path / name, error) from error
+    block = np.asarray(field.block)
+    place = tuple(slice(o, o + n) for o, n in zip(field.offset, block.shape, strict=False))
+    try:
+        zarr.open_array(path, mode="r+")[place] = block
+    except OSError as error:
+        raise WriteError.of(path, error) from error
 
 
 def mark_complete(path: Path) -> None:

@@ -65,11 +65,10 @@ def open_volume(path: str | Path) -> Volume:
         file = Path(text)
     if not file.exists():
         raise VolumeError(f"{file}: there is no such file")
-    is_hdf5 = file.suffix in HDF5
-    if name and not is_hdf5:
-        raise VolumeError(f"{path}: only a data set of an HDF5 file is named after a colon")
-    if is_hdf5:
+    if file.suffix in HDF5:
         volume = _of_hdf5(file, name)
+    elif name:
+        raise VolumeError(f"{path}: only a data set of an HDF5 file is named after a colon")
     elif file.is_dir():
         volume = _of_zarr(file)
     elif file.suffix == ".npy":
@@ -143,16 +142,12 @@ def _of_zarr(file: Path) -> Volume:
 
 def _chosen(file: Path, there: dict[str, Any], name: str, advice: str) -> str:
     """Returns the name that was asked for, or "density", or the only name."""
-    if name:
-        wanted = name.strip("/")
-        if wanted not in there:
-            held = ", ".join(there) or "none"
-            raise VolumeError(f"{file} has no volume {name!r}; those it has: {held}")
+    wanted, held = name.strip("/") or "density", ", ".join(there) or "none"
+    if wanted in there:
         return wanted
-    if "density" in there:
-        return "density"
+    if name:
+        raise VolumeError(f"{file} has no volume {name!r}; those it has: {held}")
     if len(there) != 1:
-        held = ", ".join(there) or "none"
         raise VolumeError(
             f"{file} must have one volume, or one named density; has {held}: {advice}"
         )

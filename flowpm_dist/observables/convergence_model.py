@@ -14,11 +14,11 @@ from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.options import FlatField
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
-from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State

@@ -58,31 +58,20 @@ def file_problems(
         a: the scale factor that the files must be at; None leaves it unchecked.
     """
     for key, path in files.items():
-        yield from (Problem(key, what) for what in file_misfits(path, grid, size, a))
-
-
-def file_misfits(
-    path: Path,
-    grid: tuple[int, int, int],
-    size: tuple[float, float, float],
-    a: float | None = None,
-) -> list[str]:
-    """Returns the reasons why a file does not fit a box, see `file_problems`."""
-    try:
-        volume = open_volume(path)
-    except VolumeError as error:
-        return [f"= {error}"]
-    shape, wrong = tuple(volume.array.shape), []
-    if shape not in (tuple(grid), (*grid, 1)):
-        wrong.append(f"= {path}: shape {shape}; must be box.grid = {tuple(grid)}")
-    if volume.box_size is not None and not np.allclose(size, volume.box_size, rtol=1e-4):
-        sides = list(volume.box_size)
-        wrong.append(f"= {path}: its box has {sides} Mpc/h; must be box.size = {list(size)}")
-    if a is not None and volume.a is not None and not np.isclose(a, volume.a, rtol=1e-4):
-        wrong.append(
-            f"= {path}: is at scale factor {volume.a:g}; the last step must be there, not at {a:g}"
-        )
-    return wrong
+        try:
+            volume = open_volume(path)
+        except VolumeError as error:
+            yield Problem(key, f"= {error}")
+            continue
+        shape, sides = tuple(volume.array.shape), volume.box_size
+        if shape not in (tuple(grid), (*grid, 1)):
+            yield Problem(key, f"= {path}: shape {shape}; must be box.grid = {tuple(grid)}")
+        if sides is not None and not np.allclose(size, sides, rtol=1e-4):
+            what = f"its box has {list(sides)} Mpc/h; must be box.size = {list(size)}"
+            yield Problem(key, f"= {path}: {what}")
+        if a is not None and volume.a is not None and not np.isclose(a, volume.a, rtol=1e-4):
+            what = f"is at scale factor {volume.a:g}; the last step must be there, not at {a:g}"
+            yield Problem(key, f"= {path}: {what}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +96,7 @@ class Observations:
     """The observations in opened files, or the numbers in their place.
 
     Args:
-        options: what is observed; its files must fit `grid`, see `file_misfits`.
+        options: what is observed; its files must fit `grid`, see `file_problems`.
         grid: the cells along each side.
         data: the file of the data, if there is one.
         priors: the ranges of parameters that are fitted along, which widen what data may be.
@@ -142,7 +131,8 @@ class Observations:
             VolumeError: if a file cannot be read.
         """
         place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-        mask, sigma, data = (self._read(key, place) for key in ("mask", "sigma", "file"))
+        values = self._values(place)
+        mask, sigma, data = (values.get(key) for key in ("mask", "sigma", "file"))
         mask = np.ones(shape) if mask is None else mask
         seen = mask > 0
         given = self._options.value("sigma")
@@ -152,9 +142,9 @@ class Observations:
             data = np.where(seen, data, self._options.unobserved)
         return ObservedBlock(mask, sigma, data, self._mean_count)
 
-    def _read(self, key: str, place: tuple[slice, ...]) -> np.ndarray | None:
-        volume = self._volumes.get(key)
-        return None if volume is None else _read(volume, place)
+    def _values(self, place: tuple[slice, ...]) -> dict[str, Any]:
+        """Returns a part of each file, by key."""
+        return {key: _read(volume, place) for key, volume in self._volumes.items()}
 
     def problems(self) -> dict[str, str]:
         """Returns the errors in the values of the files, by key of the run file.
@@ -169,11 +159,13 @@ class Observations:
             return {}
         wrong: dict[str, str] = {}
         seen_cells, total, expected, variance = 0, 0.0, 0.0, 0.0
-        for start, stop in self._planes():
-            place = (slice(start, stop), slice(None), slice(None))
-            values = {key: self._read(key, place) for key in self._volumes}
+        nx, ny, nz = self._grid
+        planes = max(1, CHUNK_BYTES // (8 * ny * nz))
+        for start in range(0, nx, planes):
+            stop = min(start + planes, nx)
+            values = self._values((slice(start, stop), slice(None), slice(None)))
             mask = values.get("mask")
-            seen = np.ones((stop - start, *self._grid[1:]), bool) if mask is None else mask > 0
+            seen = np.ones((stop - start, ny, nz), bool) if mask is None else mask > 0
             for key, bad, must in self._bad(values, seen):
                 if key not in wrong and bad.any():
                     wrong[key] = _first(self._volumes[key], values[key], bad, start, must)
@@ -246,12 +238,6 @@ class Observations:
             return {}
         what = f"{where} has {mean:.4g} in a cell that is observed, on average"
         return {"mean_count": f"= {given:g}: {what}; must be about that"}
-
-    def _planes(self) -> Iterator[tuple[int, int]]:
-        nx, ny, nz = self._grid
-        planes = max(1, CHUNK_BYTES // (8 * ny * nz))
-        for start in range(0, nx, planes):
-            yield start, min(start + planes, nx)
 
 
 def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:

@@ -136,16 +136,18 @@ class ObservationOptions(Options):
     @property
     def line_of_sight(self) -> LineOfSight | None:
         """The direction in which the survey looks; None where all are alike."""
-        return None
+        found: LineOfSight | None = self.value("redshift_space")
+        return found
 
     @property
     def channels(self) -> int:
         """The number of values of a cell."""
-        return 1
+        return len(self.scale_factors(1.0))
 
     def scale_factors(self, end: float) -> list[float]:
         """Returns the scale factors at which a universe is seen, increasing to its last, `end`."""
-        return [end]
+        before = (self.value("redshifts") or ())[:-1]
+        return [*(1.0 / (1.0 + z) for z in before), end]
 
     @property
     def files(self) -> dict[str, Path]:
@@ -170,7 +172,7 @@ class ObservationOptions(Options):
     @property
     def own_values(self) -> dict[str, float]:
         """The values of nuisance parameters of a mock, or without a prior."""
-        return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0)
+        return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0) | (self.value("bias") or {})
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         """Returns the model from white noise to what is seen.
@@ -287,29 +289,9 @@ class CellOptions(ObservationOptions):
                 yield self.problem("bias", f"{what} give b")
 
     @property
-    def line_of_sight(self) -> LineOfSight | None:
-        """See `ObservationOptions`."""
-        return self.redshift_space
-
-    @property
-    def channels(self) -> int:
-        """See `ObservationOptions`."""
-        return 1 if self.redshifts is None else len(self.redshifts)
-
-    def scale_factors(self, end: float) -> list[float]:
-        """See `ObservationOptions`."""
-        before = (self.redshifts or ())[:-1]
-        return [*(1.0 / (1.0 + z) for z in before), end]
-
-    @property
     def is_positive_without_noise(self) -> bool:
         """Whether the density that is seen is never below 0 before noise is added."""
         return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
-
-    @property
-    def own_values(self) -> dict[str, float]:
-        """See `ObservationOptions`."""
-        return super().own_values | (self.bias or {})
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         """See `ObservationOptions`."""

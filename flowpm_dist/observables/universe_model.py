@@ -10,12 +10,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import (
-    AMPLITUDES,
-    Cosmology,
-    as_float64,
-    compiled_cosmologies,
-)
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64, compiled_cosmologies
 from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -64,9 +59,7 @@ class StructureFormation:
             cosmology: the cosmology of the universes; None for the simulation's.
         """
         make = simulation.run if self.makes_steps else simulation.lpt
-        if seed is not None:
-            return make(seed=seed, cosmology=cosmology)
-        return make(white_noise=white_noise, cosmology=cosmology)
+        return make(seed=seed, white_noise=white_noise, cosmology=cosmology)
 
     def at_times(
         self,
@@ -227,12 +220,11 @@ class UniverseModel(abc.ABC):
         universe: then chains that differ in it have one cosmology, whose growth and power are
         known.
         """
-        parameters, ratio = self._without_normalisation(parameters)
+        others, ratio = self._without_normalisation(parameters)
         if ratio is not None:
-            box, shared = self.box_of(noise), replicated(self.box.mesh, ratio)
-            noise *= local_values(shared, box) if ratio.shape.rank else as_factor(shared, box)
+            noise *= self.factor(ratio, parameters)
         with compiled_cosmologies():
-            return self.look(noise, parameters)[1]
+            return self.look(noise, others)[1]
 
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
         """Returns the other parameters, and how many times larger linear fields are, float64 [...].

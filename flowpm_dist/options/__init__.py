@@ -12,6 +12,7 @@ from flowpm_dist.options.base import (
     keys_of,
     model_of,
     problems_of,
+    table_of,
     unknown_key,
 )
 from flowpm_dist.options.named import (
@@ -70,6 +71,7 @@ __all__ = [
     "model_of",
     "nearest",
     "problems_of",
+    "table_of",
     "unknown_key",
     "python_object",
     "object_named",

@@ -29,7 +29,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from flowpm_dist.options.problems import Problem, ProblemsError, nearest
 from flowpm_dist.options.types import either
@@ -324,3 +331,22 @@ def _plain(value: Any) -> Any:
     """Returns a number of numpy's as Python's own, and any other value as it is."""
     numpy = sys.modules.get("numpy")  # without it there is none; it takes long to import
     return value.item() if numpy and isinstance(value, numpy.generic) else value
+
+
+def table_of(model: type[Options]) -> BeforeValidator:
+    """Returns the validator of a table, or of a list of tables, that names what is wrong in it."""
+
+    def made(value: Any, where: str, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return constructed(model, value, info.context)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}{error}") from None
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list | tuple):
+            return made(value, "", info)
+        return tuple(made(each, f"{info.field_name}[{n}]: ", info) for n, each in enumerate(value))
+
+    return BeforeValidator(read)

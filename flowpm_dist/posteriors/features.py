@@ -22,8 +22,7 @@ from flowpm_dist.options import object_named
 from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 from flowpm_dist.statistics.bispectrum import bispectrum, default_shells
-from flowpm_dist.statistics.histogram import DENSITIES, CellValues
-from flowpm_dist.statistics.maps import map_histogram, peaks
+from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram, peaks
 from flowpm_dist.statistics.power import power_spectrum
 from meshimpl.mesh_function import MeshFunction
 

@@ -15,9 +15,8 @@ import numpy as np
 from flowpm_dist.cosmology.camb_tables import camb_in_background
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
 from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, human_size
-from flowpm_dist.io.formats import snapshot_name
 from flowpm_dist.io.particles import ID_BYTES
-from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
+from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
 from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Job

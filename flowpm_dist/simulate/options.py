@@ -24,8 +24,7 @@ from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
-from flowpm_dist.io.formats import FormatName
-from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, FieldName
+from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, FieldName, FormatName
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
 from flowpm_dist.observables.light_cone.section import (

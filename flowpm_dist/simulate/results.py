@@ -13,8 +13,7 @@ import numpy as np
 
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.io.formats import save_fields
-from flowpm_dist.io.snapshot import VECTORS
+from flowpm_dist.io.snapshot import VECTORS, save_fields
 from flowpm_dist.jobs.results import versions, write_run_file
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import SimulationOptions

@@ -17,9 +17,16 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.io.formats import FormatName, check_particles, save_fields
 from flowpm_dist.io.particles import HUBBLE
-from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS, VECTORS, load_snapshot
+from flowpm_dist.io.snapshot import (
+    DEFAULT_FIELDS,
+    FIELDS,
+    VECTORS,
+    FormatName,
+    check_particles,
+    load_snapshot,
+    save_fields,
+)
 from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space

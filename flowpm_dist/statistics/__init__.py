@@ -13,6 +13,9 @@ from flowpm_dist.statistics.angular_power import (
     AngularPower,
     angular_power,
     binned_angular_power,
+    painting_window,
+    spherical_power,
+    spherical_theory_in_bins,
     theory_in_bins,
 )
 from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
@@ -25,8 +28,15 @@ from flowpm_dist.statistics.comparison import (
     cross_power,
     transfer_function,
 )
-from flowpm_dist.statistics.histogram import Histogram, density_histogram, soft_histogram
-from flowpm_dist.statistics.maps import Peaks, map_histogram, peaks, soft_map_histogram
+from flowpm_dist.statistics.histogram import (
+    Histogram,
+    Peaks,
+    density_histogram,
+    map_histogram,
+    peaks,
+    soft_histogram,
+    soft_map_histogram,
+)
 from flowpm_dist.statistics.measure import Sample, box_of, mode_means, whole
 from flowpm_dist.statistics.power import (
     Multipoles,
@@ -38,11 +48,6 @@ from flowpm_dist.statistics.power import (
     multipoles,
     power_spectrum,
     power_wedges,
-)
-from flowpm_dist.statistics.spherical_power import (
-    painting_window,
-    spherical_power,
-    spherical_theory_in_bins,
 )
 
 __all__ = [

@@ -12,13 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics.bins import BinChoice, bin_contents
-from flowpm_dist.statistics.measure import (
-    Sample,
-    Window,
-    mode_means,
-    sample_of,
-    whole,
-)
+from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
 from flowpm_dist.statistics.power import PowerSpectrum
 
 Pair = tuple[Any, Any]

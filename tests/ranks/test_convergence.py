@@ -17,8 +17,8 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ConvergenceModel
 from flowpm_dist.observables.lensing.planes import LensPlanes, plane_weights
 from flowpm_dist.observables.light_cone import FlatField, LightCone
+from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
-from flowpm_dist.observables.light_cone.tiles import Layers
 from flowpm_dist.reconstruction import EXACT, GaussianMaps, Posterior, Unknowns
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.search_session import SearchSession

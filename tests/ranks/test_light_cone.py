@@ -20,8 +20,8 @@ from flowpm_dist.observables.lensing import (
     born,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry
+from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
-from flowpm_dist.observables.light_cone.tiles import Layers
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
 

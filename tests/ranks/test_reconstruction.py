@@ -12,7 +12,7 @@ from scipy import stats
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
 from flowpm_dist.jobs.checkpoints import CheckpointError
 from flowpm_dist.observables import ForwardModel
-from flowpm_dist.observables.bias.lagrangian import bias_expansion
+from flowpm_dist.observables.bias import bias_expansion
 from flowpm_dist.reconstruction import (
     LBFGS,
     Annealing,

@@ -31,8 +31,7 @@ from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.posteriors.features import LEVELS, NoisyMaps
 from flowpm_dist.statistics import power_spectrum
 from flowpm_dist.statistics.angular_power import angular_power
-from flowpm_dist.statistics.histogram import DENSITIES, CellValues
-from flowpm_dist.statistics.maps import map_histogram
+from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:

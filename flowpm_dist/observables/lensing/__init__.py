@@ -12,13 +12,13 @@ _HOMES = {
     "Sources": "sources",
     "TabulatedDistribution": "sources",
     "born": "planes",
-    "convergence": "kaiser_squires",
+    "convergence": "shapes",
     "convergence_power": "theory",
     "lensing_efficiency": "planes",
     "plane_weights": "planes",
     "ray_trace": "ray_tracing",
-    "shape_noise": "noise",
-    "shear": "kaiser_squires",
+    "shape_noise": "shapes",
+    "shear": "shapes",
 }
 
 __all__ = sorted(_HOMES)

@@ -7,14 +7,14 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BeforeValidator, Field
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import checksum
-from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, constructed, listed
+from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
@@ -132,12 +132,6 @@ def check_total(n: np.ndarray, weights: np.ndarray, shift: float) -> None:
         )
 
 
-KINDS = ("redshift", "smail", "file")
-"""Keys of which a population of sources has exactly one."""
-
-GOES_WITH = {"z_max": "smail", "column": "file"}
-"""Keys that have a meaning only where another one is given."""
-
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -164,11 +158,12 @@ class SourceOptions(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        return {key: other for key, other in GOES_WITH.items() if getattr(self, other) is None}
+        goes_with = {"z_max": "smail", "column": "file"}
+        return {key: other for key, other in goes_with.items() if getattr(self, other) is None}
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
-        yield from self.exactly_one(*KINDS)
+        yield from self.exactly_one("redshift", "smail", "file")
         first = "redshift" if self.smail is None else "z_max"
         if not self.file and (getattr(self, first) or math.inf) + self.shift <= 0:
             yield self.problem("shift", f"{first} plus shift must be above 0")
@@ -266,22 +261,3 @@ class ShapeNoiseOptions(Options):
     sigma_e: Positive = Field(description="a number above 0")
     n_eff: Positive = Field(description="a number of galaxies per square arcmin, above 0")
     seed: Seed = Field(default=0, description=A_SEED)
-
-
-def table_of(model: type[Options]) -> BeforeValidator:
-    """Returns the validator of a table, or of a list of tables, that names what is wrong in it."""
-
-    def made(value: Any, where: str, info: ValidationInfo) -> Any:
-        if not isinstance(value, dict):
-            return value
-        try:
-            return constructed(model, value, info.context)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}{error}") from None
-
-    def read(value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, list | tuple):
-            return made(value, "", info)
-        return tuple(made(each, f"{info.field_name}[{n}]: ", info) for n, each in enumerate(value))
-
-    return BeforeValidator(read)

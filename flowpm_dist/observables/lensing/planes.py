@@ -43,45 +43,41 @@ class LensPlanes:
 
     def __post_init__(self) -> None:
         edges = as_float64(self.edges)
-        known = tf.get_static_value(edges)
         if edges.shape.rank != 1 or edges.shape[0] < 2:
             raise ValueError("edges of lens planes: at least two distances are needed")
-        if known is not None and not (known[0] >= 0 and (np.diff(known) > 0).all()):
+        ends = tf.get_static_value(edges)
+        if ends is not None and not (ends[0] >= 0 and (np.diff(ends) > 0).all()):
             raise ValueError("edges of lens planes must increase from 0 or more")
-        chi = 0.5 * (edges[1:] + edges[:-1]) if self.chi is None else as_float64(self.chi)
-        a = None if self.a is None else as_float64(self.a)
-        for name, values in (("chi", chi), ("a", a)):
-            if values is not None and values.shape != (edges.shape[0] - 1,):
-                raise ValueError(
-                    f"{name} of lens planes has shape {tuple(values.shape)}: there are "
-                    f"{edges.shape[0] - 1} planes"
-                )
-        self._check_places(
-            *(None if x is None else tf.get_static_value(x) for x in (edges, chi, a))
-        )
-        for name, values in (("edges", edges), ("chi", chi), ("a", a)):
-            object.__setattr__(self, name, values)
-
-    @staticmethod
-    def _check_places(
-        edges: np.ndarray | None, chi: np.ndarray | None, a: np.ndarray | None
-    ) -> None:
+        object.__setattr__(self, "edges", edges)
+        if self.chi is None:
+            object.__setattr__(self, "chi", 0.5 * (edges[1:] + edges[:-1]))
+        chi, a = self._known("chi"), self._known("a")
         if chi is not None and not (chi[0] > 0 and (np.diff(chi) > 0).all()):
             raise ValueError("the distances of lens planes must increase from above 0")
-        if chi is not None and edges is not None:
-            room = SLAB_TOLERANCE * edges[-1]
-            outside = np.flatnonzero((chi < edges[:-1] - room) | (chi > edges[1:] + room))
-            if outside.size:
-                n = outside[0]
+        if chi is not None and ends is not None:
+            room = SLAB_TOLERANCE * ends[-1]
+            for n in np.flatnonzero((chi < ends[:-1] - room) | (chi > ends[1:] + room)):
                 raise ValueError(
                     f"chi of lens plane {n} is {chi[n]:g} Mpc/h: must be within its slab, from "
-                    f"{edges[n]:g} to {edges[n + 1]:g}"
+                    f"{ends[n]:g} to {ends[n + 1]:g}"
                 )
         if a is not None and not ((a > 0) & (a <= 1)).all():
             n = np.flatnonzero(~((a > 0) & (a <= 1)))[0]
             raise ValueError(
                 f"a of lens plane {n} is {a[n]:g}: must be a scale factor above 0, at most 1"
             )
+
+    def _known(self, name: str) -> np.ndarray | None:
+        """Makes an attribute a float64 tensor [plane]; returns its values as far as known."""
+        if getattr(self, name) is None:
+            return None
+        values, planes = as_float64(getattr(self, name)), self.edges.shape[0] - 1
+        if values.shape != (planes,):
+            raise ValueError(
+                f"{name} of lens planes has shape {tuple(values.shape)}: there are {planes} planes"
+            )
+        object.__setattr__(self, name, values)
+        return tf.get_static_value(values)
 
     @classmethod
     def of_shells(cls, edges: Any) -> LensPlanes:

@@ -25,13 +25,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.grid.flat_sky import (
-    FlatSky,
-    SkyFilter,
-    filter_maps,
-    inverse_square,
-    mixed_product,
-)
+from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_square, mixed_product
 from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
 from meshimpl.graph_guards import once_differentiable
@@ -119,11 +113,12 @@ def ray_trace(
         raise ValueError(f"positions are a tensor [..., 2] of known shape: got {theta.shape}")
     strength = planes.strength(cosmology)
     efficiency = efficiency_of_planes(planes, sources, Distances(cosmology), stacklevel=2)
-    seen = tf.broadcast_to(tf.eye(2, dtype=delta.dtype), [*theta.shape[:-1], 2, 2])
-    rays = tf.concat([theta, _flat(seen)], axis=-1)
+    undistorted = tf.constant([1.0, 0.0, 0.0, 1.0], delta.dtype)
+    rays = tf.concat([theta, tf.broadcast_to(undistorted, [*theta.shape[:-1], 4])], axis=-1)
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
     at_source = _tracer(sky)(delta, *lenses, rays)
-    return RayTracing(at_source[..., :2], _matrix(at_source[..., 2:]))
+    position, jacobian = tf.split(at_source, [2, 4], axis=-1)
+    return RayTracing(position, tf.reshape(jacobian, [*position.shape[:-1], 2, 2]))
 
 
 def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
@@ -261,34 +256,16 @@ def bilinear(maps: tf.Tensor, positions: tf.Tensor, sky: FlatSky) -> tf.Tensor:
     return corner(0, 0) + corner(0, 1) + corner(1, 0) + corner(1, 1)
 
 
-def _gradient_along(axis: int) -> SkyFilter:
-    """The filter of d psi / d theta_axis, from kappa: i k (-2 / k^2)."""
-    return SkyFilter(
-        lambda sky: -2.0 * sky.wavenumbers(odd=True)[axis] * inverse_square(sky), imaginary=True
-    )
-
-
-def _second_derivative(axis: int) -> SkyFilter:
-    """The filter of d^2 psi / d theta_axis^2, from kappa: -k^2_axis (-2 / k^2)."""
-    return SkyFilter(lambda sky: 2.0 * sky.wavenumbers()[axis] ** 2 * inverse_square(sky))
-
-
+# From kappa to psi is -2 / k^2; a derivative along an axis is a factor i k.
 _DERIVATIVES = (
-    _gradient_along(0),
-    _gradient_along(1),
-    _second_derivative(0),
+    SkyFilter(lambda s: -2.0 * s.wavenumbers(odd=True)[0] * inverse_square(s), imaginary=True),
+    SkyFilter(lambda s: -2.0 * s.wavenumbers(odd=True)[1] * inverse_square(s), imaginary=True),
+    SkyFilter(lambda sky: 2.0 * sky.wavenumbers()[0] ** 2 * inverse_square(sky)),
     SkyFilter(lambda sky: 2.0 * mixed_product(sky) * inverse_square(sky)),
-    _second_derivative(1),
+    SkyFilter(lambda sky: 2.0 * sky.wavenumbers()[1] ** 2 * inverse_square(sky)),
 )
+"""From kappa, psi's derivatives along axes 0 and 1, and second ones along 00, 01 and 11."""
 
 
 def _outer(weights: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
     return tf.tensordot(weights[:, tf.newaxis], rays[tf.newaxis], 1)
-
-
-def _flat(matrices: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(matrices, [*matrices.shape[:-2], 4])
-
-
-def _matrix(flat: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(flat, [*flat.shape[:-1], 2, 2])

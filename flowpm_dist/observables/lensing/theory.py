@@ -70,13 +70,9 @@ def _quadrature(
     if not sources:
         raise ValueError("lensing needs at least one source")
     reaches = tf.stack([source.farthest(distances) for source in sources])
-    breaks = [r for r, s in zip(tf.unstack(reaches), sources, strict=True) if _is_plane(s)]
+    planes = np.flatnonzero([isinstance(source, SourcePlane) for source in sources])
     grid = tf.reduce_max(reaches) * (np.arange(panels + 1) / panels) ** 1.5
-    edges = tf.sort(tf.concat([grid, *([tf.stack(breaks)] if breaks else [])], axis=0))
+    edges = tf.sort(tf.concat([grid, tf.gather(reaches, planes)], axis=0))
     half = 0.5 * (edges[1:] - edges[:-1])[:, tf.newaxis]
     nodes = edges[:-1, tf.newaxis] + half * (1.0 + _NODES)
     return tf.reshape(nodes, [-1]), tf.reshape(half * _WEIGHTS, [-1])
-
-
-def _is_plane(source: Sources) -> bool:
-    return isinstance(source, SourcePlane)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,18 +21,103 @@ from flowpm_dist.observables.light_cone.geometry import (
     Nodes,
     Painting,
     Particles,
-    by_name,
     farthest,
-    painted,
     pieces,
     placed,
     reaching,
     slab_of,
 )
 from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layers
-from flowpm_dist.observables.light_cone.tiles import Layers
-from flowpm_dist.particle_mesh.kernels import Slabs, kernels
+from flowpm_dist.particle_mesh.kernels import Slabs
 from flowpm_dist.simulation.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A copy of the periodic box: shifted, flipped, and with its axes in another order.
+
+    Attributes:
+        axes: axes of the box along x and y of the map and along the line of sight.
+        senses: 1 or -1 for each of them, where it runs the other way.
+        shifts: shifts of the box in x and y [Mpc/h].
+        first_layer: number of the lattice layer that is nearest to the observer.
+        begin: where it begins [Mpc/h].
+    """
+
+    axes: tuple[int, int, int]
+    senses: tuple[int, int, int]
+    shifts: tuple[float, float]
+    first_layer: int
+    begin: float
+
+
+def tiles(box: Box, end: float, seed: int) -> Iterator[Tile]:
+    """Yields the boxes from the observer to a distance, the same on every rank.
+
+    The axes are put in any order that leaves the box unchanged: all six for a cube.
+
+    Args:
+        box: grid and size.
+        end: comoving distance [Mpc/h].
+        seed: seed of the shifts, flips and orders, not below 0.
+    """
+    kinds = [(n, float(size)) for n, size in zip(box.grid, box.size, strict=True)]
+    orders = [p for p in itertools.permutations(range(3)) if [kinds[i] for i in p] == kinds]
+    begin = 0.0
+    for number in itertools.count():
+        if begin >= end:
+            return
+        generator = np.random.Generator(np.random.Philox(key=[seed, number]))
+        axes = orders[generator.integers(len(orders))]
+        senses = 2 * generator.integers(2, size=3) - 1
+        shifts = generator.random(2) * [box.size[axes[0]], box.size[axes[1]]]
+        yield Tile(
+            axes=(axes[0], axes[1], axes[2]),
+            senses=(int(senses[0]), int(senses[1]), int(senses[2])),
+            shifts=(float(shifts[0]), float(shifts[1])),
+            first_layer=int(generator.integers(box.grid[axes[2]])),
+            begin=begin,
+        )
+        begin += box.size[axes[2]]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """All layers of particles on a light cone, from the observer on.
+
+    Attributes:
+        tiles: the tiles of the cone.
+        tile, index: the number of each layer's tile, and its own number along the box's axis.
+        distances: of their undisplaced particles, float64 [layers] [Mpc/h].
+        depths: their depths, float64 [layers] [Mpc/h].
+    """
+
+    tiles: tuple[Tile, ...]
+    tile: np.ndarray
+    index: np.ndarray
+    distances: np.ndarray
+    depths: np.ndarray
+
+    @classmethod
+    def of(cls, box: Box, end: float, seed: int) -> Layers:
+        """Returns the layers up to a distance; arguments as for `tiles`."""
+        found = tuple(tiles(box, end, seed))
+        tile, index, distances, depths = [], [], [], []
+        for number, each in enumerate(found):
+            axis, sense = each.axes[2], each.senses[2]
+            n, depth = box.grid[axis], box.size[axis] / box.grid[axis]
+            distance = each.begin + (np.arange(n) + 0.5) * depth
+            near = distance < end
+            tile.append(np.full(near.sum(), number))
+            index.append(((each.first_layer + sense * np.arange(n)) % n)[near])
+            distances.append(distance[near])
+            depths.append(np.full(near.sum(), depth))
+        return cls(found, *map(np.concatenate, (tile, index, distances, depths)))
+
+    @property
+    def edges(self) -> np.ndarray:
+        """The distances between which the layers lie, float64 [layers + 1] [Mpc/h]."""
+        return np.concatenate([[0.0], self.distances + 0.5 * self.depths])
 
 
 @dataclass(frozen=True)
@@ -71,7 +155,8 @@ class FlatGeometry(Geometry):
         super().__init__(sky, inputs)
         self.layers = layers = Layers.of(self.box, self.end, sky.tiles)
         if not len(layers.distances):
-            nearest = min(layers.depth_of(self.box, tile) for tile in layers.tiles) / 2
+            axis = layers.tiles[0].axes[2]
+            nearest = 0.5 * self.box.size[axis] / self.box.grid[axis]
             raise ValueError(
                 f"z_max = {sky.z_max:g} is at {self.end:.4g} Mpc/h, and the nearest particles at "
                 f"{nearest:.4g}: see farther, or take a finer grid"
@@ -134,16 +219,16 @@ class FlatGeometry(Geometry):
         slabs = np.zeros_like(distances) if edges is None else slab_of(distances, edges)
         self._slabs = slabs.astype(np.int32)
         looks = _layer_looks(self.box, self.layers, [kicks for kicks, _, _ in found])
-        return Painting(inputs, looks, found[0][0][0], len(found))
+        return Painting(inputs, looks, found[0][0][0])
 
     def paint(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""
-        fields = [moment.displacement, moment.after, *moment.lpt]
         factors, amounts = (
             tf.gather(tf.gather(x, look.universes), look.layers, axis=1) for x in inputs
         )
         box, layers = self.box, look.layers
-        moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1 : len(fields)]], -1)
+        fields = 2 + len(moment.lpt)
+        moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1:fields]], -1)
         first = self._slabs[layers]
         slabs = Slabs(
             places=look.places,
@@ -156,14 +241,8 @@ class FlatGeometry(Geometry):
             pixels=self.sky.pixels,
             maps=int(first.max() - first.min()) + amounts.shape[2],
         )
-        maps = painted(
-            functools.partial(kernels().paint_sky, slabs),
-            functools.partial(kernels().paint_sky_vjp, slabs),
-            self.blocks(fields, look.universes),
-            tf.cast(moved, box.dtype),
-            tf.cast(amounts, box.dtype),
-        )
-        return by_name(maps, look.universes, int(first.min()))
+        others = (tf.cast(x, box.dtype) for x in (moved, amounts))
+        return self.painted("paint_sky", slabs, moment, look.universes, others, int(first.min()))
 
     def recording(self) -> dict[int, list[LayerLook]]:
         """See `Geometry.recording`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.observers import Moment, Seen
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.options import SkyOptions
+from flowpm_dist.options import ProblemsError
+from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.kernels.base import farthest_move
 from flowpm_dist.simulation.inputs import Inputs
 
@@ -52,13 +55,11 @@ class Painting:
         inputs: tensors by which the maps can be differentiated, besides the particles.
         looks: for each kick, the looks of this rank after it.
         kick: a kick after which every rank may look.
-        universes: number of this rank's universes.
     """
 
     inputs: tuple[tf.Tensor, ...]
     looks: dict[int, list[Any]]
     kick: int
-    universes: int
 
 
 class Geometry(abc.ABC):
@@ -83,11 +84,12 @@ class Geometry(abc.ABC):
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
         self.integrator, self.steps = inputs.options.integrator, inputs.edges.tolist()
-        sky.check_begin(inputs.edges[0])
         ends = [farthest(sky, cosmology) for cosmology in inputs.cosmologies.cosmologies]
         world = self.box.mesh.world
         self.end = float(world.allreduce(tf.constant(max(ends), tf.float64), "max"))
-        sky.check_box(self.box.size, self.end)
+        problems = *sky.begin_problems(inputs.edges[0]), *sky.box_problems(self.box.size, self.end)
+        if problems:
+            raise ProblemsError(list(problems))
 
     def check_latest(self, nearest: float) -> None:
         """Checks that the run does not end before the light of the nearest particles leaves.
@@ -158,6 +160,52 @@ class Geometry(abc.ABC):
     def paint(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """Returns what one look adds to the maps, by the numbers of universe and map."""
 
+    def painted(
+        self,
+        kernel: str,
+        shape: Any,
+        moment: Moment,
+        universes: np.ndarray,
+        others: Iterable[tf.Tensor],
+        first: int,
+    ) -> Seen:
+        """Returns the maps of a kernel, with the gradient by its adjoint, as `paint` does.
+
+        Args:
+            kernel: name of a method of `Kernels`; its adjoint has the suffix _vjp.
+            shape: the kernel's first argument.
+            moment: the particles.
+            universes: numbers of the universes that are painted.
+            others: the kernel's arguments after the fields, factors and amounts.
+            first: number of the first map.
+        """
+        paint = functools.partial(getattr(kernels(), kernel), shape)
+        paint_vjp = functools.partial(getattr(kernels(), f"{kernel}_vjp"), shape)
+        fields = [moment.displacement, moment.after, *moment.lpt]
+        count = len(fields)
+        if self.box.local_batch == ():
+            fields = [field[tf.newaxis] for field in fields]
+        elif len(universes) != self.box.local_batch[0]:
+            fields = [tf.gather(field, universes) for field in fields]
+
+        @tf.custom_gradient
+        def maps_of(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
+            arguments = given[:count], given[count], given[count + 1]
+
+            def gradient(dmaps: tf.Tensor) -> list[tf.Tensor]:
+                moved, *rest = paint_vjp(*arguments, dmaps)
+                return [*moved, *(tf.cast(t, dmaps.dtype) for t in rest)]
+
+            return paint(*arguments), gradient
+
+        maps = maps_of(*fields, *others)
+        # Not by slices, whose gradients are each as large as all maps.
+        return {
+            (int(universe), first + m): each
+            for universe, rows in zip(universes, tf.unstack(maps), strict=True)
+            for m, each in enumerate(tf.unstack(rows))
+        }
+
     def normalised(self, maps: tf.Tensor) -> tf.Tensor:
         """Returns painted maps for pixels of equal solid angle."""
         return maps
@@ -177,14 +225,6 @@ class Geometry(abc.ABC):
             displacement: [x, y, z, 3] [Mpc/h].
             fields: the velocities before and after the kick, and LPT fields, likewise.
         """
-
-    def blocks(self, fields: Sequence[tf.Tensor], universes: np.ndarray) -> list[tf.Tensor]:
-        """Returns fields of chosen universes [b, x, y, z, 3]."""
-        if self.box.local_batch == ():
-            return [field[tf.newaxis] for field in fields]
-        if len(universes) == self.box.local_batch[0]:
-            return list(fields)
-        return [tf.gather(field, universes) for field in fields]
 
 
 def farthest(sky: SkyOptions, cosmology: Cosmology) -> float:
@@ -217,51 +257,6 @@ def reaching(a: Any) -> Iterator[None]:
     except ValueError as error:
         z = 1.0 / float(a) - 1.0
         raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
-
-
-def painted(
-    paint: Callable[..., tf.Tensor],
-    paint_vjp: Callable[..., tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]],
-    fields: Sequence[tf.Tensor],
-    factors: tf.Tensor,
-    amounts: tf.Tensor,
-) -> tf.Tensor:
-    """Returns the maps of a kernel, with the gradient by its adjoint.
-
-    Args:
-        paint: the kernel, from fields, factors and amounts to maps.
-        paint_vjp: its adjoint, from these and the cotangent of the maps to the cotangents of these.
-        fields, factors, amounts: arguments of the kernel.
-    """
-    count = len(fields)
-
-    @tf.custom_gradient
-    def maps_of(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Sequence[tf.Tensor]]]:
-        given = inputs[:count], inputs[count], inputs[count + 1]
-
-        def gradient(dmaps: tf.Tensor) -> list[tf.Tensor]:
-            moved, *others = paint_vjp(*given, dmaps)
-            return [*moved, *(tf.cast(t, dmaps.dtype) for t in others)]
-
-        return paint(*given), gradient
-
-    return maps_of(*fields, factors, amounts)
-
-
-def by_name(maps: tf.Tensor, universes: np.ndarray, first: int) -> Seen:
-    """Returns maps [b, map, ...] of chosen universes by their numbers.
-
-    Args:
-        maps: the maps.
-        universes: numbers of the universes.
-        first: number of the first map.
-    """
-    # Not by slices, whose gradients are each as large as all maps.
-    return {
-        (int(universe), first + m): each
-        for universe, rows in zip(universes, tf.unstack(maps), strict=True)
-        for m, each in enumerate(tf.unstack(rows))
-    }
 
 
 def pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

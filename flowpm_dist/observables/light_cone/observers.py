@@ -19,8 +19,8 @@ from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.light_cone import LightConeFiles
-from flowpm_dist.observables.lensing.kaiser_squires import shear
 from flowpm_dist.observables.lensing.planes import LensPlanes
+from flowpm_dist.observables.lensing.shapes import shear
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, farthest
 from flowpm_dist.observables.light_cone.options import FlatField, FullSky, SkyOptions
@@ -95,7 +95,8 @@ class MapPainter(Observer):
     ) -> None:
         self.geometry, self._box, self._maps = geometry, geometry.box, maps
         painting = geometry.painting(edges, amounts_of)
-        self.inputs, self._universes = painting.inputs, painting.universes
+        self.inputs = painting.inputs
+        self._universes = len(geometry.inputs.cosmologies.cosmologies)
         # A rank that sees nothing looks, too, so that it takes part in the backward pass.
         self._looks = painting.looks or {painting.kick: [None]}
         self.kicks = frozenset(self._looks)
@@ -168,7 +169,7 @@ class ConvergencePainter(MapPainter):
         sources: Sequence[Sources],
         alignment: IntrinsicAlignment | None = None,
     ) -> None:
-        mesh, means = geometry.box.mesh, list[tf.Tensor]()
+        mesh, means = geometry.box.mesh, dict[int, tf.Tensor]()
         sources = [_with_shared_tensors(source, mesh) for source in sources]
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
@@ -186,13 +187,12 @@ class ConvergencePainter(MapPainter):
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
                     for weight, source in zip(lensing, sources, strict=True)
                 ]
-            means.append(tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights]))
+            means[id(growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
             return geometry.amounts(lensing, weights) / geometry.particles_in_pixel
 
         super().__init__(geometry, len(sources), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
-        by_growth = dict(zip(map(id, dict.fromkeys(cosmologies.growths)), means, strict=True))
-        self._means = cosmologies.stack([by_growth[id(growth)] for growth in cosmologies.growths])
+        self._means = cosmologies.stack([means[id(growth)] for growth in cosmologies.growths])
 
     @staticmethod
     def _check(geometry: Geometry, sources: Sequence[Sources], distances: Distances) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -44,10 +44,10 @@ def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
     return np.minimum(np.arange(layers) // each, planes - 1).astype(np.int32)
 
 
-def problem_of(section: str, error: ValueError) -> Problem:
+def problem_of(error: ValueError) -> Problem:
     """Returns the problem of an error whose message begins with the key."""
     key, _, what = str(error).partition(" ")
-    return Problem(f"{section}{key}", what)
+    return Problem(key, what)
 
 
 class SkyOptions(Options, abc.ABC):
@@ -90,15 +90,6 @@ class SkyOptions(Options, abc.ABC):
             end: comoving distance of z_max [Mpc/h].
         """
 
-    def check_box(self, size: Sequence[float], end: float) -> None:
-        """Checks that copies of a box fill the light cone; arguments as for `box_problems`.
-
-        Raises:
-            ValueError: they do not.
-        """
-        if problems := list(self.box_problems(size, end)):
-            raise ValueError("; ".join(map(str, problems)))
-
     @abc.abstractmethod
     def enough_pixels(self, scale: float) -> int:
         """Returns the number of pixels, as the option gives it, whose side is 1 / scale times ours.
@@ -107,24 +98,15 @@ class SkyOptions(Options, abc.ABC):
             scale: below 1 for larger pixels.
         """
 
-    def with_pixels(self, number: int) -> Self:
-        """Returns the same sky with another number of pixels, as the option gives it."""
-        return self.model_copy(update={self.PIXELS: number})
-
-    def check_begin(self, a: float) -> None:
-        """Checks that a run begins before the light that is seen leaves.
+    def begin_problems(self, a: float) -> Iterator[Problem]:
+        """Yields a problem if a run begins after the light that is seen has left.
 
         Args:
             a: scale factor of the run's first particles.
-
-        Raises:
-            ValueError: it begins later.
         """
         if self.earliest < a:
-            raise ValueError(
-                f"z_max = {self.z_max:g}: the run begins at z = {1 / a - 1:.4g}; begin it earlier, "
-                "or see less far"
-            )
+            begin = f"the run begins at z = {1 / a - 1:.4g}; begin it earlier, or see less far"
+            yield Problem("z_max", f"= {self.z_max:g}: {begin}")
 
     def run_problems(
         self, steps: StepOptions, size: Sequence[float], end: float | None
@@ -141,11 +123,8 @@ class SkyOptions(Options, abc.ABC):
             key = "edges" if steps.edges else "a_stop"
             what = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
             yield Problem(f"evolution.{key}", f"{what} a = 1")
-        try:
-            self.check_begin(steps.first or 0.0)
-        except ValueError as error:
-            yield problem_of("lightcone.", error)
-        for problem in () if end is None else self.box_problems(size, end):
+        of_box = () if end is None else self.box_problems(size, end)
+        for problem in (*self.begin_problems(steps.first or 0.0), *of_box):
             yield Problem(f"lightcone.{problem.key}", problem.what)
 
     def fine_pixels_warning(self, half: float, cell: float) -> str | None:
@@ -260,7 +239,7 @@ class FullSky(SkyOptions):
         try:
             self.place(size, (1, 1, 1))
         except ValueError as error:
-            yield problem_of("", error)
+            yield problem_of(error)
         boxes = self.volume(end) / math.prod(size)
         if boxes > MOST_BOXES:
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))

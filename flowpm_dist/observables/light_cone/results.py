@@ -17,14 +17,11 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.light_cone import LightConeFiles, MapArray, write_light_cone
-from flowpm_dist.observables.lensing.noise import shape_noise
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
+from flowpm_dist.observables.lensing.shapes import shape_noise
 from flowpm_dist.observables.lensing.theory import convergence_power
 from flowpm_dist.observables.light_cone.light_cone import LightCone
-from flowpm_dist.observables.light_cone.observers import (
-    ConvergenceMaps,
-    DensityPlanes,
-)
+from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.section import (
     FlatLensingOptions,
     FullSkyLensingOptions,
@@ -33,12 +30,14 @@ from flowpm_dist.observables.light_cone.section import (
     LightConeWork,
 )
 from flowpm_dist.simulation.simulation import ObserverOf
-from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
-from flowpm_dist.statistics.spherical_power import (
+from flowpm_dist.statistics.angular_power import (
+    angular_power,
     harmonic_power,
+    octave_edges,
     spherical_harmonics,
     spherical_octave_edges,
     spherical_theory_in_bins,
+    theory_in_bins,
 )
 
 Theory = Callable[[Any], np.ndarray]
@@ -77,7 +76,7 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
     cone, found = LightCone(options), []
     if not options.ray_tracing:
         found.append(cone.convergence_observer(*options.population()))
-    if options.needs_planes:
+    if options.matter_width is not None:
         found.append(cone.planes_observer(options.matter_width))
     return found if files is None else [*found, cone.particles_observer(files)]
 
@@ -113,7 +112,7 @@ def write_light_cone_results(
         assert born is not None
         maps = {"kappa": MapArray(born.kappa.numpy(), ("source", "pixel"), "1", "convergence")}
         if planes is not None:
-            maps |= _matter(planes, "shell", ("pixel",))
+            maps |= _matter(planes, planes.delta.numpy(), "shell", ("pixel",))
         attributes |= {"ordering": "RING"}
         conventions = FULL_SKY_CONVENTIONS
         kappa = maps["kappa"].values
@@ -121,7 +120,7 @@ def write_light_cone_results(
     else:
         maps = _flat_maps(options, born, planes, cosmology)
         if planes is not None and options.planes:
-            maps |= _matter(planes, "plane", ("y", "x"))
+            maps |= _matter(planes, _transposed(planes.delta.numpy()), "plane", ("y", "x"))
         attributes["field_of_view_units"] = "deg"
         conventions = RAY_CONVENTIONS if options.ray_tracing else FLAT_CONVENTIONS
         kappa = _transposed(maps["kappa"].values)
@@ -195,22 +194,15 @@ def _flat_maps(
     } | {axis: MapArray(centres, (axis,), "deg", "centres of the pixels") for axis in ("x", "y")}
 
 
-def _matter(planes: DensityPlanes, name: str, axes: tuple[str, ...]) -> dict[str, MapArray]:
-    """Returns planes or shells of matter and their edges; the former are `name`d."""
-    delta, what = planes.delta.numpy(), "shells" if name == "shell" else "slabs"
+def _matter(
+    planes: DensityPlanes, delta: np.ndarray, name: str, axes: tuple[str, ...]
+) -> dict[str, MapArray]:
+    """Returns the overdensity of planes or shells, each of which is a `name`, and their edges."""
+    edges, what = np.asarray(planes.planes.edges), "shells" if name == "shell" else "slabs"
+    between = f"comoving distances between which the {what} lie"
     return {
-        f"{name}s": MapArray(
-            _transposed(delta) if len(axes) == 2 else delta,
-            (name, *axes),
-            "1",
-            f"overdensity of the matter of {what}",
-        ),
-        f"{name}_edges": MapArray(
-            np.asarray(planes.planes.edges),
-            ("edge",),
-            "Mpc/h",
-            f"comoving distances between which the {what} lie",
-        ),
+        f"{name}s": MapArray(delta, (name, *axes), "1", f"overdensity of the matter of {what}"),
+        f"{name}_edges": MapArray(edges, ("edge",), "Mpc/h", between),
     }
 
 
@@ -309,7 +301,5 @@ def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
         "limber_linear": spectra.linear.ravel(),
         "limber_halofit": spectra.halofit.ravel(),
     }
-    table, formats = np.column_stack(list(columns.values())), "%d %d %.8e %.8e %d %.8e %.8e"
-    np.savetxt(
-        path, table, fmt=formats.split(), delimiter=",", header=",".join(columns), comments=""
-    )
+    table, formats = np.column_stack(list(columns.values())), "%d,%d,%.8e,%.8e,%d,%.8e,%.8e"
+    np.savetxt(path, table, formats, header=",".join(columns), comments="")

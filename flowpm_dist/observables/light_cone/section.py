@@ -22,7 +22,6 @@ from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
     ShapeNoiseOptions,
     SourceOptions,
-    table_of,
 )
 from flowpm_dist.observables.light_cone.options import (
     FEWEST_PIXELS,
@@ -32,7 +31,7 @@ from flowpm_dist.observables.light_cone.options import (
     plane_of_layers,
     problem_of,
 )
-from flowpm_dist.options import Problem
+from flowpm_dist.options import Problem, table_of
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
@@ -133,7 +132,7 @@ class ConvergenceOptions(LensedSky, FlatField):
 
     def pixel_sigma(self) -> float:
         """Returns the standard deviation of the shape noise of a pixel, which must be given [1]."""
-        from flowpm_dist.observables.lensing.noise import shape_noise_sigma
+        from flowpm_dist.observables.lensing.shapes import shape_noise_sigma
 
         asked = self.shape_noise
         assert asked is not None
@@ -145,7 +144,7 @@ class ConvergenceOptions(LensedSky, FlatField):
         Args:
             seed: seed of the noise, in place of the one in the options.
         """
-        from flowpm_dist.observables.lensing.noise import shape_noise
+        from flowpm_dist.observables.lensing.shapes import shape_noise
 
         asked = self.shape_noise
         assert asked is not None
@@ -179,7 +178,8 @@ class FlatLensingOptions(ConvergenceOptions):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        return {} if self.needs_planes else {"plane_width": "ray_tracing or planes = true"}
+        idle = {"plane_width": "ray_tracing or planes = true"}
+        return {} if self.ray_tracing or self.planes else idle
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -189,14 +189,9 @@ class FlatLensingOptions(ConvergenceOptions):
             yield Problem("alignment", what)
 
     @property
-    def needs_planes(self) -> bool:
-        """Whether matter is painted on planes."""
-        return self.ray_tracing or self.planes
-
-    @property
-    def matter_width(self) -> float:
-        """The width of planes of matter [Mpc/h]."""
-        return self.plane_width
+    def matter_width(self) -> float | None:
+        """The width of planes of matter [Mpc/h]; None where matter is not painted."""
+        return self.plane_width if self.ray_tracing or self.planes else None
 
 
 class FullSkyLensingOptions(LensedSky, FullSky):
@@ -229,17 +224,12 @@ class FullSkyLensingOptions(LensedSky, FullSky):
             if self.shells:
                 self.shell_count(self.shell_width, end)
         except ValueError as error:
-            yield problem_of("", error)
+            yield problem_of(error)
 
     @property
-    def needs_planes(self) -> bool:
-        """Whether matter is painted on shells."""
-        return self.shells
-
-    @property
-    def matter_width(self) -> float:
-        """The width of shells of matter [Mpc/h]."""
-        return self.shell_width
+    def matter_width(self) -> float | None:
+        """The width of shells of matter [Mpc/h]; None where matter is not painted."""
+        return self.shell_width if self.shells else None
 
 
 LensingOptions = FlatLensingOptions | FullSkyLensingOptions
@@ -248,11 +238,7 @@ SKIES: dict[str, type[LensedSky]] = {"flat": FlatLensingOptions, "full": FullSky
 """Its models, by the value of the key `sky`."""
 
 
-def distance_of(
-    z: float,
-    cosmology: PartialCosmologyOptions,
-    priors: Any = None,
-) -> float:
+def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None) -> float:
     """Returns the comoving distance of a redshift [Mpc/h].
 
     Args:
@@ -353,8 +339,8 @@ class LightConeWork:
                     f"{seconds:.2g} s of processor time, summed over ranks; a larger box "
                     "is repeated less"
                 )
-        elif cone.needs_planes:
-            layer, asked = size[2] / grid[2], cone.plane_width
+        elif (asked := cone.matter_width) is not None:
+            layer = size[2] / grid[2]
             layers = max(1, math.ceil(end / layer - 0.5))
             counts = np.bincount(plane_of_layers(layers, layer, asked))
             planes, width = len(counts), layer * int(counts[0])
@@ -370,7 +356,7 @@ class LightConeWork:
         """Yields the same work with fewer and fewer pixels, and the key and number of these."""
         key, options = self.options.PIXELS, self.options
         while (pixels := options.enough_pixels(0.5)) < getattr(options, key):
-            options = options.with_pixels(pixels)
+            options = options.model_copy(update={key: pixels})
             yield f"lightcone.{key} = {pixels}", replace(self, options=options)
 
     def memory(self, itemsize: int) -> int:
