@@ -28,12 +28,6 @@ SMALLER = {
     "gradients": {"grid=32": "grid=8", "1.0, 5)": "1.0, 2)"},
     "reconstruct": {"grid=32": "grid=8", "box_size=64.0": "box_size=32.0", "evaluations=60": "8"},
     "lensing": {"grid=64": "grid=16", "1.0, 10)": "1.0, 3)", "pixels=64": "pixels=16"},
-    "accuracy": {
-        "(5, 10, 20, 40)": "(5,)",
-        ", 100, 3": ", 4, 3",
-        "lpt_order=3": "lpt_order=2",
-        "mesh in (1, 2)": "mesh in (1,)",
-    },
 }
 
 
@@ -114,12 +108,6 @@ def test_lensing_run_file(folder):
     flowpm("simulate", small("lensing", changes), "--output", "lensing")
     for name in ("convergence.png", "convergence_power.png", "convergence_power.csv"):
         assert (folder / "lensing" / name).stat().st_size > 500
-
-
-def test_accuracy(monkeypatch, folder):
-    run_script("accuracy", ["--grid", "8"], monkeypatch)
-    for ending in ("csv", "md", "png"):
-        assert (folder / f"accuracy.{ending}").stat().st_size > 200
 
 
 def test_simulate_run_file(folder):
