@@ -184,7 +184,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
     options, mesh = ReconstructionOptions.load(tmp_path / "run.toml"), ProcessMesh("row:1")
     model = model_of(options, mesh)
-    observed = observed_kind(options).of(options, model)
+    observed = observed_kind(options)(options, model)
     assert type(observed.likelihood).__name__ == "StudentT"
     state = observed.truth.state
     contrast = np.exp(state.linear_delta.block * float(state.linear_growth) - 0.25) - 1

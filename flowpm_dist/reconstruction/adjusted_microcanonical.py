@@ -5,18 +5,15 @@ MAMS: Robnik, Cohn-Gordon and Seljak 2025 (arXiv:2503.01707); `adjusted_mclmc` i
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from flowpm_dist.options import constructed
-from flowpm_dist.reconstruction.microcanonical import IsokineticMotion, Moving
-from flowpm_dist.reconstruction.sampler import FIRST_STEP, MetropolisSampler, Proposal
+from flowpm_dist.reconstruction.microcanonical import Isokinetic, Moving
+from flowpm_dist.reconstruction.sampler import MetropolisSampler, Proposal
 from flowpm_dist.reconstruction.sampler_options import AdjustedMicrocanonicalOptions
 from flowpm_dist.reconstruction.unknowns import Use
 
 
-class AdjustedMicrocanonical(MetropolisSampler):
+class AdjustedMicrocanonical(Isokinetic, MetropolisSampler):
     """A sampler that moves at constant speed, as `Microcanonical` does, and accepts or rejects.
 
     A move begins in a random direction and follows the gradients for between half of `length` and
@@ -25,29 +22,20 @@ class AdjustedMicrocanonical(MetropolisSampler):
     change of the energy. The draws are exact. The step size that is accepted shrinks as
     the number of unknowns grows.
 
-    Args:
-        step: the initial step size.
-        options: the options in `AdjustedMicrocanonicalOptions`, by name.
-
-    Raises:
-        TypeError, ValueError: an unknown option, or a value out of its range.
+    See `Sampler` for the arguments.
     """
 
-    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
-        asked = constructed(AdjustedMicrocanonicalOptions, options)
-        super().__init__(asked, step)
-        self._length = asked.length
+    options_type = AdjustedMicrocanonicalOptions
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        longest = min(1.5 * self._length / step, self._leaps)
+        longest = min(1.5 * self._asked.length / step, self._asked.leaps)
         return max(1, round(rng.uniform(longest / 3, longest))), step
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
-        motion = IsokineticMotion(self._space, self._unknowns, self._evaluated)
-        velocity = motion.unit(self._normal(Use.VELOCITY, self._count))
+        velocity = self._unit(self._normal(Use.VELOCITY, self._count))
         moving, gained = Moving(self._place, self._here, velocity), np.zeros_like(self._here.loss)
         for _ in range(leaps):
-            made = motion.step(moving, step)
+            made = self._isokinetic_step(moving, step)
             if made is None:
                 return None
             moving, change = made

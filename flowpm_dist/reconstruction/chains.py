@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.reconstruction.checkpoints import IterationState, PointCheckpoints
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
@@ -69,7 +69,7 @@ class Move:
     draw: Draw
 
 
-class Chains:
+class Chains(StagedRun):
     """Several chains: their warm-up, their draws and their checkpoints.
 
     Args:
@@ -92,16 +92,14 @@ class Chains:
         checkpoints: PointCheckpoints | None = None,
         every: int = 10,
     ) -> None:
-        self.posterior, self.sampler = posterior, sampler
-        self.phases = [*warm_up, Phase(EXACT, draws)]
-        self._checkpoints, self._every = checkpoints, every
+        stages = [*warm_up, Phase(EXACT, draws)]
+        super().__init__(posterior, sampler, stages, checkpoints, every)
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
-        self.progress = IterationState()
 
     @property
     def moves(self) -> int:
         """The total number of moves of each chain, warm-up included."""
-        return sum(phase.moves for phase in self.phases)
+        return sum(phase.moves for phase in self.stages)
 
     def run(
         self,
@@ -121,53 +119,40 @@ class Chains:
             FloatingPointError: if the posterior is not finite where a chain begins.
             CheckpointError: if the checkpoint belongs to other chains.
         """
-        found = self._checkpoints.restore() if resume and self._checkpoints else None
-        if found is None:
-            point = start()
-        else:
-            self.progress, memory = found
+        self._after = after
+        self._run_stages(start, resume=resume)
+
+    def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
+        phase: Phase = self.stages[self.progress.stage]
+        is_drawing = self.progress.stage == len(self.stages) - 1
+        while self.progress.in_stage < phase.moves:
+            draw, now = self._scheme.draw(learn=not is_drawing), self.progress
+            point = draw.point
+            self.progress = replace(
+                now,
+                iteration=now.iteration + 1,
+                in_stage=now.in_stage + 1,
+                evaluations=now.evaluations + draw.evaluations,
+            )
+            if is_drawing:
+                square = Unknowns(tf.square(point.field), tf.square(point.parameters))
+                for name, x in (("sum", point), ("squares", square)):
+                    self._sums[name] = self._sums[name] + x
+            if self._after is not None:
+                drawn = self.progress.in_stage if is_drawing else 0
+                self._after(Move(self.progress.iteration, drawn, phase, draw))
+            self._save_if_due()
+        return point
+
+    def _restored(self) -> Memory | None:
+        memory = super()._restored()
+        if memory is not None:
             self._sums = {name: memory.points[name] for name in self._sums}
-            objective = self._objective()
-            self.sampler.resume(objective, memory)
-            point = objective.scaling.from_even(memory.points["point"])
-        for number in range(self.progress.stage, len(self.phases)):
-            if number != self.progress.stage or found is None:
-                self.progress = replace(self.progress, stage=number, in_stage=0)
-                self.sampler.start(self._objective(), point)
-            phase = self.phases[number]
-            while self.progress.in_stage < phase.moves:
-                point = self._move(phase, after).point
+        return memory
 
-    def _move(self, phase: Phase, after: Callable[[Move], None] | None) -> Draw:
-        drawing = self.progress.stage == len(self.phases) - 1
-        draw, now = self.sampler.draw(learn=not drawing), self.progress
-        self.progress = replace(
-            now,
-            iteration=now.iteration + 1,
-            in_stage=now.in_stage + 1,
-            evaluations=now.evaluations + draw.evaluations,
-        )
-        if drawing:
-            square = Unknowns(tf.square(draw.point.field), tf.square(draw.point.parameters))
-            for name, x in (("sum", draw.point), ("squares", square)):
-                self._sums[name] = self._sums[name] + x
-        if after is not None:
-            drawn = self.progress.in_stage if drawing else 0
-            after(Move(self.progress.iteration, drawn, phase, draw))
-        if self._checkpoints is not None and self.progress.iteration % self._every == 0:
-            self.save()
-        return draw
-
-    def _objective(self) -> EvenPosterior:
-        phase = self.phases[self.progress.stage]
-        return EvenPosterior(self.posterior, phase.annealing, held=phase.held)
-
-    def save(self) -> None:
-        """Writes a checkpoint with all that the next move depends on."""
-        assert self._checkpoints is not None
-        memory = self.sampler.memory()
-        points = {**memory.points, **self._sums}
-        self._checkpoints.save(self.progress, Memory(points, memory.numbers))
+    def _memory(self) -> Memory:
+        memory = super()._memory()
+        return Memory({**memory.points, **self._sums}, memory.numbers)
 
     def moments(self) -> tuple[Unknowns, Unknowns]:
         """Returns the mean and the standard deviation of the draws of each chain so far."""

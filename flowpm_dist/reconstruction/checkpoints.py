@@ -1,8 +1,10 @@
-"""Checkpoints of a search or of chains: fields, parameters and numbers."""
+"""What a search and chains share: their stages, their progress and their checkpoints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.checkpoints import FieldCheckpoints
+from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns
 
 
@@ -83,3 +86,74 @@ class PointCheckpoints:
             for name, values in parameters.items()
         }
         return IterationState(**attributes["progress"]), Memory(points, attributes["numbers"])
+
+
+class StagedRun(ABC):
+    """A search or chains: one stage of annealing after another, with checkpoints.
+
+    Args:
+        posterior: the posterior of the data.
+        scheme: the minimiser or the sampler, which begins anew in each stage.
+        stages: the stages in order, each with an `annealing`, and whether parameters are `held`.
+        checkpoints: where to keep what is needed to resume; None: nowhere.
+        every: the number of iterations between checkpoints.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        scheme: Any,
+        stages: Sequence[Any],
+        checkpoints: PointCheckpoints | None,
+        every: int,
+    ) -> None:
+        self.posterior, self.stages, self._scheme = posterior, list(stages), scheme
+        self._checkpoints, self._every = checkpoints, every
+        self.progress = IterationState()
+
+    def _run_stages(self, start: Callable[[], Unknowns], *, resume: bool) -> Unknowns:
+        """Returns where the stages lead from a point, or from the latest checkpoint."""
+        memory = self._restored() if resume else None
+        if memory is None:
+            self.progress, point = IterationState(), start()
+        else:
+            objective = self._objective()
+            self._scheme.resume(objective, memory)
+            point = objective.scaling.from_even(memory.points["point"])
+        for number in range(self.progress.stage, len(self.stages)):
+            if number != self.progress.stage or memory is None:
+                self.progress = replace(self.progress, stage=number, in_stage=0, ended=False)
+                objective = self._objective()
+                self._scheme.start(objective, point)
+            point = self._stage(objective, point)
+        return point
+
+    @abstractmethod
+    def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
+        """Returns where the present stage leads from a point."""
+
+    def _objective(self) -> EvenPosterior:
+        stage = self.stages[self.progress.stage]
+        return EvenPosterior(self.posterior, stage.annealing, held=stage.held)
+
+    def _restored(self) -> Memory | None:
+        """Returns what the scheme resumes from, or None if there is no checkpoint."""
+        found = self._checkpoints.restore() if self._checkpoints else None
+        if found is None:
+            return None
+        self.progress, memory = found
+        return memory
+
+    def _memory(self) -> Memory:
+        """Returns all that the next iteration depends on."""
+        memory: Memory = self._scheme.memory()
+        return memory
+
+    def save(self) -> None:
+        """Writes a checkpoint. Must be called on all ranks together."""
+        assert self._checkpoints is not None
+        self._checkpoints.save(self.progress, self._memory())
+
+    def _save_if_due(self) -> None:
+        if self._checkpoints is not None and self.progress.iteration % self._every == 0:
+            self.save()

@@ -119,11 +119,19 @@ def sampling_facts(
     """
     drawn = [row for row in rows if int(row["drawn"])]
     modes = values_of(drawn, mode_names(), sampler.chains)
-    parameters = values_of(drawn, names, sampler.chains)
-    enough = len(modes) >= LEAST_DRAWS
-    checked = convergence(parameters) if names and enough else None
-    losses = values_of(drawn, ["loss"], sampler.chains)
-    of_loss = convergence(losses) if enough else None
+    watched, truth = ("loss", *names), truth or {}
+    values = values_of(drawn, watched, sampler.chains)
+    enough = len(drawn) >= LEAST_DRAWS * sampler.chains
+    found = convergence(values) if enough else None
+    numbers: dict[str, dict[str, float]] = {}
+    for i, name in enumerate(watched):
+        of_chains = values[..., i]
+        facts = {"mean": float(of_chains.mean()), "standard_deviation": float(of_chains.std())}
+        if found is not None:
+            facts |= {"rhat": float(found.rhat[i]), "ess": float(found.ess[i])}
+        if truth.get(name) is not None:
+            facts["truth"] = truth[name]
+        numbers[name] = facts
     return {
         "method": sampler.name,
         "chains": sampler.chains,
@@ -132,12 +140,9 @@ def sampling_facts(
         "start": sampler.start,
         "seconds": sum(float(row["seconds"]) for row in rows[:: sampler.chains]),
         **{name: _finite_mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
-        "loss": _of_parameter(losses, 0, of_loss, None),
+        "loss": numbers.pop("loss"),
         "modes": _of_modes(modes, convergence(modes) if enough else None, truth),
-        "parameters": {
-            name: _of_parameter(parameters[..., i], i, checked, truth.get(name) if truth else None)
-            for i, name in enumerate(names)
-        },
+        "parameters": numbers,
     }
 
 
@@ -148,7 +153,7 @@ def _finite_mean(rows: Rows, name: str) -> float:
 
 
 def _of_modes(
-    modes: np.ndarray, found: Convergence | None, truth: Mapping[str, float] | None
+    modes: np.ndarray, found: Convergence | None, truth: Mapping[str, float]
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"count": modes.shape[-1]}
     if found is not None:
@@ -158,17 +163,8 @@ def _of_modes(
             "ess_min": float(found.ess.min()),
             "ess_median": float(np.median(found.ess)),
         }
-    if truth is not None:
+    if truth:
         true = np.array([truth[name] for name in mode_names()])
         away = (true - modes.mean((0, 1))) / modes.std((0, 1))
         facts["mean_square_of_truth_in_standard_deviations"] = float(np.mean(away**2))
     return facts
-
-
-def _of_parameter(
-    values: np.ndarray, number: int, found: Convergence | None, truth: float | None
-) -> dict[str, float]:
-    facts = {"mean": float(values.mean()), "standard_deviation": float(values.std())}
-    if found is not None:
-        facts |= {"rhat": float(found.rhat[number]), "ess": float(found.ess[number])}
-    return facts if truth is None else {**facts, "truth": truth}

@@ -5,12 +5,9 @@ Neal 2011 (arXiv:1206.1901).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from flowpm_dist.options import constructed
-from flowpm_dist.reconstruction.sampler import FIRST_STEP, MetropolisSampler, Proposal
+from flowpm_dist.reconstruction.sampler import MetropolisSampler, Proposal
 from flowpm_dist.reconstruction.sampler_options import HMCOptions
 from flowpm_dist.reconstruction.unknowns import Use
 
@@ -22,20 +19,14 @@ class HMC(MetropolisSampler):
     a tenth around the step size, so that moves do not fall into step with a period of the motion.
     The draws are exact. The step size that is accepted shrinks as the number of unknowns grows.
 
-    Args:
-        step: the initial step size.
-        options: the options in `HMCOptions`, by name.
-
-    Raises:
-        TypeError, ValueError: an unknown option, or a value out of its range.
+    See `Sampler` for the arguments.
     """
 
-    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
-        super().__init__(constructed(HMCOptions, options), step)
+    options_type = HMCOptions
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        leaps = int(rng.integers((self._leaps + 1) // 2, self._leaps + 1))
-        return leaps, step * rng.uniform(0.9, 1.1)
+        most = self._asked.leaps
+        return int(rng.integers((most + 1) // 2, most + 1)), step * rng.uniform(0.9, 1.1)
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
         momentum = self._normal(Use.VELOCITY, self._count)

@@ -70,8 +70,11 @@ class LBFGS:
         self._history = history
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
-        """Begins at a point, without any memory of earlier iterations."""
-        self._objective, self._point = objective, point
+        """Begins at a point of the unknowns, without any memory of earlier iterations."""
+        self._begin(objective, objective.scaling.to_even(point))
+
+    def _begin(self, objective: EvenPosterior, place: Unknowns) -> None:
+        self._objective, self._point = objective, place
         self._here: Evaluation | None = None
         self._pairs: list[tuple[Unknowns, Unknowns]] = []
 
@@ -161,7 +164,7 @@ class LBFGS:
 
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:
         """Resumes from what `memory` returned."""
-        self.start(objective, memory.points["point"])
+        self._begin(objective, memory.points["point"])
         count = int(memory.numbers["pairs"])
         self._pairs = [(memory.points[f"s{i}"], memory.points[f"y{i}"]) for i in range(count)]
         if "gradient" in memory.points:

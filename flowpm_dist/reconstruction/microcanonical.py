@@ -8,20 +8,15 @@ motion: Ver Steeg and Galstyan 2021 (arXiv:2111.02434).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from flowpm_dist.options import constructed
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
-from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler
+from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler, StepSize
 from flowpm_dist.reconstruction.sampler_options import MicrocanonicalOptions
-from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns, Use
-
-LEARNT = ("logarithm", "mean", "count")
-"""Names of the numbers that define the state of the step size in a checkpoint."""
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use
 
 LEAST = 1.0
 """The least value of the mean: it limits steps to 1 where the energy hardly changes."""
@@ -45,21 +40,10 @@ class Moving:
     velocity: Unknowns
 
 
-class IsokineticMotion:
-    """Steps at constant speed, for chains with some number of free unknowns.
+class Isokinetic(Sampler):
+    """A sampler that makes steps at constant speed."""
 
-    Args:
-        space: the space of the unknowns.
-        unknowns: the number of those that move.
-        evaluate: evaluates a place; None if the model fails there.
-    """
-
-    def __init__(
-        self, space: Space, unknowns: int, evaluate: Callable[[Unknowns], Evaluation | None]
-    ) -> None:
-        self._space, self._unknowns, self._evaluate = space, unknowns, evaluate
-
-    def step(self, moving: Moving, step: float) -> tuple[Moving, np.ndarray] | None:
+    def _isokinetic_step(self, moving: Moving, step: float) -> tuple[Moving, np.ndarray] | None:
         """Makes one step: half a turn by the gradient, a drift, the other half.
 
         Args:
@@ -71,7 +55,7 @@ class IsokineticMotion:
         """
         velocity, first = self._turned(moving.velocity, moving.here.gradient, step / 2)
         place = moving.place.plus(step * math.sqrt(self._unknowns), velocity)
-        found = self._evaluate(place)
+        found = self._evaluated(place)
         if found is None:
             return None
         velocity, second = self._turned(velocity, found.gradient, step / 2)
@@ -92,12 +76,12 @@ class IsokineticMotion:
         )
         return turned, (self._unknowns - 1) * (angle + np.log(stretch))
 
-    def unit(self, x: Unknowns) -> Unknowns:
+    def _unit(self, x: Unknowns) -> Unknowns:
         """Returns the direction of x for each chain: its length is 1."""
         return self._space.times(x, 1 / self._space.norm(x))
 
 
-class StepSize:
+class StepSizeByEnergy(StepSize):
     """A step size that is adapted to a target change of the energy in a step.
 
     The change is proportional to the cube of the step. The step size is learnt from the absolute
@@ -111,12 +95,12 @@ class StepSize:
 
     def __init__(self, first: float, target: float) -> None:
         self._expected = math.sqrt(2 / math.pi * target)  # of the size, if normal
-        self.values = [math.log(first), 0.0, 0.0]
+        self.values = {"logarithm": math.log(first), "mean": 0.0, "count": 0.0}
 
     @property
     def now(self) -> float:
         """The present step size."""
-        return math.exp(self.values[0])
+        return math.exp(self.values["logarithm"])
 
     def learn(self, step: float, size: float) -> None:
         """Adapts the step size to one more step.
@@ -126,17 +110,18 @@ class StepSize:
             size: its absolute change of energy divided by the square root of the number of
                 unknowns.
         """
-        _, mean, count = self.values
+        mean, count = self.values["mean"], self.values["count"]
         share = 4 / (count + 4)
         mean += share * (size / self._expected / step**3 - mean)
-        self.values = [-math.log(max(mean, LEAST)) / 3, mean, count + 1]
+        logarithm = -math.log(max(mean, LEAST)) / 3
+        self.values = {"logarithm": logarithm, "mean": mean, "count": count + 1}
 
     def restart(self) -> None:
         """Starts learning anew, from the present step size."""
-        self.values = [self.values[0], 0.0, 0.0]
+        self.values |= {"mean": 0.0, "count": 0.0}
 
 
-class Microcanonical(Sampler):
+class Microcanonical(Isokinetic):
     """A sampler that moves at constant speed; gradients and small random turns change its course.
 
     No step is rejected. The step size is adapted to the change of the energy in a step, which
@@ -144,26 +129,22 @@ class Microcanonical(Sampler):
     sqrt(v) tanh(step sqrt(v) / 2) = step / 2; it is about 1 + step^2 / 12. The step size does not
     shrink as the number of unknowns grows.
 
-    Args:
-        step: the initial step size.
-        options: the options in `MicrocanonicalOptions`, by name.
-
-    Raises:
-        TypeError, ValueError: an unknown option, or a value out of its range.
+    See `Sampler` for the arguments.
     """
 
+    options_type = MicrocanonicalOptions
+    _size: StepSizeByEnergy
+
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
-        asked = constructed(MicrocanonicalOptions, options)
-        super().__init__(asked.seed, step)
-        self._leaps, self._length = asked.leaps, asked.length
-        self._size = StepSize(step, asked.energy_error)
+        super().__init__(step=step, **options)
+        self._size = StepSizeByEnergy(step, self._asked.energy_error)
         self._failed = 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """See `Sampler.start`."""
         self._size.restart()
         super().start(objective, point)
-        self._velocity = self._motion.unit(self._normal(Use.VELOCITY, self._count))
+        self._velocity = self._unit(self._normal(Use.VELOCITY, self._count))
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`.
@@ -205,7 +186,7 @@ class Microcanonical(Sampler):
             infinite for all chains if one step failed.
         """
         errors = []
-        for leap in range(self._leaps):
+        for leap in range(self._asked.leaps):
             step = self._step_size
             change = self._step(leap, step)
             if not np.isfinite(change).all():
@@ -221,29 +202,24 @@ class Microcanonical(Sampler):
         Returns:
             The change of the energy [...]. It is not finite if the model fails; then nothing moves.
         """
-        moved = self._motion.step(Moving(self._place, self._here, self._velocity), step)
+        moved = self._isokinetic_step(Moving(self._place, self._here, self._velocity), step)
         if moved is None:
             return np.full_like(self._here.loss, np.nan)
         moving, change = moved
-        turn = math.sqrt(math.expm1(2 * step / self._length) / self._unknowns)
+        turn = math.sqrt(math.expm1(2 * step / self._asked.length) / self._unknowns)
         turned = moving.velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
-        self._velocity = self._motion.unit(turned)
+        self._velocity = self._unit(turned)
         self._place, self._here = moving.place, moving.here
         return change
 
-    @property
-    def _motion(self) -> IsokineticMotion:
-        return IsokineticMotion(self._space, self._unknowns, self._evaluated)
-
     def memory(self) -> Memory:
         """See `Sampler.memory`."""
-        numbers = dict(zip(LEARNT, self._size.values, strict=True))
-        counts = {"moves": self._count, "failed": self._failed}
-        return Memory({"point": self._place, "velocity": self._velocity}, {**numbers, **counts})
+        kept = super().memory()
+        points = {**kept.points, "velocity": self._velocity}
+        return Memory(points, {**kept.numbers, "failed": self._failed})
 
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:
         """See `Sampler.resume`."""
-        self._size.values = [memory.numbers[name] for name in LEARNT]
-        self._count, self._failed = (int(memory.numbers[name]) for name in ("moves", "failed"))
-        self._begin(objective, memory.points["point"])
+        super().resume(objective, memory)
+        self._failed = int(memory.numbers["failed"])
         self._velocity = memory.points["velocity"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +16,35 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.io.figures import project, save_figure
+from flowpm_dist.io.files import written_whole
+from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.io.snapshot import load_snapshot
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions
+from flowpm_dist.observables.noise import with_noise
+from flowpm_dist.observables.observations import Observations, ObservedBlock
+from flowpm_dist.observables.options import CellOptions, ObservationError
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
-from flowpm_dist.reconstruction.likelihoods import Likelihood
+from flowpm_dist.options import nearest, python_object
+from flowpm_dist.reconstruction import likelihoods
+from flowpm_dist.reconstruction.figures import maps_figure, slabs_figure
+from flowpm_dist.reconstruction.likelihoods import GaussianMaps, Likelihood
+from flowpm_dist.reconstruction.likelihoods.base import in_dtype_of
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.unknowns import Space, Use
+from flowpm_dist.reconstruction.work import FIELDS, MAPS
 from flowpm_dist.simulation.state import State
+from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 from meshimpl.process_mesh import ProcessMesh
+
+MAP_MEANINGS = {
+    "data": "convergence that was observed, with its noise",
+    "kappa": "convergence of the universe that was found",
+    "truth": "convergence of the mock universe",
+}
+
+WHOLE_NUMBERS = ("source", "modes")
+"""Columns of whole numbers in tables of spectra."""
 
 
 def model_of(options: ReconstructionOptions, mesh: ProcessMesh) -> UniverseModel:
@@ -71,30 +95,28 @@ class Universe:
 class Observed(abc.ABC):
     """The data, their likelihood, and how the results show them; a class for each kind of data.
 
-    Args:
-        options: the checked run file.
+    On all ranks together.
+
+    Attributes:
         data: float64: this rank's block of a density or of counts, or whole maps.
         likelihood: the likelihood of the data.
         truth: the universe of a mock; None where the truth is not known.
+
+    Args:
+        options: the checked run file.
+        model: the model from white noise to what is observed.
+
+    Raises:
+        UserError: a file that cannot be read, or does not fit.
     """
 
-    def __init__(
-        self,
-        options: ReconstructionOptions,
-        data: np.ndarray,
-        likelihood: Likelihood,
-        truth: Universe | None,
-    ) -> None:
-        self.options, self.data, self.likelihood, self.truth = options, data, likelihood, truth
+    data: np.ndarray
+    likelihood: Likelihood
 
-    @classmethod
-    @abc.abstractmethod
-    def of(cls, options: ReconstructionOptions, model: UniverseModel) -> Self:
-        """Returns the data of a file or of a mock. On all ranks together.
-
-        Raises:
-            UserError: a file that cannot be read, or does not fit.
-        """
+    def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
+        seed = options.data.mock_seed
+        self.options = options
+        self.truth = None if seed is None else Universe.mock(model, seed)
 
     @staticmethod
     @abc.abstractmethod
@@ -128,9 +150,224 @@ class Observed(abc.ABC):
         """
 
 
+class ObservedCells(Observed):
+    """This rank's block of an observed density or of counts. See `Observed`."""
+
+    def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
+        super().__init__(options, model)
+        box, asked = model.simulation.box, options.data
+        block = self._block = block_of(options, box)
+        data = block.data
+        if self.truth is not None:
+            quiet = block.mean_count is None and not asked.add_noise
+            noisy = replace(block, sigma=None) if quiet else block
+            normal = np.zeros(()) if quiet else self.truth.unit_normal(asked.noise_seed)
+            data = with_noise(self.truth.expected, noisy, normal)
+        assert data is not None
+        self.data, self.likelihood = data, likelihood_of(options, box, block, data)
+
+    @staticmethod
+    def kept_likelihood(options: ReconstructionOptions, box: Box, folder: Path) -> Likelihood:
+        """See `Observed.kept_likelihood`."""
+        data = load_snapshot(folder / FIELDS).arrays["data"][box.place[-3:]]
+        return likelihood_of(options, box, block_of(options, box), np.asarray(data))
+
+    def fields(self, found: Universe, *, fits_amplitude: bool) -> dict[str, Field]:
+        """See `Observed.fields`."""
+        box, asked = found.state.box, self.options.observation
+        fields = {"data": Field(tf.constant(self.data, box.dtype), box)}
+        assert isinstance(asked, CellOptions)
+        if asked.bias or asked.redshift_space or fits_amplitude:
+            fields["expected"] = Field(found.expected, box)
+        if asked.mask is not None:
+            fields["mask"] = Field(tf.constant(self._block.mask, box.dtype), box)
+        return fields
+
+    def maps(self, found: Universe) -> dict[str, np.ndarray]:
+        """Returns slabs [x, y] [mean density]: truth, data, reconstruction and residual.
+
+        Each is a mean over what is observed along z. See `Observed.maps`.
+        """
+        box, mask, mean_count = found.state.box, self._block.mask, self._block.mean_count
+        is_seen = mask > 0
+        scale = np.ones_like(mask) if mean_count is None else mean_count * mask
+        density = np.where(is_seen, self.data / np.where(is_seen, scale, 1.0), 0.0)
+        seen, data = tf.constant(is_seen), tf.constant(density, box.dtype)
+        share = project(Field(tf.cast(seen, box.dtype), box), self._layers)
+        whole = {} if self.truth is None else {"truth": self.truth.expected}
+        whole["data"], whole["reconstruction"] = data, found.expected
+        whole["residual"] = data - found.expected
+        slabs = {}
+        for title, block in whole.items():
+            of_data = title in ("data", "residual")
+            block = tf.where(seen, block, 0) if of_data else block
+            slab = project(Field(block, box), self._layers)
+            if slab is not None and share is not None:
+                slabs[title] = slab / np.where(share > 0, share, np.nan) if of_data else slab
+        return slabs
+
+    def write(self, folder: Path, maps: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
+        """Writes slabs.png. See `Observed.write`."""
+        box = self.options.box
+        thickness = self._layers * box.size[2] / box.grid[2]
+        figure = slabs_figure(maps, box.size[:2], thickness, self.options.evolution.last)
+        save_figure(figure, folder / "slabs.png")
+
+    @property
+    def _layers(self) -> int:
+        """The number of cells along z that a slab is a mean over."""
+        return max(1, self.options.box.grid[2] // 8)
+
+
+def block_of(options: ReconstructionOptions, box: Box) -> ObservedBlock:
+    """Returns what this rank of a box observes.
+
+    Raises:
+        VolumeError: a file cannot be read.
+    """
+    observations = Observations(options.observation, options.box.grid, options.data.file)
+    return observations.block(box.offset, box.block)
+
+
+def likelihood_of(
+    options: ReconstructionOptions, box: Box, block: ObservedBlock, data: np.ndarray
+) -> Likelihood:
+    """Returns the likelihood of the data in a block, for the densities of a box.
+
+    Args:
+        options: the kind of data and the error of the model.
+        box: of one universe, or of several chains.
+        block: what this rank observes.
+        data: density or counts [x, y, z].
+
+    Raises:
+        ObservationError: a custom likelihood that cannot be used.
+    """
+    observed, values = tf.constant(block.mask, box.dtype), tf.constant(data, box.dtype)
+    asked = options.likelihood
+    noise = block.sigma if block.mean_count is None else block.mean_count
+    if asked.name is None:
+        of_kind = getattr(likelihoods, options.observation.likelihood)
+        error = {"error": asked.error} if asked.error else {}
+        default: Likelihood = of_kind(box, values, noise, observed, **error)
+        return default
+    try:
+        found = python_object(asked.name)(box, values, in_dtype_of(box, noise), observed)
+    except ValueError as error:
+        raise ObservationError(f"likelihood {asked.name!r}: {error}") from error
+    own = cast(Likelihood, found)
+    for missing in options.of_likelihood:
+        if missing not in own.parameters:
+            raise ObservationError(
+                f"likelihood {asked.name!r} has no parameter {missing}"
+                f"{nearest(missing, own.parameters)} (it has "
+                f"{', '.join(own.parameters) or 'none'}): leave priors.{missing} out, or name "
+                "it in `parameters` of the likelihood"
+            )
+    return own
+
+
+class ObservedMaps(Observed):
+    """Observed maps of the convergence [source, x, y] [1], float64, whole on every rank.
+
+    See `Observed`.
+    """
+
+    def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
+        super().__init__(options, model)
+        cone = self._cone = _cone_of(options)
+        if self.truth is None:
+            self.data = options.read_maps()
+        else:
+            self.data = np.asarray(self.truth.expected, np.float64)
+            if options.data.add_noise:
+                assert cone.shape_noise is not None
+                self.data = self.data + cone.noise(cone.shape_noise.seed)
+        self.likelihood = _likelihood_of_maps(cone, model.simulation.box, self.data)
+
+    @staticmethod
+    def kept_likelihood(options: ReconstructionOptions, box: Box, folder: Path) -> Likelihood:
+        """See `Observed.kept_likelihood`."""
+        maps = load_snapshot(folder / MAPS[0])["data"]
+        return _likelihood_of_maps(_cone_of(options), box, np.swapaxes(maps, -1, -2))
+
+    def facts(self, maps: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns how far the maps agree with the truth, where it is known. See `Observed`."""
+        if "truth" not in maps:
+            return {}
+        found, data, truth = (maps[name] for name in ("kappa", "data", "truth"))
+        rows = [
+            {
+                "source": source.name,
+                "r found": float(np.corrcoef(found[n].ravel(), truth[n].ravel())[0, 1]),
+                "r data": float(np.corrcoef(data[n].ravel(), truth[n].ravel())[0, 1]),
+            }
+            for n, source in enumerate(self._cone.sources)
+        ]
+        return {"convergence": rows}
+
+    def maps(self, found: Universe) -> dict[str, np.ndarray]:
+        """Returns the maps [source, x, y] of data, reconstruction and truth. See `Observed`."""
+        maps = {"data": self.data, "kappa": np.asarray(found.expected, np.float64)}
+        if self.truth is not None:
+            maps["truth"] = np.asarray(self.truth.expected, np.float64)
+        return maps
+
+    def write(self, folder: Path, maps: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
+        """Writes convergence.zarr, convergence.csv and convergence.png. See `Observed.write`."""
+        cone = self._cone
+        group, table, picture = (folder / name for name in MAPS)
+        shutil.rmtree(group, ignore_errors=True)  # of a session that was stopped here
+        arrays = {
+            name: MapArray(np.swapaxes(each, -1, -2), ("source", "y", "x"), "1", MAP_MEANINGS[name])
+            for name, each in maps.items()
+        }
+        axes = {"axes": "a map is [y, x], as pictures are; maps in Python are [x, y]"}
+        write_light_cone(group, arrays, attributes, axes)
+        write_spectra(table, _spectra(cone, maps))
+        last = {name: each[-1] for name, each in maps.items()}
+        save_figure(maps_figure(last, cone.field_of_view, cone.sources[-1].name), picture)
+
+
+def _cone_of(options: ReconstructionOptions) -> ConvergenceOptions:
+    assert options.lightcone is not None
+    return options.lightcone
+
+
+def _likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) -> GaussianMaps:
+    """Returns the likelihood of maps [source, x, y] with the noise of the shapes of galaxies."""
+    return GaussianMaps(box, tf.constant(data, box.dtype), cone.pixel_sigma())
+
+
+def _spectra(cone: ConvergenceOptions, maps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns spectra of each source and bin, and r(l) and T(l) where the truth is known."""
+    edges, fov = octave_edges(cone.fov, cone.pixels), cone.fov
+    found = angular_power(maps["kappa"], fov, edges)
+    sources, bins = found.power.shape
+    columns = {
+        "source": np.repeat(np.arange(sources), bins),
+        "ell": np.tile(found.ell, sources),
+        "modes": np.tile(found.modes, sources),
+        "C_ell found": found.power.ravel(),
+        "C_ell data": angular_power(maps["data"], fov, edges).power.ravel(),
+    }
+    if "truth" in maps:
+        true = angular_power(maps["truth"], fov, edges).power
+        cross = angular_power(maps["kappa"], fov, edges, other=maps["truth"]).power
+        columns["C_ell truth"] = true.ravel()
+        columns["r"] = (cross / np.sqrt(found.power * true)).ravel()
+        columns["T"] = np.sqrt(found.power / true).ravel()
+    return columns
+
+
+def write_spectra(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Writes a table of spectra, one column for each name."""
+    formats = ["%d" if name in WHOLE_NUMBERS else "%.8e" for name in columns]
+    table, header = np.column_stack(list(columns.values())), ",".join(columns)
+    with written_whole(path) as aside:
+        np.savetxt(aside, table, fmt=formats, delimiter=",", header=header, comments="")
+
+
 def observed_kind(options: ReconstructionOptions) -> type[Observed]:
     """Returns the class of the data of an observation: cells or maps."""
-    from flowpm_dist.reconstruction.observed_cells import ObservedCells
-    from flowpm_dist.reconstruction.observed_maps import ObservedMaps
-
     return ObservedMaps if options.observation.layout == "maps" else ObservedCells

@@ -1,9 +1,24 @@
-"""Minus the log posterior of white noise and parameters, and its gradient."""
+"""Minus the log posterior of white noise and parameters, its gradient, and even coordinates.
+
+In even coordinates, minus the log posterior has about the same curvature in every direction. For a
+linear universe with the same Gaussian noise everywhere, the curvature with respect to the white
+noise is diagonal in Fourier space: 1 + information x |response(k)|^2. Its square root scales the
+modes.
+
+Where the response depends on parameters, so do the coordinates. The log determinant of the
+transformation is then a part of the posterior in these coordinates. For a linear universe, the
+maximum of that posterior over the field is the posterior of the parameters alone (Laplace's
+method, exact there), and its curvature with respect to the parameters is the Fisher information of
+the power spectrum.
+
+For a nonlinear universe the scaling is only approximate. The posterior that is sampled does not
+depend on it.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +26,135 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.evolution.nbody import HaloError
+from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.observables.universe_model import UniverseModel
-from flowpm_dist.reconstruction.curvature import Scaling, mode_filter
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
+from flowpm_dist.statistics.bins import multiplicities
+from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction, replicated
+
+DIFFERENCE = 1e-3
+"""Finite difference of the unit normal parameters, for the slope of the response."""
+
+
+class Scaling:
+    """A scaling of the modes and of the parameters by the square root of their curvature.
+
+    Args:
+        space: the space of the unknowns.
+        function: `f(field, kernel)`, F^-1 kernel F field.
+        root: `f(parameters)`, the square root of the curvature with respect to the field, float64,
+            for this rank's modes [kz, ky, kx] or [chain, kz, ky, kx].
+    """
+
+    def __init__(
+        self, space: Space, function: MeshFunction, root: Callable[[tf.Tensor], tf.Tensor]
+    ) -> None:
+        self._space, self._function, self._root_of = space, function, root
+
+    def to_even(self, x: Unknowns) -> Unknowns:
+        """Returns the coordinates of even curvature of a point."""
+        if not self._space.names:
+            return Unknowns(self.times(x.field, self._constant), x.parameters)
+        field = self.times(x.field, self._root_of(x.parameters))
+        return Unknowns(field, tf.linalg.matvec(self._factor, x.parameters, transpose_a=True))
+
+    def from_even(self, u: Unknowns) -> Unknowns:
+        """Returns the point with the given coordinates."""
+        return self.place(u).point
+
+    def place(self, u: Unknowns) -> Place:
+        """Returns the point with the given coordinates, as a `Place` that transforms gradients."""
+        if not self._space.names:
+            inverse = 1 / self._constant
+            point = Unknowns(self.times(u.field, inverse), u.parameters)
+            none = tf.zeros(self._space.box.local_batch, tf.float64)
+            return Place(self, point, none, inverse)
+        parameters = tf.linalg.matvec(self.inverse_factor, u.parameters, transpose_a=True)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(parameters)
+            root = self._root_of(parameters)
+            inverse = 1 / root
+            field = self.times(u.field, inverse)
+            volume = tf.reduce_sum(tf.math.log(root) * self._counted, axis=[-3, -2, -1])
+        return Place(self, Unknowns(field, parameters), volume, inverse, tape)
+
+    def times(self, field: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """Returns F^-1 kernel F field."""
+        return self._function(field, tf.cast(kernel, field.dtype))
+
+    @functools.cached_property
+    def _constant(self) -> tf.Tensor:
+        return self._root_of(self._space.zeros().parameters)
+
+    @functools.cached_property
+    def _counted(self) -> tf.Tensor:
+        """The number of times that each mode counts, [kz, ky, kx]."""
+        x, y, z = multiplicities(self._space.box)
+        return tf.constant(x * y * z)
+
+    @functools.cached_property
+    def inverse_factor(self) -> tf.Tensor:
+        """The inverse of the Cholesky factor of the parameters' curvature."""
+        return tf.linalg.inv(self._factor)
+
+    @functools.cached_property
+    def _factor(self) -> tf.Tensor:
+        """The Cholesky factor of the parameters' curvature, at the middle of their priors."""
+        count = len(self._space.names)
+        slopes = []
+        for number in range(count):
+            away = np.zeros([*self._space.chains, count])
+            away[..., number] = DIFFERENCE
+            up, down = (tf.math.log(self._root_of(tf.constant(s * away))) for s in (1.0, -1.0))
+            slope = (up - down) / (2 * DIFFERENCE)
+            slopes.append(slope[0] if self._space.chains else slope)
+        rows = tf.stack(slopes)
+        local = 2 * tf.einsum("iabc,jabc,abc->ij", rows, rows, self._counted)
+        box = self._space.box
+        fisher = box.mesh.world.allreduce(local) / box.mesh.axis_size("replica")
+        return tf.linalg.cholesky(tf.eye(count, dtype=tf.float64) + fisher)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point of the unknowns, with what transforms its gradients to the coordinates.
+
+    Attributes:
+        scaling: the scaling between the point and its coordinates.
+        point: the unknowns.
+        volume: the log determinant of the transformation of the field, float64: this rank's part,
+            for each of its chains. It is 0 where no parameters change it.
+        inverse: the inverse of the square root of the curvature.
+        tape: the gradient tape of field and volume by the parameters; it can be used once.
+    """
+
+    scaling: Scaling
+    point: Unknowns
+    volume: tf.Tensor
+    inverse: tf.Tensor
+    tape: tf.GradientTape | None = None
+
+    def gradient(self, by_point: Unknowns) -> Unknowns:
+        """Returns the gradient with respect to the coordinates, volume included.
+
+        It can be called once.
+
+        Args:
+            by_point: the gradient with respect to the point.
+        """
+        field = self.scaling.times(by_point.field, self.inverse)
+        if self.tape is None:
+            return Unknowns(field, by_point.parameters)
+        moved = self.tape.gradient(
+            [self.point.field, self.volume],
+            self.point.parameters,
+            output_gradients=[by_point.field, tf.ones_like(self.volume)],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        slope = by_point.parameters + moved
+        return Unknowns(field, tf.linalg.matvec(self.scaling.inverse_factor, slope))
 
 
 @dataclass(frozen=True)
@@ -126,7 +265,14 @@ class Posterior:
 
     @functools.cached_property
     def _filter(self) -> MeshFunction:
-        return mode_filter(self.space)
+        """The compiled `f(field, kernel)`: F^-1 kernel F field, for real kernels even in k."""
+        box = self.space.box
+        modes = box.mode_shape if self.space.names else mtf.Shape(box.mode_shape.dims[-3:])
+        return box.function(
+            lambda _, x, kernel: to_field(to_spectrum(x) * kernel, box),
+            field=box.shape,
+            kernel=modes,
+        )
 
 
 class EvenPosterior:

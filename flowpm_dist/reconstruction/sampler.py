@@ -11,19 +11,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.options import constructed
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
-from flowpm_dist.reconstruction.sampler_options import HMCOptions
+from flowpm_dist.reconstruction.sampler_options import MoveOptions
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use, random_numbers
 
 FIRST_STEP = 0.1
 """Initial step size; for a Gaussian of unit variance, a step of 2 is unstable."""
-
-LEARNT = ("latest", "average", "error", "count")
-"""Names of the numbers that define the state of the step size in a checkpoint."""
 
 Proposal = tuple[Unknowns, Evaluation, np.ndarray]
 """A place for each chain, the evaluation there, and the energy that the move gained [...]."""
@@ -53,23 +52,40 @@ class Draw:
     evaluations: int
 
 
+class StepSize:
+    """A step size that is learnt.
+
+    Attributes:
+        values: the numbers that define its state, by name.
+    """
+
+    values: dict[str, float]
+
+
 class Sampler(ABC):
     """A sampler of the posterior, with a chain for each point of a batch.
 
     Random numbers depend on the seed and the number of the move. So they are the same on any mesh.
 
+    Attributes:
+        options_type: the model of the sampler's options.
+
     Args:
-        seed: the seed of all random numbers.
         step: the initial step size.
+        options: the options in `options_type`, by name.
 
     Raises:
-        ValueError: if the step is not above 0.
+        TypeError, ValueError: an unknown option, or a value out of its range.
     """
 
-    def __init__(self, seed: int, step: float) -> None:
+    options_type: ClassVar[type[MoveOptions]]
+    _size: StepSize
+
+    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
+        self._asked: Any = constructed(self.options_type, options)
         if not step > 0:
             raise ValueError(f"step = {step}: must be above 0")
-        self._seed, self._count, self._spent = seed, 0, 0
+        self._count, self._spent = 0, 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """Begins at a point of the unknowns for each chain, with the present step size.
@@ -91,13 +107,15 @@ class Sampler(ABC):
             learn: whether to adapt the step size; such draws are not yet draws of the posterior.
         """
 
-    @abstractmethod
     def memory(self) -> Memory:
         """Returns all that the next draw depends on."""
+        return Memory({"point": self._place}, {**self._size.values, "moves": self._count})
 
-    @abstractmethod
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:
         """Resumes from what `memory` returned."""
+        self._size.values = {name: memory.numbers[name] for name in self._size.values}
+        self._count = int(memory.numbers["moves"])
+        self._begin(objective, memory.points["point"])
 
     def _begin(self, objective: EvenPosterior, place: Unknowns) -> None:
         self._objective, self._space, self._place = objective, objective.space, place
@@ -109,7 +127,7 @@ class Sampler(ABC):
 
     def _normal(self, use: Use, *number: int) -> Unknowns:
         """Returns a unit normal direction, which is 0 for parameters that are held."""
-        drawn = self._space.normal(self._seed, use, *number)
+        drawn = self._space.normal(self._asked.seed, use, *number)
         if self._objective.held:
             return Unknowns(drawn.field, tf.zeros_like(drawn.parameters))
         return drawn
@@ -123,7 +141,7 @@ class Sampler(ABC):
         return self._objective.scaling.from_even(self._place)
 
 
-class DualAveraging:
+class DualAveraging(StepSize):
     """A step size that dual averaging adapts towards a target share of accepted moves.
 
     Args:
@@ -134,47 +152,43 @@ class DualAveraging:
     gamma, delay, decay = 0.05, 10.0, 0.75
 
     def __init__(self, first: float, target: float) -> None:
-        self._target, self.centre = target, math.log(2 * first)
-        self.values = [math.log(first), 0.0, 0.0, 0.0]  # latest, average, error, count
+        self._target = target
+        learnt = {"latest": math.log(first), "average": 0.0, "error": 0.0, "count": 0.0}
+        self.values = {**learnt, "centre": math.log(2 * first)}
 
     def learn(self, acceptance: float) -> None:
         """Adapts the step size to the acceptance of one more move."""
-        latest, average, error, count = self.values
+        _, average, error, count, centre = self.values.values()
         count += 1
         share = 1 / (count + self.delay)
         error = (1 - share) * error + share * (self._target - acceptance)
-        latest = self.centre - math.sqrt(count) / self.gamma * error
+        latest = centre - math.sqrt(count) / self.gamma * error
         weight = count**-self.decay
-        self.values = [latest, weight * latest + (1 - weight) * average, error, count]
+        average = weight * latest + (1 - weight) * average
+        self.values |= {"latest": latest, "average": average, "error": error, "count": count}
 
     @property
     def now(self) -> float:
         """The step size to use while it is being learnt."""
-        return math.exp(self.values[0])
+        return math.exp(self.values["latest"])
 
     @property
     def settled(self) -> float:
         """The step size that was learnt, or the initial one if there were no moves yet."""
-        return math.exp(self.values[1] if self.values[3] else self.values[0])
+        return math.exp(self.values["average" if self.values["count"] else "latest"])
 
 
 class MetropolisSampler(Sampler):
     """A sampler whose moves are many steps, accepted or rejected as a whole (Metropolis-Hastings).
 
-    A subclass must implement `_plan` and `_proposal`.
-
-    Args:
-        options: the number of steps, the target and the seed, and what a subclass needs.
-        step: the initial step size.
-
-    Raises:
-        ValueError: if the step is not above 0.
+    A subclass must implement `_plan` and `_proposal`. See `Sampler` for its arguments.
     """
 
-    def __init__(self, options: HMCOptions, step: float) -> None:
-        super().__init__(options.seed, step)
-        self._leaps, self._target = options.leaps, options.target
-        self._size = DualAveraging(step, options.target)
+    _size: DualAveraging
+
+    def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
+        super().__init__(step=step, **options)
+        self._size = DualAveraging(step, self._asked.target)
 
     @abstractmethod
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
@@ -195,12 +209,12 @@ class MetropolisSampler(Sampler):
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """See `Sampler.start`."""
-        self._size = DualAveraging(self._size.settled, self._target)
+        self._size = DualAveraging(self._size.settled, self._asked.target)
         super().start(objective, point)
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`."""
-        rng = random_numbers(self._seed, Use.CHANCE, self._count)
+        rng = random_numbers(self._asked.seed, Use.CHANCE, self._count)
         leaps, step = self._plan(rng, self._size.now if learn else self._size.settled)
         chance = rng.uniform(size=np.shape(self._here.loss))
         spent = self._spent
@@ -230,16 +244,3 @@ class MetropolisSampler(Sampler):
             chosen(which, found.gradient, here.gradient),
             np.where(which, found.volume, here.volume),
         )
-
-    def memory(self) -> Memory:
-        """See `Sampler.memory`."""
-        numbers = dict(zip(LEARNT, self._size.values, strict=True))
-        numbers["centre"] = self._size.centre
-        return Memory({"point": self._place}, {**numbers, "moves": self._count})
-
-    def resume(self, objective: EvenPosterior, memory: Memory) -> None:
-        """See `Sampler.resume`."""
-        self._size.values = [memory.numbers[name] for name in LEARNT]
-        self._size.centre = memory.numbers["centre"]
-        self._count = int(memory.numbers["moves"])
-        self._begin(objective, memory.points["point"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, InstanceOf
 
-from flowpm_dist.options import A_SEED, Options, Seed, Variants, count
+from flowpm_dist.options import A_SEED, Options, Seed, Variants, count, python_object
 
 if TYPE_CHECKING:
     from flowpm_dist.reconstruction.sampler import Sampler
@@ -18,14 +18,18 @@ class MoveOptions(Options):
     Attributes:
         leaps: the number of steps of a move, or the greatest of them.
         seed: the seed of all random numbers.
+        scheme: the class of the sampler, "package.module:object".
     """
+
+    scheme: ClassVar[str]
 
     leaps: int = count(32)
     seed: Seed = Field(default=0, description=A_SEED)
 
     def sampler(self) -> Sampler:
         """Returns the sampler."""
-        raise NotImplementedError
+        found: Sampler = python_object(self.scheme)(**dict(self))
+        return found
 
 
 class MicrocanonicalOptions(MoveOptions):
@@ -37,14 +41,10 @@ class MicrocanonicalOptions(MoveOptions):
             unknowns, that the step size is adapted to.
     """
 
+    scheme = "flowpm_dist.reconstruction.microcanonical:Microcanonical"
+
     length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
     energy_error: float = Field(default=1e-4, gt=0, lt=1, description="a number between 0 and 1")
-
-    def sampler(self) -> Sampler:
-        """See `MoveOptions.sampler`."""
-        from flowpm_dist.reconstruction.microcanonical import Microcanonical
-
-        return Microcanonical(**dict(self))
 
 
 class HMCOptions(MoveOptions):
@@ -54,13 +54,9 @@ class HMCOptions(MoveOptions):
         target: the share of accepted moves that the step size is adapted to.
     """
 
+    scheme = "flowpm_dist.reconstruction.hmc:HMC"
+
     target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
-
-    def sampler(self) -> Sampler:
-        """See `MoveOptions.sampler`."""
-        from flowpm_dist.reconstruction.hmc import HMC
-
-        return HMC(**dict(self))
 
 
 class AdjustedMicrocanonicalOptions(HMCOptions):
@@ -70,13 +66,9 @@ class AdjustedMicrocanonicalOptions(HMCOptions):
         length: the mean length of a move, in widths of the posterior, where `leaps` allow.
     """
 
+    scheme = "flowpm_dist.reconstruction.adjusted_microcanonical:AdjustedMicrocanonical"
+
     length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
-
-    def sampler(self) -> Sampler:
-        """See `MoveOptions.sampler`."""
-        from flowpm_dist.reconstruction.adjusted_microcanonical import AdjustedMicrocanonical
-
-        return AdjustedMicrocanonical(**dict(self))
 
 
 METHODS = {

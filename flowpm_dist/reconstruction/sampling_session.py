@@ -49,52 +49,50 @@ COLUMNS = (
 )  # fmt: skip
 """The columns of draws.csv; parameters and the largest modes follow them."""
 
+MOMENTS = ("mean", "standard_deviation")
+"""The moments of the draws of a chain that are kept."""
+
 SAMPLES = "samples"
 """The group of the draws in reconstruction.zarr."""
 
 MEANINGS = {
     "white_noise": "draws of the white noise from the posterior",
-    "mean": "white noise over all draws of a chain",
-    "standard_deviation": "white noise over all draws of a chain",
+    **dict.fromkeys(MOMENTS, "white noise over all draws of a chain"),
 }
 
 
 class SampleFile:
     """The draws of the white noise, their mean and their standard deviation, in a file.
 
+    It creates the arrays, or uses those that exist. Must be made on all ranks together.
+
     Args:
         fields: the path of reconstruction.zarr, which must exist.
         box: the box of the chains.
         kept: the number of draws of each chain that are kept.
+        fresh: whether existing arrays are deleted.
+
+    Raises:
+        WriteError: on a rank that cannot write; the job must end then.
     """
 
-    def __init__(self, fields: Path, box: Box, kept: int) -> None:
-        self._path, self._box, self._kept = fields / SAMPLES, box, kept
-
-    def begin(self, *, fresh: bool) -> None:
-        """Creates the arrays, or uses those that exist. Must be called on all ranks together.
-
-        Args:
-            fresh: whether existing arrays are deleted.
-
-        Raises:
-            WriteError: on a rank that cannot write; the job must end then.
-        """
-        if self._box.mesh.rank == 0 and (fresh or not self._path.exists()):
+    def __init__(self, fields: Path, box: Box, kept: int, *, fresh: bool) -> None:
+        self._path, self._box = fields / SAMPLES, box
+        if box.mesh.rank == 0 and (fresh or not self._path.exists()):
             try:
                 shutil.rmtree(self._path, ignore_errors=True)
-                self._create()
+                self._create(kept)
             except OSError as error:
                 raise WriteError.of(self._path, error) from error
-        self._box.mesh.barrier()
+        box.mesh.barrier()
 
-    def _create(self) -> None:
+    def _create(self, kept: int) -> None:
         box = self._box
         group = zarr.create_group(self._path)
         dtype = np.dtype(box.dtype.as_numpy_dtype)
         chunk = chunk_shape(box.block, dtype.itemsize)
         for name, meaning in MEANINGS.items():
-            more = (self._kept,) if name == "white_noise" else ()
+            more = (kept,) if name == "white_noise" else ()
             group.create_array(
                 name,
                 shape=(*more, *box.shape.to_integer_list),
@@ -106,27 +104,19 @@ class SampleFile:
                 attributes={"units": "1", "meaning": meaning},
             )
 
-    def keep(self, number: int, point: Unknowns) -> None:
-        """Writes one draw of each of this rank's chains.
+    def write(self, name: str, point: Unknowns, *number: int) -> None:
+        """Writes the white noise of this rank's chains to one of the arrays.
 
         Args:
-            number: the number of the draw among those that are kept, from 0.
-            point: the draw of all chains.
+            name: the array, see `MEANINGS`.
+            point: the unknowns of all chains.
+            number: for a draw, its number among those that are kept, from 0.
 
         Raises:
             WriteError: on a rank that cannot write; the job must end then.
         """
-        self._write("white_noise", (number,), point)
-
-    def finish(self, mean: Unknowns, spread: Unknowns) -> None:
-        """Writes the mean and the standard deviation. Raises the errors of `keep`."""
-        self._write("mean", (), mean)
-        self._write("standard_deviation", (), spread)
-        self._box.mesh.barrier()
-
-    def _write(self, name: str, before: tuple[int, ...], point: Unknowns) -> None:
         path = self._path / name
-        place: Any = (*before, *self._box.place)
+        place: Any = (*number, *self._box.place)
         try:
             zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
         except OSError as error:
@@ -169,7 +159,6 @@ class SamplingSession:
             checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
             every=asked.checkpoint_every,
         )
-        self._file = SampleFile(folder.fields, self.box, asked.draws // asked.keep_every)
         self._stop = StopRequest(mesh, "move", progress.say)
         self._table: Table | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
@@ -194,11 +183,7 @@ class SamplingSession:
             norm.ppf((found[name]["value"] - low) / (high - low))
             for name, (low, high) in self.posterior.priors.items()
         ]
-        zeros = space.zeros()
-        same = Unknowns(
-            zeros.field + self._found("white_noise"),
-            zeros.parameters + np.array(normal, np.float64),
-        )
+        same = space.zeros() + Unknowns(self._found("white_noise"), tf.constant(normal, tf.float64))
         scaling = self.posterior.scaling()
         return scaling.from_even(scaling.to_even(same) + away)
 
@@ -218,14 +203,17 @@ class SamplingSession:
         self.progress.note(f"{self.sampler.chains} chains begin; compiling")
         begun = self.folder.last_move() is not None
         resumed = bool(self.mesh.world.broadcast(tf.constant(begun)))
-        self._file.begin(fresh=not resumed)
+        kept = self.sampler.draws // self.sampler.keep_every
+        self._file = SampleFile(self.folder.fields, self.box, kept, fresh=not resumed)
         with ExitStack() as opened:
-            opened.callback(self._close)
             opened.enter_context(self._stop.heard())
+            self._opened = opened
             self._lap = time.perf_counter()
             self.chains.run(self._start, self._after_move, resume=resumed)
             self.chains.save()
-        self._file.finish(*self.chains.moments())
+        for name, moment in zip(MOMENTS, self.chains.moments(), strict=True):
+            self._file.write(name, moment)
+        self.mesh.barrier()
         truth = self._truth()
         facts: dict[str, Any] = {}
         if self.mesh.rank == 0:
@@ -249,7 +237,7 @@ class SamplingSession:
         draw, every = move.draw, self.sampler.keep_every
         modes = large_modes(draw.point.field, self.box)
         if move.drawn and move.drawn % every == 0:
-            self._file.keep(move.drawn // every - 1, draw.point)
+            self._file.write("white_noise", draw.point, move.drawn // every - 1)
         if self.mesh.rank == 0:
             self._add(move, modes, now - self._lap)
         self._latest.append((draw.acceptance, draw.energy_error))
@@ -266,6 +254,7 @@ class SamplingSession:
         if self._table is None:
             columns = (*COLUMNS, *parameters, *mode_names())
             self._table = Table(self.folder.draws, columns, move.number)
+            self._opened.callback(self._table.close)
         of_chains = parameters | {
             "acceptance": draw.acceptance,
             "energy_error": draw.energy_error,
@@ -292,8 +281,7 @@ class SamplingSession:
             f"data {data:.4f}  prior {float(np.mean(found.prior)) / cells:.4f}  "
             f"{self._quality()}  step {move.draw.step:.3f}"
         )
-        what = "draws" if move.drawn else "warm-up"
-        self.progress(what, move.number, self.chains.moves, state)
+        self.progress("draws" if move.drawn else "warm-up", move.number, self.chains.moves, state)
 
     def _quality(self) -> str:
         """Returns what leads the step size, of the latest moves."""
@@ -326,9 +314,5 @@ class SamplingSession:
             traces[label] = values[..., i]
             if truth is not None and name in truth:
                 known[label] = truth[name]
-        warm_up = sum(phase.moves for phase in self.chains.phases[:-1])
+        warm_up = sum(phase.moves for phase in self.chains.stages[:-1])
         save_figure(chains_figure(traces, known, warm_up), self.folder.path / "chains.png")
-
-    def _close(self) -> None:
-        if self._table is not None:
-            self._table.close()

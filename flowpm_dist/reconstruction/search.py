@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowpm_dist.reconstruction.checkpoints import IterationState, PointCheckpoints
-from flowpm_dist.reconstruction.curvature import Scaling
-from flowpm_dist.reconstruction.lbfgs import LBFGS, Report, StalledError
+from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
+from flowpm_dist.reconstruction.lbfgs import LBFGS, StalledError
 from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
@@ -30,6 +29,15 @@ class Stage:
 
     annealing: Annealing
     evaluations: int
+
+    @property
+    def held(self) -> bool:
+        """Whether the parameters are held fixed.
+
+        They are while the likelihood is annealed: with greater noise, smaller amplitudes would fit
+        best.
+        """
+        return self.annealing != EXACT
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
     return [Stage(a, int(n)) for a, n in zip(annealings, counts, strict=True)]
 
 
-class Search:
+class Search(StagedRun):
     """A minimisation of minus the log posterior, stage by stage.
 
     The parameters are fitted in stages with the exact likelihood only.
@@ -104,11 +112,9 @@ class Search:
         checkpoints: PointCheckpoints | None = None,
         every: int = 10,
     ) -> None:
-        self.posterior, self.minimiser = posterior, minimiser
-        self.stages = list(stages or default_stages(posterior, 200))
+        stages = stages or default_stages(posterior, 200)
+        super().__init__(posterior, minimiser, stages, checkpoints, every)
         self._seed, self._tolerance = seed, tolerance
-        self._checkpoints, self._every = checkpoints, every
-        self.progress = IterationState()
 
     def run(self, after: AfterIteration | None = None, *, resume: bool = False) -> Unknowns:
         """Searches to the end. Must be called on all ranks together.
@@ -125,66 +131,44 @@ class Search:
                 is left unchanged.
             CheckpointError: if the checkpoint belongs to another search.
         """
-        point = self.posterior.space.normal(self._seed).times(FIRST_FIELD)
-        self.progress = IterationState()
-        found = self._checkpoints.restore() if resume and self._checkpoints else None
-        if found is not None:
-            self.progress, memory = found
-            objective = self._objective(self.stages[self.progress.stage])
-            self.minimiser.resume(objective, memory)
-            point = objective.scaling.from_even(memory.points["point"])
-        for number in range(self.progress.stage, len(self.stages)):
-            fresh = number != self.progress.stage or found is None
-            if fresh:
-                self.progress = replace(self.progress, stage=number, ended=False)
-                objective = self._objective(self.stages[number])
-                self.minimiser.start(objective, objective.scaling.to_even(point))
-            point = self._stage(self.stages[number], objective.scaling, point, after)
-        return point
+        self._after = after
+        space = self.posterior.space
+        return self._run_stages(lambda: space.normal(self._seed).times(FIRST_FIELD), resume=resume)
 
-    def _objective(self, stage: Stage) -> EvenPosterior:
-        held = stage.annealing != EXACT  # with greater noise, smaller amplitudes would fit best
-        return EvenPosterior(self.posterior, stage.annealing, held=held)
-
-    def _stage(
-        self, stage: Stage, scaling: Scaling, point: Unknowns, after: AfterIteration | None
-    ) -> Unknowns:
+    def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
+        annealing = objective.annealing
         limit = self._tolerance * self.posterior.likelihood.box.cells
         # Evaluations that earlier stages did not use are available to this one.
-        end = sum(s.evaluations for s in self.stages[: self.progress.stage + 1])
+        end = sum(stage.evaluations for stage in self.stages[: self.progress.stage + 1])
         while not self.progress.ended and self.progress.evaluations < end:
+            now = self.progress
             try:
-                report = self.minimiser.iterate()
+                report = self._scheme.iterate()
             except StalledError as error:
-                made = self.progress.evaluations + error.evaluations
-                self.progress = replace(self.progress, evaluations=made, ended=True)
+                made = now.evaluations + error.evaluations
+                self.progress = replace(now, evaluations=made, ended=True)
                 break
-            row = self._row(stage, report)
-            point = scaling.from_even(report.point)
-            if row.gradient_norm**2 < limit:
-                self.progress = replace(self.progress, ended=True)
-            if after is not None:
-                after(row, point)
-            if self._checkpoints is not None and row.iteration % self._every == 0:
-                self._checkpoints.save(self.progress, self.minimiser.memory())
+            found, point = report.evaluation, objective.scaling.from_even(report.point)
+            norm = float(self.posterior.space.norm(found.gradient))
+            self.progress = replace(
+                now,
+                iteration=now.iteration + 1,
+                evaluations=now.evaluations + report.evaluations,
+                ended=norm**2 < limit,
+            )
+            row = Row(
+                iteration=self.progress.iteration,
+                stage=self.progress.stage + 1,
+                evaluations=self.progress.evaluations,
+                radius=annealing.radius,
+                inflation=annealing.inflation,
+                loss=float(found.loss),
+                data=float(found.data),
+                prior=float(found.prior),
+                gradient_norm=norm,
+                step=report.step,
+            )
+            if self._after is not None:
+                self._after(row, point)
+            self._save_if_due()
         return point
-
-    def _row(self, stage: Stage, report: Report) -> Row:
-        now, found = self.progress, report.evaluation
-        self.progress = replace(
-            now,
-            iteration=now.iteration + 1,
-            evaluations=now.evaluations + report.evaluations,
-        )
-        return Row(
-            iteration=self.progress.iteration,
-            stage=self.progress.stage + 1,
-            evaluations=self.progress.evaluations,
-            radius=stage.annealing.radius,
-            inflation=stage.annealing.inflation,
-            loss=float(found.loss),
-            data=float(found.data),
-            prior=float(found.prior),
-            gradient_norm=float(self.posterior.space.norm(found.gradient)),
-            step=report.step,
-        )

@@ -1,8 +1,11 @@
-"""A session of a search: iterations.csv, checkpoints, the results."""
+"""A session of a search: iterations.csv, checkpoints, and the results."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -10,22 +13,44 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.figures import power_spectrum_figure, save_figure
+from flowpm_dist.io.files import WriteError, write_text
+from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.agreement import StopError, StopRequest
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import Table, read_rows, write_run_file
+from flowpm_dist.jobs.results import Table, read_rows, versions, write_run_file
+from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
+from flowpm_dist.reconstruction.figures import correlation_figure, loss_figure
 from flowpm_dist.reconstruction.lbfgs import LBFGS
 from flowpm_dist.reconstruction.likelihoods import Annealing
-from flowpm_dist.reconstruction.observed import model_of, observed_kind
+from flowpm_dist.reconstruction.observed import Universe, model_of, observed_kind, write_spectra
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
-from flowpm_dist.reconstruction.results import LARGE, SMALL, write_results
 from flowpm_dist.reconstruction.search import Row, Search, Stage, default_stages
 from flowpm_dist.reconstruction.unknowns import Unknowns
 from flowpm_dist.reconstruction.work import ReconstructionFolder
-from flowpm_dist.statistics import compare
+from flowpm_dist.statistics import Comparison, compare, power_spectrum
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
+
+LARGE, SMALL = 0.1, 0.3
+"""Wavenumbers near which the correlation with the truth is reported [h/Mpc]."""
+
+K, FINAL_POWER = "k [h/Mpc]", "P final [(Mpc/h)^3]"
+"""Names of columns of metrics.csv."""
+
+MEANINGS = {
+    **FIELDS,
+    "density": ("mean density", "matter density at the scale factor of the data"),
+    "expected": ("mean density", "density that the model expects to be observed"),
+    "data": ("mean density", "what was observed; 1 where nothing was"),
+    "mask": ("1", "share of each cell that is observed"),
+    "truth_white_noise": ("1", "white noise of the mock universe"),
+    "truth_linear_delta": ("1", "linear overdensity of the mock universe, extrapolated to a = 1"),
+    "truth_density": ("mean density", "matter density of the mock universe"),
+}
+COUNTS = ("1", "what was counted in each cell; 0 where nothing is observed")
 
 COMPARE_EVERY = 5
 """Iterations between comparisons with the truth."""
@@ -61,32 +86,25 @@ class SearchSession:
         self.options, self.mesh, self.folder, self.progress = options, mesh, folder, progress
         progress.note("making the mock universe" if options.is_mock else "reading the data")
         self.model = model_of(options, mesh)
-        self.observed = observed_kind(options).of(options, self.model)
+        self.observed = observed_kind(options)(options, self.model)
         self.posterior = Posterior(self.model, self.observed.likelihood, options.priors.ranges)
         asked = options.search
-        self.minimiser = LBFGS(asked.history)
-        self.checkpoints = PointCheckpoints(folder.checkpoints, self.posterior.space, asked.keep)
+        if asked.stages is None:
+            stages = default_stages(self.posterior, asked.evaluations)
+        else:
+            stages = [Stage(Annealing(*annealing), count) for *annealing, count in asked.stages]
         self.search = Search(
             self.posterior,
-            self.minimiser,
-            self._stages(),
+            LBFGS(asked.history),
+            stages,
             seed=asked.seed,
             tolerance=asked.tolerance,
-            checkpoints=self.checkpoints,
+            checkpoints=PointCheckpoints(folder.checkpoints, self.posterior.space, asked.keep),
             every=asked.checkpoint_every,
         )
         self._stop = StopRequest(mesh, "iteration", progress.say)
         self._table: Table | None = None
         self._correlation = ""
-
-    def _stages(self) -> list[Stage]:
-        asked = self.options.search
-        if asked.stages is None:
-            return default_stages(self.posterior, asked.evaluations)
-        return [
-            Stage(Annealing(radius, inflation), evaluations)
-            for radius, inflation, evaluations in asked.stages
-        ]
 
     def run(self, *, resume: bool) -> dict[str, Any]:
         """Searches to the end, or until a signal comes, and writes the results.
@@ -109,13 +127,13 @@ class SearchSession:
             write_run_file(self.folder.run_file, options.resolved())
         self.progress.note(f"searching, {options.search.total} gradients; compiling")
         with ExitStack() as opened:
-            opened.callback(self._close)
             # Until here nothing is lost by ending at once.
             opened.enter_context(self._stop.heard())
+            self._opened = opened
             begin = self._lap = time.perf_counter()
             point = search.run(self._after_iteration, resume=resume)
             if search.progress.iteration % options.search.checkpoint_every:
-                self._save()
+                search.save()
         seconds = time.perf_counter() - begin
         self.progress.note("writing the results")
         facts = {
@@ -128,7 +146,7 @@ class SearchSession:
         }
         if self.mesh.rank == 0 and (rows := read_rows(self.folder.iterations)):
             facts["seconds_per_evaluation"] = _typical_seconds(rows)
-        facts = write_results(self.posterior, self.observed, self.folder, point, facts)
+        facts = self._write_results(point, facts)
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=options.sampler is None, searched=True)
         return facts
@@ -143,9 +161,10 @@ class SearchSession:
             if self._table is None:
                 columns = (*COLUMNS, *self.posterior.space.names)
                 self._table = Table(self.folder.iterations, columns, row.iteration)
+                self._opened.callback(self._table.close)
             self._table.add({**asdict(row), "seconds": seconds, **values})
         if (signal := self._stop.name()) is not None:
-            self._save()
+            self.search.save()
             now, total = self.search.progress, self.options.search.total
             at = f"after iteration {now.iteration}, {now.evaluations} of {total} gradients"
             raise StopError(signal, at)
@@ -157,7 +176,7 @@ class SearchSession:
         if truth is None or (row.iteration % COMPARE_EVERY and row.iteration > 1):
             return {}
         found = compare(Field(point.field, self.model.simulation.box), truth.state.white_noise)
-        places = [int(np.argmin(np.abs(np.log(found.k / k)))) for k in (LARGE, SMALL)]
+        places = [_nearest_bin(found.k, wanted) for wanted in (LARGE, SMALL)]
         shown = [f"r({found.k[i]:.2f}) {found.correlation[i]:.3f}" for i in places]
         self._correlation = "  " + "  ".join(dict.fromkeys(shown))
         names = (f"r({LARGE})", f"r({SMALL})")
@@ -174,13 +193,161 @@ class SearchSession:
         stage = f"stage {row.stage}/{len(self.search.stages)}"
         self.progress(stage, min(row.evaluations, total), total, state)
 
-    def _save(self) -> None:
-        """Writes a checkpoint of the latest iteration."""
-        self.checkpoints.save(self.search.progress, self.minimiser.memory())
+    def _write_results(self, point: Unknowns, facts: dict[str, Any]) -> dict[str, Any]:
+        """Writes what was found; the fields are moved into place last. On all ranks together.
 
-    def _close(self) -> None:
-        if self._table is not None:
-            self._table.close()
+        Args:
+            point: the point that was found.
+            facts: numbers of the search for result.json.
+
+        Returns:
+            The contents of result.json.
+
+        Raises:
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        options, observed, truth = self.options, self.observed, self.observed.truth
+        parameters = self.posterior.parameters(point)
+        found = Universe.of(self.model, point.field, parameters)
+        values = {name: float(value) for name, value in parameters.items()}
+        fields = self._fields_of(found)
+        fields |= observed.fields(found, fits_amplitude=AMPLITUDE in self.posterior.priors)
+        if truth is not None:
+            fields |= {f"truth_{name}": field for name, field in self._fields_of(truth).items()}
+        (spectra, compared), maps = self._spectra_of(fields), observed.maps(found)
+        facts = {**self._facts_of(point, values), **_correlations(spectra, compared), **facts}
+        facts |= {**observed.facts(maps), "versions": versions()}
+        cosmology = options.cosmology.model_dump(exclude_none=True)
+        header = {
+            "a": options.evolution.last,
+            "box_size": list(options.box.size),
+            "box_size_units": "Mpc/h",
+            "grid": list(options.box.grid),
+            "cosmology": cosmology | {name: x for name, x in values.items() if name in cosmology},
+            "observation": {"structure": options.observation.structure},  # of the density
+            "config": options.resolved(),
+            "versions": facts["versions"],
+        }
+        folder, final = self.folder, self.folder.fields
+        aside = final.with_name(f".{final.name}.partial")
+        if self.mesh.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        meanings = MEANINGS | ({"data": COUNTS} if options.observation.kind == "counts" else {})
+        write_snapshot(aside, fields, header, meanings)
+        if self.mesh.rank == 0:
+            write_spectra(folder.path / "metrics.csv", spectra)
+            write_text(folder.result, json.dumps(facts, indent=1, default=float) + "\n")
+            self._draw(spectra, compared)
+            observed.write(folder.path, maps, header)
+            mark_complete(aside)
+            try:
+                shutil.rmtree(final, ignore_errors=True)  # of a session that was stopped here
+                aside.rename(final)
+            except OSError as error:
+                raise WriteError.of(final, error) from error
+        self.mesh.barrier()
+        return facts
+
+    def _fields_of(self, universe: Universe) -> dict[str, Field]:
+        state = universe.state
+        density = Field(self.model.matter(state), state.box)
+        white_noise, linear_delta = state.white_noise, state.linear_delta
+        return {"white_noise": white_noise, "linear_delta": linear_delta, "density": density}
+
+    def _facts_of(self, point: Unknowns, values: Mapping[str, float]) -> dict[str, Any]:
+        """Returns the losses and the parameters at the point that was found."""
+        posterior, at = self.posterior, self.posterior.evaluate(point)
+        count, cells = posterior.likelihood.count, posterior.space.box.cells
+        own = {} if self.observed.truth is None else self.options.own_values
+        parameters: dict[str, Any] = {}
+        for name, value in values.items():
+            parameters[name] = {"value": value, "prior": list(posterior.priors[name])}
+            if name in own:
+                parameters[name]["truth"] = own[name]
+        return {
+            "parameters": parameters,
+            "loss": float(at.loss),
+            "data": float(at.data),
+            "prior": float(at.prior),
+            "data_per_observed_cell": float(at.data) / max(1, count),
+            "prior_per_cell": float(at.prior) / cells,
+            "observed_cells": count,
+            "cells": cells,
+        }
+
+    def _spectra_of(
+        self, fields: Mapping[str, Field]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Comparison]]:
+        """Returns the columns of metrics.csv, and comparisons with the truth where it is known.
+
+        On all ranks together.
+
+        Args:
+            fields: the linear and the matter density that were found, and the truth; see
+                `MEANINGS`.
+        """
+        window: Any = "cic" if self.model.formation.has_particles else None
+        if "truth_density" in fields:
+            initial = compare(fields["linear_delta"], fields["truth_linear_delta"])
+            final = compare(fields["density"], fields["truth_density"], window=window)
+            columns = {
+                K: initial.k,
+                "modes": initial.modes,
+                "r initial": initial.correlation,
+                "T initial": initial.transfer,
+                "r final": final.correlation,
+                "T final": final.transfer,
+            }
+            return columns, {"initial field": initial, "final field": final}
+        initial_power = power_spectrum(fields["linear_delta"])
+        final_power = power_spectrum(fields["density"], window=window)
+        k, theory = initial_power.k, self.model.simulation.power
+        columns = {
+            K: k,
+            "modes": initial_power.modes,
+            "P initial at a = 1 [(Mpc/h)^3]": initial_power.power,
+            "linear at a = 1 [(Mpc/h)^3]": np.asarray(theory(k, 1.0)),
+            FINAL_POWER: final_power.power,
+            "linear [(Mpc/h)^3]": np.asarray(theory(k, self.options.evolution.last)),
+        }
+        return columns, {}
+
+    def _draw(self, spectra: dict[str, np.ndarray], compared: dict[str, Comparison]) -> None:
+        box, path, a = self.posterior.space.box, self.folder.path, self.options.evolution.last
+        k, nyquist = spectra[K], min(np.pi / cell for cell in box.cell)
+        if compared:
+            fields = {name: (c.correlation, c.transfer) for name, c in compared.items()}
+            save_figure(correlation_figure(k, fields, nyquist), path / "correlation.png")
+        else:
+            power = self.model.simulation.power
+            figure = power_spectrum_figure(
+                k,
+                spectra[FINAL_POWER],
+                spectra["modes"],
+                lambda k: np.asarray(power(k, a)),
+                nyquist=nyquist,
+                a=a,
+            )
+            save_figure(figure, path / "power_spectrum.png")
+        if rows := read_rows(self.folder.iterations):
+            count = max(1, self.posterior.likelihood.count)
+            save_figure(loss_figure(rows, count, box.cells), path / "loss.png")
+
+
+def _nearest_bin(k: np.ndarray, wanted: float) -> int:
+    return int(np.argmin(np.abs(np.log(k / wanted))))
+
+
+def _correlations(
+    spectra: Mapping[str, np.ndarray], compared: Mapping[str, Comparison]
+) -> dict[str, Any]:
+    """Returns the correlations with the truth at a few wavenumbers, for result.json."""
+    k, rows = spectra[K], {}
+    for wanted in (LARGE, SMALL) if compared else ():
+        i = _nearest_bin(k, wanted)
+        of_fields = {f"r {name}": float(c.correlation[i]) for name, c in compared.items()}
+        rows[i] = {K: float(k[i]), **of_fields}
+    return {"correlations": list(rows.values())} if rows else {}
 
 
 def _typical_seconds(rows: list[dict[str, str]]) -> float:

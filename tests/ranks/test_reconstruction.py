@@ -389,6 +389,7 @@ class Broken:
 
     def __init__(self, posterior, everywhere=False):
         self.space, self._posterior = posterior.space, posterior
+        self.scaling = posterior.scaling()
         self._first, self._everywhere = not everywhere, everywhere
 
     def evaluate(self, u):

@@ -17,8 +17,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.observations import ObservedBlock
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.reconstruction import EXACT, Gaussian, Poisson
-from flowpm_dist.reconstruction.observed import observed_kind
-from flowpm_dist.reconstruction.observed_cells import likelihood_of
+from flowpm_dist.reconstruction.observed import likelihood_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
 from flowpm_dist.reconstruction.search_session import SearchSession
@@ -76,7 +75,7 @@ class Searched:
         if data is DENSITY:
             return self.session.observed.data
         options = config_of(folder, data)
-        return observed_kind(options).of(options, self.session.model).data
+        return observed_kind(options)(options, self.session.model).data
 
     def found(self):
         """Losses, and the last line of results."""
