@@ -107,8 +107,7 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
 
 def estimated(kind: str, grid: int, ranks: int) -> int:
     """A job's estimate of the memory of a rank [bytes]."""
-    from flowpm_dist.jobs.job import Request
-    from flowpm_dist.jobs.register import job_class
+    from flowpm_dist.jobs.job import Request, job_class
 
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"

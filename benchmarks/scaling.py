@@ -23,7 +23,7 @@ from common import report, start_worker
 
 from flowpm_dist.grid.decomposition import StepTraffic, default_mesh, parse_mesh
 from flowpm_dist.jobs.estimate import process_bytes
-from flowpm_dist.simulation.memory import FORCE, KICK, LPT, STATE
+from flowpm_dist.simulation.options import FORCE, KICK, LPT, STATE
 
 HALO = 8
 """Cells of halo of the tables: displacements of 2LPT and ten steps in cells of 2 Mpc/h."""

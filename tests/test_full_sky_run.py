@@ -16,7 +16,7 @@ from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.files import SNAPSHOT
-from flowpm_dist.jobs.register import read_record
+from flowpm_dist.jobs.job import read_record
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FullSky, LightCone

@@ -42,8 +42,8 @@ from flowpm_dist.jobs.progress import (
     output_columns,
     terminal_environment,
 )
-from flowpm_dist.simulate import results
 from flowpm_dist.simulate.folder import FILES, PARTIAL, SimulationFolder
+from flowpm_dist.simulate.session import write_power_spectrum
 
 
 class ThreadMesh:
@@ -526,7 +526,7 @@ class Spectrum:
 
 def test_the_power_spectrum_table_reads_as_numbers_with_names(tmp_path):
     spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
-    results.write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.1e4, 4e3]))
+    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.1e4, 4e3]))
     table = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True)
     np.testing.assert_allclose(table["modes"], spectrum.modes)
     plain = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
@@ -543,7 +543,7 @@ class Poles:
 def test_multipoles_are_further_columns_of_the_table(tmp_path):
     spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
     poles = Poles(np.array([[3.0, 2.0], [-1.0, 1.0]]), (0, 2))
-    results.write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.0, 2.0]), poles)
+    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.0, 2.0]), poles)
     header = (tmp_path / "p.csv").read_text().splitlines()[0]
     assert header.split(",")[4:] == [f"P{n} in redshift space [(Mpc/h)^3]" for n in (0, 2)]
     table = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)

@@ -18,10 +18,9 @@ import flowpm_dist as fpm
 from flowpm_dist.cli import from_python
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
-from flowpm_dist.jobs import checkpoints
-from flowpm_dist.jobs.agreement import StopRequest
-from flowpm_dist.jobs.job import Request
-from flowpm_dist.jobs.register import read_record
+from flowpm_dist.jobs import session as job_session
+from flowpm_dist.jobs.job import Request, read_record
+from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.simulate import session as simulation_session
 from flowpm_dist.simulate.folder import FILES, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob
@@ -100,7 +99,7 @@ def test_a_run_does_not_go_on_with_other_white_noise(here):
 def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
     """The latest two are kept, and a disk that fills does not cost those before."""
     kept = []
-    real = checkpoints.write_snapshot
+    real = job_session.write_snapshot
 
     def write(path, *rest, **more):
         if len(kept) == 2:
@@ -111,7 +110,7 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
 
     words = ["--set", "output.checkpoint_every=1", "--set", "evolution.steps=5"]
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_snapshot", write)
+        patch.setattr(job_session, "write_snapshot", write)
         done = flowpm_here(*SIMULATE, "out", *words)
     assert kept == [".step-000001.zarr.partial", ".step-000002.zarr.partial", 2]
     assert done.returncode == 1

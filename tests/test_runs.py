@@ -19,7 +19,7 @@ import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.register import command_of, read_record
+from flowpm_dist.jobs.job import command_of, read_record
 from flowpm_dist.jobs.run_file import LEFT_OUT, parse_settings
 from flowpm_dist.reconstruction.work import ReconstructionFolder
 

@@ -70,7 +70,7 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
     assert Path("out", PARTIAL, "a_0.2500", "snapshot.gadget").is_dir()
     done = flowpm_here("simulate", "run.toml", "--output", "out", "--resume", *words)
     assert done.returncode == 0, done.stderr
-    assert made == [0.25, 0.5]
+    assert made == [0.25, 0.5, 1.0]
     for name, expected in zip(FOLDERS, by_python([0.25, 0.5]), strict=True):
         with h5py.File(f"out/{name}/snapshot.gadget/snapshot.hdf5") as file:
             assert file["Header"].attrs["Time"] == expected.a

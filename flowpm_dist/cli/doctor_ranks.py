@@ -206,7 +206,7 @@ def _seconds(call: Callable[[Any], None], x: Any, times: int) -> float:
 
 def _folders(folders: Sequence[Path], mesh: ProcessMesh) -> list[Check]:
     """Returns whether all hosts see some folders."""
-    from flowpm_dist.jobs.agreement import SEEN, seen_by
+    from flowpm_dist.jobs.session import SEEN, seen_by
 
     checks = []
     for folder in folders:

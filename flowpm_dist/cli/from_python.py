@@ -16,9 +16,9 @@ import tomli_w
 
 from flowpm_dist.cli.common import MISUSE, default_output
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.jobs.register import JOBS, command_of, job_class, read_record
+from flowpm_dist.jobs.job import JOBS, command_of, job_class, read_record
+from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.jobs.run_file import read_table
-from flowpm_dist.jobs.run_record import RunRecord
 from meshimpl import launch
 
 OF_A_TABLE = "the run"

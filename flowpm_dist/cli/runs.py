@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from flowpm_dist.cli.common import refuse
-from flowpm_dist.jobs.register import records_in
-from flowpm_dist.jobs.run_record import RunRecord
+from flowpm_dist.jobs.job import records_in
+from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
 
 

@@ -30,8 +30,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Estimate, human_time
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.job import Request
-from flowpm_dist.jobs.register import JOBS, job_class
+from flowpm_dist.jobs.job import JOBS, Request, job_class
 from flowpm_dist.jobs.run_file import parse_settings
 from meshimpl import launch
 

@@ -1,6 +1,6 @@
 """The base of all jobs: checks a run file, estimates its costs, does, stops and resumes the work.
 
-A job consists of two files in its own room, and a line in `flowpm_dist.jobs.register`. One file
+A job consists of two files in its own room, and a line in `JOBS`, at the end of this file. One file
 holds its options, a `RunFile`, which is also the plan of the work. The other file holds its folder
 and its work:
 
@@ -25,6 +25,7 @@ and `flowpm_dist.run` follow from the class. Nothing here imports TensorFlow bef
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -43,8 +44,8 @@ from flowpm_dist.jobs.estimate import (
 )
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import RunRecord, record_of_work
 from flowpm_dist.jobs.run_file import Settings
-from flowpm_dist.jobs.run_record import RunRecord, record_of_work
 from flowpm_dist.options import Options
 from meshimpl import launch
 
@@ -296,3 +297,44 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         """Returns the entry of a folder in `flowpm-dist runs`; None if it holds no such work."""
         folder = cls.folder_type(path)
         return record_of_work(folder) if isinstance(folder, WorkFolder) else None
+
+
+JOBS = {
+    "simulate": "flowpm_dist.simulate.job:SimulationJob",
+    "reconstruct": "flowpm_dist.reconstruction.work:ReconstructionJob",
+    "train": "flowpm_dist.cosmoflow.training.job:TrainingJob",
+}
+"""Command -> module and name of its class."""
+
+OTHER_RECORDS = ("flowpm_dist.cosmoflow.training.dataset:record",)
+"""What reads the folders of other commands, likewise."""
+
+
+def job_class(command: str) -> type[Job[Any, Any]]:
+    """Returns the class of a command's jobs."""
+    found: type[Job[Any, Any]] = _object(JOBS[command])
+    return found
+
+
+def command_of(sections: set[str]) -> str:
+    """Returns the command whose run files have these sections, or the most of them."""
+    return max(JOBS, key=lambda name: len(sections & {*job_class(name).options_type.model_fields}))
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """Returns what is in the folder of a job; None if it is none."""
+    readers = [*(job_class(name).record for name in JOBS), *map(_object, OTHER_RECORDS)]
+    return next((found for read in readers if (found := read(folder)) is not None), None)
+
+
+def records_in(folder: Path) -> list[RunRecord]:
+    """Returns what is in the folder of a job, or in the folders inside a folder, by name."""
+    if (record := read_record(folder)) is not None:
+        return [record]
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return [record for path in inside if (record := read_record(path)) is not None]
+
+
+def _object(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

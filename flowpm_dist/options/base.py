@@ -16,7 +16,7 @@ A model holds the rules between its own keys, for Python and for run files alike
                 yield self.problem("redshift", "must not be 3")
 
 `idle` refuses "column = 2: goes with file" and leaves the key out of resolved run files.
-`flowpm_dist.options.variants` declares keys that choose between whole models.
+`flowpm_dist.options.types` declares keys that choose between whole models.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ from pydantic import (
     model_validator,
 )
 
-from flowpm_dist.options.problems import Problem, ProblemsError, nearest
-from flowpm_dist.options.types import either
-from flowpm_dist.options.variants import VariantError, Variants
+from flowpm_dist.options.types import (
+    Problem,
+    ProblemsError,
+    VariantError,
+    Variants,
+    either,
+    nearest,
+)
 
 Model = TypeVar("Model", bound="Options")
 

@@ -1,14 +1,82 @@
-"""Types that several options share."""
+"""What options are declared with: types, names of objects, keys that choose a model, mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import difflib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_core import core_schema
 
-from flowpm_dist.options.problems import nearest
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake in options.
+
+    Attributes:
+        key: the key that is wrong, such as "a_start", or "evolution.a_start" in a whole run file;
+            an empty text for all of the options.
+        what: what is wrong, and what is allowed.
+    """
+
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.what}".lstrip()
+
+
+class ProblemsError(ValueError):
+    """Values that are valid each, but not together.
+
+    Attributes:
+        problems: all of them; their keys are those of the model that found them.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(map(str, problems)))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean ...?" with the known name most like this one, or an empty text."""
+    folded = {k.lower(): k for k in known}
+    match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
+    return f"; did you mean {folded[match[0]]}?" if match else ""
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """Returns a number above 0, or the next one below it of so many digits, as a text."""
+    return _rounded(math.floor, value, digits)
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """Returns a number above 0, or the next one above it of so many digits, as a text."""
+    return _rounded(math.ceil, value, digits)
+
+
+def _rounded(whole: Callable[[float], int], value: float, digits: int) -> str:
+    places = digits - 1 - math.floor(math.log10(value))
+    unit = 10.0**-places
+    return f"{whole(value / unit) * unit:.{digits}g}"
+
 
 T = TypeVar("T")
 
@@ -113,3 +181,202 @@ Names = Annotated[
 ]
 AnyPath = Annotated[Path, BeforeValidator(_from_folder)]
 """A path; one in a run file is relative to the file's folder."""
+
+
+Thing = TypeVar("Thing")
+FORM = '"package.module:object"'
+
+
+def object_named(name: str, registry: Mapping[str, Thing | str], kind: str) -> Thing:
+    """Returns what a name stands for.
+
+    Args:
+        name: a key of the registry, or "package.module:object", which is imported.
+        registry: what this package brings: things, or their names "package.module:object".
+        kind: what it is, for messages.
+
+    Raises:
+        ValueError: there is no such thing; the message says what there is.
+    """
+    found = registry.get(checked_name(name, registry, kind), name)
+    if not isinstance(found, str):
+        return found
+    try:
+        return cast(Thing, python_object(found))
+    except ValueError as error:
+        raise ValueError(f"no {kind} {name!r}: {error}") from error
+
+
+def checked_name(name: str, known: Collection[str], kind: str) -> str:
+    """Returns a name if it stands for something; a module of a user's own is not imported.
+
+    Args:
+        name: a known one, or "package.module:object".
+        known: names of what this package brings.
+        kind: what it is, for messages.
+
+    Raises:
+        ValueError: there is no such thing, or no such module; the message says what there is.
+    """
+    if name in known:
+        return name
+    if not is_python_name(name):
+        raise ValueError(
+            f"no {kind} {name!r}{nearest(name, known)} (give one of {', '.join(known)}, or {FORM})"
+        )
+    try:
+        return checked_python_name(name)
+    except ValueError as error:
+        raise ValueError(f"no {kind} {name!r}: {error}") from error
+
+
+def is_python_name(name: str) -> bool:
+    """Returns whether a name is meant as one of an object in a module."""
+    return ":" in name
+
+
+def checked_python_name(name: str) -> str:
+    """Returns a name such as "package.module:object" whose module is there.
+
+    The module itself is not imported, so that what it imports is not loaded; its package is.
+
+    Raises:
+        ValueError: it is no such name, or there is no such module on Python's path and in the
+            current folder.
+    """
+    module, _, attribute = name.partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError(f"an object in a module is named as in {FORM}")
+    with _current_folder():
+        try:
+            found = importlib.util.find_spec(module)
+        except ImportError:
+            found = None
+    if found is None:
+        raise ValueError(
+            f"there is no module {module!r} on Python's path (PYTHONPATH) or in the current folder"
+        )
+    return name
+
+
+def python_object(name: str) -> Any:
+    """Returns the object of a name such as "package.module:object"; its module is imported.
+
+    Raises:
+        ValueError: see `checked_python_name`, or the module has no such object.
+        Exception: whatever the module raises while it is imported.
+    """
+    module, _, attribute = checked_python_name(name).partition(":")
+    with _current_folder():
+        found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"the module {module!r} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """The current folder at the end of Python's path, where a command does not have it."""
+    here = os.getcwd()
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+class VariantError(ValueError):
+    """The keys of a chosen variant are wrong.
+
+    Attributes:
+        variants: the variants there are.
+        name: the chosen one's name.
+        given: its keys.
+        error: pydantic's error.
+    """
+
+    def __init__(
+        self, variants: Variants, name: str, given: Mapping[str, Any], error: ValidationError
+    ) -> None:
+        self.variants, self.name, self.given, self.error = variants, name, given, error
+        super().__init__(str(error))
+
+    @property
+    def model(self) -> type[BaseModel]:
+        """The chosen model."""
+        return self.variants.models[self.name]
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Annotates a field that holds one of several models; a key of a run file says which.
+
+    As a whole section, where each model declares the key (`sky: Literal["flat"] = "flat"`):
+
+        lightcone: Annotated[
+            Flat | Full | None, Variants("sky", {"flat": Flat, "full": Full}, default="flat")
+        ] = None
+
+    As a part of a section, where the variant's keys stand beside its name (`flat`):
+
+        integrator: Annotated[Integrator, Variants("integrator", INTEGRATORS, "fastpm", flat=True)]
+
+    A key of another variant is refused ("half_step = ...: goes with integrator = "fastpm", not
+    with "bullfrog""), and a resolved run file has the chosen one's alone.
+
+    Attributes:
+        by: the key that chooses.
+        models: name -> model; it is looked up when options are made, so that it may grow.
+        default: the name that is taken where none is given.
+        flat: whether a field is a part of its section.
+    """
+
+    by: str
+    models: Mapping[str, type[BaseModel]]
+    default: str
+    flat: bool = False
+
+    def keys(self) -> dict[str, None]:
+        """Returns the keys of all variants, in order."""
+        return {key: None for model in self.models.values() for key in model.model_fields}
+
+    def owners(self, key: str, but: str) -> list[str]:
+        """Returns the names of the variants that have a key which the variant `but` has not."""
+        if key == self.by or key in self.models[but].model_fields:
+            return []
+        return [name for name, model in self.models.items() if key in model.model_fields]
+
+    def name_of(self, options: Any) -> str:
+        """Returns the name of the variant that an object is of."""
+        return next(name for name, model in self.models.items() if type(options) is model)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Makes the model that the key names, before pydantic sees the value."""
+        return core_schema.with_info_before_validator_function(self._made, handler(source))
+
+    def _made(self, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and self.flat:
+            value = {self.by: value}
+        if not isinstance(value, Mapping):
+            return value
+        name = value.get(self.by, self.default)
+        if not isinstance(name, str) or name not in self.models:
+            hint = nearest(name, self.models) if isinstance(name, str) else ""
+            *others, last = [f'"{each}"' for each in self.models]
+            must = f"must be {', '.join(others)} or {last}" if others else f"must be {last}"
+            what = f"= {name!r}: there is no such {self.by}{hint}; {must}"
+            raise ProblemsError([Problem(self.by, what)])
+        declared = self.by in self.models[name].model_fields
+        own = {key: each for key, each in value.items() if declared or key != self.by}
+        try:
+            return self.models[name].model_validate(own, context=info.context)
+        except ValidationError as error:
+            raise VariantError(self, name, own, error) from error

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.jobs.checkpoints import FieldCheckpoints
+from flowpm_dist.jobs.session import FieldCheckpoints
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns
 

@@ -20,9 +20,9 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import WriteError, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot
-from flowpm_dist.jobs.agreement import StopError, StopRequest
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
+from flowpm_dist.jobs.session import StopError, StopRequest
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.diagnostics import (

@@ -17,9 +17,8 @@ from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import OutputError, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import read_rows
+from flowpm_dist.jobs.results import RunRecord, read_json, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError, check_same_values
-from flowpm_dist.jobs.run_record import RunRecord, read_json, record_of_work
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh

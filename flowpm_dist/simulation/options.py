@@ -1,14 +1,22 @@
-"""The options of a simulation, whatever its universe and its box."""
+"""The options of a simulation, whatever its universe and its box, and the memory that it takes.
+
+The memory is estimated before TensorFlow is loaded, from the values that lie in memory at the same
+time, by particle. These numbers were measured; docs/performance.md compares the estimates with what
+runs take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 from pydantic import Field
 
 from flowpm_dist.evolution.adjoints import ADJOINTS, AdjointChoice, ReversibleAdjoint
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, IntegratorChoice
 from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.grid.decomposition import Grid
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
@@ -40,3 +48,58 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         if self.integrator.uses_lpt and self.lpt_order < 2:
             name = type(self.integrator).__name__
             yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")
+
+
+STATE = 6
+"""Values of a particle: displacement and velocity."""
+KICK = 3
+"""The new velocity, while the old one is still needed."""
+FORCE = {"finite-difference": 5, "spectral": 11}
+"""Values of a cell of the force mesh while it is transformed: fields, spectra, buffers."""
+LPT = {1: 15, 2: 18, 3: 24}
+"""Values of a particle while the initial conditions of an order are made."""
+LPT_FIELDS = 5
+"""More of them where the integrator keeps LPT fields."""
+WRITING = 6
+"""Values of a particle that the writing of a snapshot adds, up to a limit."""
+CHUNKS = 512 * 2**20
+"""That limit: chunks that are compressed at the same time [bytes]."""
+
+
+OUTPUT = 20
+"""Values of a particle while an output is measured: the state, its density, a spectrum."""
+
+
+def evolution_values(solver: SolverOptions, *, outputs: bool = False) -> float:
+    """Returns the values of a particle that lie in memory together while it moves.
+
+    Args:
+        solver: options of the simulation.
+        outputs: whether states are measured and written during the run.
+    """
+    force = FORCE[solver.force_gradient] * solver.mesh_factor**3
+    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
+    held = max(force, OUTPUT) if outputs else force
+    return max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
+
+
+def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns what the writing of a snapshot adds to `simulation_bytes` on a rank [bytes]."""
+    values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
+    return min(CHUNKS, math.ceil(values * np.dtype(solver.precision).itemsize))
+
+
+def simulation_bytes(
+    solver: SolverOptions, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
+) -> int:
+    """Returns the memory of the fields of one universe on a rank [bytes].
+
+    Args:
+        solver: options of the simulation.
+        grid: cells along each side of the box.
+        axes: the axes of the mesh of ranks, whose row and col split the box.
+        outputs: see `evolution_values`.
+    """
+    cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
+    values = evolution_values(solver, outputs=outputs)
+    return math.ceil(values * np.dtype(solver.precision).itemsize * cells)

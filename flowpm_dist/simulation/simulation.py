@@ -22,19 +22,19 @@ from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed
-from flowpm_dist.simulation.compiled_solver import compiled_solver
-from flowpm_dist.simulation.inputs import Given, Inputs, Start, particles_of, source_of
-from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
-from flowpm_dist.simulation.options import SolverOptions
-from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
-from flowpm_dist.simulation.stages import (
+from flowpm_dist.simulation.compiled_solver import (
     AfterStep,
     Resume,
+    compiled_solver,
     evolve_particles,
     first_particles,
     halo_for,
     lpt_particles,
 )
+from flowpm_dist.simulation.inputs import Given, Inputs, Start, particles_of, source_of
+from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
+from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager

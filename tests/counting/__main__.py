@@ -1,6 +1,6 @@
 """The program with one more job, for processes of their own."""
 
-from flowpm_dist.jobs.register import JOBS
+from flowpm_dist.jobs.job import JOBS
 
 JOBS["count"] = "counting.work:CountJob"
 

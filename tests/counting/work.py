@@ -49,7 +49,7 @@ class CountJob(Job[CountOptions, int]):
     def work(self, progress: Progress) -> int:
         import tensorflow as tf
 
-        from flowpm_dist.jobs.agreement import StopError, StopRequest
+        from flowpm_dist.jobs.session import StopError, StopRequest
         from meshimpl import ProcessMesh
 
         mesh, asked = ProcessMesh(self.mesh), self.options.count

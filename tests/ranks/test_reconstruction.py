@@ -10,7 +10,7 @@ from conftest import by_rank_zero, process_mesh, shared_folder, solo
 from scipy import stats
 
 from flowpm_dist import Cosmology, Simulation, correlation_coefficient, scale_factor_steps
-from flowpm_dist.jobs.checkpoints import CheckpointError
+from flowpm_dist.jobs.session import CheckpointError
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.bias import bias_expansion
 from flowpm_dist.reconstruction import (

@@ -10,7 +10,7 @@ import flowpm_dist as fpm
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.light_cone import LightConeFiles, read_light_cone
-from flowpm_dist.jobs.checkpoints import CheckpointError, FieldCheckpoints
+from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 

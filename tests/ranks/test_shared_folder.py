@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import shared_folder
 
-import flowpm_dist.jobs.agreement as sharing
-from flowpm_dist.jobs.agreement import NOT_SEEN, SEEN, check_seen_by_all, seen_by
+import flowpm_dist.jobs.session as sharing
 from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.session import NOT_SEEN, SEEN, check_seen_by_all, seen_by
 from meshimpl import ProcessMesh, launch
 
 pytestmark = pytest.mark.ranks(2)

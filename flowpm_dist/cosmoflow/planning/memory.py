@@ -21,7 +21,7 @@ from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.observables.light_cone.section import MAPS, SPECTRA
 from flowpm_dist.options import Problem
-from flowpm_dist.simulation.memory import simulation_bytes
+from flowpm_dist.simulation.options import simulation_bytes
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan

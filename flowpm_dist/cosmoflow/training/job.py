@@ -22,8 +22,7 @@ from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import read_rows
-from flowpm_dist.jobs.run_record import RunRecord, read_json, record_of_work
+from flowpm_dist.jobs.results import RunRecord, read_json, read_rows, record_of_work
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome
@@ -174,7 +173,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         """See `Job.work`."""
         from flowpm_dist.cosmoflow.training.session import TrainingSession
         from flowpm_dist.cosmoflow.volumes.sources import stage_files
-        from flowpm_dist.jobs.agreement import StopError
+        from flowpm_dist.jobs.session import StopError
         from meshimpl.process_mesh import ProcessMesh
 
         mesh = ProcessMesh(self.mesh)
