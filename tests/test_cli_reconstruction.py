@@ -184,7 +184,6 @@ def test_what_is_kept_of_one_that_was_stopped(here):
         plan(here, resume=True)
     for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
         (folder.checkpoints / name).mkdir(parents=True)
-    assert folder.last_iteration() == 2
     assert "the last after iteration 2: go on with --resume" in job.saved()
     plan(here, resume=True)
 

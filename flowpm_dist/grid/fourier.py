@@ -10,9 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
+from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import irfft3d, rfft3d
 
 Kernel = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
@@ -184,6 +185,21 @@ def convolve(
     dims = [] if isinstance(filters, Filter) else [mtf.Dimension("component", len(filters))]
     shape = mtf.Shape([*field.shape.dims, *dims])
     return ConvolveOperation(field, shape, box, filters, half=half).outputs[0]
+
+
+@cached_on_mesh(16)
+def gaussian_smoothing(box: Box, radius: float) -> MeshFunction:
+    """Returns the compiled `f(field)` that smooths a field of the box with a Gaussian.
+
+    Args:
+        box: the box of the field.
+        radius: the standard deviation of the Gaussian [Mpc/h].
+    """
+
+    def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        return tf.exp(-0.5 * radius**2 * (kx**2 + ky**2 + kz**2))
+
+    return box.function(lambda _, x: convolve(x, box, Filter(kernel)), field=box.shape)
 
 
 def convolve_adjoint(

@@ -120,6 +120,7 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
     )
     tarp = shares_below(far[..., np.newaxis], near[..., np.newaxis], rng)[:, 0]
     inside = [np.abs(2 * ranks - 1) <= level for level in LEVELS]
+    of_level = np.array([math.sqrt(level * (1 - level) / independent) for level in LEVELS])
     return Calibration(
         names=answers.priors.names,
         count=count,
@@ -129,12 +130,7 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
         rmse=np.sqrt(np.mean((answers.mean - truth) ** 2, axis=0)),
         width=answers.sigma.mean(axis=0),
         coverage=np.array([found.mean(axis=0) for found in inside]),
-        coverage_error=np.array(
-            [
-                np.full(truth.shape[1], math.sqrt(level * (1 - level) / independent))
-                for level in LEVELS
-            ]
-        ),
+        coverage_error=np.repeat(of_level[:, np.newaxis], truth.shape[1], axis=1),
         ranks=ranks,
         ranks_p=np.array([uniform_p(column, independent) for column in ranks.T]),
         tarp=tarp,

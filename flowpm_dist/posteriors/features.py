@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.fourier import Filter, convolve
+from flowpm_dist.grid.fourier import gaussian_smoothing
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import object_named
 from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS
@@ -24,7 +22,6 @@ from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 from flowpm_dist.statistics.bispectrum import bispectrum, default_shells
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram, peaks
 from flowpm_dist.statistics.power import power_spectrum
-from meshimpl.mesh_function import MeshFunction
 
 SCALES: tuple[tuple[float, np.ndarray], ...] = (
     (0.0, np.linspace(-4.0, 5.0, 28)),
@@ -116,22 +113,13 @@ def histograms(density: Field, values: CellValues = DENSITIES) -> np.ndarray:
         values: the kind of its numbers, which determines the bins.
     """
     box = density.box
-    smoothed = [density]
-    smoothed += [Field(_smoothing(box, radius)(density.block), box) for radius, _ in SCALES[1:]]
+    smoothed, cell = [density], max(box.cell)
+    for radius, _ in SCALES[1:]:
+        smoothed.append(Field(gaussian_smoothing(box, radius * cell)(density.block), box))
     found = [
         values.histogram(field, edges) for field, (_, edges) in zip(smoothed, SCALES, strict=True)
     ]
     return np.concatenate([np.sqrt(one.counts / one.cells) for one in found], axis=-1)
-
-
-@cached_on_mesh(16)
-def _smoothing(box: Box, radius: float) -> MeshFunction:
-    length = radius * max(box.cell)
-
-    def gaussian(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-        return tf.exp(-0.5 * length**2 * (kx**2 + ky**2 + kz**2))
-
-    return box.function(lambda _, x: convolve(x, box, Filter(gaussian)), field=box.shape)
 
 
 def reduced_bispectrum(density: Field) -> np.ndarray:

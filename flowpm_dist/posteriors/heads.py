@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from scipy.special import ndtr, ndtri
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.options import object_named
-from flowpm_dist.posteriors.fitting import fitted, log_density, log_mean
+from flowpm_dist.posteriors.novelty import shift_and_scale
 from flowpm_dist.posteriors.options import HEADS, HeadOptions
-from flowpm_dist.posteriors.transforms import Transform
+from flowpm_dist.posteriors.transforms import Regression, Transform
 
 MAX_DEVIATION = 5.0
 """Features are clipped to so many standard deviations, so that an outlier does no harm."""
@@ -32,6 +32,16 @@ ROWS = 20_000
 """Number of samples that are drawn at once."""
 EDGE = 1e-7
 """Smallest distance of a parameter from the edge of its prior, in its width: z = +-5.2."""
+
+Data = tuple[np.ndarray, np.ndarray]
+"""z [n, p] and features [n, features], float64."""
+_DECAYS, _TINY = (0.9, 0.999), 1e-8
+"""Adam's decay rates and epsilon (arXiv:1412.6980)."""
+
+ALPHAS = np.logspace(-5, 2, 15)
+"""Penalties of the regressions, per sample; chosen by leave-one-out cross-validation."""
+
+Weights = list[tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,7 @@ class Posterior:
         x = _scaled(features, self.shift, self.scale)
         copies = (tf.constant(np.tile(array, (self.members, 1, 1))) for array in (z, x))
         each = log_density(self._transform, self._constants, *copies)
-        normal = -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1)
-        return log_mean(each.numpy()) - normal
+        return log_mean(each.numpy()) - _log_prior(z)
 
     def sample(self, features: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
         """Returns samples of the posterior of each data set, float64 [n, count, p].
@@ -183,6 +192,11 @@ def bounded(priors: UniformPriors, z: np.ndarray) -> np.ndarray:
     return priors.low + (priors.high - priors.low) * ndtr(z)
 
 
+def _log_prior(z: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of the prior of z, [n] of [n, p]."""
+    return -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1)
+
+
 def _scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
     scaled = (np.asarray(features, np.float64) - shift) / scale
     return np.clip(scaled, -MAX_DEVIATION, MAX_DEVIATION)
@@ -220,15 +234,148 @@ def fit_posterior(
         FloatingPointError: the likelihood is not finite.
     """
     options, build = options or HeadOptions(), head_of(head)
-    shift, spread = train.features.mean(axis=0), train.features.std(axis=0)
-    scale = np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
+    shift, scale = shift_and_scale(train.features)
     data = [
         (unbounded(priors, given.truth), _scaled(given.features, shift, scale))
         for given in (train, validation)
     ]
     transform = build(len(shift), len(priors.names), options.hidden)
     weights, loss = fitted(transform, data[0], data[1], options)
-    normal = -0.5 * np.sum(data[1][0] ** 2 + np.log(2 * np.pi), axis=1)
-    return Posterior(
-        head, priors, options.hidden, shift, scale, tuple(weights), loss + float(normal.mean())
-    )
+    loss += float(_log_prior(data[1][0]).mean())
+    return Posterior(head, priors, options.hidden, shift, scale, tuple(weights), loss)
+
+
+def log_density(transform: Transform, weights: Sequence[tf.Tensor], z: tf.Tensor, x: tf.Tensor):
+    """Returns ln q(z | x) of each member, [member, n]; see `Transform.noise`."""
+    noise, log_det = transform.noise(weights, z, x)
+    normal = -0.5 * tf.reduce_sum(noise**2, -1) - 0.5 * transform.parameters * np.log(2 * np.pi)
+    return normal + log_det
+
+
+def fitted(
+    transform: Transform, train: Data, validation: Data, options: HeadOptions
+) -> tuple[list[np.ndarray], float]:
+    """Returns the weights of the members, and their validation loss. Repeatable to the bit.
+
+    Adam with decoupled weight decay (arXiv:1711.05101). Kernels decay to their initial values, so
+    that a large penalty leaves the linear regression that the fit starts from. Each member keeps
+    the epoch with its lowest validation loss. All members of all penalties are trained at the same
+    time, which no optimiser of Keras does: each member has a decay and an end of its own.
+
+    Args:
+        transform: the transform whose weights are fitted.
+        train: the set to fit to.
+        validation: the set on which the members' epochs and the penalty are chosen.
+        options: options of the fit.
+
+    Returns:
+        Weights [member, ...], and the mean of -ln q(z | x), q the mean of the members' densities.
+    """
+    rng = np.random.default_rng(options.seed)
+    total = options.members * len(options.penalties)
+    start = transform.initial(rng, total, _regression(train, validation))
+    first = [tf.constant(w) for w in start]
+    moments = [tf.zeros_like(w) for w in first] * 2
+    penalty = tf.constant(np.repeat(options.penalties, options.members))
+    count = len(train[0])
+    size = min(options.batch, count)
+    steps = count // size
+    held_out = [tf.constant(np.tile(a, (total, 1, 1))) for a in validation]
+    epoch = _epoch(transform, train, held_out, first, penalty, options.learning_rate)
+    numbers = tf.TensorSpec([], tf.float64), tf.TensorSpec([steps, total, size], tf.int64)
+    epoch = epoch.get_concrete_function(first, moments, *numbers)
+    weights, best, step = first, [w.copy() for w in start], tf.constant(0.0, tf.float64)
+    logs = np.asarray(log_density(transform, first, *held_out))
+    lowest, best_epoch = -logs.mean(axis=1), 0
+    for number in range(1, options.epochs + 1):
+        orders = np.stack([rng.permutation(count) for _ in range(total)])
+        batches = orders[:, : steps * size].reshape(total, steps, size).transpose(1, 0, 2)
+        each, weights, moments, step = epoch(weights, moments, step, tf.constant(batches))
+        found = -each.numpy().mean(axis=1)
+        better = found < lowest
+        if better.any():
+            lowest, best_epoch = np.where(better, found, lowest), number
+            logs = np.where(better[:, np.newaxis], each, logs)
+            for kept, now in zip(best, weights, strict=True):
+                kept[better] = now.numpy()[better]
+        elif number - best_epoch >= options.patience:
+            break
+    if not np.isfinite(lowest).all():
+        raise FloatingPointError("a head cannot be fitted: its likelihood is not finite")
+    groups = logs.reshape(len(options.penalties), options.members, -1)
+    scores = [-log_mean(group).mean() for group in groups]
+    chosen = int(np.argmin(scores))
+    own = slice(chosen * options.members, (chosen + 1) * options.members)
+    return [w[own] for w in best], float(scores[chosen])
+
+
+def log_mean(log_densities: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of the mean density over the members, [n] of [member, n]."""
+    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(log_densities))
+
+
+def _epoch(
+    transform: Transform,
+    train: Data,
+    held_out: Weights,
+    start: Weights,
+    penalty: tf.Tensor,
+    rate: float,
+) -> Any:
+    """Returns a TensorFlow function that makes the steps of an epoch.
+
+    The function takes weights, Adam's moments, the number of steps made so far, and the numbers of
+    the samples of each step [step, member, sample]. It returns ln q of the validation set, and the
+    first three arguments after the epoch.
+    """
+    z, x = map(tf.constant, train)
+
+    def updated(weights: Weights, moments: Weights, step: tf.Tensor, samples: tf.Tensor):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            each = log_density(transform, weights, tf.gather(z, samples), tf.gather(x, samples))
+            loss = -tf.reduce_sum(tf.reduce_mean(each, axis=1))
+        gradients = tape.gradient(loss, weights)
+        first, second, new = [], [], []
+        halves = moments[: len(weights)], moments[len(weights) :]
+        for w, g, m, v, begun in zip(weights, gradients, *halves, start, strict=True):
+            m = _DECAYS[0] * m + (1 - _DECAYS[0]) * g
+            v = _DECAYS[1] * v + (1 - _DECAYS[1]) * g**2
+            unbiased = [a / (1 - d ** (step + 1)) for a, d in zip((m, v), _DECAYS, strict=True)]
+            is_kernel = w.shape.rank > 2
+            decay = penalty[:, tf.newaxis, tf.newaxis] * (w - begun) if is_kernel else 0.0
+            new.append(w - rate * (unbiased[0] / (tf.sqrt(unbiased[1]) + _TINY) + decay))
+            first.append(m)
+            second.append(v)
+        return new, [*first, *second], step + 1
+
+    @tf.function(jit_compile=True, autograph=False)
+    def epoch(weights: Weights, moments: Weights, step: tf.Tensor, batches: tf.Tensor):
+        def body(number, weights, moments, step):
+            return (number + 1, *updated(weights, moments, step, batches[number]))
+
+        _, weights, moments, step = tf.while_loop(
+            lambda number, *_: number < batches.shape[0], body, [0, weights, moments, step]
+        )
+        return log_density(transform, weights, *held_out), weights, moments, step
+
+    return epoch
+
+
+def _regression(train: Data, validation: Data) -> Regression:
+    """Returns ridge regressions fitted to the training set; residuals are on the validation set."""
+    from sklearn.linear_model import RidgeCV  # a second to load, on the rank that fits alone
+
+    def regression(
+        inputs: int, parameters: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        given, held_out = (
+            np.concatenate([x, z], axis=1)[:, :inputs] for z, x in (train, validation)
+        )
+        wanted, truth = (z[:, list(parameters)] for z, _ in (train, validation))
+        ridge = RidgeCV(ALPHAS * len(given), alpha_per_target=True).fit(given, wanted)
+        slopes = ridge.coef_.reshape(len(parameters), inputs).T
+        offsets = np.reshape(ridge.intercept_, len(parameters))
+        return slopes, offsets, truth - held_out @ slopes - offsets
+
+    return regression

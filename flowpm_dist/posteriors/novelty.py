@@ -18,6 +18,16 @@ UNUSUAL = 0.99
 """Quantile of the held-out samples beyond which data are called unusual."""
 
 
+def shift_and_scale(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means and standard deviations [features]; 1 in place of a deviation of about 0.
+
+    Args:
+        features: [n, features].
+    """
+    shift, spread = features.mean(axis=0), features.std(axis=0)
+    return shift, np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
+
+
 @dataclass(frozen=True)
 class FeatureDensity:
     """A Gaussian of features along their principal components, and their scatter off these.
@@ -51,8 +61,7 @@ class FeatureDensity:
                 fitted to it.
         """
         train = np.asarray(train, np.float64)
-        shift, spread = train.mean(axis=0), train.std(axis=0)
-        scale = np.where(spread > 1e-9 * np.abs(shift), spread, 1.0)
+        shift, scale = shift_and_scale(train)
         _, singular, rows = np.linalg.svd((train - shift) / scale, full_matrices=False)
         variance = singular**2 / len(train)
         share = np.cumsum(variance) / max(variance.sum(), np.finfo(float).tiny)

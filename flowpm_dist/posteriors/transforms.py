@@ -112,11 +112,8 @@ class Gaussian(Transform):
         """Returns the mean [.., p], ln of the diagonal of A [.., p], and A [.., p, p]."""
         p = self.parameters
         found = _perceptron(weights, x, self._masks)
-        mean, log_diagonal, rest = (
-            found[..., :p],
-            _limited(found[..., p : 2 * p]),
-            found[..., 2 * p :],
-        )
+        mean, log_diagonal, rest = tf.split(found, [p, p, len(self._below)], axis=-1)
+        log_diagonal = _limited(log_diagonal)
         places = np.zeros([len(self._below), p, p])
         places[np.arange(len(self._below)), self._below[:, 0], self._below[:, 1]] = 1.0
         factor = tf.linalg.diag(tf.exp(log_diagonal))
@@ -186,13 +183,9 @@ class SplineFlow(Transform):
         masks = self._masks[layer]
         own = weights[layer * len(masks) : (layer + 1) * len(masks)]
         found = _perceptron(own, tf.concat([x, z], axis=-1), masks)
-        shape = tf.concat([tf.shape(z), [self._each]], axis=0)
-        found = tf.reshape(found, shape)
-        return (
-            found[..., 0],
-            _limited(found[..., 1]),
-            parameters_of_spline(found[..., 2:], self._bins),
-        )
+        found = tf.reshape(found, tf.concat([tf.shape(z), [self._each]], axis=0))
+        knots = parameters_of_spline(found[..., 2:], self._bins)
+        return found[..., 0], _limited(found[..., 1]), knots
 
     def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
         """See `Transform.noise`."""

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
-from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -43,25 +41,19 @@ def slabs_figure(
         a: the scale factor.
     """
     densities = {title: each for title, each in maps.items() if title != "residual"}
-    residual = maps["residual"]
-    count = len(densities) + 1
-    figure = new_figure(3.3 * count + 1.6, 3.9)
-    panels = list(figure.subplots(1, count, sharey=True))
-    norm = _norm(densities)
-    for axes, (title, values) in zip(panels[:-1], densities.items(), strict=True):
-        shown = np.maximum(values, float(norm.vmin or 0))  # a logarithm hides what is not above 0
-        image = _show(axes, shown, size, title, norm=norm, cmap="inferno")
-    bar = figure.colorbar(image, ax=panels[:-1], extend="both", fraction=0.05, pad=0.01)
-    bar.set_label("density / mean density")
-    if isinstance(norm, LogNorm):
-        plain_log_ticks(bar.ax.yaxis)
+    norm, residual = _norm(densities), maps["residual"]
+    # A logarithm hides what is not above 0.
+    densities = {n: np.maximum(each, float(norm.vmin or 0)) for n, each in densities.items()}
     most = float(np.nanpercentile(np.abs(residual), 99.5)) or 1.0
     around = Normalize(-most, most)
-    title = "data - reconstruction"
-    image = _show(panels[-1], residual, size, title, norm=around, cmap="RdBu_r")
-    bar = figure.colorbar(image, ax=panels[-1], extend="both", fraction=0.05, pad=0.02)
-    bar.set_label("difference / mean density")
-    panels[0].set_ylabel(r"$y$  [Mpc/$h$]")
+    figure = _side_by_side(
+        (
+            Panels(densities, norm, "density / mean density", "inferno"),
+            Panels({"data - reconstruction": residual}, around, "difference / mean density"),
+        ),
+        size,
+        r"[Mpc/$h$]",
+    )
     thick = f"mean over {thickness:.3g} Mpc/$h$"
     figure.suptitle(f"{thick} at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     return figure
@@ -78,20 +70,61 @@ def maps_figure(maps: Mapping[str, np.ndarray], field_of_view: float, source: st
     smooth = {"truth": maps["truth"]} if "truth" in maps else {}
     smooth["reconstruction"] = maps["kappa"]
     noisy = {"data": maps["data"], "data - reconstruction": maps["data"] - maps["kappa"]}
-    count = len(smooth) + len(noisy)
+    groups = []
+    for each in (smooth, noisy):
+        most = float(np.percentile(np.abs(np.stack(list(each.values()))), 99.7)) or 1e-12
+        groups.append(Panels(each, Normalize(-most, most), r"convergence $\kappa$"))
+    figure = _side_by_side(groups, (field_of_view, field_of_view), "[deg]")
+    figure.suptitle(f"sources: {source}", **SMALL_TITLE)
+    return figure
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Maps with one colour bar.
+
+    Attributes:
+        maps: maps [x, y] by title; NaN where there is nothing.
+        norm: the colour scale.
+        label: the label of the colour bar.
+        colours: the name of the colours.
+    """
+
+    maps: Mapping[str, np.ndarray]
+    norm: Normalize
+    label: str
+    colours: str = "RdBu_r"
+
+
+def _side_by_side(groups: Sequence[Panels], size: tuple[float, float], unit: str) -> Figure:
+    """Returns a figure of groups of maps in a row.
+
+    Args:
+        groups: the groups from left to right.
+        size: the size of the maps along x and y.
+        unit: its unit.
+    """
+    count = sum(len(group.maps) for group in groups)
     figure = new_figure(3.3 * count + 1.6, 3.9)
     panels = list(figure.subplots(1, count, sharey=True))
-    for group, own in ((smooth, panels[: len(smooth)]), (noisy, panels[len(smooth) :])):
-        most = float(np.percentile(np.abs(np.stack(list(group.values()))), 99.7)) or 1e-12
-        for axes, (title, values) in zip(own, group.items(), strict=True):
-            extent, norm = (0, field_of_view, 0, field_of_view), Normalize(-most, most)
-            image = axes.imshow(values.T, origin="lower", extent=extent, norm=norm, cmap="RdBu_r")
+    panels[0].set_ylabel(f"$y$  {unit}")
+    for group in groups:
+        own, panels = panels[: len(group.maps)], panels[len(group.maps) :]
+        for axes, (title, values) in zip(own, group.maps.items(), strict=True):
+            axes.set_facecolor("0.8")
+            image = axes.imshow(
+                values.T,
+                origin="lower",
+                extent=(0, size[0], 0, size[1]),
+                norm=group.norm,
+                cmap=group.colours,
+            )
             axes.set_title(title, fontsize=10)
-            axes.set_xlabel(r"$x$  [deg]")
+            axes.set_xlabel(f"$x$  {unit}")
         bar = figure.colorbar(image, ax=own, extend="both", fraction=0.05, pad=0.01)
-        bar.set_label(r"convergence $\kappa$")
-    panels[0].set_ylabel(r"$y$  [deg]")
-    figure.suptitle(f"sources: {source}", **SMALL_TITLE)
+        bar.set_label(group.label)
+        if isinstance(group.norm, LogNorm):
+            plain_log_ticks(bar.ax.yaxis)
     return figure
 
 
@@ -106,17 +139,6 @@ def _norm(densities: Mapping[str, np.ndarray]) -> Normalize:
         return Normalize(low, max(high, low + 1e-3))
     low = max(low, LEAST)
     return LogNorm(low, max(high, 2 * low))
-
-
-def _show(
-    axes: Axes, values: np.ndarray, size: tuple[float, float], title: str, **colours: Any
-) -> AxesImage:
-    axes.set_facecolor("0.8")
-    extent = (0, size[0], 0, size[1])
-    image = axes.imshow(values.T, origin="lower", extent=extent, **colours)
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(r"$x$  [Mpc/$h$]")
-    return image
 
 
 def correlation_figure(
@@ -137,7 +159,7 @@ def correlation_figure(
     top.set(
         xscale="log",
         ylabel=r"correlation $r(k)$ with the truth",
-        ylim=(min(0, _least(fields)), 1.05),
+        ylim=(min(0, *(1.05 * float(np.nanmin(r)) for r, _ in fields.values())), 1.05),
     )
     below.set(xlabel=r"$k$  [$h$/Mpc]", ylabel=r"$T(k) = \sqrt{P / P_{\rm truth}}$")
     below.set_ylim(0, max(1.3, *(1.05 * float(np.nanmax(t)) for _, t in fields.values())))
@@ -148,10 +170,6 @@ def correlation_figure(
     plain_log_ticks(below.xaxis)
     top.legend(loc="lower left", **PLAIN_LEGEND)
     return figure
-
-
-def _least(fields: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> float:
-    return min(1.05 * float(np.nanmin(r)) for r, _ in fields.values())
 
 
 def loss_figure(rows: Sequence[Mapping[str, str]], observed: int, cells: int) -> Figure:

@@ -25,16 +25,7 @@ class NoProgressError(FloatingPointError):
 
 
 class StalledError(Exception):
-    """An error: no step lowers the loss any more within its precision.
-
-    Args:
-        message: what was tried.
-        evaluations: the number of gradient evaluations that were made.
-    """
-
-    def __init__(self, message: str, evaluations: int) -> None:
-        super().__init__(message)
-        self.evaluations = evaluations
+    """An error: no step lowers the loss any more within its precision."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +35,11 @@ class Report:
     Attributes:
         point: the point that the minimiser has reached.
         evaluation: the evaluation there.
-        evaluations: the number of gradient evaluations of the iteration.
         step: the length of the step divided by the length of the direction.
     """
 
     point: Unknowns
     evaluation: Evaluation
-    evaluations: int
     step: float
 
 
@@ -62,12 +51,15 @@ class LBFGS:
     shortened to the minimum of the parabola through what is known. A step to values that are not
     finite is shortened to a tenth. Pairs without positive curvature are left out.
 
+    Attributes:
+        evaluations: the number of gradient evaluations so far.
+
     Args:
         history: the number of pairs that are kept.
     """
 
     def __init__(self, history: int = 10) -> None:
-        self._history = history
+        self._history, self.evaluations = history, 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """Begins at a point of the unknowns, without any memory of earlier iterations."""
@@ -85,10 +77,9 @@ class LBFGS:
             NoProgressError: if the loss is not finite wherever a step leads.
             StalledError: if no step lowers the loss.
         """
-        space, count = self._objective.space, 0
+        space = self._objective.space
         if self._here is None:
-            self._here = _finite_evaluation(self._objective, self._point)
-            count += 1
+            self._here = self._finite_evaluation(self._point)
             if self._here is None:
                 raise NoProgressError("the loss is not finite where the search begins")
         here = self._here
@@ -101,26 +92,30 @@ class LBFGS:
         length, lost = 1.0, 0
         for _ in range(MOST_TRIES):
             trial = self._point.plus(length, direction)
-            found = _finite_evaluation(self._objective, trial)
-            count += 1
+            found = self._finite_evaluation(trial)
             if found is not None and self._enough(here, found, length, slope):
                 self._remember(trial - self._point, found.gradient - here.gradient)
                 self._point, self._here = trial, found
-                return Report(trial, found, count, length)
+                return Report(trial, found, length)
             lost += found is None
             length = _shorter(length, slope, here, found)
         if self._pairs:
             self._pairs.clear()
-            try:
-                report = self.iterate()
-            except StalledError as error:
-                error.evaluations += count
-                raise
-            return Report(report.point, report.evaluation, count + report.evaluations, report.step)
+            return self.iterate()
         tried = f"{MOST_TRIES} steps, down to {length:.1e} of the steepest descent,"
         if lost == MOST_TRIES:
             raise NoProgressError(f"{tried} lead to a loss that is not finite")
-        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}", count)
+        raise StalledError(f"{tried} do not lower the loss of {float(here.loss):.6g}")
+
+    def _finite_evaluation(self, point: Unknowns) -> Evaluation | None:
+        """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
+        self.evaluations += 1
+        found = attempt(self._objective, point)
+        if found is None:
+            return None
+        square = self._objective.space.dot(found.gradient, found.gradient)
+        finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
+        return found if finite else None
 
     @staticmethod
     def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
@@ -179,13 +174,3 @@ def _shorter(length: float, slope: float, here: Evaluation, found: Evaluation | 
     rise = float(found.loss) - float(here.loss) - slope * length
     best = -slope * length**2 / (2 * rise) if rise > 0 else 0.5 * length
     return min(max(best, 0.1 * length), 0.5 * length)
-
-
-def _finite_evaluation(objective: EvenPosterior, point: Unknowns) -> Evaluation | None:
-    """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
-    found = attempt(objective, point)
-    if found is None:
-        return None
-    square = objective.space.dot(found.gradient, found.gradient)
-    finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
-    return found if finite else None

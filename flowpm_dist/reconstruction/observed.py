@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist import reconstruction
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -26,10 +27,9 @@ from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import CellOptions, ObservationError
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
 from flowpm_dist.options import nearest, python_object
-from flowpm_dist.reconstruction import likelihoods
 from flowpm_dist.reconstruction.figures import maps_figure, slabs_figure
-from flowpm_dist.reconstruction.likelihoods import GaussianMaps, Likelihood
-from flowpm_dist.reconstruction.likelihoods.base import in_dtype_of
+from flowpm_dist.reconstruction.likelihoods.base import Likelihood, in_dtype_of
+from flowpm_dist.reconstruction.likelihoods.gaussian_maps import GaussianMaps
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.unknowns import Space, Use
 from flowpm_dist.reconstruction.work import FIELDS, MAPS
@@ -247,7 +247,7 @@ def likelihood_of(
     asked = options.likelihood
     noise = block.sigma if block.mean_count is None else block.mean_count
     if asked.name is None:
-        of_kind = getattr(likelihoods, options.observation.likelihood)
+        of_kind = getattr(reconstruction, options.observation.likelihood)
         error = {"error": asked.error} if asked.error else {}
         default: Likelihood = of_kind(box, values, noise, observed, **error)
         return default

@@ -50,18 +50,10 @@ from flowpm_dist.options import (
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import SimulatedRun, mesh_of_box
 
-Stages = Annotated[
-    tuple[
-        tuple[
-            Annotated[float, Field(ge=0)],
-            Annotated[float, Field(ge=1)],
-            Annotated[int, Field(ge=1)],
-        ],
-        ...,
-    ],
-    Field(min_length=1),
-    BeforeValidator(rows),
-]
+Radius = Annotated[float, Field(ge=0)]
+Inflation = Annotated[float, Field(ge=1)]
+Stage = tuple[Radius, Inflation, Annotated[int, Field(ge=1)]]
+Stages = Annotated[tuple[Stage, ...], Field(min_length=1), BeforeValidator(rows)]
 
 
 class LikelihoodOptions(Options):
@@ -389,9 +381,8 @@ class ReconstructionOptions(SimulatedRun):
         drawing = (gradient + (EXCHANGED if split > 1 else 0)) * together / split
         values = max(searching, drawing) * math.prod(grid)
         if self.lightcone is not None:
-            values += (
-                MAPS * len(self.lightcone.sources) * self.lightcone.pixels**2 * max(1, together)
-            )
+            pixels = len(self.lightcone.sources) * self.lightcone.pixels**2
+            values += MAPS * pixels * max(1, together)
         return process_bytes(axes) + PROGRAMS + math.ceil(values * itemsize)
 
     @property

@@ -18,7 +18,7 @@ depend on it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.observables.universe_model import UniverseModel
-from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing, Likelihood
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 from flowpm_dist.statistics.bins import multiplicities
 from meshimpl.compat import mtf
@@ -41,17 +41,32 @@ DIFFERENCE = 1e-3
 class Scaling:
     """A scaling of the modes and of the parameters by the square root of their curvature.
 
+    Linear theory gives the curvature of each mode: 1 + information x response^2.
+
     Args:
-        space: the space of the unknowns.
-        function: `f(field, kernel)`, F^-1 kernel F field.
-        root: `f(parameters)`, the square root of the curvature with respect to the field, float64,
-            for this rank's modes [kz, ky, kx] or [chain, kz, ky, kx].
+        posterior: the posterior of the unknowns.
+        annealing: the annealing of its likelihood.
     """
 
-    def __init__(
-        self, space: Space, function: MeshFunction, root: Callable[[tf.Tensor], tf.Tensor]
-    ) -> None:
-        self._space, self._function, self._root_of = space, function, root
+    def __init__(self, posterior: Posterior, annealing: Annealing) -> None:
+        self._posterior, self._space = posterior, posterior.space
+        kx, ky, kz = self._space.box.wavenumbers()
+        kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
+        known = posterior.likelihood.information(annealing) / annealing.inflation**2
+        self._information = kept * known
+
+    def _root_of(self, normal: tf.Tensor) -> tf.Tensor:
+        """Returns the square root of the curvature with respect to the field, float64.
+
+        Args:
+            normal: the unit normal parameters.
+
+        Returns:
+            The roots for this rank's modes [kz, ky, kx] or [chain, kz, ky, kx].
+        """
+        model = self._posterior.model
+        response = tf.cast(model.linear_response(self._posterior.values_of(normal)), tf.float64)
+        return tf.sqrt(1 + self._information * tf.square(response))
 
     def to_even(self, x: Unknowns) -> Unknowns:
         """Returns the coordinates of even curvature of a point."""
@@ -82,7 +97,7 @@ class Scaling:
 
     def times(self, field: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """Returns F^-1 kernel F field."""
-        return self._function(field, tf.cast(kernel, field.dtype))
+        return self._posterior.filter(field, tf.cast(kernel, field.dtype))
 
     @functools.cached_property
     def _constant(self) -> tf.Tensor:
@@ -209,9 +224,10 @@ class Posterior:
 
         The normal distribution function maps each unit normal unknown to the uniform prior.
         """
-        return self._values(x.parameters)
+        return self.values_of(x.parameters)
 
-    def _values(self, normal: tf.Tensor) -> dict[str, tf.Tensor]:
+    def values_of(self, normal: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the values of unit normal parameters by name, see `parameters`."""
         values = {}
         for number, (name, (low, high)) in enumerate(self.priors.items()):
             share = 0.5 * (1 + tf.math.erf(normal[..., number] / np.sqrt(2.0)))
@@ -249,22 +265,11 @@ class Posterior:
         return parts, *found
 
     def scaling(self, annealing: Annealing = EXACT) -> Scaling:
-        """Returns the scaling to coordinates in which the annealed posterior is evenly curved.
-
-        Linear theory gives the curvature of each mode: 1 + information x response^2.
-        """
-        kx, ky, kz = self.space.box.wavenumbers()
-        kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
-        information = kept * (self.likelihood.information(annealing) / annealing.inflation**2)
-
-        def root(normal: tf.Tensor) -> tf.Tensor:
-            response = tf.cast(self.model.linear_response(self._values(normal)), tf.float64)
-            return tf.sqrt(1 + information * tf.square(response))
-
-        return Scaling(self.space, self._filter, root)
+        """Returns the scaling to coordinates in which the annealed posterior is evenly curved."""
+        return Scaling(self, annealing)
 
     @functools.cached_property
-    def _filter(self) -> MeshFunction:
+    def filter(self) -> MeshFunction:
         """The compiled `f(field, kernel)`: F^-1 kernel F field, for real kernels even in k."""
         box = self.space.box
         modes = box.mode_shape if self.space.names else mtf.Shape(box.mode_shape.dims[-3:])

@@ -14,12 +14,11 @@ import numpy as np
 import tensorflow as tf
 import zarr
 from scipy.stats import norm
-from zarr.codecs import BloscCodec
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import WriteError, write_text
-from flowpm_dist.io.snapshot import chunk_shape, load_snapshot
+from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.session import StopError, StopRequest
@@ -93,16 +92,9 @@ class SampleFile:
         chunk = chunk_shape(box.block, dtype.itemsize)
         for name, meaning in MEANINGS.items():
             more = (kept,) if name == "white_noise" else ()
-            group.create_array(
-                name,
-                shape=(*more, *box.shape.to_integer_list),
-                chunks=(1,) * (len(more) + 1) + chunk,
-                dtype=dtype,
-                fill_value=np.nan,
-                compressors=BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"),
-                dimension_names=("draw", "chain", "x", "y", "z")[1 - len(more) :],
-                attributes={"units": "1", "meaning": meaning},
-            )
+            shape, chunks = (*more, *box.shape.to_integer_list), (1,) * (len(more) + 1) + chunk
+            axes = ("draw", "chain", "x", "y", "z")[1 - len(more) :]
+            new_array(group, name, shape, chunks, dtype, axes, "1", meaning)
 
     def write(self, name: str, point: Unknowns, *number: int) -> None:
         """Writes the white noise of this rank's chains to one of the arrays.

@@ -9,7 +9,7 @@ import numpy as np
 
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.lbfgs import LBFGS, StalledError
-from flowpm_dist.reconstruction.likelihoods import EXACT, Annealing
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns
 
@@ -141,11 +141,11 @@ class Search(StagedRun):
         # Evaluations that earlier stages did not use are available to this one.
         end = sum(stage.evaluations for stage in self.stages[: self.progress.stage + 1])
         while not self.progress.ended and self.progress.evaluations < end:
-            now = self.progress
+            now, before = self.progress, self._scheme.evaluations
             try:
                 report = self._scheme.iterate()
-            except StalledError as error:
-                made = now.evaluations + error.evaluations
+            except StalledError:
+                made = now.evaluations + self._scheme.evaluations - before
                 self.progress = replace(now, evaluations=made, ended=True)
                 break
             found, point = report.evaluation, objective.scaling.from_even(report.point)
@@ -153,7 +153,7 @@ class Search(StagedRun):
             self.progress = replace(
                 now,
                 iteration=now.iteration + 1,
-                evaluations=now.evaluations + report.evaluations,
+                evaluations=now.evaluations + self._scheme.evaluations - before,
                 ended=norm**2 < limit,
             )
             row = Row(

@@ -23,7 +23,7 @@ from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.figures import correlation_figure, loss_figure
 from flowpm_dist.reconstruction.lbfgs import LBFGS
-from flowpm_dist.reconstruction.likelihoods import Annealing
+from flowpm_dist.reconstruction.likelihoods.base import Annealing
 from flowpm_dist.reconstruction.observed import Universe, model_of, observed_kind, write_spectra
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
@@ -251,8 +251,7 @@ class SearchSession:
     def _fields_of(self, universe: Universe) -> dict[str, Field]:
         state = universe.state
         density = Field(self.model.matter(state), state.box)
-        white_noise, linear_delta = state.white_noise, state.linear_delta
-        return {"white_noise": white_noise, "linear_delta": linear_delta, "density": density}
+        return {**state.fields(("white_noise", "linear_delta")), "density": density}
 
     def _facts_of(self, point: Unknowns, values: Mapping[str, float]) -> dict[str, Any]:
         """Returns the losses and the parameters at the point that was found."""
@@ -266,9 +265,7 @@ class SearchSession:
                 parameters[name]["truth"] = own[name]
         return {
             "parameters": parameters,
-            "loss": float(at.loss),
-            "data": float(at.data),
-            "prior": float(at.prior),
+            **{name: float(getattr(at, name)) for name in ("loss", "data", "prior")},
             "data_per_observed_cell": float(at.data) / max(1, count),
             "prior_per_cell": float(at.prior) / cells,
             "observed_cells": count,

@@ -42,7 +42,6 @@ class ReconstructionFolder(WorkFolder):
         iterations: the table with a row for each iteration.
         draws: the table with a row for each move of each chain.
         fields: the fields of the universe that was found; they are moved here last.
-        maps: the maps of a reconstruction from the convergence.
         chains: the checkpoints of the chains.
         result: the numbers of the result.
     """
@@ -55,8 +54,8 @@ class ReconstructionFolder(WorkFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.iterations, self.draws = self.path / "iterations.csv", self.path / "draws.csv"
-        self.fields, self.maps = self.path / FIELDS, self.path / MAPS[0]
-        self.chains, self.result = self.path / "chains", self.path / "result.json"
+        self.fields, self.chains = self.path / FIELDS, self.path / "chains"
+        self.result = self.path / "result.json"
 
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the files that were read at the beginning, by key."""
@@ -69,15 +68,6 @@ class ReconstructionFolder(WorkFolder):
             WriteError: they cannot be written.
         """
         write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether the search has ended, and its results are written."""
-        return bool(self.mark().get("searched"))
-
-    def last_iteration(self) -> int | None:
-        """Returns the iteration of the search's latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.checkpoints, "iteration"), default=None)
 
     def last_move(self) -> int | None:
         """Returns the move of the chains' latest checkpoint, or None if there is none."""
@@ -121,7 +111,8 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         if not self.resume:
             return
         made = len(read_rows(folder.iterations))
-        if made >= options.search.checkpoint_every and folder.last_iteration() is None:
+        kept = numbered_checkpoints(folder.checkpoints, self.unit)
+        if made >= options.search.checkpoint_every and not kept:
             raise OutputError(
                 f"{folder.path} has made {made} iterations, but {folder.checkpoints} holds no "
                 "checkpoint: put it back, or begin anew with --overwrite"
@@ -301,7 +292,8 @@ def reconstruct(
     from meshimpl.process_mesh import ProcessMesh
 
     mesh = ProcessMesh(search_mesh(shape))
-    if bool(mesh.world.broadcast(tf.constant(resume and folder.is_searched))):
+    is_searched = resume and bool(folder.mark().get("searched"))
+    if bool(mesh.world.broadcast(tf.constant(is_searched))):
         facts: dict[str, Any] = json.loads(folder.result.read_text())
     else:
         searched = options.with_mesh(search_mesh(shape))

@@ -159,7 +159,7 @@ def test_a_mock_is_found_again(mesh, tmp_path_factory):
         for row in facts["convergence"]:
             assert row["r found"] > row["r data"] + 0.02, facts["convergence"]
         assert facts["data_per_observed_cell"] < 0.7
-    maps, truth = load_snapshot(folder.maps), session.observed.truth.expected
+    maps, truth = load_snapshot(folder.path / "convergence.zarr"), session.observed.truth.expected
     assert maps.arrays["kappa"].shape == (2, 8, 8)
     np.testing.assert_array_equal(np.swapaxes(maps["data"], -1, -2), session.observed.data)
     table = np.genfromtxt(folder.path / "convergence.csv", delimiter=",", names=True)

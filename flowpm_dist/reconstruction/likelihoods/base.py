@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.fourier import Filter, convolve
-from meshimpl.mesh_function import MeshFunction
+from flowpm_dist.grid.fourier import gaussian_smoothing
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class Likelihood(abc.ABC):
     def __init__(self, box: Box, observed: tf.Tensor | None = None) -> None:
         self.box = box
         self.observed = tf.ones(box.block, box.dtype) if observed is None else observed
-        self._smoothings: dict[float, MeshFunction] = {}
 
     @abc.abstractmethod
     def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
@@ -111,31 +109,18 @@ class Likelihood(abc.ABC):
             annealing: the annealing of the noise.
         """
         if annealing.radius:
-            residual = self._smoothed(annealing.radius)(residual)
+            residual = gaussian_smoothing(self.box, annealing.radius)(residual)
         return self.sum(tf.square(residual)) * (0.5 / annealing.inflation**2)
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
         """Returns this rank's share of the sum over the cells, float64: [..., x, y, z] -> [...]."""
         return self.share * sum_over_cells(values)
 
-    def _smoothed(self, radius: float) -> MeshFunction:
-        if radius not in self._smoothings:
-            kernel = Filter(functools.partial(_gaussian, radius=radius))
-            self._smoothings[radius] = self.box.function(
-                lambda _, x: convolve(x, self.box, kernel), field=self.box.shape
-            )
-        return self._smoothings[radius]
-
     def information(self, annealing: Annealing = EXACT) -> float:
         """Returns the mean of the inverse variance over all cells. On all ranks together."""
         local = self.sum(self.inverse_variance(annealing))
         replicas = self.box.mesh.axis_size("replica")
         return float(self.box.mesh.world.allreduce(local)) / (replicas * self.box.cells)
-
-    @functools.cached_property
-    def typical_information(self) -> float:
-        """The mean of the inverse variance over the cells that are observed."""
-        return self.information() * self.box.cells / max(1, self.count)
 
     @functools.cached_property
     def count(self) -> int:
@@ -153,7 +138,8 @@ class Likelihood(abc.ABC):
         at most `LARGEST_CHANGE`. The last annealing is `EXACT`.
         """
         cell = max(self.box.cell)
-        sigma = 1 / math.sqrt(self.typical_information)
+        # The mean over the cells that are observed.
+        sigma = 1 / math.sqrt(self.information() * self.box.cells / max(1, self.count))
         easiest, easy = (max(1.0, x / sigma) for x in (EASIEST_SIGMA, EASY_SIGMA))
         first = max(FIRST_RADIUS, 4 * cell)
         halvings = range(math.floor(math.log2(first / cell) + 1e-9))
@@ -167,10 +153,6 @@ def quieter(inflation: float) -> list[Annealing]:
     steps = max(1, math.ceil(math.log(inflation) / math.log(LARGEST_CHANGE) - 1e-9))
     lowered = [Annealing(0.0, inflation ** (1 - n / steps)) for n in range(1, steps)]
     return [*lowered, EXACT]
-
-
-def _gaussian(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, radius: float) -> tf.Tensor:
-    return tf.exp(-0.5 * radius**2 * (kx**2 + ky**2 + kz**2))
 
 
 def in_dtype_of(box: Box, value: Any) -> tf.Tensor:
