@@ -57,6 +57,7 @@ setup(
     ),
     package_data={
         "flowpm_dist": ["py.typed"],
+        "flowpm_dist.cli": ["job.sbatch"],
         "meshimpl": ["py.typed"],
         # What `flowpm-dist build` builds from.
         "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.h"],

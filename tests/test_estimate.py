@@ -15,8 +15,8 @@ from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.jobs.estimate import (
     Demand,
     Estimate,
-    Kind,
     TooLargeError,
+    kind_of,
     measured_rate,
     record_rate,
 )
@@ -167,14 +167,14 @@ def test_memory_of_a_small_container_counts(here, monkeypatch):
 
 def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache"))
-    kind = Kind("simulate", 2, 1)
+    kind = kind_of("simulate", 2)
     assert measured_rate(kind, 32**3) is None
     record_rate(kind, 16**3, 3.0)
     record_rate(kind, 64**3, 2.0)
     assert measured_rate(kind, 128**3) == 2.0
     assert measured_rate(kind, 20**3) == 3.0
     assert measured_rate(kind, 1024**3) is None
-    assert measured_rate(Kind("simulate", 1, 1), 64**3) is None
+    assert measured_rate(kind_of("simulate", 1), 64**3) is None
     (tmp_path / "cache" / "rates.json").write_text("{")
     assert measured_rate(kind, 64**3) is None
     # A cache that cannot be written is no error.

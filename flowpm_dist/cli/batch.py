@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,7 +32,9 @@ _GPUS = re.compile(
 )
 STOPPED = 128 + 10
 """Exit status of a command that SIGUSR1 has stopped."""
-_BODY = "# As written: "
+TEMPLATE = Path(__file__).with_name("job.sbatch")
+"""What the scripts of all jobs are made from."""
+_NAME = re.compile(r"@(\w+)@")
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
@@ -142,20 +144,6 @@ def seconds_of(limit: str) -> int:
     return 86400 * days + 3600 * (hours + h) + 60 * (minutes + m + alone) + seconds + s
 
 
-def check_array(settings: Container[str], fixed: Iterable[str]) -> None:
-    """Checks that no key is given both by an array and for all of its jobs.
-
-    Args:
-        settings: keys that differ between jobs.
-        fixed: keys given by --set.
-
-    Raises:
-        UserError: one is.
-    """
-    if both := [key for key in fixed if key in settings]:
-        raise UserError(f"{both[0]} is given by --array and by --set: leave one of them out")
-
-
 def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
     """Returns the value of each key in each job of an array.
 
@@ -237,153 +225,86 @@ class BatchJob:
         return len(next(iter(self.settings.values()), ()))
 
     def script(self) -> str:
-        """Returns the text of the script."""
-        parts = [self._directives(), self._environment(), self._work(), self._end()]
-        body = "\n\n".join(part for part in parts if part) + "\n"
-        return f"{self._head()}\n{_BODY}{_digest(body)}\n\n{body}"
+        """Returns the text of the script, from the template `job.sbatch`."""
+        body = _filled(self._values(), self._parts()).partition("\n\n")[2]
+        return _filled({**self._values(), "digest": _digest(body)}, self._parts())
 
-    def _head(self) -> str:
-        lines = [
-            "#!/bin/bash",
-            f"# Written by: {self.written_by}",
-            "# Read it, edit it, and submit it with sbatch.",
-        ]
-        if self.memory:
-            lines.append(f"# Memory: about {self.memory} on each node.")
-        return "\n".join(lines)
-
-    def _directives(self) -> str:
-        log = f"{self.name}-%A_%a.log" if self.elements else f"{self.name}-%j.log"
-        # srun's tasks get the signal themselves; mpirun gets it from this script.
-        signal = "USR1" if self.site.launcher == "srun" else "B:USR1"
-        options = {
-            "job-name": self.name,
-            "output": log,
-            "open-mode": "append",
-            "nodes": self.nodes,
-            "ntasks-per-node": self.ranks_per_node,
-            "cpus-per-task": self.site.threads or None,
-            "gpus-per-node": self.ranks_per_node * self.site.gpus_per_rank or None,
-            "time": self.time,
-            "signal": f"{signal}@{self.site.warn}" if self.begun else None,
-            "partition": self.site.partition or None,
-            "account": self.site.account or None,
-            "qos": self.site.qos or None,
-            "array": self._array() or None,
+    def _parts(self) -> set[str]:
+        """Returns the names of the template's parts that this script has."""
+        return {
+            self.site.launcher,
+            "array" if self.elements else "single",
+            "begun" if self.begun else "anew",
+            "bound" if self.site.threads else "unbound",
         }
-        lines = [
-            f"#SBATCH --{name}={shlex.quote(str(value))}"
-            for name, value in options.items()
-            if value is not None
-        ]
-        lines.append("#SBATCH --requeue")
-        return "\n".join([*lines, *(f"#SBATCH {text}" for text in self.site.directives)])
+
+    def _values(self) -> dict[str, object]:
+        """Returns what the template's names stand for; its lines with an empty one are left out."""
+        site, keys = self.site, self.settings
+        names = {key: key.replace(".", "_") for key in keys}
+        # srun's tasks get the signal themselves; mpirun gets it from the script.
+        signal = "USR1" if site.launcher == "srun" else "B:USR1"
+        command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
+        quoted = {
+            "name": self.name,
+            "log": f"{self.name}-%A_%a.log" if self.elements else f"{self.name}-%j.log",
+            "time": self.time,
+            "partition": site.partition,
+            "account": site.account,
+            "qos": site.qos,
+            "output": self.output,
+            "begun": self.begun,
+            "mpi": site.mpi,
+            "mpirun": self.mpirun,
+        }
+        return {
+            **{name: shlex.quote(value) if value else "" for name, value in quoted.items()},
+            "written_by": self.written_by,
+            "memory": self.memory,
+            "nodes": self.nodes,
+            "ranks_per_node": self.ranks_per_node,
+            "ranks": self.nodes * self.ranks_per_node,
+            "threads": site.threads or "",
+            "gpus": self.ranks_per_node * site.gpus_per_rank or "",
+            "signal": f"{signal}@{site.warn}" if self.begun else "",
+            "array": self._array(),
+            "directives": "\n#SBATCH ".join(site.directives),
+            "setup": "\n".join(site.setup),
+            "values": "\n".join(f"{names[key]}=({shlex.join(keys[key])})" for key in keys),
+            "settings": " ".join(f'--set "{key}=${{{names[key]}[$i]}}"' for key in keys),
+            "again": self.again,
+            "command": command + (' --output "$output"' if self.output else ""),
+            "stopped": STOPPED,
+            "host_lost": launch.HOST_LOST,
+            "restarts": site.restarts,
+        }
 
     def _array(self) -> str:
-        if not self.elements:
-            return ""
         left = [n for n in range(self.elements) if n not in set(self.complete)]
-        return _ranges(left) + (f"%{self.at_once}" if self.at_once else "")
+        return _ranges(left) + (f"%{self.at_once}" if self.at_once and left else "")
 
-    def _environment(self) -> str:
-        lines = list(self.site.setup)
-        if self.site.threads:
-            lines.append(f"export MESHIMPL_THREADS={self.site.threads}")
-        return "\n".join(lines)
 
-    def _work(self) -> str:
-        settings = "settings=()"
-        output = shlex.quote(self.output)
-        arrays = []
-        if self.elements:
-            names = {key: key.replace(".", "_") for key in self.settings}
-            arrays = [
-                f"{names[key]}=({' '.join(map(shlex.quote, values))})"
-                for key, values in self.settings.items()
-            ]
-            given = (f'--set "{key}=${{{name}[$i]}}"' for key, name in names.items())
-            arrays.insert(0, "i=$SLURM_ARRAY_TASK_ID")
-            settings = f"settings=({' '.join(given)})"
-            output = f'{output}-"$i"'
-        lines = [*arrays, settings, *([f"output={output}"] if self.output else [])]
-        return "\n".join([*lines, "", *self._resume(), "", *self._launch()])
+def _filled(values: Mapping[str, object], parts: set[str]) -> str:
+    """Returns the template with values for its names, such as @nodes@.
 
-    def _resume(self) -> list[str]:
-        if self.begun:
-            return [
-                "# A job that was stopped, or whose host failed, goes on where its last checkpoint "
-                "is.",
-                "resume=()",
-                f'if (cd "$output" && compgen -G {shlex.quote(self.begun)}) > /dev/null 2>&1',
-                "then resume=(--resume)",
-                "fi",
-            ]
-        lines = ["# After the failure of a host this begins anew.", "resume=()"]
-        if self.again:
-            count = '"${SLURM_RESTART_COUNT:-0}"'
-            lines.append(f"if [ {count} -gt 0 ]; then resume=({self.again}); fi")
-        return lines
-
-    def _launch(self) -> list[str]:
-        ranks = self.nodes * self.ranks_per_node
-        command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
-        command += ' --output "$output"' if self.output else ""
-        command += ' "${settings[@]}" "${resume[@]}"'
-        # The status is asked for in ways that "set -e" in a site's set-up does not end.
-        if self.site.launcher == "srun":
-            # A rank that stops in good order has a status; srun would end the others and lose it.
-            options = f"--mpi={shlex.quote(self.site.mpi)} --export=ALL --kill-on-bad-exit=0"
-            if self.site.threads:
-                # Slurm from 22.05 on does not take it over from sbatch.
-                options += f" --cpus-per-task={self.site.threads} --cpu-bind=cores"
-            return ["status=0", f"srun {options} \\", f"  {command} || status=$?"]
-        options = f"-n {ranks} --map-by ppr:{self.ranks_per_node}:node"
-        options += (
-            f":PE={self.site.threads} --bind-to core" if self.site.threads else " --bind-to none"
-        )
-        options += " -x MESHIMPL_FAILURE_FOLDER"
-        if self.site.threads:
-            options += " -x MESHIMPL_THREADS"
-        return [
-            "# Ranks note there with which status they end: an mpirun that waits for a lost host",
-            "# has to be killed, and has another.",
-            "export MESHIMPL_FAILURE_FOLDER=$(mktemp -d)",
-            "trap 'warned=yes; [ -z \"$mpirun\" ] || kill -USR1 $mpirun || true' USR1",
-            f"{shlex.quote(self.mpirun)} {options} \\",
-            f"  {command} &",
-            "mpirun=$!",
-            "# A signal ends the waiting, not mpirun, whose status is then asked for again.",
-            "status=127 warned=yes",
-            'while [ -n "$warned" ]; do',
-            "  warned= found=0",
-            "  wait $mpirun || found=$?",
-            "  [ $found -eq 127 ] || status=$found",
-            "done",
-            'told=$(cat "$MESHIMPL_FAILURE_FOLDER/told" 2> /dev/null || true)',
-            "status=${told:-$status}",
-            'rm -r "$MESHIMPL_FAILURE_FOLDER"',
-        ]
-
-    def _end(self) -> str:
-        if not self.begun:
-            return "exit $status"
-        most = self.site.restarts
-        again = f"[ $status -eq {STOPPED} ] || [ $status -eq {launch.HOST_LOST} ]"
-        return (
-            f"# {STOPPED}: stopped before the time limit, with a checkpoint if a step was made.\n"
-            f"# {launch.HOST_LOST}: a host or a rank fell silent. The rest is for another turn.\n"
-            f'if {{ {again}; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {most} ]; then\n'
-            '  echo "ended with status $status before the work was done; queued again"\n'
-            '  scontrol requeue "$SLURM_JOB_ID"\n'
-            "fi\n"
-            "exit $status"
-        )
+    Args:
+        values: by name; a line that has the name of an empty one, or of none, is left out.
+        parts: names of the parts that stay. A line "#? part part" begins one, a line "#?" ends it.
+    """
+    lines, stays = [], True
+    for line in TEMPLATE.read_text().splitlines():
+        names = _NAME.findall(line)
+        if line.startswith("#?"):
+            stays = parts.issuperset(line.split()[1:])
+        elif stays and all(values.get(name, "") != "" for name in names):
+            lines.append(_NAME.sub(lambda found: str(values[found[1]]), line))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 
 def is_edited(script: str) -> bool:
     """Returns whether a script says something else than when it was written."""
     head, _, body = script.partition("\n\n")
-    return f"{_BODY}{_digest(body)}" not in head.splitlines()
+    return f"# As written: {_digest(body)}" not in head.splitlines()
 
 
 def _digest(body: str) -> str:

@@ -11,19 +11,10 @@ import typer
 from flowpm_dist.cli.common import refuse
 from meshimpl.user_cache import user_cache
 
+EXAMPLE = "flowpm-dist build kernels horovod"
+
+Part = StrEnum("Part", ["kernels", "horovod"])
 MINUTES = "a minute or two on two cores"
-
-
-class Part(StrEnum):
-    """What can be built."""
-
-    kernels = "kernels"
-    horovod = "horovod"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(epilog="Example: [bold]flowpm-dist build kernels horovod[/bold]")(build)
 
 
 def build(

@@ -5,9 +5,7 @@ Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 
 from __future__ import annotations
 
-import enum
 import errno
-import math
 import os
 import shutil
 import signal
@@ -20,11 +18,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh, why_default_mesh
+from flowpm_dist.grid.decomposition import default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import WriteError, human_size
 from flowpm_dist.jobs.estimate import OVERRIDE, Demand, Estimate
@@ -73,15 +71,9 @@ IgnoreMemory = Annotated[
 ]
 
 
-class Weights(enum.StrEnum):
-    """Weights of a training."""
-
-    best = "best"
-    last = "last"
-
-
 Which = Annotated[
-    Weights, typer.Option(help="The weights of the least validation loss, or of the last step.")
+    Literal["best", "last"],
+    typer.Option(help="The weights of the least validation loss, or of the last step."),
 ]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -236,16 +228,6 @@ def leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def stop_on(*numbers: signal.Signals) -> None:
-    """Let signals raise SystemExit; the status is 128 plus the number of the signal."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    for number in numbers:
-        signal.signal(number, stop)
-
-
 @contextmanager
 def stoppable(kept: Callable[[], str]) -> Iterator[None]:
     """Exit with a message if a signal comes inside, while the work does not handle it itself.
@@ -253,7 +235,12 @@ def stoppable(kept: Callable[[], str]) -> Iterator[None]:
     Args:
         kept: returns a sentence on what is saved, which is added to the message.
     """
-    stop_on(*launch.STOP_SIGNALS)
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for signal_number in launch.STOP_SIGNALS:
+        signal.signal(signal_number, stop)
     try:
         yield
     except SystemExit as end:
@@ -313,7 +300,8 @@ class Preview:
         count, mesh, grid = self.estimate.ranks, self.demand.mesh, self.demand.grid
         ranks = "1 rank" if count == 1 else f"{count} ranks"
         lines = [f"mesh: {mesh}, {ranks}"]
-        if self.explains_mesh and _is_default(mesh, grid):
+        one_box = parse_mesh(mesh, batched=True).get("replica", 1) == 1
+        if self.explains_mesh and one_box and mesh == default_mesh(count, grid):
             lines.append(f"that mesh because {why_default_mesh(count, grid)}")
         lines += self.estimate.lines(launch.host_memory())
         if self.output is not None:
@@ -336,9 +324,3 @@ class Preview:
         begin_job(ranks)
         with working(self.message) as progress:
             yield progress
-
-
-def _is_default(mesh: str, grid: Grid) -> bool:
-    """Whether a mesh splits one box, and is the one that is taken by default."""
-    axes = parse_mesh(mesh, batched=True)
-    return axes.get("replica", 1) == 1 and mesh == default_mesh(math.prod(axes.values()), grid)

@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import math
 import signal
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import typer
 
 from flowpm_dist.cli.common import ENDS, full_disks_reported, refuse, refuse_after
-from flowpm_dist.io.formats import check_conversion, convert
+from flowpm_dist.io import formats
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.folder import check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
 
-
-class Format(StrEnum):
-    """The formats of `OF_PARTICLES`."""
-
-    gadget_hdf5 = "gadget-hdf5"
-    bigfile = "bigfile"
+EXAMPLE = "flowpm-dist convert universe --format gadget-hdf5"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(
-        name="convert",
-        epilog="Example: [bold]flowpm-dist convert universe --format gadget-hdf5[/bold]",
-    )(convert_run)
-
-
-def convert_run(
+def convert(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A finished run, or its snapshot.zarr.")
     ],
     format: Annotated[
-        Format,
+        Literal["gadget-hdf5", "bigfile"],
         typer.Option(help="gadget-hdf5: as Gadget-4 writes; bigfile: as FastPM does."),
     ],
     output: Annotated[
@@ -60,14 +46,14 @@ def convert_run(
     beside = folder.parent if folder.name.endswith(".zarr") else folder
     where = output or beside
     try:
-        snapshot = check_conversion(folder, where, format, overwrite=overwrite)
+        snapshot = formats.check_conversion(folder, where, format, overwrite=overwrite)
         check_ground(where)
         grid, itemsize = snapshot.attributes["grid"], np.dtype(snapshot.array(VECTORS[0]).dtype)
         needed = snapshot_bytes(grid, itemsize.itemsize, VECTORS) + ID_BYTES * math.prod(grid)
         check_room(where, needed, "the snapshot needs about")
         with full_disks_reported(), Progress() as progress:
             count = min(files, grid[0])
-            path = convert(
+            path = formats.convert(
                 snapshot, where, format, files, lambda done: progress("files", done, count)
             )
     except ENDS as error:

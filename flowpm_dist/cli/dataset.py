@@ -27,22 +27,12 @@ from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.run_file import parse_settings
 from meshimpl import launch
 
+EXAMPLE = "flowpm-dist dataset run.toml --output volumes --split train"
+
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")]
 
 
-class Split(StrEnum):
-    """Splits of a dataset."""
-
-    train = "train"
-    validation = "validation"
-    test = "test"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(
-        epilog="Example: [bold]flowpm-dist dataset run.toml --output volumes --split train[/bold]"
-    )(dataset)
+Split = StrEnum("Split", ["train", "validation", "test"])
 
 
 def dataset(

@@ -22,6 +22,11 @@ from rich.table import Table
 
 from meshimpl import launch
 
+EXAMPLE = (
+    "flowpm-dist doctor --launch-test[/bold], or on a cluster [bold]srun --mpi=pmix "
+    "flowpm-dist doctor --folder /scratch"
+)
+
 LIBRARIES = ("devices", "kernels", "horovod", "mpi")
 """What the probe tries."""
 REBUILD = (
@@ -296,14 +301,6 @@ def _compilers() -> list[Check]:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
     return [*checks, Check("nvcc", nvcc or "none (only make horovod-nccl wants it)")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(
-        epilog="Example: [bold]flowpm-dist doctor --launch-test[/bold], or on a cluster "
-        "[bold]srun --mpi=pmix flowpm-dist doctor --folder /scratch[/bold]"
-    )(doctor)
 
 
 def doctor(

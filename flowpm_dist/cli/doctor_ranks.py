@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import platform
 import socket
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.cli.common import ENDS, begin_job, refuse_after
 from flowpm_dist.cli.doctor import Check, print_checks
+from flowpm_dist.jobs.results import versions
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
 
 if TYPE_CHECKING:
     from meshimpl import ProcessMesh
 
-VERSIONS = ("flowpm-dist", "tensorflow-cpu", "tensorflow", "horovod", "mpi4py")
 SHORT, LONG = 4 * 2**10, 16 * 2**20
 """Messages of a rank that show the latency and the bandwidth [bytes]."""
 PULSE_SECONDS = 20.0
@@ -62,12 +60,6 @@ def facts() -> dict[str, Any]:
     import tensorflow as tf
 
     here = launch.detect()
-    found = {}
-    for name in VERSIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "rank": here.rank,
         "host": socket.gethostname(),
@@ -77,7 +69,7 @@ def facts() -> dict[str, Any]:
         "memory": launch.host_memory().limit,
         "gpus": len(tf.config.list_physical_devices("GPU")),
         "mine": [gpu.name.rpartition("device:")[2] for gpu in tf.config.get_visible_devices("GPU")],
-        "versions": {"python": platform.python_version(), **found},
+        "versions": versions(),
     }
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -15,7 +14,6 @@ from flowpm_dist.cli.common import (
     Mesh,
     Preview,
     Ranks,
-    Weights,
     Which,
     job_size,
     planning,
@@ -29,23 +27,11 @@ from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
 from meshimpl import launch
 
-
-class Split(enum.StrEnum):
-    """Volumes that networks are judged on."""
-
-    validation = "validation"
-    test = "test"
+EXAMPLE = "flowpm-dist evaluate run-training another-seed --ranks 2"
 
 
 COLUMNS = 112
 """Width of the table where there is no terminal."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(
-        epilog="Example: [bold]flowpm-dist evaluate run-training another-seed --ranks 2[/bold]"
-    )(evaluate)
 
 
 def evaluate(
@@ -62,15 +48,16 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[
-        Split, typer.Option(help="The volumes to judge on: validation leaves the test set alone.")
-    ] = Split.test,
+        Literal["validation", "test"],
+        typer.Option(help="The volumes to judge on: validation leaves the test set alone."),
+    ] = "test",
     fresh: Annotated[
         int | None,
         typer.Option(
             min=1, metavar="N", help="Simulate a fresh test set, the N-th, and judge on that."
         ),
     ] = None,
-    checkpoint: Which = Weights.best,
+    checkpoint: Which = "best",
     posteriors: Annotated[
         bool,
         typer.Option(
@@ -97,8 +84,8 @@ def evaluate(
     """Judge trained networks on new simulations, and compare them with other methods."""
     with planning():
         fits = bool(posteriors or head or baseline)
-        asked = split.value if fresh is None else fresh_split(fresh)
-        if fresh is not None and split is Split.validation:
+        asked = split if fresh is None else fresh_split(fresh)
+        if fresh is not None and split == "validation":
             raise TrainedError("--fresh is a test set, --split validation another: give one")
         read = [read_training(folder) for folder in trainings]
         check_comparable(read, asked)
@@ -127,7 +114,7 @@ def evaluate(
         from meshimpl.process_mesh import ProcessMesh
 
         shape = common_mesh(read, launch.detect().size, mesh, asked, fits=fits)
-        options = {"split": asked, "which": checkpoint.value}
+        options = {"split": asked, "which": checkpoint}
         evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
         if evaluation is not None:
             show(evaluation, evaluation.write(output))
@@ -138,7 +125,7 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     columns = output_columns()
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)
-    fitted = "" if evaluation.split == Split.validation else ", which no method was fitted to"
+    fitted = "" if evaluation.split == "validation" else ", which no method was fitted to"
     console.print(f"On {count} {evaluation.split} samples{fitted}:")
     console.print(evaluation.table(console.width))
     if evaluation.posteriors is not None:

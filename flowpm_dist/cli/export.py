@@ -7,23 +7,18 @@ from typing import Annotated
 
 import typer
 
-from flowpm_dist.cli.common import Weights, Which, planning, working
+from flowpm_dist.cli.common import Which, planning, working
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_bytes, export_network
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.io.errors import UserError
 from meshimpl import launch
 
-EXAMPLE = """import tensorflow as tf
+EXAMPLE = "flowpm-dist export run-training --output network"
+
+SNIPPET = """import tensorflow as tf
 network = tf.saved_model.load({path!r})
 found = network.ask(volumes)  # {shape}
 found["mean"]{sigma}  # {names}"""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(epilog="Example: [bold]flowpm-dist export run-training --output network[/bold]")(
-        export
-    )
 
 
 def export(
@@ -31,7 +26,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to; by default DIR-network.")
     ] = None,
-    checkpoint: Which = Weights.best,
+    checkpoint: Which = "best",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the exported network in DIR.")
     ] = False,
@@ -52,14 +47,14 @@ def export(
         progress.note("reading the network")
         folder.begin(overwrite=overwrite)
         try:
-            about = export_network(trained, folder, checkpoint.value)
+            about = export_network(trained, folder, checkpoint)
         finally:
             folder.release()
     *sides, channels = about["volumes"]
     shape = [*map(str, sides), *([str(channels)] if channels > 1 else [])]
     print(f"Network of step {about['weights_of_step']} in {where}. Without this package:\n")
     print(
-        EXAMPLE.format(
+        SNIPPET.format(
             path=str(where),
             shape=f"[n, {', '.join(shape)}]",
             sigma=', found["sigma"]' if trained.plan.network.loss == "likelihood" else "",

@@ -13,7 +13,6 @@ from flowpm_dist.cli.common import (
     Mesh,
     Preview,
     Ranks,
-    Weights,
     Which,
     job_size,
     planning,
@@ -30,10 +29,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
 from flowpm_dist.cosmoflow.training.saved import read_training
 from meshimpl import launch
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(epilog="Example: [bold]flowpm-dist predict run-training volume.npy[/bold]")(predict)
+EXAMPLE = "flowpm-dist predict run-training volume.npy"
 
 
 def predict(
@@ -50,7 +46,7 @@ def predict(
     box_size: Annotated[
         float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not say.")
     ] = None,
-    checkpoint: Which = Weights.best,
+    checkpoint: Which = "best",
     head: Annotated[
         str | None,
         typer.Option(
@@ -95,7 +91,7 @@ def predict(
             ProcessMesh(shape),
             progress,
             box_size,
-            which=checkpoint.value,
+            which=checkpoint,
             head=head,
             needed=output is not None,
         )

@@ -143,7 +143,7 @@ COMMANDS = (
     *JOBS, "dataset", "evaluate", "predict", "export", "convert", "runs", "submit", "build",
     "doctor",
 )  # fmt: skip
-"""Jobs, and names of modules of this package that have a function `add_to`."""
+"""Jobs, and modules of this package, each with a function of the same name and an `EXAMPLE`."""
 
 
 class Commands(TyperGroup):
@@ -160,10 +160,12 @@ class Commands(TyperGroup):
         one = typer.Typer(add_completion=False, rich_markup_mode="rich")
         if cmd_name in JOBS:
             kind = job_class(cmd_name)
-            example = f"Example: [bold]{kind.example}[/bold]" if kind.example else None
-            one.command(kind.name, epilog=example)(command_of(kind))
+            function, example = command_of(kind), kind.example
         else:
-            importlib.import_module(f"flowpm_dist.cli.{cmd_name}").add_to(one)
+            module = importlib.import_module(f"flowpm_dist.cli.{cmd_name}")
+            function, example = getattr(module, cmd_name), module.EXAMPLE
+        epilog = f"Example: [bold]{example}[/bold]" if example else None
+        one.command(cmd_name, epilog=epilog)(function)
         command = typer.main.get_group(one).commands[cmd_name]
         command.params += _common_options()
         return command

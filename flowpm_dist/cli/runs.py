@@ -13,12 +13,7 @@ from flowpm_dist.jobs.job import records_in
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(epilog="Example: [bold]flowpm-dist runs one-training another --compare[/bold]")(
-        runs
-    )
+EXAMPLE = "flowpm-dist runs one-training another --compare"
 
 
 def runs(
@@ -58,10 +53,8 @@ def listed(records: Sequence[RunRecord]) -> list[list[str]]:
 def comparison(records: Sequence[RunRecord]) -> list[list[str]]:
     """Returns the rows of a table of what differs between runs, the headings first."""
     rows = [["", *(str(record.folder) for record in records)]]
-    about: list[Callable[[RunRecord], str]] = [lambda r: r.kind, lambda r: r.state]
-    about.append(lambda r: r.steps)
-    for name, text in zip(("kind", "state", "done"), about, strict=True):
-        rows += _differing(name, [text(record) for record in records])
+    for name, attribute in {"kind": "kind", "state": "state", "done": "steps"}.items():
+        rows += _differing(name, [getattr(record, attribute) for record in records])
     rows += _of_keys([record.settings for record in records], as_written)
     rows += _of_keys([record.results for record in records], _text)
     return rows

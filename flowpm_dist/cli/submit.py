@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,6 @@ from flowpm_dist.cli.batch import (
     BatchJob,
     SiteOptions,
     array_settings,
-    check_array,
     default_site_file,
     gpus_of_a_node,
     is_edited,
@@ -34,6 +33,11 @@ from flowpm_dist.jobs.job import JOBS, Request, job_class
 from flowpm_dist.jobs.run_file import parse_settings
 from meshimpl import launch
 
+EXAMPLE = (
+    "flowpm-dist submit simulate run.toml --nodes 4 --ranks-per-node 8 --time "
+    "02:00:00 --array initial.seed=0-9"
+)
+
 PROGRAM = [sys.executable, "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python."""
 
@@ -45,14 +49,6 @@ if TYPE_CHECKING:
     Command = str
 else:
     Command = StrEnum("Command", {name: name for name in (*JOBS, *_SUFFIXES)})
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to a program."""
-    app.command(
-        epilog="Example: [bold]flowpm-dist submit simulate run.toml --nodes 4 --ranks-per-node 8 "
-        "--time 02:00:00 --array initial.seed=0-9[/bold]"
-    )(submit)
 
 
 def submit(
@@ -111,7 +107,14 @@ def submit(
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
     with planning():
-        options = _site(site, threads, gpus_per_rank, partition, account, qos)
+        options = _site(
+            site,
+            threads=threads,
+            gpus_per_rank=gpus_per_rank,
+            partition=partition,
+            account=account,
+            qos=qos,
+        )
         limit = seconds_of(time)
         if limit <= options.warn and command in JOBS:
             raise UserError(
@@ -125,7 +128,8 @@ def submit(
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
         settings = array_settings(array or [])
-        check_array(settings, map(".".join, parse_settings(changes or [])))
+        if both := [key for key in map(".".join, parse_settings(changes or [])) if key in settings]:
+            raise UserError(f"{both[0]} is given by --array and by --set: leave one of them out")
         if at_once and not settings:
             raise UserError(f"--at-once {at_once} is for the jobs of an --array; there is none")
         words = [command, *(str(path.absolute()) for path in given)]
@@ -218,21 +222,10 @@ def _try(command: Command, job: BatchJob) -> None:
         raise UserError(f"submit {command}: {message}" if message.startswith("Usage") else message)
 
 
-def _site(
-    path: Path | None,
-    threads: int | None,
-    gpus_per_rank: int | None,
-    partition: str | None,
-    account: str | None,
-    qos: str | None,
-) -> SiteOptions:
+def _site(path: Path | None, **given: Any) -> SiteOptions:
     """Returns the site's options, some replaced by the command line."""
-    given = {"threads": threads, "gpus_per_rank": gpus_per_rank}
-    given_texts = {"partition": partition, "account": account, "qos": qos}
-    chosen: Mapping[str, Any] = {
-        name: value for name, value in (given | given_texts).items() if value is not None
-    }
-    options = load_site(path).model_copy(update=dict(chosen))
+    chosen = {name: value for name, value in given.items() if value is not None}
+    options = load_site(path).model_copy(update=chosen)
     if options.launcher == "srun" and not options.program:
         launch.check_srun_mpi(options.mpi)
     return options

@@ -10,7 +10,7 @@ import json
 import math
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
@@ -53,10 +53,6 @@ MemoryAt = Callable[[Grid, Mapping[str, int]], int]
 
 Fits = Callable[[int], bool]
 """Whether a memory of each rank fits."""
-
-
-def _nothing(fits: Fits) -> Iterator[str]:
-    yield from ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class Demand:
     mesh: str
     memory_at: MemoryAt
     mesh_of: Callable[[int], str]
-    others: Callable[[Fits], Iterable[str]] = _nothing
+    others: Callable[[Fits], Iterable[str]] = lambda fits: ()
     grid_is_free: bool = True
 
     def estimate(self, disk: int = 0, seconds: float | None = None) -> Estimate:
@@ -217,43 +213,29 @@ COMPARABLE = 64
 """Ratio of cells up to which the speeds of two jobs are comparable."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What two jobs have in common if their speeds can be compared.
+def kind_of(work: str, ranks: int) -> str:
+    """Returns the name of this host's jobs of a kind; their speeds can be compared.
 
-    Attributes:
-        work: what was done, such as "simulate".
-        ranks: number of ranks.
-        threads: number of threads of each rank.
+    Args:
+        work: what is done, such as "simulate".
+        ranks: number of ranks of the job that this process is part of or will start.
     """
-
-    work: str
-    ranks: int
-    threads: int
-
-    @property
-    def key(self) -> str:
-        """The name in the file of this and no other kind on this host."""
-        return json.dumps({**asdict(self), "host": socket.gethostname()}, sort_keys=True)
-
-
-def kind_of(work: str, ranks: int) -> Kind:
-    """Returns the kind of a job of so many ranks that this process is part of or will start."""
     here = launch.detect()
     if here.size == 1:
         here = launch.RankEnvironment(size=ranks, local_size=launch.ranks_on_host(ranks))
-    return Kind(work, ranks, launch.threads_per_rank(here))
+    kind = {"work": work, "ranks": ranks, "threads": launch.threads_per_rank(here)}
+    return json.dumps({**kind, "host": socket.gethostname()}, sort_keys=True)
 
 
-def measured_rate(kind: Kind, cells: int) -> float | None:
+def measured_rate(kind: str, cells: int) -> float | None:
     """Returns the seconds for each cell of the most similar job of a kind; None if there is none.
 
     Args:
-        kind: the job's kind.
+        kind: the job's kind, see `kind_of`.
         cells: number of cells of its box.
     """
     near = {}
-    found = _rates().get(kind.key)
+    found = _rates().get(kind)
     for size, rate in (found if isinstance(found, dict) else {}).items():
         ratio = max(int(size) / cells, cells / int(size))
         if ratio <= COMPARABLE:
@@ -261,16 +243,16 @@ def measured_rate(kind: Kind, cells: int) -> float | None:
     return near[min(near)] if near else None
 
 
-def record_rate(kind: Kind, cells: int, rate: float) -> None:
+def record_rate(kind: str, cells: int, rate: float) -> None:
     """Keep the speed of a job. That it cannot be kept is no error.
 
     Args:
-        kind: the job's kind.
+        kind: the job's kind, see `kind_of`.
         cells: number of cells of its box.
         rate: seconds for each cell, of a step or of what the kind of work counts.
     """
     rates = _rates()
-    rates.setdefault(kind.key, {})[str(cells)] = rate
+    rates.setdefault(kind, {})[str(cells)] = rate
     with contextlib.suppress(WriteError):
         write_text(_rates_file(), json.dumps(rates, indent=1) + "\n")
 

@@ -37,7 +37,6 @@ from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.estimate import (
     Demand,
     Estimate,
-    Kind,
     kind_of,
     measured_rate,
     record_rate,
@@ -236,7 +235,7 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         return None
 
     @property
-    def _rate_kind(self) -> Kind:
+    def _rate_kind(self) -> str:
         return kind_of(self.rate_name, self.ranks)
 
     @property

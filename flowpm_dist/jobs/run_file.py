@@ -30,6 +30,7 @@ import tomli_w
 from pydantic import ValidationError, model_validator
 
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.results import flat
 from flowpm_dist.options import (
     Options,
     Problem,
@@ -153,9 +154,9 @@ class RunFile(Options):
         Raises:
             ConfigError: keys differ, or `then` cannot be read.
         """
-        before, after = _keys(read_table(then)), _keys(self.to_table())
+        before, after = flat(read_table(then)), flat(self.to_table())
         problems = []
-        for key in sorted({*before, *after} - set(self.may_differ)):
+        for key in sorted({*before, *after} - {"mesh.shape", *self.may_differ}):
             was, asked = before.get(key), after.get(key)
             grows = key in self.may_grow
             grown = grows and was is not None and asked is not None and asked > was
@@ -244,15 +245,6 @@ def check_same_values(
     ]
     if problems:
         raise ConfigError(source, problems)
-
-
-def _keys(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, keys in table.items()
-        if section != "mesh" and isinstance(keys, Mapping)
-        for key, value in keys.items()
-    }
 
 
 def fitting_mesh(

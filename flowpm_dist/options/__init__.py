@@ -21,6 +21,7 @@ from flowpm_dist.options.types import (
     EvenSide,
     Length,
     Names,
+    OneOrMore,
     Pair,
     Problem,
     ProblemsError,

@@ -176,9 +176,9 @@ A_SEED = "a whole number from 0 to 2^63 - 1"
 """What a `Seed` must be, for the description of a field."""
 Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
 """The lowest and the highest value."""
-Names = Annotated[
-    tuple[str, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(distinct)
-]
+OneOrMore = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(listed)]
+"""A list of TOML that is not empty."""
+Names = Annotated[OneOrMore[str], AfterValidator(distinct)]
 AnyPath = Annotated[Path, BeforeValidator(_from_folder)]
 """A path; one in a run file is relative to the file's folder."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -185,29 +184,29 @@ P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
         )
 
 
+def _rows(path: Path, columns: int) -> np.ndarray:
+    """Returns the first columns of a table below its line of names; no rows if there is none."""
+    try:
+        return np.loadtxt(path, delimiter=",", skiprows=1, usecols=range(columns), ndmin=2)
+    except (OSError, ValueError):
+        return np.empty((0, columns))
+
+
 def _power(path: Path) -> dict[str, float]:
     """Returns the measured power divided by linear theory's, nearest to `POWER_K`, by its name."""
-    try:
-        with path.open(newline="") as file:
-            rows = [[float(value) for value in row] for row in list(csv.reader(file))[1:]]
-        k, power, _, linear = min(rows, key=lambda row: abs(row[0] - POWER_K))[:4]
-    except (OSError, ValueError):
+    if not (rows := _rows(path, 4)).size:
         return {}
+    k, power, _, linear = rows[np.argmin(np.abs(rows[:, 0] - POWER_K))].tolist()
     return {f"P/linear at {k:.2f} h/Mpc": power / linear}
 
 
 def _lensing(path: Path) -> dict[str, float]:
     """Returns C_l of the last sources divided by halofit's, near `LENSING_ELL`, by its name."""
-    try:
-        with path.open(newline="") as file:
-            rows = [[float(value) for value in row] for row in list(csv.reader(file))[1:]]
-        last = max(row[0] for row in rows)
-        autos = [row for row in rows if row[0] == row[1] == last]
-        nearest = min(autos, key=lambda row: abs(row[2] - LENSING_ELL))
-        ell, power, halofit = nearest[2], nearest[3], nearest[6]
-    except (OSError, ValueError, IndexError):
+    if not (rows := _rows(path, 7)).size:
         return {}
-    return {f"C_l/halofit at l = {ell:.0f}": power / halofit}
+    autos = rows[(rows[:, :2] == rows[:, 0].max()).all(axis=1)]
+    nearest = autos[np.argmin(np.abs(autos[:, 2] - LENSING_ELL))].tolist()
+    return {f"C_l/halofit at l = {nearest[2]:.0f}": nearest[3] / nearest[6]}
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

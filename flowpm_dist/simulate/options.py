@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+from pydantic import AfterValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
     CosmologyOptions,
@@ -36,13 +36,14 @@ from flowpm_dist.observables.light_cone.section import (
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
+    Length,
+    OneOrMore,
     Options,
     Problem,
     Seed,
     Variants,
     distinct,
     either,
-    listed,
 )
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.options import SolverOptions
@@ -185,24 +186,13 @@ class OutputOptions(Options):
     """
 
     format: FormatName = Field(default="zarr", description='"zarr", "gadget-hdf5" or "bigfile"')
-    fields: Annotated[
-        tuple[FieldName, ...],
-        Field(min_length=1),
-        BeforeValidator(listed),
-        AfterValidator(distinct),
-    ] = Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")
-    a: (
-        Annotated[
-            tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(listed)
-        ]
-        | None
-    ) = Field(default=None, description="a list of scale factors above 0")
-    redshifts: (
-        Annotated[
-            tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(listed)
-        ]
-        | None
-    ) = Field(default=None, description="a list of redshifts, of at least 0")
+    fields: Annotated[OneOrMore[FieldName], AfterValidator(distinct)] = Field(
+        default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}"
+    )
+    a: OneOrMore[Length] | None = Field(default=None, description="a list of scale factors above 0")
+    redshifts: OneOrMore[Annotated[float, Field(ge=0)]] | None = Field(
+        default=None, description="a list of redshifts, of at least 0"
+    )
     checkpoint_every: int = Field(
         default=0, ge=0, description="a whole number of steps; 0: only when a signal stops the run"
     )

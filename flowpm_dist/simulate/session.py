@@ -266,10 +266,6 @@ class SimulationSession:
             HaloError, FloatingPointError, CheckpointError, WriteError: checkpoints are as they
                 were; where there are none, nothing is left.
         """
-        with unfinished_removed(self.folder):
-            return self._run(resume)
-
-    def _run(self, resume: bool) -> Summary | None:
         options, mesh = self.options, self.simulation.box.mesh
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, options.resolved())
@@ -278,9 +274,9 @@ class SimulationSession:
         found = self.checkpoints.latest(**self._ours) if resume else None
         last = 0 if found is None else int(found[1]["step"])
         self._written = [] if found is None else list(found[1]["outputs"])
-        self._particles = self._particle_files(
-            0 if found is None else found[1].get("particle_files", 0)
-        )
+        if options.lightcone is not None and options.lightcone.particles:
+            sealed = 0 if found is None else found[1].get("particle_files", 0)
+            self._particles = LightConeFiles(self.folder.cone_particles, mesh, sealed)
         times = [a for a in options.output_times if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
         initial, cone, maps = options.initial, options.light_cone, list[Any]()
@@ -320,20 +316,6 @@ class SimulationSession:
             raise
         return summary
 
-    def _particle_files(self, sealed: int) -> LightConeFiles | None:
-        """Returns this rank's files of particles on the light cone; None if none are asked for."""
-        cone, folder = self.options.lightcone, self.folder.cone_particles
-        if cone is None or not cone.particles:
-            return None
-        return LightConeFiles(folder, self.simulation.box.mesh, sealed)
-
-    def _seal_particles(self) -> int:
-        """Completes the files of particles so far, and returns how many there are."""
-        if self._particles is None:
-            return 0
-        self._particles.seal()
-        return self._particles.sealed
-
     def _output(self, state: State) -> None:
         """Writes a state before the last one, in a folder of its own. On every rank."""
         folder, mesh = self.folder.partial / output_name(state.a), state.box.mesh
@@ -354,7 +336,9 @@ class SimulationSession:
             raise StopError(stopped, f"after step {here.step} of {steps}")
 
     def _save(self, here: MidRun) -> None:
-        box, particles = self.simulation.box, here.particles
+        box, particles, files = self.simulation.box, here.particles, self._particles
+        if files is not None:  # completes those written so far
+            files.seal()
         blocks = (particles.displacement, particles.velocity)
         fields = {str(n): Field(block, box) for n, block in zip(VECTORS, blocks, strict=True)}
         attributes = {
@@ -366,7 +350,7 @@ class SimulationSession:
             "timings": here.timings,
             "outputs": self._written,
             "checksums": self._checksums,
-            "particle_files": self._seal_particles(),
+            "particle_files": 0 if files is None else files.sealed,
         }
         seen = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
         self.checkpoints.save(here.step, fields, {**attributes, "seen": list(seen)}, maps=seen)

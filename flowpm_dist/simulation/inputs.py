@@ -29,9 +29,6 @@ class Start(TypedDict, total=False):
     paired: bool
 
 
-PAIRED = "paired goes with a seed"
-
-
 @dataclass(frozen=True)
 class Given:
     """The arguments of a run, as a user gave them.
@@ -58,7 +55,7 @@ class Given:
         if sum(source is not None for source in sources) != 1:
             raise ValueError("give either a seed, white_noise or particles: exactly one of them")
         if self.paired and self.seed is None:
-            raise ValueError(PAIRED)
+            raise ValueError("paired goes with a seed")
 
     def batch(self, box: Box) -> int | None:
         """Returns how many universes this stands for; None where it is a single one.
