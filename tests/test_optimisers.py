@@ -69,7 +69,7 @@ TINY = 1e-30
             lambda: keras.optimizers.Adam(RATE, *BETAS, epsilon=TINY),
         ),
         (
-            lambda: Adam(Constant(RATE), 0.75, 0.5, TINY, None, weight_decay=0.5, clip_norm=0.5),
+            lambda: Adam(Constant(RATE), 0.75, 0.5, TINY, weight_decay=0.5, clip_norm=0.5),
             lambda: keras.optimizers.AdamW(RATE, 0.5, 0.75, 0.5, epsilon=TINY, global_clipnorm=0.5),
         ),
         (

@@ -147,7 +147,7 @@ def test_a_training_in_two_sessions_is_that_of_one_rank_at_once(shared, monkeypa
     monkeypatch.setattr(Trainer, "step", step)
     monkeypatch.setattr(summaries, "maker_of", lambda *_: maker)
     few = (baselines.Mean(), baselines.RidgeOnPower("ridge on log C_l", alphas=(1e-2,)))
-    monkeypatch.setattr(baselines, "MAP_BASELINES", few)
+    monkeypatch.setattr(baselines, "baselines_of", lambda _: few)
     found = train(plan, mesh, shared / "run", resume=True)
     assert_same(found, (None, rows, [known[name] for name in sorted(known)]))
     check_answers(read_training(shared / "run"), mesh, shared)

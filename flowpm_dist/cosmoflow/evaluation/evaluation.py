@@ -16,7 +16,6 @@ from flowpm_dist.cosmoflow.evaluation.posterior_fits import (
     check_names,
     judge_posteriors,
     not_uniform,
-    place_of,
 )
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation
 from flowpm_dist.cosmoflow.evaluation.trainings import (
@@ -43,14 +42,9 @@ from flowpm_dist.cosmoflow.training.held_out import (
     hold_out,
     measure_volumes,
 )
-from flowpm_dist.cosmoflow.training.saved import (
-    SavedTraining,
-    TrainedError,
-    trained_network,
-)
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.trainer import standardiser_of
-from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
-from flowpm_dist.cosmoflow.volumes.record_files import Block, dataset_files
+from flowpm_dist.cosmoflow.volumes.record_files import Block
 from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, cell_values_of
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
@@ -140,7 +134,7 @@ def evaluate(
     notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
     progress.note("fitting baselines")
     priors = standardiser_of(largest.training.plan, largest.training.header())
-    place = place_of(largest, asked)
+    place = asked.index(largest)
     if posteriors is not None and not largest.training.simulated:
         notes += not_uniform(priors, tables[place]["train"].truth)
     evaluation = judge(asked, largest, paths, notes, split, which)
@@ -233,8 +227,7 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
     # Rank 0 looks for all: files come and go while the others look.
     there = [0, 0]
     if mesh.rank == 0:
-        files = arrays_of(plan).files if folder is None else dataset_files(folder, split)
-        current = _is_current(own, files, count)
+        current = _is_current(own, summaries.files_of(training, split), count)
         there = [int(beside is not None and beside.exists()), int(current)]
     is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
     if is_beside or is_own:
@@ -300,7 +293,7 @@ def judge(
     baselines: dict[str, Predictions] = {}
     if sets:
         of_maps = largest.training.plan.lightcone is not None
-        known = methods.MAP_BASELINES if of_maps else methods.BASELINES
+        known = methods.baselines_of("C_l" if of_maps else "P(k)")
         fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in known}
         measured = len(sets[split].truth)
         if measured < samples:
@@ -355,7 +348,8 @@ def _summary_of(found: Judged, which: str) -> dict[str, Any]:
 
 def curve_sizes(count: int) -> list[int]:
     """Returns the sizes of the baselines' learning curve [simulations]: 125, 250, ... up to all."""
-    sizes = itertools.takewhile(
-        lambda size: size < count, (SMALLEST * 2**n for n in itertools.count())
-    )
+    sizes, size = [], SMALLEST
+    while size < count:
+        sizes.append(size)
+        size *= 2
     return [*sizes, count]

@@ -103,7 +103,7 @@ def judge_posteriors(
     for group in grouped(asked):
         of_members: dict[str, list[Answers]] = {}
         for member in group.members:
-            of, name = tables[place_of(member, asked)], group.member(member)
+            of, name = tables[asked.index(member)], group.member(member)
             folder, step = member.training.folder, of["train"].step
             part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
             known, held_out = (of[s].parts[part] for s in ("train", "validation"))
@@ -129,22 +129,20 @@ def judge_posteriors(
             for member, one in zip(group.members, several, strict=True):
                 answers[group.member(member), head] = one
     for names in options.baselines:
+        name = " + ".join(names)
         for head in options.heads:
-            _, answers[" + ".join(names), head] = fit(
-                " + ".join(names), head, tables[largest], names
-            )
+            _, answers[name, head] = fit(name, head, tables[largest], names)
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
     errors = {key: _rmse_errors(one, groups) for key, one in answers.items()}
-    pairs = _differences(main, answers, groups)
-    return PosteriorResults(
-        main, judgement, errors, pairs, chosen, _arrays(answers[main]), judged_by=split
-    )
-
-
-def place_of(member: Judged, asked: Sequence[Judged]) -> int:
-    """Returns the number of a training in a sequence, by identity."""
-    return next(number for number, one in enumerate(asked) if one is member)
+    pairs, best = _differences(main, answers, groups), answers[main]
+    arrays = {
+        "names": np.array(best.priors.names),
+        "truth": best.truth,
+        "samples": best.samples.astype(np.float32),
+        "gain": best.gain,
+    }
+    return PosteriorResults(main, judgement, errors, pairs, chosen, arrays, judged_by=split)
 
 
 def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
@@ -194,15 +192,6 @@ def _rmse_errors(answers: Answers, groups: np.ndarray) -> np.ndarray:
     return np.array(
         [resampled_scores(predictions, place, 0, groups)[1][0].std() for place in places]
     )
-
-
-def _arrays(answers: Answers) -> dict[str, np.ndarray]:
-    return {
-        "names": np.array(answers.priors.names),
-        "truth": answers.truth,
-        "samples": answers.samples.astype(np.float32),
-        "gain": answers.gain,
-    }
 
 
 def own_answers(predictions: Predictions, priors: UniformPriors) -> Answers | None:

@@ -12,18 +12,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
-from flowpm_dist.cosmoflow.scores.judging import (
-    Difference,
-    MeanDifference,
-)
+from flowpm_dist.cosmoflow.scores.judging import Difference, MeanDifference
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmology.options import UniformPriors
-from flowpm_dist.io.files import (
-    GENERATOR,
-    UnreadableError,
-    read_arrays,
-    save_arrays,
-)
+from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays
 from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
 from flowpm_dist.posteriors.calibration import LEVELS, Calibration
 from flowpm_dist.posteriors.options import HEADS
@@ -119,12 +111,8 @@ class PosteriorResults:
         """Returns the tables in Markdown."""
         rows = [["posterior of", "head", "ln(q / prior)", "TARP P"]]
         for name in self._names:
-            rows[0] += [
-                f"{name} RMSE",
-                "width",
-                *(f"in {level:.1%}" for level in LEVELS),
-                "ranks P",
-            ]
+            shares = [f"in {level:.1%}" for level in LEVELS]
+            rows[0] += [f"{name} RMSE", "width", *shares, "ranks P"]
         for (name, head), one in self.found.items():
             row = [name, head, _with_error(one.gain, one.gain_error), self._p(one.tarp_p)]
             for i, of_rmse in enumerate(self.rmse_error[name, head]):
@@ -155,12 +143,7 @@ class PosteriorResults:
                 {"of": name, "head": head, **self._scores(name, head)} for name, head in self.found
             ],
             "differences": [
-                {
-                    "from": name,
-                    "head": head,
-                    "gain": gain,
-                    **each,
-                }
+                {"from": name, "head": head, "gain": gain, **each}
                 for (name, head), (gain, each) in self.differences.items()
             ],
             "features": dict(self.chosen),

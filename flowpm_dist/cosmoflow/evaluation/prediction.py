@@ -223,14 +223,13 @@ def _volume(
     progress.note(f"reading {volume.where}")
     block = _read_block(volume, mesh, _observed_by(training))
     mean = _checked_mean(volume, block, mesh, _observed_by(training))
+    shown = ", ".join(f"{value:.6g}" for value in mean)
+    other_mean = bool(np.any(np.abs(mean - 1) > MEAN_TOLERANCE))
     if training.divides_by_mean(header):
-        notes += _normalise(block, mean)
-    elif (
-        header is not None
-        and header.unit not in COUNTED
-        and np.any(np.abs(mean - 1) > MEAN_TOLERANCE)
-    ):
-        notes.append(f"The volume keeps its mean, {_shown(mean)}, as those of the training did.")
+        block /= mean
+        notes += [f"The volume was divided by its mean, {shown}."] if other_mean else []
+    elif header is not None and header.unit not in COUNTED and other_mean:
+        notes.append(f"The volume keeps its mean, {shown}, as those of the training did.")
     return block[..., 0] if channels == 1 else block, notes
 
 
@@ -296,18 +295,6 @@ def _checked_mean(
     if not totals[2:].all():
         raise VolumeError(f"{volume.where} is empty: its mean is 0")
     return totals[2:]
-
-
-def _normalise(block: np.ndarray, mean: np.ndarray) -> list[str]:
-    """Divides by the mean of each channel, in place; returns a note if that changes something."""
-    block /= mean
-    if np.all(np.abs(mean - 1) <= MEAN_TOLERANCE):
-        return []
-    return [f"The volume was divided by its mean, {_shown(mean)}."]
-
-
-def _shown(mean: np.ndarray) -> str:
-    return ", ".join(f"{value:.6g}" for value in mean)
 
 
 def _beyond(

@@ -175,6 +175,7 @@ class Evaluation:
         self._draw_into(folder)
         if self.posteriors is not None:
             self.posteriors.write_into(folder)
+            kept = self.posteriors.numbers()
         numbers = self._numbers() | ({} if kept is None else {"posteriors": kept})
         text = json.dumps(plain(numbers), indent=1, allow_nan=False)
         (folder / SCORES).write_text(text + "\n", encoding="utf-8")
@@ -212,7 +213,6 @@ class Evaluation:
             "collapse": self.collapse,
             "notes": self.notes,
             "trainings": self.trainings,
-            **({} if self.posteriors is None else {"posteriors": self.posteriors.numbers()}),
         }
 
 
@@ -224,12 +224,9 @@ def check_evaluation_folder(folder: Path) -> None:
             elsewhere.
     """
     check_ground(folder)
-    if not (folder / PARTIAL).is_dir() and not _is_ours(folder / SCORES):
+    ours = _scores_in(folder / SCORES).get("generator") == GENERATOR
+    if not ours and not (folder / PARTIAL).is_dir():
         check_foreign(folder, FILES)
-
-
-def _is_ours(path: Path) -> bool:
-    return _scores_in(path).get("generator") == GENERATOR
 
 
 def _scores_in(path: Path) -> dict[str, Any]:

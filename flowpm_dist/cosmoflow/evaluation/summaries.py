@@ -156,10 +156,7 @@ class _Question:
         except (ValueError, KeyError):
             return None
         written = path.stat().st_mtime
-        files: Sequence[Path] = ()
-        if not training.simulated:
-            folder = training.plan.dataset_folder
-            files = dataset_files(folder, split) if folder else arrays_of(training.plan).files
+        files = () if training.simulated else files_of(training, split)
         checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
         sources = [*files, *(file for file in checkpoints if file.exists())]
         fresh = all(file.stat().st_mtime < written for file in sources)
@@ -187,6 +184,12 @@ class _Question:
         """Returns what was made, or is in the file."""
         made = self.made.get(split)
         return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
+
+
+def files_of(training: SavedTraining, split: str) -> Sequence[Path]:
+    """Returns the files that a split is read from."""
+    folder = training.plan.dataset_folder
+    return dataset_files(folder, split) if folder else arrays_of(training.plan).files
 
 
 def trained_on(training: SavedTraining, *, planned: bool = False) -> int:

@@ -15,11 +15,7 @@ import numpy as np
 
 from flowpm_dist.cosmoflow.planning.folder import is_fresh
 from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan, differences
-from flowpm_dist.cosmoflow.scores.judging import (
-    LearningCurve,
-    Predictions,
-    Scores,
-)
+from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, Scores
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import checked_name
@@ -106,7 +102,7 @@ def posterior_options(
     return chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Judged:
     """The predictions of one training's network on the test set.
 

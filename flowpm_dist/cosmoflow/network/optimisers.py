@@ -172,9 +172,9 @@ class Optimiser(tf.Module):
         self,
         schedule: Schedule,
         *,
-        larc: float | None,
-        weight_decay: float,
-        clip_norm: float | None,
+        larc: float | None = TRAINING_DEFAULTS.trust,
+        weight_decay: float = TRAINING_DEFAULTS.weight_decay,
+        clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
     ) -> None:
         super().__init__()
         _check(larc is None or larc > 0, f"larc {larc}", "positive or None")
@@ -274,6 +274,11 @@ class Adam(Optimiser):
     whose rate never exceeds the global one, without a weight decay inside the norm. SC18 scaled the
     gradient instead of u. But Adam's direction does not change with the gradient's scale, so that
     the trust ratio had hardly an effect.
+
+    Args:
+        schedule: the rate of each update.
+        beta1, beta2, epsilon: as in the formula.
+        options: larc, weight_decay and clip_norm of `Optimiser`.
     """
 
     SLOTS = ("mean", "square")
@@ -284,11 +289,9 @@ class Adam(Optimiser):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        larc: float | None = TRAINING_DEFAULTS.trust,
-        weight_decay: float = TRAINING_DEFAULTS.weight_decay,
-        clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
+        **options: Any,
     ) -> None:
-        super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(schedule, **options)
         _check(0 <= beta1 < 1, f"beta1 {beta1}", "in [0, 1)")
         _check(0 <= beta2 < 1, f"beta2 {beta2}", "in [0, 1)")
         _check(epsilon > 0, f"epsilon {epsilon}", "positive")
@@ -314,19 +317,19 @@ class Momentum(Optimiser):
 
     v <- momentum v + local_rate(g) g, w <- w - v: with LARC, algorithm 1 of You, Gitman and
     Ginsburg 2017.
+
+    Args:
+        schedule: the rate of each update.
+        momentum: as in the formula.
+        options: larc, weight_decay and clip_norm of `Optimiser`.
     """
 
     SLOTS = ("velocity",)
 
     def __init__(
-        self,
-        schedule: Schedule,
-        momentum: float = MomentumOptions().momentum,
-        larc: float | None = TRAINING_DEFAULTS.trust,
-        weight_decay: float = TRAINING_DEFAULTS.weight_decay,
-        clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
+        self, schedule: Schedule, momentum: float = MomentumOptions().momentum, **options: Any
     ) -> None:
-        super().__init__(schedule, larc=larc, weight_decay=weight_decay, clip_norm=clip_norm)
+        super().__init__(schedule, **options)
         _check(0 <= momentum < 1, f"momentum {momentum}", "in [0, 1)")
         self.momentum = momentum
 

@@ -7,32 +7,18 @@ the settings were chosen there, it is slightly too small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from sklearn.linear_model import Ridge
 from sklearn.neural_network import MLPRegressor
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from flowpm_dist.cosmoflow.scores.judging import Features, LearningCurve, Predictions, score
 
 Predictor = Callable[[Features], Predictions]
-
-
-class Baseline(Protocol):
-    """A method that predicts parameters from summary statistics."""
-
-    @property
-    def name(self) -> str:
-        """The name in tables and figures."""
-        ...
-
-    def fit(self, train: Features, validation: Features) -> Predictor:
-        """Learn from `train`, choose settings on `validation`; repeatable to the bit."""
-        ...
 
 
 def _predictor(say: Callable[[Features], np.ndarray], validation: Features) -> Predictor:
@@ -54,7 +40,7 @@ class Mean:
     name: str = "mean"
 
     def fit(self, train: Features, validation: Features) -> Predictor:
-        """See `Baseline.fit`."""
+        """Learns from `train`; `validation` gives the error bar."""
         mean = train.truth.mean(axis=0)
         return _predictor(lambda features: np.tile(mean, (len(features.truth), 1)), validation)
 
@@ -71,10 +57,12 @@ class RidgeOnPower:
     alphas: tuple[float, ...] = tuple(10.0**e for e in range(-7, 3))
 
     def fit(self, train: Features, validation: Features) -> Predictor:
-        """See `Baseline.fit`; degree and penalty are chosen for each parameter on its own."""
+        """Learns from `train`; `validation` chooses degree and penalty of each parameter."""
         models, errors = [], []
         for degree in (1, 2):
-            to_features = _polynomial(degree).fit(train.log_power)
+            products = PolynomialFeatures(degree, include_bias=False)
+            steps = (products, StandardScaler()) if degree > 1 else ()
+            to_features = make_pipeline(StandardScaler(), *steps).fit(train.log_power)
             inputs, seen = (to_features.transform(f.log_power) for f in (train, validation))
             for alpha in self.alphas:
                 ridge = Ridge(alpha=alpha * len(inputs)).fit(inputs, train.truth)
@@ -93,13 +81,6 @@ class RidgeOnPower:
 def _columns(values: np.ndarray) -> np.ndarray:
     """[n, p], of which scikit-learn makes [n] when p is 1."""
     return values.reshape(len(values), -1)
-
-
-def _polynomial(degree: int) -> Pipeline:
-    if degree == 1:
-        return make_pipeline(StandardScaler())
-    products = PolynomialFeatures(degree, include_bias=False)
-    return make_pipeline(StandardScaler(), products, StandardScaler())
 
 
 @dataclass(frozen=True)
@@ -134,7 +115,7 @@ class SmallNetwork:
         return f"MLP on log {self.spectrum}{' + histogram' if self.histogram else ''}"
 
     def fit(self, train: Features, validation: Features) -> Predictor:
-        """See `Baseline.fit`."""
+        """Learns from `train`, chooses settings on `validation`; repeatable to the bit."""
         inputs = StandardScaler().fit(self._inputs(train))
         targets = StandardScaler().fit(train.truth)
         data = tuple(
@@ -194,19 +175,21 @@ class SmallNetwork:
         return network, best
 
 
-BASELINES: tuple[Baseline, ...] = (
-    Mean(),
-    RidgeOnPower(),
-    SmallNetwork(),
-    SmallNetwork(histogram=True),
-)
-MAP_BASELINES: tuple[Baseline, ...] = (
-    Mean(),
-    RidgeOnPower("ridge on log C_l"),
-    SmallNetwork(spectrum="C_l"),
-    SmallNetwork(histogram=True, spectrum="C_l"),
-)
-"""The same of maps."""
+Baseline = Mean | RidgeOnPower | SmallNetwork
+
+
+def baselines_of(spectrum: str) -> tuple[Baseline, ...]:
+    """Returns all baselines.
+
+    Args:
+        spectrum: the name of the power: "P(k)" of volumes, "C_l" of maps.
+    """
+    return (
+        Mean(),
+        RidgeOnPower(f"ridge on log {spectrum}"),
+        SmallNetwork(spectrum=spectrum),
+        SmallNetwork(histogram=True, spectrum=spectrum),
+    )
 
 
 def learning_curve(
@@ -237,11 +220,8 @@ def learning_curve(
     train_mean = train.truth.mean(axis=0)
     curves = {}
     for baseline in baselines:
-        errors: Mapping[str, list[float]] = {name: [] for name in train.names}
-        for size in sizes:
-            found = score(baseline.fit(train.first(size), validation)(test), train_mean)
-            for name in train.names:
-                errors[name].append(found[name].rmse_over_mean)
-        arrays = {name: np.array(values) for name, values in errors.items()}
-        curves[baseline.name] = LearningCurve(np.asarray(sizes), arrays)
+        fitted = [baseline.fit(train.first(size), validation) for size in sizes]
+        scores = [score(predict(test), train_mean) for predict in fitted]
+        errors = {n: np.array([of[n].rmse_over_mean for of in scores]) for n in train.names}
+        curves[baseline.name] = LearningCurve(np.asarray(sizes), errors)
     return curves

@@ -25,6 +25,7 @@ from flowpm_dist.io.figures import (
 
 LIGHTER = "#e3a0a9"
 MOST_BARS = 60
+"""Greatest number of samples with an error bar, which are chosen at random."""
 
 
 def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
@@ -66,9 +67,14 @@ def predicted_figure(
         _scatter(axes, predictions[network], i, MEASURED, network, 3)
         for method in best:
             _scatter(axes, predictions[method], i, LIGHTER, method, 2)
-        _error_bars(axes, predictions[network], i, seed)
-        _room_above(axes)
-        truth = predictions[network].truth[:, i]
+        truth, mean = predictions[network].truth[:, i], predictions[network].mean[:, i]
+        sigma = predictions[network].sigma
+        if sigma is not None:
+            some = np.random.default_rng(seed).permutation(len(truth))[:MOST_BARS]
+            axes.errorbar(truth[some], mean[some], sigma[some, i], fmt="none", ecolor=MEASURED,
+                          elinewidth=0.6, alpha=0.5, zorder=3)  # fmt: skip
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.2 * (high - low))  # room for two lines of text
         axes.axline((truth[0], truth[0]), slope=1, color=MUTED, lw=1, zorder=1)
         axes.axhline(train_mean[i], color=MUTED, lw=1, ls=":", label="mean of the training set")
         for line, method in enumerate([network, *best]):
@@ -87,25 +93,9 @@ def _scatter(axes: Axes, found: Predictions, i: int, colour: str, label: str, or
     axes.plot(truth, mean, "o", ms=size, color=colour, mew=0, alpha=0.8, label=label, zorder=order)
 
 
-def _error_bars(axes: Axes, found: Predictions, i: int, seed: int) -> None:
-    """Draws the error bars of at most `MOST_BARS` samples, chosen at random."""
-    if found.sigma is None:
-        return
-    some = np.random.default_rng(seed).permutation(len(found.truth))[:MOST_BARS]
-    truth, mean, sigma = (v[some, i] for v in (found.truth, found.mean, found.sigma))
-    axes.errorbar(truth, mean, sigma, fmt="none", ecolor=MEASURED, elinewidth=0.6, alpha=0.5,
-                  zorder=3)  # fmt: skip
-
-
 def _write(axes: Axes, text: str, height: float, colour: str) -> None:
     """Writes text at the left of a panel, its top at `height` as a share of the panel's height."""
     axes.text(0.04, height, text, color=colour, transform=axes.transAxes, va="top", fontsize=8.5)
-
-
-def _room_above(axes: Axes) -> None:
-    """Makes room for two lines of text at the top of a panel."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.2 * (high - low))
 
 
 def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
@@ -167,15 +157,8 @@ def training_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     smooth = np.convolve(loss, np.full(width, 1 / width), mode="valid")
     top.plot(steps[width - 1 :], smooth, color=MEASURED, lw=1.6, label="training")
     if held:
-        top.plot(
-            [step for step, _ in held],
-            validation,
-            "o-",
-            ms=3.5,
-            lw=1.2,
-            color=THEORY,
-            label="validation",
-        )
+        at = [step for step, _ in held]
+        top.plot(at, validation, "o-", ms=3.5, lw=1.2, color=THEORY, label="validation")
         best = held[int(np.nanargmin(validation))]
         top.plot(*best, "o", ms=9, mfc="none", mec=THEORY,
                  label=f"best: {best[1]:.4g} at step {best[0]}")  # fmt: skip
