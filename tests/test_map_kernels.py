@@ -1,4 +1,4 @@
-"""Particles about an observer on maps of the whole sky: weights, kernels, mass, the adjoint."""
+"""Particles on maps of the sky, flat or whole: weights, both kinds of kernels, mass, the adjoint."""
 
 import healpy
 import numpy as np
@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
-from flowpm_dist.particle_mesh.kernels import Ball, Compiled, Portable
+from flowpm_dist.particle_mesh.kernels import Ball, Compiled, Portable, Slabs
 
 SIDES, LENGTHS, NSIDE = (6, 4, 8), (12.0, 8.0, 16.0), 4
+FLAT_SIDES, FLAT_LENGTHS, PIXELS = (8, 6, 10), (16.0, 12.0, 20.0), 12
 RNG = np.random.default_rng(1)
 
 
@@ -30,14 +31,42 @@ def ball(**changes):
     return Ball(**{**given, **changes})
 
 
-def drawn(dtype, batch=2, fields=3, weights=2, nodes=6):
-    moved = [
-        tf.constant(RNG.normal(size=(batch, *SIDES, 3), scale=0.7).astype(dtype))
-        for _ in range(fields)
-    ]
-    factors = RNG.normal(size=(batch, 3, fields, 4), scale=0.5).astype(dtype)
-    amounts = RNG.normal(size=(batch, nodes, weights)).astype(dtype)
-    return moved, tf.constant(factors), tf.constant(amounts)
+def slabs(field_of_view=0.5):
+    """Each axis once along the line of sight, in front and behind, with a map for some layers."""
+    places = [[0, 1, 2, 3, 4, 0], [2, 1, 0, 1, 3, 4], [0, 2, 1, 0, 6, 7]]
+    directions = [[-3.2, 1, 2.1, -1, 1], [5.0, -1, 0.3, 1, -1], [-9.0, 1, 0.1, -1, 1]]
+    return Slabs(
+        places=np.array(places, np.int32),
+        directions=np.array(directions),
+        distances=np.linspace(20.0, 60.0, 13),
+        first_map=np.arange(13, dtype=np.int32) % 3,
+        spacing=tuple(length / n for length, n in zip(FLAT_LENGTHS, FLAT_SIDES, strict=True)),
+        lengths=FLAT_LENGTHS,
+        pixel=field_of_view / PIXELS,
+        pixels=PIXELS,
+        maps=5,
+    )
+
+
+def drawn(at, dtype, batch=2, fields=3, weights=2, spread=0.7):
+    """Fields of displacements, their factors and the amounts, for a ball or for slabs."""
+    is_ball = isinstance(at, Ball)
+    shape = (batch, *(SIDES if is_ball else FLAT_SIDES), 3)
+    moved = [tf.constant(RNG.normal(size=shape, scale=spread).astype(dtype)) for _ in range(fields)]
+    of_factors = (batch, 3, fields, 4) if is_ball else (batch, 13, fields)
+    of_amounts = (batch, 6, weights) if is_ball else (batch, 13, weights, 2)
+    factors = RNG.normal(size=of_factors, scale=0.5).astype(dtype)
+    return moved, tf.constant(factors), tf.constant(RNG.normal(size=of_amounts).astype(dtype))
+
+
+def painted(kernels, at, *given):
+    return (kernels.paint_ball if isinstance(at, Ball) else kernels.paint_sky)(at, *given)
+
+
+def slopes_of(kernels, at, *given):
+    """The adjoint: a flat list of the slopes of all inputs."""
+    vjp = kernels.paint_ball_vjp if isinstance(at, Ball) else kernels.paint_sky_vjp
+    return tf.nest.flatten(vjp(at, *given))
 
 
 def relative(ours, expected):
@@ -82,15 +111,24 @@ def test_painted_areas_are_integrals_of_weights(nside):
         Healpix(3)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 3e-5)])
-@pytest.mark.parametrize("per_distance", [True, False])
-def test_compiled_and_portable_kernels_agree(dtype, tolerance, per_distance):
-    given = ball(per_distance=per_distance), *drawn(dtype)
-    maps = Compiled().paint_ball(*given)
-    assert relative(maps, Portable().paint_ball(*given)) < tolerance
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("at", "double", "single"),
+    [
+        (ball(per_distance=True), 1e-12, 3e-5),
+        (ball(per_distance=False), 1e-12, 3e-5),
+        (slabs(0.1), 1e-13, 1e-5),
+        (slabs(0.5), 1e-13, 1e-5),  # with images of some particles
+    ],
+)
+def test_compiled_and_portable_kernels_agree(at, double, single, dtype):
+    tolerance = double if dtype == "float64" else single
+    given = at, *drawn(at, dtype)
+    maps = painted(Compiled(), *given)
+    assert relative(maps, painted(Portable(), *given)) < tolerance
     dmaps = tf.constant(RNG.normal(size=maps.shape).astype(dtype))
-    ours, expected = (k.paint_ball_vjp(*given, dmaps) for k in (Compiled(), Portable()))
-    for slope, known in zip([*ours[0], *ours[1:]], [*expected[0], *expected[1:]], strict=True):
+    ours, expected = (slopes_of(k, *given, dmaps) for k in (Compiled(), Portable()))
+    for slope, known in zip(ours, expected, strict=True):
         assert relative(slope, known) < tolerance
 
 
@@ -115,7 +153,7 @@ def places_of(at, fields, factors, b):
 def test_maps_are_those_of_healpys_weights(per_distance):
     """Maps equal the same particles added one by one; their sums are the sums of the amounts."""
     at = ball(per_distance=per_distance)
-    fields, factors, amounts = drawn("float64")
+    fields, factors, amounts = drawn(at, "float64")
     maps = Compiled().paint_ball(at, fields, factors, amounts).numpy()
     for b in range(2):
         places, segments = places_of(at, fields, factors, b)
@@ -134,20 +172,19 @@ def test_maps_are_those_of_healpys_weights(per_distance):
         assert len(places) > 200
 
 
-def test_the_adjoint_is_that_of_the_difference():
+@pytest.mark.parametrize(("at", "h"), [(ball(), 1e-8), (slabs(0.9), 1e-7)])
+def test_the_adjoint_is_that_of_the_difference(at, h):
     """<dmaps, J d> = <J^T dmaps, d>, the left side by differences of the maps."""
-    at, (fields, factors, amounts) = ball(), drawn("float64", batch=1)
-    dmaps = tf.constant(RNG.normal(size=(1, 3, 12 * NSIDE**2)))
-    dfields, dfactors, damounts = Compiled().paint_ball_vjp(at, fields, factors, amounts, dmaps)
+    fields, factors, amounts = drawn(at, "float64", batch=1)
+    dmaps = tf.constant(RNG.normal(size=painted(Compiled(), at, fields, factors, amounts).shape))
+    slopes = slopes_of(Compiled(), at, fields, factors, amounts, dmaps)
     d = [tf.constant(RNG.normal(size=x.shape)) for x in (*fields, factors, amounts)]
-    h = 1e-8
 
     def along(sign):
         moved = [x + sign * h * y for x, y in zip((*fields, factors, amounts), d, strict=True)]
-        maps = Compiled().paint_ball(at, moved[:3], moved[3], moved[4])
+        maps = painted(Compiled(), at, moved[:3], moved[3], moved[4])
         return float(tf.reduce_sum(maps * dmaps))
 
-    slopes = [*dfields, dfactors, damounts]
     expected = sum(float(tf.reduce_sum(x * y)) for x, y in zip(slopes, d, strict=True))
     assert (along(1) - along(-1)) / (2 * h) == pytest.approx(expected, rel=1e-6)
 
@@ -181,31 +218,47 @@ def test_a_particle_on_the_axis_or_at_the_observer(make):
 
 @pytest.mark.parametrize("make", [Compiled, Portable])
 @pytest.mark.parametrize(
-    ("field", "factor", "maps_of"),
+    ("at", "field", "factor", "maps_of"),
     [
-        ((np.nan, 0.0, 0.0), None, [1, 2]),
-        ((0.0, -np.inf, 0.0), None, [1, 2]),
-        ((0.0, 0.0, np.nan), None, [1, 2]),
-        ((0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one segment
-        ((0.0, 1e20, 0.0), (slice(None), 1e25), [1, 2]),  # their product overflows in float32
-        ((0.0, 10.1 * max(LENGTHS), 0.0), (slice(None), [1.0, 0, 0, 0]), [1, 2]),
-        ((0.0, 0.0, -9.9 * max(LENGTHS)), (slice(None), [1.0, 0, 0, 0]), []),
+        (ball(), (np.nan, 0.0, 0.0), None, [1, 2]),
+        (ball(), (0.0, -np.inf, 0.0), None, [1, 2]),
+        (ball(), (0.0, 0.0, np.nan), None, [1, 2]),
+        (ball(), (0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one segment
+        (ball(), (0.0, 1e20, 0.0), (slice(None), 1e25), [1, 2]),  # overflows in float32
+        (ball(), (0.0, 10.1 * max(LENGTHS), 0.0), (slice(None), [1.0, 0, 0, 0]), [1, 2]),
+        (ball(), (0.0, 0.0, -9.9 * max(LENGTHS)), (slice(None), [1.0, 0, 0, 0]), []),
+        (slabs(0.1), (np.nan, 0.0, 0.0), None, [0, 1, 2]),
+        (slabs(0.1), (0.0, np.nan, 0.0), None, [0, 1, 2]),
+        (slabs(0.1), (0.0, 0.0, -np.inf), None, [0, 1, 2]),
+        (slabs(0.1), (0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one layer
+        (slabs(0.1), (0.0, 1e20, 0.0), (slice(None), 1e25), [0, 1, 2]),  # overflows in float32
+        # Ten times the longest side is 200.
+        (slabs(0.1), (0.0, 0.0, 201.0), (slice(None), 1.0), [0, 1, 2]),
+        (slabs(0.1), (-201.0, 0.0, 0.0), (slice(None), 1.0), [0, 1, 2]),
+        (slabs(0.1), (199.0, -199.0, 199.0), (slice(None), 1.0), []),
     ],
 )
-def test_a_particle_without_a_place_is_seen_on_its_maps(make, field, factor, maps_of):
-    """It is not left out in silence, and takes no part in the adjoint."""
-    fields, factors, amounts = drawn("float32")
-    moved, by = fields[1].numpy(), factors.numpy()
-    moved[1] = 0.0
-    moved[1, 3, 2, 4] = field
+def test_a_particle_without_a_place_is_seen_on_its_maps(make, at, field, factor, maps_of):
+    """It is not left out in silence, and takes no part in the adjoint.
+
+    On flat maps this holds along any axis, outside of the field along another.
+    """
+    fields, factors, amounts = drawn(at, "float32")
+    moved, by = [f.numpy() for f in fields], factors.numpy()
+    moved[1][1] = 0.0
+    if isinstance(at, Slabs):
+        for each in moved:
+            each[1, 3, 2, 4] = 0.0
+    moved[1][1, 3, 2, 4] = field
     if factor is not None:
         by[1, factor[0], 1] = factor[1]
-    given = ball(), [fields[0], tf.constant(moved), fields[2]], tf.constant(by), amounts
-    maps = make().paint_ball(*given).numpy()
+    given = at, [tf.constant(f) for f in moved], tf.constant(by), amounts
+    maps = painted(make(), *given).numpy()
     assert np.isfinite(maps[0]).all()
-    assert np.flatnonzero(np.isnan(maps[1]).any(axis=1)).tolist() == maps_of
-    slopes = make().paint_ball_vjp(*given, tf.ones(maps.shape))
-    assert all(np.isfinite(x).all() for x in tf.nest.flatten(slopes))
+    of_each_map = maps[1].reshape(maps.shape[1], -1)
+    assert np.flatnonzero(np.isnan(of_each_map).any(axis=1)).tolist() == maps_of
+    slopes = slopes_of(make(), *given, tf.ones(maps.shape))
+    assert all(np.isfinite(x).all() for x in slopes)
 
 
 @pytest.mark.parametrize(
@@ -218,4 +271,44 @@ def test_a_particle_without_a_place_is_seen_on_its_maps(make, field, factor, map
 )
 def test_balls_that_cannot_be_are_refused(change, told):
     with pytest.raises(tf.errors.InvalidArgumentError, match=told):
-        Compiled().paint_ball(ball(**change), *drawn("float64"))
+        Compiled().paint_ball(ball(**change), *drawn(ball(), "float64"))
+
+
+def test_every_particle_in_the_field_is_there_once():
+    """On maps that hold the whole box from afar, each weighs its amount over its distance^2."""
+    one = slabs(1.0)
+    fields, factors, amounts = drawn(one, "float64", batch=1, fields=1, spread=0.1)
+    places = np.array([[0, 1, 2, 0, 10, 0]], np.int32)
+    far = Slabs(
+        places, np.array([[-8.0, 1, -6.0, 1, 1]]), np.linspace(90.0, 110.0, 13), one.first_map,
+        one.spacing, (1e6, 1e6, 1e6), 0.05, PIXELS, 5,
+    )  # fmt: skip
+    ones = tf.ones_like(factors)
+    maps = Compiled().paint_sky(far, fields, ones, amounts).numpy()
+    shift = fields[0].numpy()[0, ..., 2]
+    layer = np.linspace(90.0, 110.0, 13)[:10]
+    weight = amounts.numpy()[0, :10]
+    total = (weight[..., 0] + weight[..., 1] * shift[..., None]) / (layer + shift)[..., None] ** 2
+    for w in range(2):
+        for first in range(3):
+            of_map = total[..., first::3, w].sum()
+            assert of_map == pytest.approx(
+                maps[0, first + w].sum() - sum_of_others(total, first, w), rel=1e-12
+            )
+
+
+def sum_of_others(total, first, w):
+    """What other layers add to the same map with their other weight."""
+    other, start = 1 - w, first + w - (1 - w)
+    return total[..., start::3, other].sum() if 0 <= start < 3 else 0.0
+
+
+def test_slabs_that_cannot_be_are_refused():
+    at = slabs()
+    rest = drawn(at, "float64")
+    for change in ([0, 0, 2, 3, 4, 0], [0, 1, 2, 8, 4, 0], [0, 1, 2, 3, 4, 10]):
+        places = at.places.copy()
+        places[0] = change
+        wrong = Slabs(**{**vars(at), "places": places})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="slab 0 has"):
+            Compiled().paint_sky(wrong, *rest)
