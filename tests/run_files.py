@@ -1,4 +1,37 @@
-"""A part of run files that several tests share."""
+"""Parts of run files that several tests share, and the problems of a run file."""
+
+from pathlib import Path
+
+import pytest
+
+from flowpm_dist.jobs.run_file import ConfigError
+
+PLANCK = """
+[cosmology]
+Omega_m = 0.30966
+Omega_b = 0.04897
+h = 0.6766
+n_s = 0.96822
+A_s = 2.1064e-9
+"""
+ROUND_NUMBERS = """
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+"""
+RUN = f"""
+[box]
+grid = 16
+size = 64.0
+{PLANCK}
+[initial]
+seed = 1
+[evolution]
+steps = 2
+"""
 
 PRIORS = """
 [cosmology]
@@ -9,3 +42,16 @@ n_s = 0.96
 Omega_m = [0.25, 0.35]
 sigma8 = [0.78, 0.95]
 """
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def problems_of(options: type, folder: Path, text: str) -> list[str]:
+    """The problems that a model of options finds in a run file."""
+    with pytest.raises(ConfigError) as caught:
+        options.load(write(folder, text))
+    return [str(p) for p in caught.value.problems]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 from full_disk import run_on_disk_of
+from run_files import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
@@ -21,23 +22,6 @@ from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
 from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFolder
 from meshimpl import launch
-
-RUN = """
-[box]
-grid = 16
-size = 64.0
-[cosmology]
-Omega_m = 0.30966
-Omega_b = 0.04897
-h = 0.6766
-n_s = 0.96822
-A_s = 2.1064e-9
-[initial]
-seed = 1
-[evolution]
-steps = 2
-"""
-
 
 here = folder_with(RUN)
 

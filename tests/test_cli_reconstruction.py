@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
+from run_files import ROUND_NUMBERS
 
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import Request
@@ -21,16 +22,11 @@ from flowpm_dist.reconstruction.work import (
     ReconstructionJob,
 )
 
-RUN = """
+RUN = f"""
 [box]
 grid = 8
 size = 64.0
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
+{ROUND_NUMBERS}
 [observation]
 structure = "2lpt"
 kind = "density"

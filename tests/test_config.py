@@ -1,41 +1,29 @@
 """The run file: each mistake is named with what is allowed, and all of them at once."""
 
+import functools
 import re
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from run_files import PLANCK, problems_of, write
 
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulate.options import SimulationOptions, mesh_of_box
 
-GOOD = """
+GOOD = f"""
 [box]
 grid = 64
 size = 256.0
-[cosmology]
-Omega_m = 0.30966
-Omega_b = 0.04897
-h = 0.6766
-n_s = 0.96822
-A_s = 2.1064e-9
+{PLANCK}
 [initial]
 seed = 1
 """
 
 
-def write(folder: Path, text: str) -> Path:
-    path = folder / "run.toml"
-    path.write_text(text)
-    return path
-
-
-def problems(folder: Path, text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        SimulationOptions.load(write(folder, text))
-    return [str(p) for p in caught.value.problems]
+problems = functools.partial(problems_of, SimulationOptions)
 
 
 def test_the_issue_example_with_defaults(tmp_path):

@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from test_config_training import FILES, GOOD, changed, dataset, problems, write
+from run_files import write
+from test_config_training import FILES, GOOD, changed, dataset, problems
 
 from flowpm_dist import Cosmology
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation

@@ -1,5 +1,6 @@
 """The run file of a reconstruction: each mistake is named with what is allowed, and all at once."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from pydantic import Field
+from run_files import ROUND_NUMBERS, problems_of, write
 
 from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint
 from flowpm_dist.io.light_cone import MapArray, write_light_cone
@@ -18,15 +20,7 @@ from flowpm_dist.observables.light_cone.map_files import read_convergence
 from flowpm_dist.observables.options import OBSERVATIONS, CellOptions
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
 
-COSMOLOGY = """
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
-"""
-GOOD = f"""{COSMOLOGY}
+GOOD = f"""{ROUND_NUMBERS}
 [box]
 grid = 8
 size = 64.0
@@ -47,16 +41,7 @@ FILE = GOOD.replace("mock_seed = 1", 'file = "data.npy"')
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def write(folder: Path, text: str) -> Path:
-    path = folder / "run.toml"
-    path.write_text(text)
-    return path
-
-
-def problems(folder: Path, text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        ReconstructionOptions.load(write(folder, text))
-    return [str(p) for p in caught.value.problems]
+problems = functools.partial(problems_of, ReconstructionOptions)
 
 
 def test_defaults(tmp_path):
@@ -461,7 +446,7 @@ def test_nothing_heavy_is_imported():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-MAPS = f"""{COSMOLOGY}
+MAPS = f"""{ROUND_NUMBERS}
 [box]
 grid = 16
 size = 256.0

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from commands import flowpm_here, folder_with, plain
-from test_cli import HEAVY, RUN
+from run_files import RUN
+from test_cli import HEAVY
 
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.jobs.estimate import (

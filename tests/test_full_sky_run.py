@@ -8,7 +8,7 @@ import healpy
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
-from test_cli import RUN
+from run_files import RUN
 from test_resume import stopped
 
 import flowpm_dist as fpm

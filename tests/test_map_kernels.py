@@ -1,4 +1,4 @@
-"""Particles on maps of the sky, flat or whole: weights, both kinds of kernels, mass, the adjoint."""
+"""Particles on flat and whole-sky maps: weights, both kinds of kernels, mass, the adjoint."""
 
 import healpy
 import numpy as np

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
-from test_cli import RUN
+from run_files import RUN
 from test_cli_training import RUN as TRAINING
 
 import flowpm_dist as fpm

@@ -11,27 +11,13 @@ from pathlib import Path
 
 import pytest
 from commands import flowpm_here, folder_with
+from run_files import RUN
 
 from flowpm_dist.cli.batch import array_settings, gpus_of_a_node, seconds_of
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.simulate.folder import SimulationFolder
 from meshimpl.launch import find_mpirun
 
-RUN = """
-[box]
-grid = 16
-size = 64.0
-[cosmology]
-Omega_m = 0.31
-Omega_b = 0.049
-h = 0.68
-n_s = 0.97
-sigma8 = 0.81
-[initial]
-seed = 1
-[evolution]
-steps = 2
-"""
 SIZE = ("--nodes", "2", "--ranks-per-node", "4", "--time", "02:00:00")
 
 here = folder_with(RUN)
@@ -244,7 +230,7 @@ test = 8
 @pytest.fixture
 def training(here):
     """The run file of networks, in the current folder."""
-    text = RUN.partition("[initial]")[0].replace("Omega_m = 0.31\n", "").replace("16", "32")
+    text = RUN.partition("[initial]")[0].replace("Omega_m = 0.30966\n", "").replace("16", "32")
     (here / "nets.toml").write_text(text + "[evolution]\nsteps = 2\n" + TRAINING)
     return here
 

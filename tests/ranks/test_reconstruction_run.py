@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
+from run_files import ROUND_NUMBERS
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.files import snapshot_attributes
@@ -23,16 +24,11 @@ from flowpm_dist.reconstruction.sampling_session import SamplingSession
 from flowpm_dist.reconstruction.search_session import SearchSession
 from flowpm_dist.reconstruction.work import ReconstructionFolder
 
-RUN = """
-[box]
+RUN = (
+    ROUND_NUMBERS
+    + """[box]
 grid = 16
 size = 64.0
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
 [evolution]
 a_stop = 0.8
 steps = 2
@@ -47,6 +43,7 @@ checkpoint_every = 4
 [run]
 precision = "float64"
 """
+)
 DENSITY = 'kind = "density"\nsigma = 0.4'
 COUNTS = 'kind = "counts"\nmean_count = 3.0'
 KINDS = {"density": DENSITY, "counts": COUNTS}
