@@ -1,4 +1,4 @@
-"""Optimisers against Keras and their formulas, resumed and skipped updates, schedules, losses."""
+"""Optimisers against Keras and their formulas, resumed and skipped updates, schedules, layers."""
 
 import os
 
@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network import losses
-from flowpm_dist.cosmoflow.network.losses import Standardiser
+from flowpm_dist.cosmoflow.network import layers
+from flowpm_dist.cosmoflow.network.layers import Standardiser
 from flowpm_dist.cosmoflow.network.optimisers import (
     Adam,
     Constant,
@@ -309,7 +309,7 @@ def test_rates_for_more_samples_in_a_step():
 
 def sample(loss: str, batch: int = 5, parameters: int = 3) -> tuple[tf.Tensor, tf.Tensor]:
     rng = np.random.default_rng(7)
-    outputs = rng.standard_normal((batch, losses.outputs_of(loss, parameters)))
+    outputs = rng.standard_normal((batch, layers.outputs_of(loss, parameters)))
     return tf.constant(rng.standard_normal((batch, parameters))), tf.constant(outputs)
 
 
@@ -319,22 +319,22 @@ def sample(loss: str, batch: int = 5, parameters: int = 3) -> tuple[tf.Tensor, t
 )
 def test_l1_and_l2_of_each_sample_equal_those_of_keras(loss, error):
     targets, outputs = sample(loss)
-    found = losses.loss_function(loss)(targets, outputs)
+    found = layers.loss_function(loss)(targets, outputs)
     expected = error(reduction=None, dtype="float64")(targets, outputs)
     np.testing.assert_allclose(found, expected, rtol=1e-14)
-    mean, sigma = losses.split_prediction(loss, outputs)
+    mean, sigma = layers.split_prediction(loss, outputs)
     assert mean is outputs and sigma is None
 
 
 def test_the_likelihood_that_is_trained_doubts_its_gaussians():
     targets, outputs = sample("likelihood")
-    mean, sigma = losses.split_prediction("likelihood", outputs)
+    mean, sigma = layers.split_prediction("likelihood", outputs)
     np.testing.assert_array_equal(mean, outputs[:, :3])
     np.testing.assert_allclose(2 * np.log(sigma), outputs[:, 3:], rtol=0.01, atol=0.01)
     uniform = scipy.stats.uniform(-np.sqrt(3), 2 * np.sqrt(3)).pdf(0.0)
     density = 0.99 * scipy.stats.norm.pdf(targets, mean, sigma) + 0.01 * uniform
     expected = -np.log(density).mean(axis=1) - 0.5 * np.log(2 * np.pi)
-    found = losses.loss_function("likelihood")(targets, outputs)
+    found = layers.loss_function("likelihood")(targets, outputs)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -343,7 +343,7 @@ def test_no_outlier_makes_a_large_loss_or_gradient():
     outputs = tf.constant([[0.5, 2 * np.log(0.1)]] * 2)
     with tf.GradientTape() as tape:
         tape.watch(outputs)
-        loss = losses.doubting_nll(tf.constant([[-0.7], [-1000.0]]), outputs)
+        loss = layers.doubting_nll(tf.constant([[-0.7], [-1000.0]]), outputs)
     np.testing.assert_allclose(loss, [4.93, 4.93], atol=0.005)
     assert np.abs(tape.gradient(loss, outputs)).max() < 1e-15
 
@@ -352,17 +352,17 @@ def test_no_log_variance_overflows():
     outputs = tf.constant([[1.0, 1e30], [1.0, -1e30]])
     with tf.GradientTape() as tape:
         tape.watch(outputs)
-        loss = losses.doubting_nll(tf.zeros([2, 1]), outputs)
+        loss = layers.doubting_nll(tf.zeros([2, 1]), outputs)
     assert np.all(np.isfinite(loss)) and np.all(np.isfinite(tape.gradient(loss, outputs)))
-    sigma = losses.split_prediction("likelihood", outputs)[1]
-    limit = losses.LOG_VARIANCE_LIMIT
+    sigma = layers.split_prediction("likelihood", outputs)[1]
+    limit = layers.LOG_VARIANCE_LIMIT
     np.testing.assert_allclose(2 * np.log(sigma[:, 0]), [limit, -limit], rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("loss", layers.LOSSES)
 def test_gradients_of_the_losses_are_their_differences(loss):
     targets, outputs = sample(loss)
-    function = losses.loss_function(loss)
+    function = layers.loss_function(loss)
     theirs, ours = tf.test.compute_gradient(lambda x: function(targets, x), [outputs], 1e-6)
     np.testing.assert_allclose(ours[0], theirs[0], atol=1e-8)
 
@@ -370,11 +370,11 @@ def test_gradients_of_the_losses_are_their_differences(loss):
 def test_losses_of_wrong_shapes_or_names():
     targets, outputs = sample("likelihood")
     with pytest.raises(ValueError, match=r"the outputs must be \(5, 3\)"):
-        losses.l1(targets, outputs)
+        layers.l1(targets, outputs)
     with pytest.raises(ValueError, match=r"the outputs must be \(5, 6\)"):
-        losses.doubting_nll(targets, outputs[:, :3])
+        layers.doubting_nll(targets, outputs[:, :3])
     with pytest.raises(ValueError, match="no loss 'l3': give one of l1, l2, likelihood"):
-        losses.outputs_of("l3", 3)
+        layers.outputs_of("l3", 3)
 
 
 PRIORS = Standardiser({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from conftest import process_mesh
 
-from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network import layers
 from flowpm_dist.cosmoflow.network.network import Network
 from flowpm_dist.cosmoflow.planning.declarations import (
     Convolution,
@@ -109,7 +109,7 @@ def plain_step(network, x, y, weights, seed, samples):
     with tf.GradientTape() as tape:
         tape.watch(weights)
         outputs = plain(network, x, weights, seed, samples)
-        loss = tf.reduce_mean(losses.loss_function(network.loss)(y, outputs))
+        loss = tf.reduce_mean(layers.loss_function(network.loss)(y, outputs))
     return loss, outputs, tape.gradient(loss, weights)
 
 

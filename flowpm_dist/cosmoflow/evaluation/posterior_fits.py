@@ -19,7 +19,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import (
     PosteriorOptions,
     grouped,
 )
-from flowpm_dist.cosmoflow.network.losses import DOUBT
+from flowpm_dist.cosmoflow.network.layers import DOUBT
 from flowpm_dist.cosmoflow.scores.judging import (
     Difference,
     MeanDifference,

@@ -29,7 +29,7 @@ from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.network.losses import Standardiser
+    from flowpm_dist.cosmoflow.network.layers import Standardiser
     from meshimpl.process_mesh import ProcessMesh
 
 COUNTED = ("one particle", ONE_COUNT)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network import losses
-from flowpm_dist.cosmoflow.network.layers import INPUTS
+from flowpm_dist.cosmoflow.network.layers import INPUTS, kept_within, loss_function
 from flowpm_dist.cosmoflow.network.network import BaseNetwork
 from flowpm_dist.cosmoflow.planning.declarations import KerasDeclaration
 from flowpm_dist.cosmoflow.volumes.draws import hashed
@@ -84,11 +83,11 @@ class KerasNetwork(BaseNetwork):
 
     def _outputs(self, volume: tf.Tensor, *, training: bool) -> tf.Tensor:
         outputs = tf.cast(self.model(self._prepared(volume), training=training), self.master)
-        return losses.kept_within(outputs, self.parameters, bounded=False, within=self.within)
+        return kept_within(outputs, self.parameters, bounded=False, within=self.within)
 
     @functools.cached_property
     def _gradients(self) -> Callable[..., Any]:
-        loss_of = losses.loss_function(self.loss)
+        loss_of = loss_function(self.loss)
 
         def gradients(volume: tf.Tensor, target: tf.Tensor) -> tuple[Any, ...]:
             with tf.GradientTape() as tape:

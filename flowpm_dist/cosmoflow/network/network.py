@@ -14,8 +14,13 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network import losses
-from flowpm_dist.cosmoflow.network.layers import SPLIT_CHANNEL, mesh_outputs, whole_outputs
+from flowpm_dist.cosmoflow.network.layers import (
+    SPLIT_CHANNEL,
+    loss_function,
+    mesh_outputs,
+    outputs_of,
+    whole_outputs,
+)
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, Dense, Stage, declaration
 from flowpm_dist.cosmoflow.planning.options import NetworkOptions
 from flowpm_dist.grid.box import SPLIT
@@ -89,7 +94,7 @@ class BaseNetwork(tf.Module):
         self.declaration, self.mesh = network, mesh
         self.width, self.batch, self.channels, self.within = width, batch, channels, within
         self.loss, self.input = self.options.loss, self.options.input or "log1p"
-        self.parameters, self.outputs = parameters, losses.outputs_of(self.loss, parameters)
+        self.parameters, self.outputs = parameters, outputs_of(self.loss, parameters)
         self.master = tf.float64 if self.options.precision == "float64" else tf.float32
         self.stopwatch = Stopwatch()
         replicas = mesh.axis_size("replica")
@@ -275,7 +280,7 @@ class Network(BaseNetwork):
             *held, seed = rest
             prediction, _, _ = mesh_outputs(self, volume, held, (seed, sample))
             each = layer(
-                lambda y, t: losses.loss_function(self.loss)(t, y) / self.batch,
+                lambda y, t: loss_function(self.loss)(t, y) / self.batch,
                 [prediction, target],
                 mtf.Shape([volume.shape[0]]),
                 name="loss",

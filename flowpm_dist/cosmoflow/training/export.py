@@ -71,7 +71,7 @@ def export_network(
     """
     import tensorflow as tf
 
-    from flowpm_dist.cosmoflow.network.losses import split_prediction
+    from flowpm_dist.cosmoflow.network.layers import split_prediction
     from meshimpl.process_mesh import ProcessMesh
 
     regressor = trained_network(training, ProcessMesh("replica:1"), 1, which)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network import layers
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork
-from flowpm_dist.cosmoflow.network.losses import Standardiser
+from flowpm_dist.cosmoflow.network.layers import Standardiser
 from flowpm_dist.cosmoflow.network.network import BaseNetwork, Network, of_all_replicas
 from flowpm_dist.cosmoflow.network.optimisers import (
     Adam,
@@ -97,8 +97,8 @@ class Regressor:
         found, truth = self.outputs_and_truth(batches, count)
         loss, outputs = self.network.loss, tf.constant(found.astype(np.float64))
         targets = self.standardiser.standardise(truth)
-        each = losses.loss_function(loss)(tf.constant(targets), outputs)
-        mean, _ = losses.split_prediction(loss, outputs)
+        each = layers.loss_function(loss)(tf.constant(targets), outputs)
+        mean, _ = layers.split_prediction(loss, outputs)
         return float(tf.reduce_mean(each)), float(np.mean(np.abs(mean.numpy() - targets)))
 
     def in_physical_units(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -106,7 +106,7 @@ class Regressor:
 
         The error bars are None where the loss trains none.
         """
-        mean, sigma = losses.split_prediction(self.network.loss, tf.constant(outputs))
+        mean, sigma = layers.split_prediction(self.network.loss, tf.constant(outputs))
         if sigma is not None:
             sigma = self.standardiser.restore_sigma(sigma.numpy().astype(np.float64))
         return self.standardiser.restore(mean.numpy().astype(np.float64)), sigma
