@@ -76,7 +76,8 @@ def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
     unused = {"a_start", "a_stop", "steps", "spacing", "half_step"}
     assert not unused & set(resolved(tmp_path, listed)["evolution"])
     given = resolved(tmp_path, with_noise(tmp_path, np.zeros((8, 8, 8))))
-    assert set(given["initial"]) == {"white_noise", "lpt_order"}
+    of_a_seed = {"noise", "fixed_amplitude", "paired"}  # their defaults may stay
+    assert set(given["initial"]) == {"white_noise", "lpt_order"} | of_a_seed
 
 
 @pytest.mark.parametrize(

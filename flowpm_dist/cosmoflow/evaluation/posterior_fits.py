@@ -135,12 +135,12 @@ def judge_posteriors(
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
     errors = {key: _rmse_errors(one, groups) for key, one in answers.items()}
-    pairs, best = _differences(main, answers, groups), answers[main]
+    pairs, kept = _differences(main, answers, groups), answers[main]
     arrays = {
-        "names": np.array(best.priors.names),
-        "truth": best.truth,
-        "samples": best.samples.astype(np.float32),
-        "gain": best.gain,
+        "names": np.array(kept.priors.names),
+        "truth": kept.truth,
+        "samples": kept.samples.astype(np.float32),
+        "gain": kept.gain,
     }
     return PosteriorResults(main, judgement, errors, pairs, chosen, arrays, judged_by=split)
 
