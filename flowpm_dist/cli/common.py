@@ -213,7 +213,7 @@ def setting() -> str:
     """Returns what a verbose job says of where it runs; otherwise an empty text."""
     if verbosity() is not Verbosity.VERBOSE:
         return ""
-    from flowpm_dist.jobs.results import versions
+    from flowpm_dist.io.files import versions
 
     here = launch.detect()
     on = f"{here.size} ranks by {here.launcher}" if here.size > 1 else "1 rank"

@@ -217,7 +217,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from flowpm_dist.jobs.results import versions
+        from flowpm_dist.io.files import versions
 
         print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")
         raise typer.Exit

@@ -1,9 +1,11 @@
-"""Names of the files of a run, files that are replaced as a whole, and checksums of values."""
+"""Names of the files of a run, files that are replaced as a whole, checksums, and versions."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
+import platform
 import re
 import zipfile
 import zlib
@@ -17,6 +19,10 @@ import numpy as np
 from flowpm_dist.io.errors import WorkError
 
 GENERATOR = "flowpm-dist"
+PACKAGES = (
+    "flowpm-dist", "tensorflow", "tensorflow-cpu", "mesh-tensorflow", "horovod", "mpi4py",
+    "numpy", "zarr", "camb",
+)  # fmt: skip
 SNAPSHOT = "snapshot.zarr"
 """The snapshot that a `State` can be read from."""
 OF_PARTICLES = {"gadget-hdf5": "snapshot.gadget", "bigfile": "snapshot.bigfile"}
@@ -142,3 +148,14 @@ def checksum(array: Any) -> str:
     for plane in range(array.shape[0]):
         digest.update(np.array(array[plane], dtype="<f8").tobytes())
     return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the installed packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

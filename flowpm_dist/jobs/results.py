@@ -1,4 +1,4 @@
-"""What a job leaves in its folder: run file, versions, tables; and the record of a folder.
+"""What jobs leave in their folders: tables that grow by rows, and the record of a folder.
 
 Nothing here imports TensorFlow.
 """
@@ -8,43 +8,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
-import importlib.metadata
 import json
-import platform
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import WriteError, write_text, written_whole
+from flowpm_dist.io.files import WriteError, written_whole
 from flowpm_dist.jobs.folder import WorkFolder
-
-PACKAGES = (
-    "flowpm-dist", "tensorflow", "tensorflow-cpu", "mesh-tensorflow", "horovod", "mpi4py",
-    "numpy", "zarr", "camb",
-)  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the installed packages that results depend on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def write_run_file(path: Path, text: str) -> None:
-    """Write the resolved run file of a job.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    write_text(path, f"# As run by flowpm-dist.\n{text}")
+from flowpm_dist.jobs.run_file import settings_in
 
 
 class Table:
@@ -166,24 +139,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def settings_in(path: Path) -> dict[str, Any]:
-    """Returns the values of a run file by "section.key"; none if it cannot be read."""
-    try:
-        return flat(tomllib.loads(path.read_text()))
-    except (OSError, ValueError):
-        return {}
-
-
-def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a run file's tables by "section.key"."""
-    return {
-        f"{section}.{key}": value
-        for section, keys in table.items()
-        if isinstance(keys, Mapping)
-        for key, value in keys.items()
-    }
 
 
 def changed(path: Path) -> datetime:

@@ -30,7 +30,7 @@ import tomli_w
 from pydantic import ValidationError, model_validator
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.results import flat
+from flowpm_dist.io.files import write_text
 from flowpm_dist.options import (
     Options,
     Problem,
@@ -332,3 +332,30 @@ def with_settings(table: Mapping[str, Any], settings: Settings) -> dict[str, Any
         others = {name: kept for name, kept in keys.items() if name != key}
         changed[section] = others if value is LEFT_OUT else {**others, key: value}
     return changed
+
+
+def write_run_file(path: Path, text: str) -> None:
+    """Write the resolved run file of a job.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_text(path, f"# As run by flowpm-dist.\n{text}")
+
+
+def settings_in(path: Path) -> dict[str, Any]:
+    """Returns the values of a run file by "section.key"; none if it cannot be read."""
+    try:
+        return flat(tomllib.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a run file's tables by "section.key"."""
+    return {
+        f"{section}.{key}": value
+        for section, keys in table.items()
+        if isinstance(keys, Mapping)
+        for key, value in keys.items()
+    }

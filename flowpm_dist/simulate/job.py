@@ -20,8 +20,8 @@ from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, changed, is_locked, read_json, settings_in
-from flowpm_dist.jobs.run_file import check_same_values
+from flowpm_dist.jobs.results import RunRecord, changed, is_locked, read_json
+from flowpm_dist.jobs.run_file import check_same_values, settings_in
 from flowpm_dist.observables.light_cone.section import particle_bytes
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import SimulationOptions, mesh_of_box, output_name

@@ -18,12 +18,12 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.options import BoxOptions
-from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.files import WriteError, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_fields
 from flowpm_dist.io.volume import open_white_noise
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import versions, write_run_file
+from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import FieldCheckpoints, StopError, StopRequest
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
 from flowpm_dist.simulate.folder import STEP, SimulationFolder

@@ -23,7 +23,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, changed, flat
+from flowpm_dist.jobs.results import RunRecord, changed
+from flowpm_dist.jobs.run_file import flat
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
