@@ -331,7 +331,11 @@ def test_one_mistake(tmp_path, old, new, where, told):
         (COUNTS.replace("mean_count = 3.0", ""), "observation.mean_count", "is missing.*above 0"),
         (COUNTS.replace("3.0", "0.0"), "observation.mean_count", "0.0.*above 0"),
         (COUNTS.replace("3.0", "3.0\nsigma = 1.0"), "observation.sigma", 'not with "counts"'),
-        (COUNTS.replace("= 1\n", "= 1\nadd_noise = true\n"), "data.add_noise", 'not with "counts"'),
+        (
+            COUNTS.replace("= 1\n", "= 1\nadd_noise = false\n"),
+            "data.add_noise",
+            'not with "counts"',
+        ),
         (FILE, "data.file", "data.npy: there is no such file"),
         (
             GOOD.replace("steps = 2", 'integrator = "cola"').replace("2lpt", "1lpt"),

@@ -15,7 +15,8 @@ A model holds the rules between its own keys, for Python and for run files alike
             if self.redshift == 3.0:
                 yield self.problem("redshift", "must not be 3")
 
-`idle` refuses "column = 2: goes with file" and leaves the key out of resolved run files.
+`idle` refuses "column = 2: goes with file" and leaves the key out of resolved run files. The key's
+default is accepted: it changes nothing, and a resolved run file that is edited has it.
 `flowpm_dist.options.types` declares keys that choose between whole models.
 """
 
@@ -95,6 +96,12 @@ class Options(BaseModel):
         part = getattr(self, first)
         return isinstance(part, Options) and part.is_given(rest)
 
+    def _is_default(self, key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        part: Options = operator.attrgetter(section)(self) if section else self
+        default = type(part).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(part, name) == default)
+
     def part(self, model: type[Model]) -> Model:
         """Returns the options of a narrower model that these hold as well."""
         return model.model_construct(**{name: getattr(self, name) for name in model.model_fields})
@@ -140,7 +147,7 @@ class Options(BaseModel):
         problems = [
             self.problem(key, f"goes with {needed}")
             for key, needed in self.idle().items()
-            if self.is_given(key)
+            if self.is_given(key) and not self._is_default(key)
         ]
         problems += self.problems()
         if problems:

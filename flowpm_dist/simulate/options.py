@@ -73,12 +73,7 @@ class InitialSection(InitialOptions):
         """See `Options.idle`."""
         if self.white_noise is None or self.seed is not None:
             return {}
-        # A resolved run file whose seed is replaced by white_noise has the defaults of these keys.
-        drawn = ("noise", "fixed_amplitude", "paired")
-        changed = [
-            name for name in drawn if getattr(self, name) != type(self).model_fields[name].default
-        ]
-        return dict.fromkeys(changed, "a seed, not with white_noise")
+        return dict.fromkeys(("noise", "fixed_amplitude", "paired"), "a seed, not with white_noise")
 
 
 class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
