@@ -36,7 +36,7 @@ def worker(grid: int, rms: float, repeats: int) -> None:
     launch.configure_threads()
     import tensorflow as tf
 
-    from flowpm_dist.particle_mesh.kernels import Compiled, Lattice, Portable, library
+    from flowpm_dist.particle_mesh.kernels import Lattice, Portable, compiled
 
     g = Lattice((grid,) * 3, 1, (0, 0, 0), (1.0, 1.0, 1.0))
     s = tf.constant(smooth_displacement(grid, rms))
@@ -49,10 +49,10 @@ def worker(grid: int, rms: float, repeats: int) -> None:
         return {
             "paint": lambda: k.paint(g, s),
             "paint_vjp": lambda: k.paint_vjp(g, s, None, field),
-            "kick": lambda: k.kick(g, field, s, v, factors, "finite-difference"),
-            "kick_vjp": lambda: k.kick_vjp(g, field, s, v, dv, ds, factors, "finite-difference"),
-            "kick, spectral": lambda: k.kick(g, vector, s, v, factors, "spectral"),
-            "kick_vjp, spectral": lambda: k.kick_vjp(g, vector, s, v, dv, ds, factors, "spectral"),
+            "kick": lambda: k.kick(g, field, s, v, factors),
+            "kick_vjp": lambda: k.kick_vjp(g, field, s, v, dv, ds, factors),
+            "kick, spectral": lambda: k.kick(g, vector, s, v, factors),
+            "kick_vjp, spectral": lambda: k.kick_vjp(g, vector, s, v, dv, ds, factors),
             "linear": lambda: k.linear(s, v, factors[:, 0]),
             "drift_vjp": lambda: k.drift_vjp(s, v, dv, ds, factors[:, 0]),
         }
@@ -69,7 +69,7 @@ def worker(grid: int, rms: float, repeats: int) -> None:
             seconds.append(time.perf_counter() - started)
         return float(np.median(seconds)) * 1e9 / grid**3
 
-    sets = [Portable()] + ([Compiled()] if library.load()[1] is None else [])
+    sets = [Portable()] + ([compiled.Compiled()] if compiled.load()[1] is None else [])
     report({k.name: {name: measure(call) for name, call in calls(k).items()} for k in sets})
 
 

@@ -6,7 +6,7 @@ Runs as `python gradients.py`, and on two ranks as `mpirun -np 2 python gradient
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial import noise_function
 
 simulation = fpm.Simulation(
     fpm.Cosmology.planck18(),

@@ -19,12 +19,12 @@ from flowpm_dist.particle_mesh.kernels import (
     Kernels,
     Lattice,
     Portable,
+    compiled,
     kernels,
-    library,
     why_portable,
 )
 
-REASON = library.load()[1]
+REASON = compiled.load()[1]
 needs_library = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 # XLA takes a second for each kernel of each lattice: most tests do without.
 WITHOUT_XLA = pytest.param(functools.partial(Portable, xla=False), id="portable")
@@ -86,11 +86,9 @@ def results(k: Kernels, c: Case, only: str = "") -> dict[str, Any]:
         calls[f"read_vjp {width}"] = functools.partial(k.read_vjp, c.g, fields, c.s, values)
     for gradient in GRADIENTS:
         field = c.field(gradient)
-        calls[f"kick {gradient}"] = functools.partial(
-            k.kick, c.g, field, c.s, u, c.factors, gradient
-        )
+        calls[f"kick {gradient}"] = functools.partial(k.kick, c.g, field, c.s, u, c.factors)
         calls[f"kick_vjp {gradient}"] = functools.partial(
-            k.kick_vjp, c.g, field, c.s, u, v, w, c.factors, gradient
+            k.kick_vjp, c.g, field, c.s, u, v, w, c.factors
         )
     return {name: call() for name, call in calls.items() if only in name}
 
@@ -202,10 +200,10 @@ def test_kick_and_back(kind: Any, gradient: Any) -> None:
     field = c.field(gradient)
 
     def kicked(s: tf.Tensor, f: tf.Tensor = field) -> float:
-        return inner(k.kick(c.g, f, s, v, c.factors, gradient), dv)
+        return inner(k.kick(c.g, f, s, v, c.factors), dv)
 
-    after = k.kick(c.g, field, c.s, v, c.factors, gradient)
-    before, dfield, ds_new, sums = k.kick_vjp(c.g, field, c.s, after, dv, ds, c.factors, gradient)
+    after = k.kick(c.g, field, c.s, v, c.factors)
+    before, dfield, ds_new, sums = k.kick_vjp(c.g, field, c.s, after, dv, ds, c.factors)
     np.testing.assert_allclose(before, v, rtol=0, atol=1e-11)
     expected = slope(kicked, c.s, direction)
     assert inner(ds_new - ds, direction) == pytest.approx(expected, rel=1e-6, abs=1e-5)
@@ -238,7 +236,7 @@ def test_uniform_force_is_exact(kind: Any, gradient: Any) -> None:
     random = np.random.default_rng(3).uniform(-6, 6, [1, *g.particles, 3])
     s = tf.constant(random * np.array(CELL))
     factors = tf.constant([[0.0, 1.0]], tf.float64)
-    force = kind().kick(g, field, s, 0 * s, factors, gradient)
+    force = kind().kick(g, field, s, 0 * s, factors)
     np.testing.assert_allclose(force, np.broadcast_to([0, 0, -3.0], s.shape), rtol=0, atol=1e-12)
 
 
@@ -305,4 +303,4 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="dmesh is"):
         k.paint_vjp(c.g, c.s, None, c.mesh[:, 1:])
     with pytest.raises(tf.errors.InvalidArgumentError, match="factors is"):
-        k.kick(c.g, c.mesh, c.s, c.s, c.factors[:, :1], "finite-difference")
+        k.kick(c.g, c.mesh, c.s, c.s, c.factors[:, :1])

@@ -25,7 +25,7 @@ from flowpm_dist.cosmoflow.planning.declarations import (
     Shrink,
 )
 from flowpm_dist.grid.decomposition import default_mesh
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.particle_mesh.kernels import Kernels, Lattice, Portable, kernels
 from meshimpl import Communicator, ProcessMesh
 from meshimpl.compat import mtf
@@ -293,8 +293,8 @@ def _calls(
     weights, mesh, factors = normal(*g.particles), normal(*g.mesh_block), normal(2)
     yield from k.paint(g, s, weights)
     yield from filter(lambda x: x is not None, k.paint_vjp(g, s, weights, mesh, u))
-    yield k.kick(g, mesh, s, u, factors, "finite-difference")
-    yield from k.kick_vjp(g, mesh, s, u, v, w, factors, "finite-difference")
+    yield k.kick(g, mesh, s, u, factors)
+    yield from k.kick_vjp(g, mesh, s, u, v, w, factors)
     yield k.linear(u, v, factors[:, 0])
     yield from k.drift_vjp(u, v, w, s, factors[:, 0])
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.network import Network
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from gpu_checks import LAYOUT, cube, simulation_of
 from meshimpl import ProcessMesh
 from meshimpl.mesh_function import MeshFunction

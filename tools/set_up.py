@@ -140,7 +140,7 @@ def report_kernels(target: wheel.Target, log: Path) -> None:
     """Print whether the particle kernels were compiled and, where not, why."""
     why = ""
     if KERNELS.exists():
-        code = "from flowpm_dist.particle_mesh.kernels import library; print(library.load()[1])"
+        code = "from flowpm_dist.particle_mesh.kernels import compiled; print(compiled.load()[1])"
         env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         command = [str(target.python), "-c", code]
         result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)

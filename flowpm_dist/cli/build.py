@@ -40,19 +40,19 @@ def _kernels() -> None:
 
     print(f"compiling the particle kernels ({MINUTES})", flush=True)
     import_tensorflow()
-    from flowpm_dist.particle_mesh.kernels import library
+    from flowpm_dist.particle_mesh.kernels import compiled
     from flowpm_dist.particle_mesh.kernels.build import BuildError
 
     log = user_cache() / "log" / "kernels.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as file, contextlib.redirect_stdout(file):
-            path = library.build_into_cache()
+            path = compiled.build_into_cache()
     except BuildError as error:
         refuse(f"the particle kernels cannot be built: {error}; see {log}", status=1)
     except OSError as error:
         refuse(f"cannot write {error.filename or log}: {error.strerror}", status=1)
-    if (reason := library.load()[1]) is not None:
+    if (reason := compiled.load()[1]) is not None:
         refuse(f"the particle kernels were built, but {reason}; see {log}", status=1)
     print(f"particle kernels compiled: {path}")
 

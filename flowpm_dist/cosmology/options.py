@@ -1,19 +1,25 @@
-"""Cosmological parameters: their ranges, the options of a run file, and uniform priors.
+"""Cosmological parameters and time steps as options of a run file: their ranges, uniform priors.
 
-Nothing here imports TensorFlow, so that run files are checked quickly.
+TensorFlow is imported only when steps are equal in the growth factor, so that run files are checked
+quickly.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.options import Options, Pair, Problem, limits
+from flowpm_dist.options import Options, Pair, Problem, limits, listed
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.parameters import Cosmology
 
 
 @dataclass(frozen=True)
@@ -22,41 +28,33 @@ class ParameterRange:
 
     Attributes:
         what: the range in words, as in "must be ...".
-        above, least, below, most: limits; `above` and `below` are not themselves allowed.
+        limits: the limits by the names of their comparisons: gt, ge, lt or le.
     """
 
     what: str
-    above: float | None = None
-    least: float | None = None
-    below: float | None = None
-    most: float | None = None
+    limits: dict[str, Any]
 
     @property
     def field(self) -> Any:
         """The same limits for a pydantic field."""
-        return Field(gt=self.above, ge=self.least, lt=self.below, le=self.most)
+        return Field(**self.limits)
 
     def holds(self, value: float) -> bool:
         """Returns whether a value lies in the range."""
-        return (
-            (self.above is None or value > self.above)
-            and (self.least is None or value >= self.least)
-            and (self.below is None or value < self.below)
-            and (self.most is None or value <= self.most)
-        )
+        return all(getattr(operator, name)(value, end) for name, end in self.limits.items())
 
 
 RANGES = {
-    "Omega_m": ParameterRange("a number from 0.005 to 1", least=0.005, most=1),
-    "Omega_b": ParameterRange("a number of at least 0, below Omega_m", least=0, below=1),
-    "h": ParameterRange("H0 / (100 km/s/Mpc), above 0.1, below 3", above=0.1, below=3),
-    "n_s": ParameterRange("a number above 0, below 3", above=0, below=3),
-    "A_s": ParameterRange("a number above 0, below 1e-6, such as 2.1e-9", above=0, below=1e-6),
-    "sigma8": ParameterRange("a number above 0, below 10", above=0, below=10),
-    "w0": ParameterRange("a number from -3 to below 0", least=-3, below=0),
-    "wa": ParameterRange("a number from -5 to below 5", least=-5, below=5),
-    "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", above=0, below=100),
-    "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", above=0, below=math.inf),
+    "Omega_m": ParameterRange("a number from 0.005 to 1", dict(ge=0.005, le=1)),
+    "Omega_b": ParameterRange("a number of at least 0, below Omega_m", dict(ge=0, lt=1)),
+    "h": ParameterRange("H0 / (100 km/s/Mpc), above 0.1, below 3", dict(gt=0.1, lt=3)),
+    "n_s": ParameterRange("a number above 0, below 3", dict(gt=0, lt=3)),
+    "A_s": ParameterRange("a number above 0, below 1e-6, such as 2.1e-9", dict(gt=0, lt=1e-6)),
+    "sigma8": ParameterRange("a number above 0, below 10", dict(gt=0, lt=10)),
+    "w0": ParameterRange("a number from -3 to below 0", dict(ge=-3, lt=0)),
+    "wa": ParameterRange("a number from -5 to below 5", dict(ge=-5, lt=5)),
+    "T_cmb": ParameterRange("a temperature in kelvin, above 0 and below 100", dict(gt=0, lt=100)),
+    "k_pivot": ParameterRange("a wavenumber in 1/Mpc, above 0", dict(gt=0, lt=math.inf)),
 }
 """The range of each parameter by its name, see `Cosmology`.
 
@@ -210,3 +208,142 @@ class UniformPriors:
     def centre(self) -> np.ndarray:
         """The means of the priors, float64 [parameter]."""
         return 0.5 * (self.low + self.high)
+
+
+EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
+"""Options that `edges` replaces."""
+SAME = 1e-9
+"""Relative difference below which two scale factors are the same."""
+
+
+def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:
+    for before, after in itertools.pairwise(edges):
+        if after <= before:
+            raise ValueError(f"{before:g} is followed by {after:g}")
+    return edges
+
+
+ScaleFactor = Annotated[float, Field(ge=0, le=A_MAX)]
+Edges = Annotated[
+    tuple[ScaleFactor, ...],
+    Field(min_length=2),
+    BeforeValidator(listed),
+    AfterValidator(_increasing),
+]
+
+
+class StepOptions(Options):
+    """The steps of a run: `steps` of them between two scale factors, or their `edges`.
+
+    Attributes:
+        a_start, a_stop: the scale factors at which the first step begins and the last one ends [1].
+        steps: the number of steps.
+        spacing: the quantity in which steps are equal: "a", "log a" or "D" (the growth factor).
+        edges: the scale factors at which steps begin and end [1]; they replace all other options.
+    """
+
+    a_start: float = Field(
+        default=0.1, ge=0, lt=A_MAX, description="a scale factor from 0, below 2"
+    )
+    a_stop: float = Field(
+        default=1.0, gt=0, le=A_MAX, description="a scale factor above 0, at most 2"
+    )
+    steps: int = Field(default=10, ge=1, description="a whole number of at least 1")
+    spacing: Literal["a", "log a", "D"] = Field(
+        default="a", description='what the steps are equal in: "a", "log a" or "D"'
+    )
+    edges: Edges | None = Field(
+        default=None, description="a list of two or more increasing scale factors from 0 to 2"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.edges is None and self.a_start >= self.a_stop:
+            yield self.problem("a_start", f"must be below a_stop = {self.a_stop}")
+        elif self.edges is None and self.a_start == 0 and self.spacing == "log a":
+            yield self.problem("spacing", "must start later than a_start = 0")
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return dict.fromkeys(EQUAL_STEPS if self.edges else (), "equal steps, not with edges")
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps."""
+        return self.steps if self.edges is None else len(self.edges) - 1
+
+    @property
+    def first(self) -> float:
+        """The scale factor of the start [1]."""
+        return self.edges[0] if self.edges else self.a_start
+
+    @property
+    def last(self) -> float:
+        """The scale factor of the end [1]."""
+        return self.edges[-1] if self.edges else self.a_stop
+
+    def edges_of(self, cosmology: Cosmology) -> np.ndarray:
+        """Returns the scale factors at which steps begin and end, float64 [step_count + 1].
+
+        Args:
+            cosmology: the cosmology whose growth factor is used by steps equal in "D".
+        """
+        if self.edges is not None:
+            return np.asarray(self.edges, dtype=np.float64)
+        if self.spacing == "a":
+            return scale_factor_steps(self.a_start, self.a_stop, self.steps)
+        if self.spacing == "log a":
+            return logarithmic_steps(self.a_start, self.a_stop, self.steps)
+        return growth_steps(cosmology, self.a_start, self.a_stop, self.steps)
+
+
+def _check(a_start: float, a_stop: float, steps: int, *, zero: bool) -> None:
+    if not (0 <= a_start if zero else 0 < a_start) or not a_start < a_stop:
+        least = "0 <= a_start" if zero else "0 < a_start"
+        raise ValueError(f"a_start {a_start} and a_stop {a_stop}: {least} < a_stop is needed")
+    if steps < 1:
+        raise ValueError(f"steps {steps}: at least 1 is needed")
+
+
+def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
+    """Returns the edges of `steps` steps equal in the scale factor [1], float64 [steps + 1].
+
+    Raises:
+        ValueError: unless 0 <= a_start < a_stop and steps >= 1.
+    """
+    _check(a_start, a_stop, steps, zero=True)
+    return np.linspace(a_start, a_stop, steps + 1)
+
+
+def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
+    """Returns the edges of `steps` steps equal in log a [1], float64 [steps + 1].
+
+    Raises:
+        ValueError: unless 0 < a_start < a_stop and steps >= 1.
+    """
+    _check(a_start, a_stop, steps, zero=False)
+    edges = np.geomspace(a_start, a_stop, steps + 1)
+    edges[[0, -1]] = a_start, a_stop
+    return edges
+
+
+def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int) -> np.ndarray:
+    """Returns the edges of `steps` steps equal in a cosmology's D1(a) [1], float64 [steps + 1].
+
+    The edges are scale factors. They are constants for gradients with respect to the cosmology.
+
+    Raises:
+        ValueError: unless 0 <= a_start < a_stop and steps >= 1.
+    """
+    from flowpm_dist.cosmology.growth import Growth
+
+    _check(a_start, a_stop, steps, zero=True)
+    growth = Growth(cosmology)
+    first, last = (float(growth.d1(a)) for a in (a_start, a_stop))
+    wanted = np.linspace(first, last, steps + 1)[1:-1]
+    low, high = np.full(steps - 1, a_start), np.full(steps - 1, a_stop)
+    for _ in range(60 if steps > 1 else 0):
+        middle = 0.5 * (low + high)
+        below = growth.d1(middle).numpy() < wanted
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.concatenate([[a_start], 0.5 * (low + high), [a_stop]])

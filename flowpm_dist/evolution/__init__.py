@@ -3,13 +3,12 @@
 from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Clock": "plan",
-    "EvolutionPlan": "plan",
-    "Evolved": "plan",
-    "HaloError": "nbody",
+    "Clock": "nbody",
+    "EvolutionPlan": "nbody",
+    "Evolved": "nbody",
     "NBody": "nbody",
     "Observer": "observers",
-    "Particles": "plan",
+    "Particles": "nbody",
 }
 
 __all__ = sorted(_HOMES)

@@ -7,89 +7,161 @@ therefore holds one copy of the state, reports progress after each step, and mea
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.observers import Moment, Seen, add_to
-from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
+from flowpm_dist.evolution.integrators import Operation
+from flowpm_dist.evolution.observers import Moment, Observer, Seen, add_to
 from flowpm_dist.grid.box import Box
-from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, paint, paint_adjoint
+from flowpm_dist.particle_mesh.cloud_in_cell import (
+    MaxDisplacement,
+    check_finite,
+    check_halo,
+    paint,
+    paint_adjoint,
+)
 from flowpm_dist.particle_mesh.gravity import FACTORS, Gravity
 from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import sum_of_products
 
-HALO_MARGIN = 1.2
-"""How much further than linear theory's largest displacement a suggested halo reaches."""
+StepCallback = Callable[[int, int, float, float], None]
+"""Called on every rank after each step: step, number of steps, scale factor, seconds."""
 
 
-class HaloError(RuntimeError):
-    """A particle strayed beyond the halo. Raised on every rank, before any mass is lost.
+@dataclass(frozen=True)
+class Particles:
+    """Displacement [Mpc/h] and a velocity, blocks [..., x, y, z, 3].
+
+    The velocity is the canonical one, a^2 dx/dt [Mpc/h H0], where nothing else is said.
+    """
+
+    displacement: tf.Tensor
+    velocity: tf.Tensor
+
+
+@dataclass(frozen=True)
+class MidRun:
+    """A run between two of its operations, from which it can continue to the same bits.
 
     Attributes:
-        needed: halo that should do for the whole run [particle spacings].
+        done: number of operations that are done.
+        step: number of steps that are done.
+        a: scale factor that the last of them led to.
+        particles: their velocity is the integrator's own.
+        halo: the halo of the run [particle spacings]; None if it is not chosen yet.
+        timings: "steps" and "phases" of the steps that are done, as a `State` has them.
+        seen: returns what observers have seen so far, see `Observer.pack`; on all ranks together.
     """
 
-    def __init__(self, message: str, needed: int) -> None:
-        super().__init__(message)
-        self.needed = needed
+    done: int
+    step: int
+    a: float
+    particles: Particles
+    halo: int | None = None
+    timings: Mapping[str, Any] = field(default_factory=dict)
+    seen: Callable[[], Mapping[str, tf.Tensor]] = dict
 
 
-def check_finite(reach: float, label: str) -> None:
-    """Checks that displacements are finite, from their reach, which is infinite where one is not.
+@dataclass(frozen=True)
+class EvolutionPlan:
+    """The plan of an evolution.
 
-    Args:
-        reach: largest displacement, as `MaxDisplacement` gives it.
-        label: of this moment of the run, for the message.
-
-    Raises:
-        FloatingPointError: one is not.
+    Attributes:
+        operations: in order.
+        factors: of this rank's universes, float64 [..., operations, 4].
+        lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
+        steps: their number.
+        growth: of linear displacements from scale factor a to the end, see `check_halo`.
+        progress: called after each step.
+        observer: looks at the particles during the evolution.
+        observed: the tensors that the observer receives for its inputs.
+        kicks_before: the number of kicks before this plan, if it continues a run.
+        after_step: called after each step and `progress`, on every rank, with the number of
+            operations of this plan that are done, the last of them, the state, and what the
+            observer has seen.
+        seen: what the observer saw before this plan, if it continues a run.
     """
-    if not math.isfinite(reach):
-        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+
+    operations: Sequence[Operation]
+    factors: tf.Tensor
+    lpt: tuple[tf.Tensor, ...] = ()
+    steps: int = 1
+    growth: Callable[[float], float] = lambda a: 1.0
+    progress: StepCallback | None = None
+    observer: Observer | None = None
+    observed: tuple[tf.Tensor, ...] = ()
+    kicks_before: int = 0
+    after_step: Callable[[int, Operation, Particles, Seen], None] | None = None
+    seen: Seen = field(default_factory=dict)
+
+    @property
+    def kick_numbers(self) -> dict[int, int]:
+        """The number of each kick among the kicks, by its number among the operations."""
+        kicks = [n for n, operation in enumerate(self.operations) if operation.kind == "kick"]
+        return {number: kick for kick, number in enumerate(kicks, self.kicks_before)}
 
 
-def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None:
-    """Checks that particles that stray `reach` cells are all within a halo.
+@dataclass(frozen=True)
+class Evolved:
+    """What comes of an evolution.
 
-    Args:
-        reach: largest displacement [particle spacings].
-        halo: [particle spacings].
-        label: of this moment of the run, for the message.
-        growth: of linear displacements from here to the end of the run, for the halo to suggest.
-
-    Raises:
-        FloatingPointError: the displacement is not finite.
-        HaloError: names the step, the reach and the halo that would do.
+    Attributes:
+        particles: at its end.
+        seen: by the plan's observer.
     """
-    check_finite(reach, label)
-    if reach >= halo:
-        whole_run = suggested_halo(reach, growth)
-        raise HaloError(
-            f"{label}: a particle is {reach:.2f} cells from its lattice site, beyond the halo of "
-            f"{halo}; halo = {needed_halo(reach)} would do for this step, "
-            f"halo = {whole_run} should for the whole run",
-            whole_run,
-        )
+
+    particles: Particles
+    seen: Seen = field(default_factory=dict)
 
 
-def needed_halo(reach: float) -> int:
-    """Returns the smallest halo [particle spacings] for particles that stray `reach` cells."""
-    return math.floor(reach) + 1
+PHASES = ("paint", "force", "read", "update")
 
 
-def suggested_halo(reach: float, growth: float = 1.0) -> int:
-    """Returns a halo [particle spacings] that should do for a whole run.
+class Clock:
+    """Seconds of each phase and of each whole step, in the order of the steps."""
 
-    Args:
-        reach: largest displacement now [particle spacings].
-        growth: of linear displacements from now to the end of the run.
-    """
-    return needed_halo(HALO_MARGIN * reach * growth) + 1
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self.steps: list[float] = []
+        self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+        self.start_step()
+
+    def go_on(self, timings: Mapping[str, Any], *, complete: bool) -> None:
+        """Puts the steps of an earlier session before those to come.
+
+        Args:
+            timings: "steps" and "phases" of the earlier session; may be empty.
+            complete: whether no step is to come.
+        """
+        self.steps = [*timings.get("steps", ()), *self.steps]
+        for phase, before in timings.get("phases", {}).items():
+            now = [] if complete else self.phases.get(phase, [0.0])
+            self.phases[phase] = [*before, *now]
+
+    def elapsed(self) -> float:
+        """Returns the seconds since the clock was made."""
+        return time.perf_counter() - self._begin
+
+    def start_step(self) -> None:
+        """Begins a new entry of every phase."""
+        for seconds in self.phases.values():
+            seconds.append(0.0)
+
+    def measure(self, phase: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function and adds the time it took to a phase."""
+        begin = time.perf_counter()
+        with tf.profiler.experimental.Trace(f"phase:{phase}"):  # for `profiling`
+            result = function(*args)
+        if phase not in self.phases:  # one that not every run has
+            self.phases[phase] = [0.0] * len(self.phases[PHASES[0]])
+        self.phases[phase][-1] += time.perf_counter() - begin
+        return result
 
 
 @tf.function(jit_compile=True, autograph=False)

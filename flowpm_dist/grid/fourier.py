@@ -15,53 +15,34 @@ from meshimpl.compat import mtf
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import irfft3d, rfft3d
+from meshimpl.operations.local import local
 
 Kernel = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """kx, ky, kz [h/Mpc], which broadcast, to the real kernel of each mode."""
 
 
-class FilterOperation(mtf.Operation):
-    """A spectrum times a kernel, or times i and a kernel, in one compiled pass.
+@dataclass(frozen=True)
+class Filter:
+    """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k."""
+
+    kernel: Kernel
+    imaginary: bool = False
+
+
+def filtered(spectrum: Any, box: Box, filter_: Filter, sign: float = 1.0) -> Any:
+    """Returns a spectrum times a filter and a sign, in one compiled pass.
 
     On pairs of reals a real kernel is its own adjoint and an imaginary one minus its own.
     """
 
-    def __init__(
-        self,
-        spectrum: Any,
-        box: Box,
-        kernel: Kernel,
-        imaginary: bool,
-        sign: float = 1.0,
-        name: str | None = None,
-    ) -> None:
-        super().__init__([spectrum], name=name or "filter")
-        self._outputs = [mtf.Tensor(self, spectrum.shape, spectrum.dtype)]
-        self._box, self._kernel, self._imaginary, self._sign = box, kernel, imaginary, sign
+    def run(pairs: tf.Tensor) -> tf.Tensor:
+        return _multiply(filter_, sign)(pairs, *box.graph_wavenumbers())
 
-    def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Returns the cotangent of the spectrum: the conjugate filter applied."""
-        sign = -self._sign if self._imaginary else self._sign
-        operation = FilterOperation(grad_ys[0], self._box, self._kernel, self._imaginary, sign)
-        return [operation.outputs[0]]
+    def adjoint(_: list[Any], dys: list[Any]) -> list[Any]:
+        return [filtered(dys[0], box, filter_, -sign if filter_.imaginary else sign)]
 
-    def lower(self, lowering: Any) -> None:
-        """Lowers to a filter of each rank's own modes, without communication."""
-
-        apply = _multiply(Filter(self._kernel, self._imaginary), self._sign)
-        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
-        result = LaidOutTensor([apply(value, *self._box.graph_wavenumbers())])
-        lowering.set_tensor_lowering(self.outputs[0], result)
-
-
-def filter_real(spectrum: Any, box: Box, kernel: Kernel) -> Any:
-    """Multiplies each mode by a real kernel that is even in k."""
-    return FilterOperation(spectrum, box, kernel, False).outputs[0]
-
-
-def filter_imaginary(spectrum: Any, box: Box, kernel: Kernel) -> Any:
-    """Multiplies each mode by i and a real kernel that is odd in k."""
-    return FilterOperation(spectrum, box, kernel, True).outputs[0]
+    outputs = [(spectrum.shape, spectrum.dtype)]
+    return local(run, [spectrum], outputs, adjoint=adjoint, name="filter")[0]
 
 
 def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
@@ -83,14 +64,6 @@ def without_nyquist(k: tf.Tensor, axis: int, box: Box) -> tf.Tensor:
     """Returns a wavenumber component with its Nyquist mode set to 0, as odd kernels require."""
     last = (box.grid[axis] - 1) / 2
     return tf.where(beyond_mode(k, last, axis, box), tf.zeros_like(k), k)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k."""
-
-    kernel: Kernel
-    imaginary: bool = False
 
 
 class ConvolveOperation(mtf.Operation):

@@ -6,7 +6,7 @@ _HOMES = {
     "InitialConditions": "conditions",
     "linear_amplitude": "conditions",
     "lpt_function": "lpt",
-    "noise_function": "white_noise",
+    "noise_function": "conditions",
 }
 
 __all__ = sorted(_HOMES)

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 from scipy.stats import poisson
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.observables.observations import Observations, ObservedBlock, spread_of
 from flowpm_dist.observables.options import ObservationOptions
 from meshimpl.mesh_function import MeshFunction

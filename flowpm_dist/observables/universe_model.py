@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64, compiled_cosmologies
-from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
 from flowpm_dist.observables.options import LineOfSight, ObservationError
 from flowpm_dist.options import object_named
+from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated

@@ -119,9 +119,7 @@ class Gravity:
         def run(f: tf.Tensor, s: tf.Tensor, v: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
             f = pm.block(f, self._margin, self._components)
             c = tf.reshape(c, [-1, 2])
-            return kernels().kick(
-                g, f, pm.particles(s), pm.particles(v), c, self.options.force_gradient
-            )
+            return kernels().kick(g, f, pm.particles(s), pm.particles(v), c)
 
         padded = pm.with_halo(field, self._margin)
         inputs = [padded, displacement, velocity, factors]
@@ -149,7 +147,7 @@ class Gravity:
             f, c = pm.block(blocks[0], self._margin, self._components), blocks[-1]
             s, v, dv, ds = (pm.particles(x) for x in blocks[1:-1])
             c = tf.reshape(c, [-1, 2])
-            return kernels().kick_vjp(g, f, s, v, dv, ds, c, self.options.force_gradient)
+            return kernels().kick_vjp(g, f, s, v, dv, ds, c)
 
         padded = pm.with_halo(field, self._margin)
         outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]

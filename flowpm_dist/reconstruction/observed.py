@@ -16,7 +16,7 @@ from flowpm_dist import reconstruction
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.figures import project, save_figure
 from flowpm_dist.io.files import written_whole
 from flowpm_dist.io.light_cone import MapArray, write_light_cone

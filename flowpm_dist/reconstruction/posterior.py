@@ -25,9 +25,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.options import UniformPriors
-from flowpm_dist.evolution.nbody import HaloError
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.observables.universe_model import UniverseModel
+from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 from flowpm_dist.statistics.bins import multiplicities

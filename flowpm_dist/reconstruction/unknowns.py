@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from meshimpl.mesh_function import MeshFunction
 
 

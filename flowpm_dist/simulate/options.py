@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
+    SAME,
     CosmologyOptions,
     PartialCosmologyOptions,
+    StepOptions,
     universe_problems,
 )
-from flowpm_dist.cosmology.time_steps import SAME, StepOptions
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
 from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
 from flowpm_dist.grid.decomposition import default_mesh, misfits, parse_mesh

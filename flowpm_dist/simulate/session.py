@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.plan import MidRun, Particles
+from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.io.files import WriteError, versions

@@ -17,20 +17,26 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
-from flowpm_dist.evolution.nbody import NBody, check_finite, needed_halo, suggested_halo
-from flowpm_dist.evolution.observers import Observer, Seen
-from flowpm_dist.evolution.plan import (
+from flowpm_dist.evolution.nbody import (
     Clock,
     EvolutionPlan,
     Evolved,
     MidRun,
+    NBody,
     Particles,
     StepCallback,
 )
+from flowpm_dist.evolution.observers import Observer, Seen
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, ParticleMesh
+from flowpm_dist.particle_mesh.cloud_in_cell import (
+    MaxDisplacement,
+    ParticleMesh,
+    check_finite,
+    needed_halo,
+    suggested_halo,
+)
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies

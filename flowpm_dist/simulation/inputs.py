@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.plan import Particles
+from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.initial.white_noise import check_white_noise
+from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
 from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.local_cosmologies import LocalCosmologies

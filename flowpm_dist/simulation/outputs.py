@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.time_steps import SAME
-from flowpm_dist.evolution.nbody import combine
+from flowpm_dist.cosmology.options import SAME
+from flowpm_dist.evolution.nbody import Particles, combine
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
-from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.state import State

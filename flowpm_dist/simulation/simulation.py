@@ -14,9 +14,9 @@ from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.integrators import FastPM, Integrator
+from flowpm_dist.evolution.nbody import Clock, StepCallback
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
-from flowpm_dist.evolution.plan import Clock, StepCallback
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.options import BoxOptions
@@ -51,7 +51,7 @@ class Simulation:
         cosmology: parameters.
         grid: particles along each side: one even number or three.
         box_size: [Mpc/h], one number or three.
-        steps: edges of the steps in scale factor, increasing (see `cosmology.time_steps`).
+        steps: edges of the steps in scale factor, increasing (see `cosmology.options`).
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
         growth, power: functions that make the growth and the linear power of a cosmology; replace
             them to reproduce another code's tables.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.plan import Particles
+from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field

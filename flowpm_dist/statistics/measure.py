@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh, check_same_box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.fourier import Kernel, filter_imaginary, filter_real, to_spectrum
+from flowpm_dist.grid.fourier import Filter, Kernel, filtered, to_spectrum
 from flowpm_dist.statistics.bins import (
     Axes,
     BinChoice,
@@ -108,8 +108,8 @@ def interlace(spectrum: Any, shifted: Any, box: Box) -> Any:
 
         return kernel
 
-    real = filter_real(shifted, box, of_phase(tf.cos))
-    imaginary = filter_imaginary(shifted, box, of_phase(tf.sin))
+    real = filtered(shifted, box, Filter(of_phase(tf.cos)))
+    imaginary = filtered(shifted, box, Filter(of_phase(tf.sin), imaginary=True))
     return (spectrum + real + imaginary) * 0.5
 
 

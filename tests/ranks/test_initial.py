@@ -13,9 +13,8 @@ from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial import conditions
 from flowpm_dist.initial import white_noise as initial
-from flowpm_dist.initial.conditions import linear_amplitude
+from flowpm_dist.initial.conditions import linear_amplitude, noise_function
 from flowpm_dist.initial.lpt import growth_terms, growth_terms_by_d1, lpt_function
-from flowpm_dist.initial.white_noise import noise_function
 from meshimpl import philox
 from meshimpl.operations.noise import MODES
 

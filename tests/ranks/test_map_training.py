@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, maker_of
 from flowpm_dist.cosmoflow.volumes.volume import as_maps
 from flowpm_dist.grid.field import Field
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.light_cone import MapArray, write_light_cone
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.convergence_model import ConvergenceModel

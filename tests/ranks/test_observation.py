@@ -19,7 +19,7 @@ from flowpm_dist.cosmoflow.volumes.universes import (
     Lanes,
     VolumeMaker,
 )
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
 from flowpm_dist.observables.options import CountsOptions, DensityOptions
 from flowpm_dist.statistics.histogram import CellValues

@@ -26,7 +26,7 @@ from flowpm_dist.cosmoflow.volumes.universes import (
     VolumeMaker,
     noise_key,
 )
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.noise import SurveyNoise

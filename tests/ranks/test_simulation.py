@@ -18,7 +18,7 @@ from flowpm_dist.cosmology import Growth
 from flowpm_dist.evolution import nbody
 from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.grid.field import Field
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.simulation.compiled_solver import compiled_solver

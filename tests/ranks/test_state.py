@@ -10,7 +10,7 @@ from conftest import RANK, SHAPES, SIZE, process_mesh, shared_folder
 from reference import relative_rms
 
 import flowpm_dist as fpm
-from flowpm_dist.initial.white_noise import noise_function
+from flowpm_dist.initial.conditions import noise_function
 
 PLANCK = fpm.Cosmology.planck18()
 N, LENGTH = 8, 32.0

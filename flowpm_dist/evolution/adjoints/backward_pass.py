@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Operation
-from flowpm_dist.evolution.nbody import NBody, broadcast_per_universe, combine
+from flowpm_dist.evolution.nbody import (
+    EvolutionPlan,
+    NBody,
+    Particles,
+    broadcast_per_universe,
+    combine,
+)
 from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
-from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.particle_mesh.kernels import kernels
 
 

@@ -14,8 +14,7 @@ from pydantic import BeforeValidator, InstanceOf
 from flowpm_dist.options import Options, from_registry
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.nbody import NBody
-    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
+    from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
 
 
 class Adjoint(Options, abc.ABC):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from flowpm_dist.evolution.adjoints.base import Adjoint
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.nbody import NBody
-    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
+    from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
 
 
 class DirectAdjoint(Adjoint):

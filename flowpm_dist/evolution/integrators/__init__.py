@@ -7,11 +7,13 @@ from flowpm_dist.evolution.integrators.base import (
     Interpolation,
     Operation,
     Schedule,
+    drift_kick_drift,
+    kick_drift_kick,
+    rows,
 )
 from flowpm_dist.evolution.integrators.bullfrog import BullFrog
 from flowpm_dist.evolution.integrators.cola import COLA
 from flowpm_dist.evolution.integrators.fastpm import FastPM
-from flowpm_dist.evolution.integrators.schedules import drift_kick_drift, kick_drift_kick, rows
 
 INTEGRATORS.update({"fastpm": FastPM, "bullfrog": BullFrog, "cola": COLA})
 

@@ -1,21 +1,22 @@
 """The interface of a time integration scheme: kicks and drifts, and their factors.
 
-Schemes are declared without TensorFlow, so that run files can name them and their options.
+Also the functions that build schedules from the factors of each step. Schemes are declared without
+TensorFlow, so that run files can name them and their options.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
 from flowpm_dist.options import Options, from_registry
 
 if TYPE_CHECKING:
-    import numpy as np
     import tensorflow as tf
 
     from flowpm_dist.cosmology.growth import Growth
@@ -167,6 +168,156 @@ def momentum_factor(growth: Growth, a: float | np.ndarray) -> tf.Tensor:
     import tensorflow as tf
 
     return a**2 * tf.sqrt(growth.background.e2(a))
+
+
+def rows(*columns: tf.Tensor | float) -> tf.Tensor:
+    """Returns factors [n, 4] from four columns, numbers or tensors [n]."""
+    import tensorflow as tf
+
+    count = max((c.shape[0] for c in columns if isinstance(c, tf.Tensor)), default=1)
+    full = [tf.broadcast_to(tf.cast(c, tf.float64), [count]) for c in columns]
+    return tf.stack(full, axis=1)
+
+
+def kick_drift_kick(
+    edges: Sequence[float], opening: tf.Tensor, drift: tf.Tensor, closing: tf.Tensor
+) -> Schedule:
+    """Returns the schedule of kick-drift-kick steps.
+
+    The closing kick of a step and the opening kick of the next use the same force, so they become a
+    single kick.
+
+    Args:
+        edges: scale factors [n + 1].
+        opening, drift, closing: factors [n, 4] of each step.
+    """
+    import tensorflow as tf
+
+    joined = _in_turn(closing[:-1], opening[1:])
+    kicks = tf.concat([opening[:1], joined, closing[-1:]], axis=0)
+    operations = [Operation("kick", float(edges[0]), 1)]
+    for step, a in enumerate(edges[1:], start=1):
+        operations.append(Operation("drift", float(a), step))
+        operations.append(Operation("kick", float(a), step, ends_step=True))
+    between = tf.reshape(tf.stack([drift, kicks[1:]], axis=1), [-1, 4])
+    return Schedule(tuple(operations), tf.concat([kicks[:1], between], axis=0))
+
+
+def drift_kick_drift(
+    edges: Sequence[float], first: tf.Tensor, kick: tf.Tensor, second: tf.Tensor
+) -> Schedule:
+    """Returns the schedule of drift-kick-drift steps.
+
+    The second drift of a step and the first drift of the next become a single drift.
+
+    Args:
+        edges: scale factors [n + 1].
+        first, kick, second: factors [n, 4] of each step.
+    """
+    import tensorflow as tf
+
+    drifts = tf.concat([first[:1], second[:-1] + first[1:], second[-1:]], axis=0)
+    a = np.asarray(edges, dtype=np.float64)
+    operations = [Operation("drift", float(a[:2].mean()), 1)]
+    for step in range(1, len(a)):
+        operations.append(Operation("kick", float(a[step - 1 : step + 1].mean()), step))
+        operations.append(Operation("drift", float(a[step]), step, ends_step=True))
+    between = tf.reshape(tf.stack([kick, drifts[1:]], axis=1), [-1, 4])
+    return Schedule(tuple(operations), tf.concat([drifts[:1], between], axis=0))
+
+
+def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns, for each time, the number of the kick during which the velocity reaches it.
+
+    Args:
+        times: scale factors [n].
+        bounds: scale factors [kicks + 1]; kick i brings the velocity from bound i to bound i + 1.
+    """
+    return np.clip(np.searchsorted(bounds, times, side="left") - 1, 0, len(bounds) - 2)
+
+
+def between_kicks(
+    kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray
+) -> Interpolation:
+    """Returns the states at times near kicks; their velocity is the scheme's own.
+
+    Args:
+        kicks: their numbers [n].
+        share: the part of each kick that has been made [n].
+        drift: factors of the velocity in the drift from the positions at the kick [n]; negative for
+            a drift back in time.
+        later: whether the times are later than the kick's positions [n].
+    """
+    import tensorflow as tf
+
+    zero = tf.zeros_like(share)
+    displacement = [tf.where(later, zero, drift), tf.where(later, drift, zero), zero, zero]
+    velocity = [1.0 - share, share, zero, zero]
+    factors = tf.stack([tf.stack(displacement, axis=-1), tf.stack(velocity, axis=-1)], axis=-2)
+    return Interpolation(tuple(kicks.tolist()), factors)
+
+
+def kick_drift_kick_between(
+    edges: Sequence[float],
+    halves: np.ndarray,
+    times: Sequence[float],
+    kicked: Callable[[np.ndarray], tf.Tensor],
+    drifted: Callable[[np.ndarray, np.ndarray, np.ndarray], tf.Tensor],
+) -> Interpolation:
+    """Returns the states between the kicks of kick-drift-kick steps, by partial kicks and drifts.
+
+    Args:
+        edges: scale factors [steps + 1].
+        halves: where each step is halved [steps].
+        times: scale factors [n].
+        kicked: a function of times [n]; its difference between two times is proportional to the
+            kick between them.
+        drifted: the factor of a drift from times [n] to later or earlier times [n] with the
+            velocity at halves [n].
+    """
+    a, t = np.asarray(edges, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    bounds = np.concatenate([a[:1], halves, a[-1:]])
+    kicks = kicks_of(t, bounds)
+    begin, end = kicked(bounds[kicks]), kicked(bounds[kicks + 1])
+    later = t > a[kicks]
+    step = np.clip(kicks - 1 + later, 0, len(halves) - 1)
+    drift = drifted(a[kicks], t, halves[step])
+    return between_kicks(kicks, (kicked(t) - begin) / (end - begin), drift, later)
+
+
+def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
+    """Returns, for each time, the number of the last kick before it, but not the run's final kick.
+
+    Args:
+        times: [n], in any unit.
+        kicks: times of the positions at which the kicks are made, in the same unit.
+
+    Raises:
+        ValueError: a time lies before the first kick.
+    """
+    found = np.searchsorted(kicks, times, side="right") - 1
+    if (found < 0).any():
+        raise ValueError("no force is known yet that early: begin the run earlier")
+    return found
+
+
+def followed_by_velocity(schedule: Schedule, factors: tf.Tensor) -> Schedule:
+    """Returns the schedule with a last operation on the velocity, with factors [1, 4]."""
+    import tensorflow as tf
+
+    last = schedule.operations[-1]
+    operation = Operation("velocity", last.a, last.step)
+    return Schedule(
+        (*schedule.operations, operation), tf.concat([schedule.factors, factors], axis=0)
+    )
+
+
+def _in_turn(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """Returns the factors [n, 4] of two kicks of one force as one kick."""
+    import tensorflow as tf
+
+    decay = second[:, :1]
+    return tf.concat([decay * first[:, :1], decay * first[:, 1:] + second[:, 1:]], axis=1)
 
 
 INTEGRATORS: dict[str, type[Integrator]] = {}

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from flowpm_dist.evolution.integrators.base import Integrator, Interpolation, Schedule
-from flowpm_dist.evolution.integrators.schedules import (
+from flowpm_dist.evolution.integrators.base import (
+    Integrator,
+    Interpolation,
+    Schedule,
     between_kicks,
     drift_kick_drift,
     followed_by_velocity,

@@ -20,16 +20,14 @@ from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
     Schedule,
-    momentum_factor,
-)
-from flowpm_dist.evolution.integrators.fastpm import HalfStep, half_step_times
-from flowpm_dist.evolution.integrators.schedules import (
     followed_by_velocity,
     kick_drift_kick,
     kick_drift_kick_between,
     last_kicks,
+    momentum_factor,
     rows,
 )
+from flowpm_dist.evolution.integrators.fastpm import HalfStep, half_step_times
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from flowpm_dist.evolution.integrators.base import Integrator, Interpolation, Schedule
-from flowpm_dist.evolution.integrators.schedules import (
+from flowpm_dist.evolution.integrators.base import (
+    Integrator,
+    Interpolation,
+    Schedule,
     kick_drift_kick,
     kick_drift_kick_between,
     last_kicks,

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.time_steps import StepOptions
+from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.grid.healpix import LARGEST, Healpix, is_nside
 from flowpm_dist.options import A_SEED, Options, Problem, Seed, listed, rounded_down, rounded_up
 

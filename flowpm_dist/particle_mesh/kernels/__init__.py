@@ -7,15 +7,13 @@ import os
 
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.kernels import library
-from flowpm_dist.particle_mesh.kernels.base import Ball, ForceGradient, Kernels, Lattice, Slabs
-from flowpm_dist.particle_mesh.kernels.compiled import Compiled
+from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
+from flowpm_dist.particle_mesh.kernels.compiled import Compiled, load
 from flowpm_dist.particle_mesh.kernels.portable import Portable
 
 __all__ = [
     "Ball",
     "Compiled",
-    "ForceGradient",
     "Kernels",
     "Lattice",
     "Portable",
@@ -45,7 +43,7 @@ def why_portable() -> str | None:
         return f"{CHOICE}=portable"
     if choice != "compiled" and tf.config.get_visible_devices("GPU"):
         return "a GPU is visible"
-    return library.load()[1]
+    return load()[1]
 
 
 @functools.cache

@@ -127,61 +127,65 @@ FLOWPM_INLINE void deposit(const Ball<T>& ball, int64_t b, const Hit& hit, bool 
 
 // Some rows of a copy, and the bands of rings that their particles are sorted by.
 template <typename T>
-struct Piece {
-  const Ball<T>* ball;
-  const Rings* rings;
-  int64_t b, copy, from, to;
+struct Rows {
+  const Ball<T>& ball;
+  const Rings& rings;
+  int64_t b, copy, begin, count;
   const int32_t* band_of;
-  Hits<Hit>* hits;
+  Hits<Hit>* hits;  // of each piece
 };
 
 template <typename T>
-FLOWPM_INLINE void find(const Piece<T>& piece) {
-  const Ball<T>& ball = *piece.ball;
-  for_particles(ball, piece.b, piece.copy, piece.from, piece.to, [&](const Sight& sight) {
+FLOWPM_INLINE void find(const Rows<T>& rows, int64_t piece) {
+  const int64_t from = rows.begin + piece_begin(rows.count, piece);
+  const int64_t to = rows.begin + piece_begin(rows.count, piece + 1);
+  Hits<Hit>& hits = rows.hits[piece];
+  for_particles(rows.ball, rows.b, rows.copy, from, to, [&](const Sight& sight) {
     Hit hit;
     hit.segment = int32_t(sight.segment);
     if (!sight.placed) {  // to be seen on the maps
-      piece.hits->add(0, {hit.segment, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
+      hits.add(0, {hit.segment, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
       return;
     }
-    Corners corners(*piece.rings, sight.x);
+    Corners corners(rows.rings, sight.x);
     hit.ring = int32_t(corners.ring);
     hit.distance = sight.distance;
     corners.weights(hit.weight);
     for (int i = 0; i < 4; ++i) hit.pixel[i] = int32_t(corners.pixel[i]);
-    const int32_t above = piece.band_of[hit.ring], below = piece.band_of[hit.ring + 1];
-    piece.hits->add(above, hit);
-    if (below != above) piece.hits->add(below, hit);
+    const int32_t above = rows.band_of[hit.ring], below = rows.band_of[hit.ring + 1];
+    hits.add(above, hit);
+    if (below != above) hits.add(below, hit);
   });
 }
 
-// What some rows add to the cotangents: those of fields, and their own sums.
+// All rows, and what each piece adds to the cotangents of factors and amounts.
 template <typename T>
-struct PieceVjp {
-  const BallVjp<T>* call;
-  const Rings* rings;
-  int64_t b, from, to;
-  double* dfactors;  // [segments, fields, kTerms]
-  double* damounts;  // [nodes, weights]
+struct RowsVjp {
+  const BallVjp<T>& call;
+  const Rings& rings;
+  int64_t b, count, by_factors, by_amounts;
+  double* sums;  // [pieces, by_factors + by_amounts]: [segments, fields, kTerms], [nodes, weights]
 };
 
 template <typename T>
-FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece, int64_t copy) {
-  const BallVjp<T>& call = *piece.call;
-  const Ball<T>& ball = call.ball;
+FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece, int64_t copy) {
+  const BallVjp<T>& call = rows.call;
+  const Ball<T>& ball = call.painted;
   const int64_t terms = Ball<T>::kTerms;
-  for_particles(ball, piece.b, copy, piece.from, piece.to, [&](const Sight& sight) {
+  const int64_t from = piece_begin(rows.count, piece), to = piece_begin(rows.count, piece + 1);
+  double* by_factors = rows.sums + piece * (rows.by_factors + rows.by_amounts);
+  double* by_amounts = by_factors + rows.by_factors;
+  for_particles(ball, rows.b, copy, from, to, [&](const Sight& sight) {
     if (!sight.placed) return;
-    Corners corners(*piece.rings, sight.x);
+    Corners corners(rows.rings, sight.x);
     const Node<T> node(ball, sight.distance);
-    const T* lower = ball.amounts + (piece.b * ball.nodes + node.lower) * ball.weights;
+    const T* lower = ball.amounts + (rows.b * ball.nodes + node.lower) * ball.weights;
     const double inverse = sight.distance > 0 ? 1 / sight.distance : 0.0;
     const double per = ball.per_distance ? inverse : 1.0;
-    double* damounts = piece.damounts + node.lower * ball.weights;
+    double* damounts = by_amounts + node.lower * ball.weights;
     double to_distance = 0, to_theta = 0, to_phi = 0;
     for (int64_t w = 0; w < ball.weights; ++w) {
-      const int64_t map = piece.b * ball.maps + ball.first_map[sight.segment] + w;
+      const int64_t map = rows.b * ball.maps + ball.first_map[sight.segment] + w;
       const auto read = corners.read(call.dout + map * ball.pixels());
       const double first = double(lower[w]), rise = double(lower[ball.weights + w]) - first;
       const double amount = (first + node.share * rise) * per;
@@ -193,75 +197,67 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece, int64_t copy) {
       to_theta += amount * read.by_theta;
       to_phi += amount * read.by_phi;
     }
-    double to[3];
-    corners.carry_back(sight.x, to_distance * inverse, to_theta, to_phi, to);
-    const int64_t row = (piece.b * ball.segments + sight.segment) * ball.fields;
+    double back[3];
+    corners.carry_back(sight.x, to_distance * inverse, to_theta, to_phi, back);
+    const int64_t row = (rows.b * ball.segments + sight.segment) * ball.fields;
     for (int64_t f = 0; f < ball.fields; ++f) {
       const double c = factor_of(ball.factors + (row + f) * terms, sight.u);
       const T* s = ball.field[f] + 3 * sight.index;
       T* ds = call.dfield[f] + 3 * sight.index;
       double along = 0;
       for (int a = 0; a < 3; ++a) {
-        ds[a] += T(c * to[a]);
-        along += double(s[a]) * to[a];
+        ds[a] += T(c * back[a]);
+        along += double(s[a]) * back[a];
       }
-      double* sums = piece.dfactors + (sight.segment * ball.fields + f) * terms;
+      double* sums = by_factors + (sight.segment * ball.fields + f) * terms;
       for (int64_t p = 0; p < terms; ++p, along *= sight.u) sums[p] += along;
     }
   });
 }
 
 template <typename T>
-FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
-  for (int64_t copy = 0; copy < piece.call->ball.copies; ++copy) carry_back(piece, copy);
+FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
+  for (int64_t copy = 0; copy < rows.call.painted.copies; ++copy) carry_back(rows, piece, copy);
 }
 
-FLOWPM_CLONES void find_clone(const Piece<float>& piece) { find(piece); }
-FLOWPM_CLONES void find_clone(const Piece<double>& piece) { find(piece); }
-FLOWPM_CLONES void carry_back_clone(const PieceVjp<float>& piece) { carry_back(piece); }
-FLOWPM_CLONES void carry_back_clone(const PieceVjp<double>& piece) { carry_back(piece); }
+FLOWPM_PART(find, Rows)
+FLOWPM_PART(carry_back, RowsVjp)
 
 }  // namespace
 
 template <typename T>
-void paint_ball(const Ball<T>& call, const Parallel& parallel) {
-  const Rings rings{call.nside, call.rings};
-  clear(call.out, call.batch * call.maps * call.pixels(), parallel);
-  const int64_t last = 4 * call.nside, bands = std::min(kBands, last - 1);
+void Ball<T>::run(const Parallel& parallel) const {
+  const Ball& call = *this;
+  const Rings rings_of{nside, rings};
+  clear(call.out, call.batch * call.maps * pixels(), parallel);
+  const int64_t last = 4 * nside, bands = std::min(kBands, last - 1);
   // As many pixels in each band. A pole belongs to the ring next to it.
   std::vector<int32_t> band_of(last + 1);
   for (int64_t ring = 0; ring <= last; ++ring) {
-    const int64_t start = rings.start(std::clamp<int64_t>(ring, 1, last - 1));
-    band_of[ring] = int32_t(start * bands / call.pixels());
+    const int64_t start = rings_of.start(std::clamp<int64_t>(ring, 1, last - 1));
+    band_of[ring] = int32_t(start * bands / pixels());
   }
-  const int64_t all = call.particles[0] * call.particles[1];
-  const int64_t step = std::max<int64_t>(1, kAtOnce / std::max<int64_t>(1, call.particles[2]));
   std::vector<Hits<Hit>> hits(kPieces, Hits<Hit>(bands));
   for (int64_t b = 0; b < call.batch; ++b) {
-    for (int64_t copy = 0; copy < call.copies; ++copy) {
-      for (int64_t begin = 0; begin < all; begin += step) {
-        const int64_t rows = std::min(step, all - begin);
-        parallel(kPieces, [&](int64_t piece) {
-          hits[piece].clear();
-          find_clone(Piece<T>{&call, &rings, b, copy, begin + piece * rows / kPieces,
-                              begin + (piece + 1) * rows / kPieces, band_of.data(),
-                              &hits[piece]});
-        });
-        parallel(bands, [&](int64_t band) {
-          for (int64_t piece = 0; piece < kPieces; ++piece) {
-            hits[piece].for_band(band, [&](const Hit& hit) {
-              deposit(call, b, hit, band_of[hit.ring] == band, band_of[hit.ring + 1] == band);
-            });
-          }
-        });
-      }
+    for (int64_t number = 0; number < copies; ++number) {
+      paint_rows(
+          call.particles[0] * call.particles[1], call.particles[2], bands, hits, parallel,
+          [&](int64_t begin, int64_t count) {
+            const Rows<T> rows{call, rings_of, b, number, begin, count, band_of.data(),
+                               hits.data()};
+            parallel(kPieces, [&](int64_t piece) { find_clone(rows, piece); });
+          },
+          [&](int64_t band, const Hit& hit) {
+            deposit(call, b, hit, band_of[hit.ring] == band, band_of[hit.ring + 1] == band);
+          });
     }
   }
 }
 
 template <typename T>
-void paint_ball_vjp(const BallVjp<T>& call, const Parallel& parallel) {
-  const Ball<T>& ball = call.ball;
+void BallVjp<T>::run(const Parallel& parallel) const {
+  const BallVjp& call = *this;
+  const Ball<T>& ball = call.painted;
   const Rings rings{ball.nside, ball.rings};
   const int64_t rows = ball.particles[0] * ball.particles[1];
   const int64_t by_factors = ball.segments * ball.fields * Ball<T>::kTerms;
@@ -272,11 +268,8 @@ void paint_ball_vjp(const BallVjp<T>& call, const Parallel& parallel) {
   std::vector<double> sums(kPieces * each);
   for (int64_t b = 0; b < ball.batch; ++b) {
     std::fill(sums.begin(), sums.end(), 0.0);
-    parallel(kPieces, [&](int64_t piece) {
-      double* mine = sums.data() + piece * each;
-      carry_back_clone(PieceVjp<T>{&call, &rings, b, piece * rows / kPieces,
-                                   (piece + 1) * rows / kPieces, mine, mine + by_factors});
-    });
+    const RowsVjp<T> all{call, rings, b, rows, by_factors, by_amounts, sums.data()};
+    parallel(kPieces, [&](int64_t piece) { carry_back_clone(all, piece); });
     double* dfactors = call.dfactors + b * by_factors;
     double* damounts = call.damounts + b * by_amounts;
     std::fill(dfactors, dfactors + by_factors, 0.0);
@@ -289,10 +282,9 @@ void paint_ball_vjp(const BallVjp<T>& call, const Parallel& parallel) {
   }
 }
 
-#define FLOWPM_INSTANTIATE(T)                                    \
-  template void paint_ball<T>(const Ball<T>&, const Parallel&);  \
-  template void paint_ball_vjp<T>(const BallVjp<T>&, const Parallel&);
-FLOWPM_INSTANTIATE(float)
-FLOWPM_INSTANTIATE(double)
+template struct Ball<float>;
+template struct Ball<double>;
+template struct BallVjp<float>;
+template struct BallVjp<double>;
 
 }  // namespace flowpm

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.particle_mesh.options import ForceGradient
-
 BOXES = 10.0
 """Largest displacement [box sides]. A wave as long as the box with overdensity d gives d / 2 pi."""
 
@@ -261,22 +259,18 @@ class Kernels(ABC):
         s: tf.Tensor,
         v: tf.Tensor,
         factors: tf.Tensor,
-        force_gradient: ForceGradient,
     ) -> tf.Tensor:
         """Returns the velocity after a kick, factors[:, 0] v + factors[:, 1] force, in one pass.
 
         Args:
             g: the particles and the mesh.
-            field: the potential [b, px, py, pz] of `read_gradient` for "finite-difference"; the
-                force [b, px, py, pz, 3], which is read cloud in cell, for "spectral".
+            field: the potential [b, px, py, pz] of `read_gradient`; or the force
+                [b, px, py, pz, 3], which is read cloud in cell.
             s: the displacement.
             v: the velocity before the kick.
             factors: [b, 2].
-            force_gradient: "finite-difference" or "spectral".
         """
-        return self._call(
-            "kick", g, field=field, s=s, v=v, factors=factors, force_gradient=force_gradient
-        )
+        return self._call("kick", g, field=field, s=s, v=v, factors=factors)
 
     def kick_vjp(
         self,
@@ -287,12 +281,11 @@ class Kernels(ABC):
         dv: tf.Tensor,
         ds: tf.Tensor,
         factors: tf.Tensor,
-        force_gradient: ForceGradient,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Undoes a kick and propagates cotangents back through it, in one pass.
 
         Args:
-            g, field, s, factors, force_gradient: as for `kick`.
+            g, field, s, factors: as for `kick`.
             v_after: the velocity after the kick.
             dv: the cotangent of v_after.
             ds: the cotangent of s from all that follows the kick.
@@ -303,15 +296,7 @@ class Kernels(ABC):
             factors[:, 0] dv.
         """
         dfield, ds, v_before, sums = self._call(
-            "kick_vjp",
-            g,
-            field=field,
-            s=s,
-            v_after=v_after,
-            dv=dv,
-            ds=ds,
-            factors=factors,
-            force_gradient=force_gradient,
+            "kick_vjp", g, field=field, s=s, v_after=v_after, dv=dv, ds=ds, factors=factors
         )
         return v_before, dfield, ds, sums
 

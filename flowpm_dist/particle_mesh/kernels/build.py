@@ -6,6 +6,7 @@ only at import.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shlex
@@ -25,6 +26,14 @@ class BuildError(Exception):
 def sources() -> list[Path]:
     """Returns all files that the library is made from."""
     return sorted([*HERE.glob("*.cc"), *HERE.glob("*.h"), Path(__file__)])
+
+
+def identity(tensorflow: str) -> str:
+    """Returns the text in a library of these sources, built for a version of TensorFlow."""
+    digest = hashlib.sha256()
+    for source in sources():
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return f"kernels {digest.hexdigest()[:16]} for TensorFlow {tensorflow};"
 
 
 def compiler() -> list[str]:
@@ -53,7 +62,7 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
         raise BuildError(f"this Python has no TensorFlow to build for ({error})") from error
     # As system headers: their warnings are not ours.
     compiling = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]
-    compiling.append(f'-DFLOWPM_TENSORFLOW="{tf.__version__}"')
+    compiling.append(f'-DFLOWPM_IDENTITY="{identity(tf.__version__)}"')
     return compiling, tf.sysconfig.get_link_flags()
 
 

@@ -46,47 +46,52 @@ FLOWPM_INLINE void survey_column(const Survey<T>& call, const Tiling& tiling, co
   }
 }
 
+// A block of one of `batch` rows of `count` values, by the number of the block.
+struct Block {
+  static int64_t per_row(int64_t count) { return (count + kBlock - 1) / kBlock; }
+  Block(int64_t rows_values, int64_t number)
+      : row(number / per_row(rows_values)),
+        from(row * rows_values + number % per_row(rows_values) * kBlock),
+        count(std::min(kBlock, (row + 1) * rows_values - from)) {}
+
+  int64_t row, from, count;
+};
+
 template <typename T>
-FLOWPM_INLINE void linear_block(int64_t count, const T* x, const T* y, T factor, T* out) {
-  for (int64_t m = 0; m < count; ++m) out[m] = x[m] + factor * y[m];
+FLOWPM_INLINE void linear_block(const Linear<T>& call, int64_t number) {
+  const Block block(call.count, number);
+  const T *x = call.x + block.from, *y = call.y + block.from, factor = call.factor[block.row];
+  T* out = call.out + block.from;
+  for (int64_t m = 0; m < block.count; ++m) out[m] = x[m] + factor * y[m];
 }
 
 template <typename T>
-FLOWPM_INLINE double drift_block(int64_t count, const T* x_after, const T* v, const T* dx,
-                                 const T* dv, T factor, T* x_before, T* dv_out) {
+struct DriftBlocks : DriftVjp<T> {
+  double* partial;  // of each block
+};
+
+template <typename T>
+FLOWPM_INLINE void drift_block(const DriftBlocks<T>& call, int64_t number) {
+  const Block block(call.count, number);
+  const T *x_after = call.x_after + block.from, *v = call.v + block.from;
+  const T *dx = call.dx + block.from, *dv = call.dv + block.from, factor = call.factor[block.row];
+  T *x_before = call.x_before + block.from, *dv_before = call.dv_before + block.from;
   Dot<T> dot;
   constexpr int64_t piece = 512;
-  for (int64_t from = 0; from < count; from += piece) {
-    const int64_t to = std::min(count, from + piece);
+  for (int64_t from = 0; from < block.count; from += piece) {
+    const int64_t to = std::min(block.count, from + piece);
     dot.add(dx + from, v + from, to - from);
     for (int64_t m = from; m < to; ++m) {
-      const T dv_before = dv[m] + factor * dx[m];
+      const T cotangent = dv[m] + factor * dx[m];
       x_before[m] = x_after[m] - factor * v[m];
-      dv_out[m] = dv_before;
+      dv_before[m] = cotangent;
     }
   }
-  return dot.total();
+  call.partial[number] = dot.total();
 }
 
-FLOWPM_CLONES void linear_clone(int64_t count, const float* x, const float* y, float factor,
-                                float* out) {
-  linear_block(count, x, y, factor, out);
-}
-FLOWPM_CLONES void linear_clone(int64_t count, const double* x, const double* y, double factor,
-                                double* out) {
-  linear_block(count, x, y, factor, out);
-}
-FLOWPM_CLONES double drift_clone(int64_t count, const float* x_after, const float* v,
-                                 const float* dx, const float* dv, float factor, float* x_before,
-                                 float* dv_out) {
-  return drift_block(count, x_after, v, dx, dv, factor, x_before, dv_out);
-}
-FLOWPM_CLONES double drift_clone(int64_t count, const double* x_after, const double* v,
-                                 const double* dx, const double* dv, double factor,
-                                 double* x_before, double* dv_out) {
-  return drift_block(count, x_after, v, dx, dv, factor, x_before, dv_out);
-}
-
+FLOWPM_PART(linear_block, Linear)
+FLOWPM_PART(drift_block, DriftBlocks)
 FLOWPM_ENTRY(survey_column, Survey)
 
 }  // namespace
@@ -114,39 +119,29 @@ void clear(T* values, int64_t count, const Parallel& parallel) {
 }
 
 template <typename T>
-void linear(int64_t batch, int64_t count, const T* x, const T* y, const T* factor, T* out,
-            const Parallel& parallel) {
-  const int64_t blocks = (count + kBlock - 1) / kBlock;
-  parallel(batch * blocks, [&](int64_t block) {
-    const int64_t b = block / blocks, within = block % blocks * kBlock, from = b * count + within;
-    linear_clone(std::min(kBlock, count - within), x + from, y + from, factor[b], out + from);
-  });
+void Linear<T>::run(const Parallel& parallel) const {
+  parallel(batch * Block::per_row(count), [&](int64_t m) { linear_block_clone(*this, m); });
 }
 
 template <typename T>
-void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx, const T* dv,
-               const T* factor, T* x_before, T* dv_out, double* sum, const Parallel& parallel) {
-  const int64_t blocks = (count + kBlock - 1) / kBlock;
+void DriftVjp<T>::run(const Parallel& parallel) const {
+  const int64_t blocks = Block::per_row(count);
   std::vector<double> partial(batch * blocks);
-  parallel(batch * blocks, [&](int64_t block) {
-    const int64_t b = block / blocks, within = block % blocks * kBlock, from = b * count + within;
-    partial[block] = drift_clone(std::min(kBlock, count - within), x_after + from, v + from,
-                                 dx + from, dv + from, factor[b], x_before + from, dv_out + from);
-  });
+  const DriftBlocks<T> call{*this, partial.data()};
+  parallel(batch * blocks, [&](int64_t m) { drift_block_clone(call, m); });
   for (int64_t b = 0; b < batch; ++b) {
     sum[b] = 0;
     for (int64_t block = 0; block < blocks; ++block) sum[b] += partial[b * blocks + block];
   }
 }
 
-#define FLOWPM_INSTANTIATE(T)                                                                    \
-  template T* scratch<T>(int64_t);                                                               \
-  template std::vector<CellRange> survey<T>(const Geometry&, const Tiling&, int, const T*,       \
-                                            const Parallel&);                                    \
-  template void clear<T>(T*, int64_t, const Parallel&);                                          \
-  template void linear<T>(int64_t, int64_t, const T*, const T*, const T*, T*, const Parallel&);  \
-  template void drift_vjp<T>(int64_t, int64_t, const T*, const T*, const T*, const T*, const T*, \
-                             T*, T*, double*, const Parallel&);
+#define FLOWPM_INSTANTIATE(T)                                                              \
+  template T* scratch<T>(int64_t);                                                         \
+  template std::vector<CellRange> survey<T>(const Geometry&, const Tiling&, int, const T*, \
+                                            const Parallel&);                              \
+  template void clear<T>(T*, int64_t, const Parallel&);                                    \
+  template struct Linear<T>;                                                               \
+  template struct DriftVjp<T>;
 FLOWPM_INSTANTIATE(float)
 FLOWPM_INSTANTIATE(double)
 

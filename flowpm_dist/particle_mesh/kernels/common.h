@@ -16,6 +16,11 @@ namespace flowpm {
     NAME(call, tiling, ranges, column);                                           \
   }
 
+// The same for a part of the work, by its number.
+#define FLOWPM_PART(NAME, CALL)                                                                 \
+  FLOWPM_CLONES void NAME##_clone(const CALL<float>& call, int64_t part) { NAME(call, part); } \
+  FLOWPM_CLONES void NAME##_clone(const CALL<double>& call, int64_t part) { NAME(call, part); }
+
 // The sum of products in double, in an order that does not depend on the processor.
 template <typename T>
 struct Dot {

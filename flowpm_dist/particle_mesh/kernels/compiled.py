@@ -1,14 +1,78 @@
-"""Particle kernels as operations of a library compiled for this TensorFlow."""
+"""Particle kernels as operations of a library compiled for this TensorFlow, and how it is found.
+
+`setup.py` builds a library next to this file where it finds TensorFlow; `flowpm-dist build kernels`
+leaves one in the user's cache, for an installed package.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import platform
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
-from flowpm_dist.particle_mesh.kernels import library
+from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
+from meshimpl.user_cache import user_cache
+
+NAME = "_kernels.so"
+PATH = Path(__file__).with_name(NAME)
+"""Where setup.py leaves the library."""
+NOT_BUILT = "the compiled kernels are not built"
+
+
+def cached_path() -> Path:
+    """Returns where the library is in the user's cache, or would be.
+
+    The folder is named after the sources, TensorFlow and the machine that it is built for.
+    """
+    name = f"{build.identity(tf.__version__)} {platform.machine()}".encode()
+    return user_cache() / "kernels" / hashlib.sha256(name).hexdigest()[:16] / NAME
+
+
+def build_into_cache() -> Path:
+    """Builds the library for this TensorFlow and returns its path in the user's cache.
+
+    Raises:
+        BuildError: something is missing, or the compiler does not accept the sources.
+        OSError: the cache cannot be written.
+    """
+    path = cached_path()
+    with tempfile.TemporaryDirectory(prefix="flowpm-kernels-") as objects:
+        build.build(path, Path(objects))
+    return path
+
+
+@functools.cache
+def load() -> tuple[Any, str | None]:
+    """Returns the library's operations and None, or None and why they cannot be used."""
+    # The library of the installation comes first. The last existing library gives the reason.
+    reason = NOT_BUILT
+    for path in (PATH, cached_path()):
+        if path.exists():
+            operations, reason = _loaded(path)
+            if operations is not None:
+                return operations, None
+    return None, reason
+
+
+def _loaded(path: Path) -> tuple[Any, str]:
+    if build.identity(tf.__version__).encode() not in path.read_bytes():
+        return None, (
+            f"{path.name} was built from other sources, or for another TensorFlow than this "
+            f"{tf.__version__}"
+        )
+    try:
+        return tf.load_op_library(str(path)), ""
+    except (tf.errors.OpError, OSError, RuntimeError) as error:
+        # The loader's first line names the symbol that TensorFlow no longer has.
+        reason = str(getattr(error, "message", error)).strip().split("\n")[0]
+        return None, f"{path.name} does not load with TensorFlow {tf.__version__} ({reason})"
 
 
 def _attributes(geometry: Lattice | Slabs | Ball | None) -> dict[str, Any]:
@@ -17,9 +81,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None) -> dict[str, Any]:
         case Lattice():
             return {
                 "per_cell": tf.constant(geometry.per_cell, tf.float64),
-                "particles": geometry.particles,
-                "mesh_factor": geometry.mesh_factor,
-                "halo": geometry.halo,
+                "lattice": [*geometry.particles, geometry.mesh_factor, *geometry.halo],
             }
         case Slabs():
             scales = [*geometry.spacing, *geometry.lengths, geometry.pixel]
@@ -29,18 +91,17 @@ def _attributes(geometry: Lattice | Slabs | Ball | None) -> dict[str, Any]:
                 "distances": tf.constant(geometry.distances, tf.float64),
                 "first_map": tf.constant(geometry.first_map, tf.int32),
                 "scales": tf.constant(scales, tf.float64),
-                "maps": geometry.maps,
-                "pixels": geometry.pixels,
+                "shape": [geometry.maps, geometry.pixels, geometry.pixels],
             }
         case Ball():
+            sphere = Healpix(geometry.nside)
             return {
                 "copies": tf.constant(geometry.copies, tf.int32),
                 "edges": tf.constant(geometry.edges, tf.float64),
                 "first_map": tf.constant(geometry.first_map, tf.int32),
-                "numbers": tf.constant(geometry.numbers),
-                "rings": tf.constant(Healpix(geometry.nside).theta),
-                "maps": geometry.maps,
-                "nside": geometry.nside,
+                "scales": tf.constant(geometry.numbers),
+                "rings": tf.constant(sphere.theta),
+                "shape": [geometry.maps, sphere.pixels],
                 "first": geometry.first,
                 "per_distance": geometry.per_distance,
             }
@@ -59,7 +120,7 @@ class Compiled(Kernels):
     name = "compiled"
 
     def __init__(self) -> None:
-        self._ops, reason = library.load()
+        self._ops, reason = load()
         if reason is not None:
             raise RuntimeError(reason)
 

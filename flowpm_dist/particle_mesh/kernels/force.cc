@@ -9,18 +9,18 @@ template <typename T>
 FLOWPM_INLINE void force_column(const Force<T>& call, const Tiling& tiling, const CellRange*,
                                 int64_t column) {
   const Geometry& g = call.g;
-  const int margin = call.spectral() ? 0 : 2;
+  const int margin = call.spectral ? 0 : 2;
   for (int64_t p = 0; p < tiling.patches(); ++p) {
     const Patch whole = tiling.patch(column, p);
-    const T* field = call.field + whole.batch * g.cell_count() * (call.spectral() ? 3 : 1);
+    const T* field = call.field + whole.batch * g.cell_count() * (call.spectral ? 3 : 1);
     const CellRange touches = touched(g, margin, whole, call.s);
     for_windows(g, margin, whole, touches, call.s, [&](const Patch& patch, const CellRange& range) {
       const int64_t sy = 4 * range.size(2), sx = range.size(1) * sy;
-      T* window = scratch<T>(window_size(range) + block_size(call.spectral(), range));
+      T* window = scratch<T>(window_size(range) + block_size(call.spectral, range));
       if (range.empty()) {
         std::memset(window, 0, window_size(range) * sizeof(T));
       } else {
-        load_force(g, call.spectral(), range, field, window + window_size(range), window);
+        load_force(g, call.spectral, range, field, window + window_size(range), window);
       }
       Row<T> row;
       alignas(64) T value[3 * kRow + 4];
@@ -54,12 +54,13 @@ FLOWPM_ENTRY(force_column, Force)
 }  // namespace
 
 template <typename T>
-void force(const Force<T>& call, const Parallel& parallel) {
+void Force<T>::run(const Parallel& parallel) const {
+  const Force& call = *this;
   const Tiling tiling(call.g);
   parallel(tiling.columns(), [&](int64_t c) { force_column_clone(call, tiling, nullptr, c); });
 }
 
-template void force<float>(const Force<float>&, const Parallel&);
-template void force<double>(const Force<double>&, const Parallel&);
+template struct Force<float>;
+template struct Force<double>;
 
 }  // namespace flowpm

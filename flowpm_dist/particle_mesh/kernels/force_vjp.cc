@@ -87,24 +87,24 @@ template <typename T>
 FLOWPM_INLINE void force_vjp_column(const ForceVjpColumns<T>& call, const Tiling& tiling,
                                     const CellRange* ranges, int64_t column) {
   const Geometry& g = call.g;
-  const int margin = call.spectral() ? 0 : 2;
+  const int margin = call.spectral ? 0 : 2;
   const One<T> scale = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2]), 0};
   Dot<T> along_v, along_force;
   for (int64_t p = 0; p < tiling.patches(); ++p) {
     const Patch whole = tiling.patch(column, p);
-    const int64_t first = whole.batch * g.cell_count() * (call.spectral() ? 3 : 1);
+    const int64_t first = whole.batch * g.cell_count() * (call.spectral ? 3 : 1);
     const T before = call.factors ? call.factors[2 * whole.batch] : T(1);
     const T by = call.factors ? call.factors[2 * whole.batch + 1] : T(1);
     for_windows(
         g, margin, whole, ranges[p], call.s, [&](const Patch& patch, const CellRange& range) {
           const int64_t sy = 4 * range.size(2), sx = range.size(1) * sy, size = window_size(range);
-          T* window = scratch<T>(2 * size + block_size(call.spectral(), range) + range.size(2) + 8);
+          T* window = scratch<T>(2 * size + block_size(call.spectral, range) + range.size(2) + 8);
           T* sums = window + size;
           T* block = sums + size;
           if (range.empty()) {
             std::memset(window, 0, size * sizeof(T));
           } else {
-            load_force(g, call.spectral(), range, call.field + first, block, window);
+            load_force(g, call.spectral, range, call.field + first, block, window);
           }
           std::memset(sums, 0, size * sizeof(T));
           Row<T> row;
@@ -149,7 +149,7 @@ FLOWPM_INLINE void force_vjp_column(const ForceVjpColumns<T>& call, const Tiling
             along_force.add(dv, value, 3 * count);
           });
           if (range.empty()) return;
-          add_force(g, call.spectral(), range, sums, block + block_size(call.spectral(), range),
+          add_force(g, call.spectral, range, sums, block + block_size(call.spectral, range),
                     block, call.dfield + first);
         });
   }
@@ -162,11 +162,12 @@ FLOWPM_ENTRY(force_vjp_column, ForceVjpColumns)
 }  // namespace
 
 template <typename T>
-void force_vjp(const ForceVjp<T>& call, const Parallel& parallel) {
+void ForceVjp<T>::run(const Parallel& parallel) const {
+  const ForceVjp& call = *this;
   const Geometry& g = call.g;
   const Tiling tiling(g);
-  const int margin = call.spectral() ? 0 : 2;
-  clear(call.dfield, g.batch * g.cell_count() * (call.spectral() ? 3 : 1), parallel);
+  const int margin = call.spectral ? 0 : 2;
+  clear(call.dfield, g.batch * g.cell_count() * (call.spectral ? 3 : 1), parallel);
   std::vector<double> partial(2 * tiling.columns());
   ForceVjpColumns<T> columns;
   static_cast<ForceVjp<T>&>(columns) = call;
@@ -185,7 +186,7 @@ void force_vjp(const ForceVjp<T>& call, const Parallel& parallel) {
   }
 }
 
-template void force_vjp<float>(const ForceVjp<float>&, const Parallel&);
-template void force_vjp<double>(const ForceVjp<double>&, const Parallel&);
+template struct ForceVjp<float>;
+template struct ForceVjp<double>;
 
 }  // namespace flowpm

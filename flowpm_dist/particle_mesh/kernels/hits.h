@@ -48,6 +48,26 @@ class Hits {
   std::vector<int32_t> first_, last_;
 };
 
+// The first of `count` rows that belongs to a piece.
+inline int64_t piece_begin(int64_t count, int64_t piece) { return piece * count / kPieces; }
+
+// Paints rows of `deep` particles, some at a time. find(begin, count) fills `hits`, which are those
+// of each piece of these rows; deposit(band, hit) adds the hits of a band to the maps.
+template <typename Hit, typename Find, typename Deposit>
+void paint_rows(int64_t rows, int64_t deep, int64_t bands, std::vector<Hits<Hit>>& hits,
+                const Parallel& parallel, const Find& find, const Deposit& deposit) {
+  const int64_t step = std::max<int64_t>(1, kAtOnce / std::max<int64_t>(1, deep));
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    for (Hits<Hit>& each : hits) each.clear();
+    find(begin, std::min(step, rows - begin));
+    parallel(bands, [&](int64_t band) {
+      for (const Hits<Hit>& each : hits) {
+        each.for_band(band, [&](const Hit& hit) { deposit(band, hit); });
+      }
+    });
+  }
+}
+
 // Whether a particle has a place: one displaced by more than `farthest` along an axis has none.
 FLOWPM_INLINE bool has_place(const double* moved, double farthest) {
   return std::abs(moved[0]) <= farthest && std::abs(moved[1]) <= farthest &&

@@ -12,6 +12,8 @@ struct Paint {
   const T* weights;  // or null: 1
   T* mesh;
   T* max_displacement;  // [3], the largest |s| along each axis [cells]
+
+  void run(const Parallel& parallel) const;
 };
 
 template <typename T>
@@ -23,6 +25,8 @@ struct PaintVjp {
   const T* add;  // or null: 0
   T* ds;
   T* dweights;  // null if weights is
+
+  void run(const Parallel& parallel) const;
 };
 
 template <typename T>
@@ -32,6 +36,8 @@ struct Read {
   const T* fields;
   const T* s;
   T* values;
+
+  void run(const Parallel& parallel) const;
 };
 
 template <typename T>
@@ -43,30 +49,28 @@ struct ReadVjp {
   const T* dvalues;
   T* dfields;
   T* ds;
-};
 
-// How the field gives the force: the 4-point difference of a potential [cells], or the force itself
-// [cells, 3].
-enum class ForceGradient { finite_difference, spectral };
+  void run(const Parallel& parallel) const;
+};
 
 // force, or factors[0] v + factors[1] force.
 template <typename T>
 struct Force {
   Geometry g;
-  ForceGradient force_gradient;
+  bool spectral;  // the field is the force [cells, 3]; else a potential [cells], for differences
   const T* field;
   const T* s;
   const T* v;        // or null
   const T* factors;  // null if v is
   T* out;
 
-  bool spectral() const { return force_gradient == ForceGradient::spectral; }
+  void run(const Parallel& parallel) const;
 };
 
 template <typename T>
 struct ForceVjp {
   Geometry g;
-  ForceGradient force_gradient;
+  bool spectral;
   const T* field;
   const T* s;
   const T* v_after;  // or null: no kick, just the force
@@ -78,91 +82,96 @@ struct ForceVjp {
   T* ds;
   double* sums;  // null if v_after is
 
-  bool spectral() const { return force_gradient == ForceGradient::spectral; }
+  void run(const Parallel& parallel) const;
 };
-
-// Layers of particles that are seen on a map of the sky, see `Slabs` in base.py.
-template <typename T>
-struct Sky {
-  int64_t batch, particles[3], slabs, layers, fields, weights, maps, pixels;
-  const int32_t* places;     // [slabs, 6]: axes of x, y and distance; begin, count; first layer
-  const double* directions;  // [slabs, 5]: origin and sign of x, of y; sign of the distance
-  const double* distances;   // [layers]
-  const int32_t* first_map;  // [layers]
-  double spacing[3], lengths[3], pixel;
-  const T* const* field;    // [fields] of [batch, x, y, z, 3]
-  const T* factors;         // [batch, layers, fields]
-  const T* amounts;         // [batch, layers, weights, 2]
-  T* out;                   // [batch, maps, pixels, pixels]
-};
-
-template <typename T>
-struct SkyVjp {
-  Sky<T> sky;               // whose `out` is not used
-  const T* dout;            // [batch, maps, pixels, pixels]
-  T* const* dfield;         // [fields] of [batch, x, y, z, 3]
-  double* dfactors;         // [batch, layers, fields]
-  double* damounts;         // [batch, layers, weights, 2]
-};
-
-// Copies of particles about an observer, see `Ball` in base.py.
-template <typename T>
-struct Ball {
-  static constexpr int64_t kTerms = 4;  // of the polynomials that factors are
-  int64_t batch, particles[3], first[3], copies, segments, nodes, fields, weights, maps, nside;
-  bool per_distance;
-  const int32_t* copy;       // [copies, 3]
-  const double* edges;       // [segments + 1]
-  const int32_t* first_map;  // [segments]
-  double spacing[3], lengths[3], observer[3], step;
-  const double* rings;    // [4 nside + 1]: colatitudes, those of the poles included
-  const T* const* field;  // [fields] of [batch, x, y, z, 3]
-  const T* factors;       // [batch, segments, fields, kTerms]
-  const T* amounts;       // [batch, nodes, weights]
-  T* out;                 // [batch, maps, pixels]
-
-  int64_t pixels() const { return 12 * nside * nside; }
-};
-
-template <typename T>
-struct BallVjp {
-  Ball<T> ball;      // whose `out` is not used
-  const T* dout;     // [batch, maps, pixels]
-  T* const* dfield;  // [fields] of [batch, x, y, z, 3]
-  double* dfactors;  // [batch, segments, fields, kTerms]
-  double* damounts;  // [batch, nodes, weights]
-};
-
-template <typename T>
-void paint_ball(const Ball<T>& call, const Parallel& parallel);
-template <typename T>
-void paint_ball_vjp(const BallVjp<T>& call, const Parallel& parallel);
-
-template <typename T>
-void paint_sky(const Sky<T>& call, const Parallel& parallel);
-template <typename T>
-void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel);
-
-template <typename T>
-void paint(const Paint<T>& call, const Parallel& parallel);
-template <typename T>
-void paint_vjp(const PaintVjp<T>& call, const Parallel& parallel);
-template <typename T>
-void read(const Read<T>& call, const Parallel& parallel);
-template <typename T>
-void read_vjp(const ReadVjp<T>& call, const Parallel& parallel);
-template <typename T>
-void force(const Force<T>& call, const Parallel& parallel);
-template <typename T>
-void force_vjp(const ForceVjp<T>& call, const Parallel& parallel);
 
 // out = x + factor y, for `batch` rows of `count`.
 template <typename T>
-void linear(int64_t batch, int64_t count, const T* x, const T* y, const T* factor, T* out,
-            const Parallel& parallel);
-// x_before = x_after - factor v, dv_out = dv + factor dx, sum = <dx, v>.
+struct Linear {
+  int64_t batch, count;
+  const T* x;
+  const T* y;
+  const T* factor;
+  T* out;
+
+  void run(const Parallel& parallel) const;
+};
+
+// x_before = x_after - factor v, dv_before = dv + factor dx, sum = <dx, v>.
 template <typename T>
-void drift_vjp(int64_t batch, int64_t count, const T* x_after, const T* v, const T* dx, const T* dv,
-               const T* factor, T* x_before, T* dv_out, double* sum, const Parallel& parallel);
+struct DriftVjp {
+  int64_t batch, count;
+  const T* x_after;
+  const T* v;
+  const T* dx;
+  const T* dv;
+  const T* factor;
+  T* x_before;
+  T* dv_before;
+  double* sum;
+
+  void run(const Parallel& parallel) const;
+};
+
+// Particles painted on maps of the sky: what `Sky` and `Ball` share.
+template <typename T>
+struct Maps {
+  int64_t batch, particles[3], fields, weights, maps;
+  double spacing[3], lengths[3];
+  std::vector<const T*> field;  // [fields] of [batch, x, y, z, 3]
+  const int32_t* first_map;     // [layers] or [segments]
+  const T* factors;
+  const T* amounts;
+  T* out;  // [batch, maps, ...]
+};
+
+// Layers of particles that are seen on a map of the sky, see `Slabs` in base.py.
+// factors [batch, layers, fields], amounts [batch, layers, weights, 2], maps of pixels x pixels.
+template <typename T>
+struct Sky : Maps<T> {
+  int64_t slabs, layers, pixels;
+  double pixel;
+  const int32_t* places;     // [slabs, 6]: axes of x, y and distance; begin, count; first layer
+  const double* directions;  // [slabs, 5]: origin and sign of x, of y; sign of the distance
+  const double* distances;   // [layers]
+
+  void run(const Parallel& parallel) const;
+};
+
+// Copies of particles about an observer, see `Ball` in base.py.
+// factors [batch, segments, fields, kTerms], amounts [batch, nodes, weights], maps of `pixels()`.
+template <typename T>
+struct Ball : Maps<T> {
+  static constexpr int64_t kTerms = 4;  // of the polynomials that factors are
+  int64_t first[3], copies, segments, nodes, nside;
+  bool per_distance;
+  double observer[3], step;
+  const int32_t* copy;  // [copies, 3]
+  const double* edges;  // [segments + 1]
+  const double* rings;  // [4 nside + 1]: colatitudes, those of the poles included
+
+  int64_t pixels() const { return 12 * nside * nside; }
+  void run(const Parallel& parallel) const;
+};
+
+// The adjoint of painting maps.
+template <typename T, template <typename> class Painted>
+struct MapsVjp {
+  Painted<T> painted;      // whose `out` is not used
+  const T* dout;           // [batch, maps, ...]
+  std::vector<T*> dfield;  // [fields] of [batch, x, y, z, 3]
+  double* dfactors;        // of the shape of factors
+  double* damounts;        // of the shape of amounts
+};
+
+template <typename T>
+struct SkyVjp : MapsVjp<T, Sky> {
+  void run(const Parallel& parallel) const;
+};
+
+template <typename T>
+struct BallVjp : MapsVjp<T, Ball> {
+  void run(const Parallel& parallel) const;
+};
 
 }  // namespace flowpm

@@ -1,4 +1,4 @@
-// What the TensorFlow operations share: attributes, shapes and their checks, threads.
+// What the TensorFlow operations share: the arguments of a call, and how an operation is registered.
 #pragma once
 
 #include <string>
@@ -13,133 +13,117 @@
 namespace flowpm {
 
 using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-template <typename... Parts>
-absl::Status InvalidArgument(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 // TensorFlow's own threads and the caller's.
 Parallel parallel_of(OpKernelContext* context);
 
-// An error that names the input unless it has that shape.
-absl::Status expect(const char* name, const Tensor& tensor, const TensorShape& shape);
-
-// The attributes of an operation that say what a `Geometry` does.
-struct Attributes {
-  template <typename Source>
-  absl::Status read(Source* source) {
-    TF_RETURN_IF_ERROR(source->GetAttr("particles", &particles));
-    TF_RETURN_IF_ERROR(source->GetAttr("mesh_factor", &mesh_factor));
-    TF_RETURN_IF_ERROR(source->GetAttr("halo", &halo));
-    return check();
-  }
-  absl::Status check() const;
-  int64_t mesh(int axis) const { return mesh_factor * particles[axis] + 2 * halo[axis]; }
-  // The geometry of these particles, none of whose numbers is left unchecked.
-  absl::Status geometry(const Tensor& s, const Tensor& per_cell, Geometry* g) const;
-
-  std::vector<int64_t> particles, halo;
-  int64_t mesh_factor = 0;
-};
-
-TensorShape particle_shape(const Geometry& g);
-TensorShape particle_shape(const Geometry& g, int64_t components);
-TensorShape mesh_shape(const Geometry& g);
-TensorShape mesh_shape(const Geometry& g, int64_t components);
-
-// Infers the shape of a mesh; with `like`, that of the components of this input, [.., components].
-absl::Status infer_mesh(InferenceContext* c, ShapeHandle* shape, int like = -1);
-
-// Infers that the first output is shaped like the first input.
-absl::Status infer_first(InferenceContext* c);
-
-// An operation between the particles and the mesh block of a rank.
-template <typename T>
-class ParticleMeshOp : public OpKernel {
+// The inputs, attributes and outputs of a call. The first error fails the call; what is asked for
+// then, and afterwards, is null or a shape of ones.
+class Arguments {
  public:
-  explicit ParticleMeshOp(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, attributes_.read(construction));
+  explicit Arguments(OpKernelContext* context) : context_(context) {}
+
+  bool ok() const { return context_->status().ok(); }
+  template <typename... Parts>
+  void fail(const Parts&... parts) {
+    context_->SetStatus(absl::InvalidArgumentError(absl::StrCat(parts...)));
   }
 
-  void Compute(OpKernelContext* context) final {
-    Geometry g;
-    OP_REQUIRES_OK(context,
-                   attributes_.geometry(*input(context, "s"), *input(context, "per_cell"), &g));
-    run(context, g);
+  template <typename V>
+  V attribute(const char* name) {
+    V value{};
+    context_->SetStatus(tensorflow::GetNodeAttr(context_->op_kernel().def(), name, &value));
+    return value;
   }
 
- protected:
-  virtual void run(OpKernelContext* context, const Geometry& g) = 0;
+  // The shape of an input, or of the first of a list; an error unless it has `rank` axes, if given.
+  TensorShape shape(const char* name, int rank = -1) {
+    const TensorShape& found = context_->input(range(name).first).shape();
+    if (rank < 0 || found.dims() == rank) return found;
+    fail(name, " is ", found.DebugString(), ", not of ", rank, " axes");
+    return TensorShape(std::vector<int64_t>(rank, 1));
+  }
 
-  static const Tensor* input(OpKernelContext* context, const char* name) {
-    const Tensor* tensor = nullptr;
-    TF_CHECK_OK(context->input(name, &tensor));
-    return tensor;
-  }
-  static const T* displacement(OpKernelContext* context) {
-    return input(context, "s")->template flat<T>().data();
-  }
-  // Data of an input of a given shape.
-  static absl::Status required(OpKernelContext* context, const char* name, const TensorShape& shape,
-                               const T** data) {
-    TF_RETURN_IF_ERROR(expect(name, *input(context, name), shape));
-    *data = input(context, name)->template flat<T>().data();
-    return absl::OkStatus();
-  }
-  // Data of an input of a given shape and its index; null if the list input `name` is empty.
-  static absl::Status optional(OpKernelContext* context, const char* name, const TensorShape& shape,
-                               const T** data, int* index = nullptr) {
-    int begin = 0, end = 0;
-    TF_RETURN_IF_ERROR(context->op_kernel().InputRange(name, &begin, &end));
-    *data = nullptr;
-    if (begin == end) return absl::OkStatus();
-    if (index) *index = begin;
-    TF_RETURN_IF_ERROR(expect(name, context->input(begin), shape));
-    *data = context->input(begin).flat<T>().data();
-    return absl::OkStatus();
-  }
-  // Data of the output `index`, in the memory of the input `from` if no one else needs that.
-  template <typename U = T>
-  static absl::Status output(OpKernelContext* context, int index, const TensorShape& shape,
-                             U** data, int from = -1) {
-    Tensor* tensor = nullptr;
-    if (from >= 0) {
-      TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({from}, index, shape, &tensor));
-    } else {
-      TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &tensor));
+  // Data of each input of a list, all of a given shape; of one input if it is no list.
+  template <typename U>
+  std::vector<const U*> inputs(const char* name, const TensorShape& shape) {
+    std::vector<const U*> data;
+    for (int i = range(name).first; i < range(name).second; ++i) {
+      const Tensor& tensor = context_->input(i);
+      if (tensor.shape() != shape) {
+        fail(name, " is ", tensor.shape().DebugString(), ", not ", shape.DebugString());
+      }
+      data.push_back(ok() ? tensor.flat<U>().data() : nullptr);
     }
-    *data = tensor->flat<U>().data();
-    return absl::OkStatus();
+    return data;
+  }
+
+  // Data of an input of a given shape; null for an empty list.
+  template <typename U>
+  const U* input(const char* name, const TensorShape& shape) {
+    const std::vector<const U*> data = inputs<U>(name, shape);
+    return data.empty() ? nullptr : data[0];
+  }
+
+  // Data of the output `index`, in the memory of one of the inputs `from` that no one else needs.
+  template <typename U>
+  U* output(int index, const TensorShape& shape, std::initializer_list<const char*> from = {}) {
+    if (!ok()) return nullptr;
+    std::vector<int> candidates;
+    for (const char* name : from) {
+      const auto [begin, end] = range(name);
+      if (begin < end) candidates.push_back(begin);
+    }
+    Tensor* tensor = nullptr;
+    context_->SetStatus(
+        context_->forward_input_or_allocate_output(candidates, index, shape, &tensor));
+    return ok() ? tensor->flat<U>().data() : nullptr;
   }
 
  private:
-  Attributes attributes_;
+  // The numbers of the inputs of a list, or of a single input, and one more than the last.
+  std::pair<int, int> range(const char* name) {
+    int begin = 0, end = 0;
+    TF_CHECK_OK(context_->op_kernel().InputRange(name, &begin, &end));
+    return {begin, end};
+  }
+
+  OpKernelContext* context_;
 };
 
-// Registers an operation with what all between particles and mesh have.
-#define FLOWPM_PARTICLE_MESH_OP(NAME) \
-  REGISTER_OP(NAME)                   \
-      .Attr("T: {float, double}")     \
-      .Attr("particles: list(int)")   \
-      .Attr("mesh_factor: int")       \
-      .Attr("halo: list(int)")        \
-      .Input("s: T")                  \
-      .Input("per_cell: double")
+// An operation on CPUs: `make` gives the kernel's call from the arguments.
+template <auto make>
+class Op : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Arguments arguments(context);
+    const auto call = make(arguments);
+    if (arguments.ok()) call.run(parallel_of(context));
+  }
+};
 
-// Registers the class NAME##Op<T> as what computes the operation Flowpm##NAME on CPUs.
-#define FLOWPM_REGISTER(NAME)                                                          \
+// Infers that the outputs are shaped like the inputs of these numbers.
+template <int... numbers>
+absl::Status infer_like(InferenceContext* c) {
+  int output = 0;
+  (c->set_output(output++, c->input(numbers)), ...);
+  return absl::OkStatus();
+}
+
+// Registers the function MAKE<T> for what computes the operation Flowpm##NAME.
+#define FLOWPM_REGISTER(NAME, MAKE)                                                    \
   REGISTER_KERNEL_BUILDER(                                                             \
       Name("Flowpm" #NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<float>("T"),  \
-      NAME##Op<float>);                                                                \
+      Op<MAKE<float>>);                                                                \
   REGISTER_KERNEL_BUILDER(                                                             \
       Name("Flowpm" #NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"), \
-      NAME##Op<double>)
+      Op<MAKE<double>>)
 
 }  // namespace flowpm

@@ -155,7 +155,8 @@ FLOWPM_ENTRY(extent_column, Extent)
 }  // namespace
 
 template <typename T>
-void paint(const Paint<T>& call, const Parallel& parallel) {
+void Paint<T>::run(const Parallel& parallel) const {
+  const Paint& call = *this;
   const Tiling tiling(call.g);
   clear(call.mesh, call.g.batch * call.g.cell_count(), parallel);
   std::vector<T> largest(3 * tiling.columns());
@@ -181,15 +182,15 @@ void paint(const Paint<T>& call, const Parallel& parallel) {
 }
 
 template <typename T>
-void paint_vjp(const PaintVjp<T>& call, const Parallel& parallel) {
+void PaintVjp<T>::run(const Parallel& parallel) const {
+  const PaintVjp& call = *this;
   const Tiling tiling(call.g);
   parallel(tiling.columns(), [&](int64_t c) { paint_vjp_column_clone(call, tiling, nullptr, c); });
 }
 
-#define FLOWPM_INSTANTIATE(T)                               \
-  template void paint<T>(const Paint<T>&, const Parallel&); \
-  template void paint_vjp<T>(const PaintVjp<T>&, const Parallel&);
-FLOWPM_INSTANTIATE(float)
-FLOWPM_INSTANTIATE(double)
+template struct Paint<float>;
+template struct Paint<double>;
+template struct PaintVjp<float>;
+template struct PaintVjp<double>;
 
 }  // namespace flowpm

@@ -12,7 +12,6 @@ from flowpm_dist.particle_mesh.kernels import portable_sky
 from flowpm_dist.particle_mesh.kernels.base import (
     FARTHEST,
     Ball,
-    ForceGradient,
     Kernels,
     Lattice,
     Slabs,
@@ -196,9 +195,8 @@ def _kick(
     s: tf.Tensor,
     v: tf.Tensor,
     factors: tf.Tensor,
-    force_gradient: ForceGradient,
 ) -> tf.Tensor:
-    reading = _read if force_gradient == "spectral" else _read_gradient
+    reading = _read if field.shape.rank == 5 else _read_gradient
     return _spread(factors[:, 0]) * v + _spread(factors[:, 1]) * reading(g, field, s)
 
 
@@ -210,10 +208,9 @@ def _kick_vjp(
     dv: tf.Tensor,
     ds: tf.Tensor,
     factors: tf.Tensor,
-    force_gradient: ForceGradient,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     before, by = _spread(factors[:, 0]), _spread(factors[:, 1])
-    spectral = force_gradient == "spectral"
+    spectral = field.shape.rank == 5
     force = (_read if spectral else _read_gradient)(g, field, s)
     dfield, more = (_read_vjp if spectral else _read_gradient_vjp)(g, field, s, by * dv)
     v_before = (v_after - by * force) / before
@@ -233,16 +230,11 @@ def _drift_vjp(
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
-    "paint": _paint,
-    "paint_vjp": _paint_vjp,
-    "read": _read,
-    "read_vjp": _read_vjp,
-    "read_gradient": _read_gradient,
-    "read_gradient_vjp": _read_gradient_vjp,
-    "kick": _kick,
-    "kick_vjp": _kick_vjp,
-    "linear": _linear,
-    "drift_vjp": _drift_vjp,
+    function.__name__.removeprefix("_"): function
+    for function in (
+        *(_paint, _paint_vjp, _read, _read_vjp, _read_gradient, _read_gradient_vjp),
+        *(_kick, _kick_vjp, _linear, _drift_vjp),
+    )
 }
 
 
@@ -270,6 +262,7 @@ class Portable(Kernels):
     ) -> Any:
         if isinstance(geometry, (Slabs, Ball)):
             # Not compiled: the slabs and the particles in view differ from call to call.
-            return getattr(portable_sky, kernel)(geometry, **arguments)
+            paint = portable_sky.paint_vjp if "dout" in arguments else portable_sky.paint
+            return paint(geometry, **arguments)
         static = [] if geometry is None else [geometry]
         return self._jit(_KERNELS[kernel], *static)(**arguments)

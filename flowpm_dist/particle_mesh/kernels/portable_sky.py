@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -14,28 +13,50 @@ import tensorflow as tf
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels.base import DEGREE, Ball, Slabs, farthest_move
 
+PaintPart = Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]
+"""What one slab or copy adds to the maps, by its fields, factors and amounts; differentiable."""
 
-def paint_sky(
-    slabs: Slabs, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+
+def paint(
+    seen: Slabs | Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
 ) -> tf.Tensor:
-    """See `Kernels.paint_sky`; differentiable by all tensors."""
-    batch, n = fields[0].shape[0], slabs.pixels
-    maps = tf.zeros([batch, slabs.maps * n * n], fields[0].dtype)
-    for slab in range(len(slabs.places)):
-        maps += _slab(slabs, slab, fields, factors, amounts)
-    return tf.reshape(maps, [batch, slabs.maps, n, n])
+    """See `Kernels.paint_sky` and `Kernels.paint_ball`; differentiable by all tensors."""
+    size = [seen.pixels] * 2 if isinstance(seen, Slabs) else [12 * seen.nside**2]
+    shape = [fields[0].shape[0], seen.maps, *size]
+    maps = tf.zeros([shape[0], math.prod(shape[1:])], fields[0].dtype)
+    for part in _parts(seen):
+        maps += part(fields, factors, amounts)
+    return tf.reshape(maps, shape)
 
 
-def paint_sky_vjp(
-    slabs: Slabs,
+def paint_vjp(
+    seen: Slabs | Ball,
     fields: Sequence[tf.Tensor],
     factors: tf.Tensor,
     amounts: tf.Tensor,
     dout: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """See `Kernels.paint_sky_vjp`."""
-    paint = functools.partial(_slab, slabs)
-    return vjp_of_parts(paint, range(len(slabs.places)), fields, factors, amounts, dout)
+    """Returns the cotangents of fields, factors and amounts, the last two float64.
+
+    A tape holds one part: memory does not grow with their number.
+    """
+    sources = [*fields, factors, amounts]
+    total = [tf.zeros_like(source) for source in sources]
+    for part in _parts(seen):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            maps = part(fields, factors, amounts)
+        zeros, dpart = tf.UnconnectedGradients.ZERO, tf.reshape(dout, maps.shape)
+        found = tape.gradient(maps, sources, dpart, unconnected_gradients=zeros)
+        total = [a + b for a, b in zip(total, found, strict=True)]
+    *dfields, dfactors, damounts = total
+    return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
+
+
+def _parts(seen: Slabs | Ball) -> list[PaintPart]:
+    if isinstance(seen, Slabs):
+        return [functools.partial(_slab, seen, slab) for slab in range(len(seen.places))]
+    return [functools.partial(_copy, seen, copy) for copy in seen.copies]
 
 
 def _slab(
@@ -113,11 +134,6 @@ def _images(farthest: float, length: float) -> int:
     return math.ceil(max(farthest / length - 0.5, 0.0))
 
 
-Part = TypeVar("Part")
-PaintPart = Callable[[Part, Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]
-"""What one part adds to the maps, by its fields, factors and amounts; differentiable."""
-
-
 def moved_by(
     fields: Sequence[tf.Tensor], factors: Sequence[tf.Tensor], farthest: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,60 +156,6 @@ def moved_by(
     kept_fields = [tf.where(placed[..., tf.newaxis], f, tf.zeros_like(f)) for f in fields]
     kept_factors = [tf.where(placed, c, tf.zeros_like(c)) for c in factors]
     return total(kept_fields, kept_factors), placed
-
-
-def vjp_of_parts(
-    paint: PaintPart[Part],
-    parts: Iterable[Part],
-    fields: Sequence[tf.Tensor],
-    factors: tf.Tensor,
-    amounts: tf.Tensor,
-    dmaps: tf.Tensor,
-) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns the cotangents of fields, factors and amounts, the last two float64.
-
-    A tape holds one part: memory does not grow with their number.
-
-    Args:
-        paint: see `PaintPart`.
-        parts: the parts into which `paint` divides the particles.
-        fields, factors, amounts: the arguments of `paint`.
-        dmaps: cotangent of the maps, in any shape of as many values.
-    """
-    sources = [*fields, factors, amounts]
-    total = [tf.zeros_like(source) for source in sources]
-    for part in parts:
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            maps = paint(part, fields, factors, amounts)
-        zeros, dpart = tf.UnconnectedGradients.ZERO, tf.reshape(dmaps, maps.shape)
-        found = tape.gradient(maps, sources, dpart, unconnected_gradients=zeros)
-        total = [a + b for a, b in zip(total, found, strict=True)]
-    *dfields, dfactors, damounts = total
-    return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
-
-
-def paint_ball(
-    ball: Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
-) -> tf.Tensor:
-    """See `Kernels.paint_ball`; differentiable by all tensors."""
-    batch, pixels = fields[0].shape[0], 12 * ball.nside**2
-    maps = tf.zeros([batch, ball.maps * pixels], fields[0].dtype)
-    for copy in ball.copies:
-        maps += _copy(ball, copy, fields, factors, amounts)
-    return tf.reshape(maps, [batch, ball.maps, pixels])
-
-
-def paint_ball_vjp(
-    ball: Ball,
-    fields: Sequence[tf.Tensor],
-    factors: tf.Tensor,
-    amounts: tf.Tensor,
-    dout: tf.Tensor,
-) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """See `Kernels.paint_ball_vjp`."""
-    paint = functools.partial(_copy, ball)
-    return vjp_of_parts(paint, ball.copies, fields, factors, amounts, dout)
 
 
 def _copy(

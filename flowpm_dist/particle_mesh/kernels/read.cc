@@ -99,11 +99,10 @@ FLOWPM_ENTRY(read_vjp_column, ReadVjp)
 }  // namespace
 
 template <typename T>
-void read(const Read<T>& call, const Parallel& parallel) {
+void Read<T>::run(const Parallel& parallel) const {
+  const Read& call = *this;
   if (call.components == 3) {
-    force(Force<T>{call.g, ForceGradient::spectral, call.fields, call.s, nullptr, nullptr,
-                   call.values},
-          parallel);
+    Force<T>{call.g, true, call.fields, call.s, nullptr, nullptr, call.values}.run(parallel);
     return;
   }
   const Tiling tiling(call.g);
@@ -111,11 +110,12 @@ void read(const Read<T>& call, const Parallel& parallel) {
 }
 
 template <typename T>
-void read_vjp(const ReadVjp<T>& call, const Parallel& parallel) {
+void ReadVjp<T>::run(const Parallel& parallel) const {
+  const ReadVjp& call = *this;
   if (call.components == 3) {
-    force_vjp(ForceVjp<T>{call.g, ForceGradient::spectral, call.fields, call.s, nullptr,
-                          call.dvalues, nullptr, nullptr, nullptr, call.dfields, call.ds, nullptr},
-              parallel);
+    ForceVjp<T>{call.g,  true,    call.fields, call.s,       nullptr, call.dvalues,
+                nullptr, nullptr, nullptr,     call.dfields, call.ds, nullptr}
+        .run(parallel);
     return;
   }
   const Tiling tiling(call.g);
@@ -126,10 +126,9 @@ void read_vjp(const ReadVjp<T>& call, const Parallel& parallel) {
           });
 }
 
-#define FLOWPM_INSTANTIATE(T)                             \
-  template void read<T>(const Read<T>&, const Parallel&); \
-  template void read_vjp<T>(const ReadVjp<T>&, const Parallel&);
-FLOWPM_INSTANTIATE(float)
-FLOWPM_INSTANTIATE(double)
+template struct Read<float>;
+template struct Read<double>;
+template struct ReadVjp<float>;
+template struct ReadVjp<double>;
 
 }  // namespace flowpm

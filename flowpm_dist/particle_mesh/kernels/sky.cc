@@ -126,25 +126,27 @@ FLOWPM_INLINE void deposit(const Sky<T>& sky, int64_t b, const Hit& hit, int64_t
   }
 }
 
-// A part of a slab, and the bands of rows that its particles are sorted by.
+// Some rows of a slab, and the bands of rows of the maps that their particles are sorted by.
 template <typename T>
-struct Piece {
-  const Sky<T>* sky;
-  int64_t b, slab, from, to;
+struct Rows {
+  const Sky<T>& sky;
+  int64_t b, slab, begin, count;
   const int32_t* band_of;
-  Hits<Hit>* hits;
+  Hits<Hit>* hits;  // of each piece
 };
 
 template <typename T>
-FLOWPM_INLINE void find(const Piece<T>& piece) {
-  const Sky<T>& sky = *piece.sky;
-  const int64_t n = sky.pixels;
-  for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+FLOWPM_INLINE void find(const Rows<T>& rows, int64_t piece) {
+  const Sky<T>& sky = rows.sky;
+  const int64_t n = sky.pixels, from = rows.begin + piece_begin(rows.count, piece);
+  const int64_t to = rows.begin + piece_begin(rows.count, piece + 1);
+  Hits<Hit>& hits = rows.hits[piece];
+  for_particles(sky, rows.b, rows.slab, from, to, [&](const Sight& sight) {
     if (!sight.placed) {  // to be seen on the maps
-      piece.hits->add(0, {sight.layer, 0, 0, 0.0, 0.0, 0.0, kNotANumber});
+      hits.add(0, {sight.layer, 0, 0, 0.0, 0.0, 0.0, kNotANumber});
       return;
     }
-    for_images(sky, sight, piece.slab, [&](double px, double py) {
+    for_images(sky, sight, rows.slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
       Hit hit;
@@ -155,45 +157,47 @@ FLOWPM_INLINE void find(const Piece<T>& piece) {
       hit.y = py - row;
       hit.shift = sight.shift;
       hit.inverse = 1 / (sight.distance * sight.distance);
-      const int32_t low = piece.band_of[std::max<int64_t>(hit.row, 0)];
-      const int32_t high = piece.band_of[std::min<int64_t>(hit.row + 1, n - 1)];
-      piece.hits->add(low, hit);
-      if (high != low) piece.hits->add(high, hit);
+      const int32_t low = rows.band_of[std::max<int64_t>(hit.row, 0)];
+      const int32_t high = rows.band_of[std::min<int64_t>(hit.row + 1, n - 1)];
+      hits.add(low, hit);
+      if (high != low) hits.add(high, hit);
     });
   });
 }
 
-// What one piece adds to the cotangents: those of fields, and its own sums for each layer.
+// The rows of a slab, and what each piece adds to the cotangents of factors and amounts.
 template <typename T>
-struct PieceVjp {
-  const SkyVjp<T>* call;
-  int64_t b, slab, from, to;
-  double* sums;  // [layers of the slab, fields + 2 weights]
+struct RowsVjp {
+  const SkyVjp<T>& call;
+  int64_t b, slab, count;
+  double* sums;  // [pieces, layers of the slab, fields + 2 weights]
 };
 
 template <typename T>
-FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
-  const SkyVjp<T>& call = *piece.call;
-  const Sky<T>& sky = call.sky;
+FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
+  const SkyVjp<T>& call = rows.call;
+  const Sky<T>& sky = call.painted;
   const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights;
-  const int32_t* place = sky.places + 6 * piece.slab;
-  const double* direction = sky.directions + 5 * piece.slab;
+  const int32_t* place = sky.places + 6 * rows.slab;
+  const double* direction = sky.directions + 5 * rows.slab;
   const double middle = 0.5 * double(n) - 0.5;
-  for_particles(sky, piece.b, piece.slab, piece.from, piece.to, [&](const Sight& sight) {
+  const int64_t from = piece_begin(rows.count, piece), to = piece_begin(rows.count, piece + 1);
+  double* sums = rows.sums + piece * place[4] * (fields + 2 * weights);
+  for_particles(sky, rows.b, rows.slab, from, to, [&](const Sight& sight) {
     if (!sight.placed) return;
-    const T* amounts = sky.amounts + (piece.b * sky.layers + sight.layer) * weights * 2;
-    double* sum = piece.sums + (sight.layer - place[5]) * (fields + 2 * weights);
+    const T* amounts = sky.amounts + (rows.b * sky.layers + sight.layer) * weights * 2;
+    double* sum = sums + (sight.layer - place[5]) * (fields + 2 * weights);
     const double per_pixel = 1 / (sight.distance * sky.pixel);
     const double per_distance = 1 / sight.distance, inverse = per_distance * per_distance;
     double to_x = 0, to_y = 0, to_distance = 0;
-    for_images(sky, sight, piece.slab, [&](double px, double py) {
+    for_images(sky, sight, rows.slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
       const int64_t i = int64_t(column), j = int64_t(row);
       const double x = px - column, y = py - row;
       double slope_x = 0, slope_y = 0;
       for (int64_t w = 0; w < weights; ++w) {
-        const T* map = call.dout + (piece.b * sky.maps + sky.first_map[sight.layer] + w) * n * n;
+        const T* map = call.dout + (rows.b * sky.maps + sky.first_map[sight.layer] + w) * n * n;
         const auto value = [&](int64_t r, int64_t c) {
           return r >= 0 && r < n && c >= 0 && c < n ? double(map[r * n + c]) : 0.0;
         };
@@ -213,32 +217,31 @@ FLOWPM_INLINE void carry_back(const PieceVjp<T>& piece) {
       to_y += slope_y * per_pixel;
       to_distance -= (slope_x * (px - middle) + slope_y * (py - middle)) * per_distance;
     });
-    double to[3] = {0, 0, 0};
-    to[place[0]] = direction[1] * to_x;
-    to[place[1]] = direction[3] * to_y;
-    to[place[2]] = direction[4] * to_distance;
-    const T* factors = sky.factors + (piece.b * sky.layers + sight.layer) * fields;
+    double back[3] = {0, 0, 0};
+    back[place[0]] = direction[1] * to_x;
+    back[place[1]] = direction[3] * to_y;
+    back[place[2]] = direction[4] * to_distance;
+    const T* factors = sky.factors + (rows.b * sky.layers + sight.layer) * fields;
     for (int64_t f = 0; f < fields; ++f) {
       const T* s = sky.field[f] + 3 * sight.index;
       T* ds = call.dfield[f] + 3 * sight.index;
       for (int a = 0; a < 3; ++a) {
-        ds[a] += T(double(factors[f]) * to[a]);
-        sum[f] += double(s[a]) * to[a];
+        ds[a] += T(double(factors[f]) * back[a]);
+        sum[f] += double(s[a]) * back[a];
       }
     }
   });
 }
 
-FLOWPM_CLONES void find_clone(const Piece<float>& piece) { find(piece); }
-FLOWPM_CLONES void find_clone(const Piece<double>& piece) { find(piece); }
-FLOWPM_CLONES void carry_back_clone(const PieceVjp<float>& piece) { carry_back(piece); }
-FLOWPM_CLONES void carry_back_clone(const PieceVjp<double>& piece) { carry_back(piece); }
+FLOWPM_PART(find, Rows)
+FLOWPM_PART(carry_back, RowsVjp)
 
 }  // namespace
 
 template <typename T>
-void paint_sky(const Sky<T>& call, const Parallel& parallel) {
-  const int64_t n = call.pixels, bands = std::min(kBands, n);
+void Sky<T>::run(const Parallel& parallel) const {
+  const Sky& call = *this;
+  const int64_t n = pixels, bands = std::min(kBands, n);
   clear(call.out, call.batch * call.maps * n * n, parallel);
   const auto edge = [&](int64_t band) { return band * n / bands; };
   std::vector<int32_t> band_of(n);
@@ -247,32 +250,25 @@ void paint_sky(const Sky<T>& call, const Parallel& parallel) {
   }
   std::vector<Hits<Hit>> hits(kPieces, Hits<Hit>(bands));
   for (int64_t b = 0; b < call.batch; ++b) {
-    for (int64_t slab = 0; slab < call.slabs; ++slab) {
+    for (int64_t slab = 0; slab < slabs; ++slab) {
       const Range range = range_of(call, slab);
-      const int64_t deep = std::max<int64_t>(1, range.end[2] - range.begin[2]);
-      const int64_t step = std::max<int64_t>(1, kAtOnce / deep);
-      for (int64_t begin = 0; begin < range.rows(); begin += step) {
-        const int64_t rows = std::min(step, range.rows() - begin);
-        parallel(kPieces, [&](int64_t piece) {
-          hits[piece].clear();
-          find_clone(Piece<T>{&call, b, slab, begin + piece * rows / kPieces,
-                              begin + (piece + 1) * rows / kPieces, band_of.data(),
-                              &hits[piece]});
-        });
-        parallel(bands, [&](int64_t band) {
-          for (int64_t piece = 0; piece < kPieces; ++piece) {
-            hits[piece].for_band(
-                band, [&](const Hit& hit) { deposit(call, b, hit, edge(band), edge(band + 1)); });
-          }
-        });
-      }
+      paint_rows(
+          range.rows(), range.end[2] - range.begin[2], bands, hits, parallel,
+          [&](int64_t begin, int64_t count) {
+            const Rows<T> rows{call, b, slab, begin, count, band_of.data(), hits.data()};
+            parallel(kPieces, [&](int64_t piece) { find_clone(rows, piece); });
+          },
+          [&](int64_t band, const Hit& hit) {
+            deposit(call, b, hit, edge(band), edge(band + 1));
+          });
     }
   }
 }
 
 template <typename T>
-void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel) {
-  const Sky<T>& sky = call.sky;
+void SkyVjp<T>::run(const Parallel& parallel) const {
+  const SkyVjp& call = *this;
+  const Sky<T>& sky = call.painted;
   const int64_t fields = sky.fields, weights = sky.weights, each = fields + 2 * weights;
   const int64_t vectors = 3 * sky.batch * sky.particles[0] * sky.particles[1] * sky.particles[2];
   for (int64_t f = 0; f < fields; ++f) clear(call.dfield[f], vectors, parallel);
@@ -281,13 +277,10 @@ void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel) {
   for (int64_t b = 0; b < sky.batch; ++b) {
     for (int64_t slab = 0; slab < sky.slabs; ++slab) {
       const int32_t* place = sky.places + 6 * slab;
-      const int64_t rows = range_of(sky, slab).rows(), count = place[4];
+      const int64_t count = place[4];
       std::vector<double> sums(kPieces * count * each, 0.0);
-      parallel(kPieces, [&](int64_t piece) {
-        carry_back_clone(PieceVjp<T>{&call, b, slab, piece * rows / kPieces,
-                                     (piece + 1) * rows / kPieces,
-                                     sums.data() + piece * count * each});
-      });
+      const RowsVjp<T> rows{call, b, slab, range_of(sky, slab).rows(), sums.data()};
+      parallel(kPieces, [&](int64_t piece) { carry_back_clone(rows, piece); });
       for (int64_t piece = 0; piece < kPieces; ++piece) {
         for (int64_t l = 0; l < count; ++l) {
           const double* sum = sums.data() + (piece * count + l) * each;
@@ -302,10 +295,9 @@ void paint_sky_vjp(const SkyVjp<T>& call, const Parallel& parallel) {
   }
 }
 
-#define FLOWPM_INSTANTIATE(T)                                        \
-  template void paint_sky<T>(const Sky<T>&, const Parallel&);        \
-  template void paint_sky_vjp<T>(const SkyVjp<T>&, const Parallel&);
-FLOWPM_INSTANTIATE(float)
-FLOWPM_INSTANTIATE(double)
+template struct Sky<float>;
+template struct Sky<double>;
+template struct SkyVjp<float>;
+template struct SkyVjp<double>;
 
 }  // namespace flowpm

@@ -1,0 +1,188 @@
+// Painting particles on maps of the sky, flat or full, and its adjoint, as TensorFlow operations.
+#include "ops.h"
+
+namespace flowpm {
+namespace {
+
+// Reads what `Sky` and `Ball` share. Returns `count` numbers, of which the spacing and the lengths
+// are the first. The number of `parts`, layers or segments, is known.
+template <typename T>
+const double* read_shared(Arguments& a, int64_t count, const char* part, int64_t parts,
+                          Maps<T>* call) {
+  const TensorShape particles = a.shape("fields", 5), shape = a.shape("amounts");
+  if (particles.dim_size(4) != 3) a.fail("the fields are [b, nx, ny, nz, 3]");
+  call->batch = particles.dim_size(0);
+  call->field = a.inputs<T>("fields", particles);
+  call->fields = int64_t(call->field.size());
+  call->maps = a.attribute<std::vector<int64_t>>("shape")[0];
+  call->first_map = a.input<int32_t>("first_map", {parts});
+  const double* scales = a.input<double>("scales", {count});
+  if (!a.ok()) return nullptr;
+  for (int axis = 0; axis < 3; ++axis) {
+    call->particles[axis] = particles.dim_size(axis + 1);
+    call->spacing[axis] = scales[axis];
+    call->lengths[axis] = scales[3 + axis];
+  }
+  call->weights = shape.dim_size(2);
+  for (int64_t m = 0; m < parts; ++m) {
+    if (call->first_map[m] < 0 || call->first_map[m] + call->weights > call->maps) {
+      a.fail(part, " ", m, " has maps that do not exist");
+    }
+  }
+  return scales;
+}
+
+template <typename T>
+void read_maps(Arguments& a, Sky<T>* sky) {
+  const TensorShape amounts = a.shape("amounts", 4);
+  sky->slabs = a.shape("places", 2).dim_size(0);
+  sky->layers = a.shape("distances", 1).dim_size(0);
+  const double* scales = read_shared(a, 7, "layer", sky->layers, sky);
+  sky->factors = a.input<T>("factors", {sky->batch, sky->layers, sky->fields});
+  sky->amounts = a.input<T>("amounts", {sky->batch, sky->layers, amounts.dim_size(2), 2});
+  sky->places = a.input<int32_t>("places", {sky->slabs, 6});
+  sky->directions = a.input<double>("directions", {sky->slabs, 5});
+  sky->distances = a.input<double>("distances", {sky->layers});
+  if (!a.ok()) return;
+  sky->pixels = a.attribute<std::vector<int64_t>>("shape")[1];
+  sky->pixel = scales[6];
+  for (int64_t slab = 0; slab < sky->slabs; ++slab) {
+    const int32_t* place = sky->places + 6 * slab;
+    bool axes[3] = {false, false, false};
+    for (int axis = 0; axis < 3; ++axis) {
+      if (place[axis] < 0 || place[axis] > 2 || axes[place[axis]]) {
+        return a.fail("slab ", slab, " has no three axes");
+      }
+      axes[place[axis]] = true;
+    }
+    if (place[3] < 0 || place[4] < 0 || place[3] + place[4] > sky->particles[place[2]] ||
+        place[5] < 0 || place[5] + place[4] > sky->layers) {
+      a.fail("slab ", slab, " has layers that do not exist");
+    }
+  }
+}
+
+template <typename T>
+void read_maps(Arguments& a, Ball<T>* ball) {
+  const TensorShape amounts = a.shape("amounts", 3);
+  ball->nodes = amounts.dim_size(1);
+  ball->copies = a.shape("copies", 2).dim_size(0);
+  ball->segments = a.shape("first_map", 1).dim_size(0);
+  ball->nside = a.shape("rings", 1).dim_size(0) / 4;
+  const double* scales = read_shared(a, 10, "segment", ball->segments, ball);
+  ball->factors =
+      a.input<T>("factors", {ball->batch, ball->segments, ball->fields, Ball<T>::kTerms});
+  ball->amounts = a.input<T>("amounts", {ball->batch, ball->nodes, amounts.dim_size(2)});
+  ball->copy = a.input<int32_t>("copies", {ball->copies, 3});
+  ball->edges = a.input<double>("edges", {ball->segments + 1});
+  ball->rings = a.input<double>("rings", {4 * ball->nside + 1});
+  ball->per_distance = a.attribute<bool>("per_distance");
+  const auto first = a.attribute<std::vector<int64_t>>("first");
+  if (!a.ok()) return;
+  for (int axis = 0; axis < 3; ++axis) {
+    ball->first[axis] = first[axis];
+    ball->observer[axis] = scales[6 + axis];
+  }
+  ball->step = scales[9];
+  for (int64_t segment = 0; segment < ball->segments; ++segment) {
+    if (!(ball->edges[segment] >= 0 && ball->edges[segment] < ball->edges[segment + 1])) {
+      a.fail("segment ", segment, " has edges that do not increase from 0");
+    }
+  }
+  if (ball->segments < 1 || ball->nodes < 2 || !(ball->step > 0)) {
+    a.fail("a segment, two nodes and a step above 0 are needed");
+  }
+}
+
+template <typename T>
+TensorShape maps_shape(Arguments& a, const Maps<T>& maps) {
+  TensorShape shape({maps.batch});
+  for (int64_t size : a.attribute<std::vector<int64_t>>("shape")) shape.AddDim(size);
+  return shape;
+}
+
+template <typename T, template <typename> class Painted>
+Painted<T> paint_maps(Arguments& a) {
+  Painted<T> call{};
+  read_maps(a, &call);
+  call.out = a.output<T>(0, maps_shape(a, call));
+  return call;
+}
+
+template <typename T, template <typename> class Vjp>
+Vjp<T> paint_maps_vjp(Arguments& a) {
+  Vjp<T> call{};
+  read_maps(a, &call.painted);
+  call.dout = a.input<T>("dout", maps_shape(a, call.painted));
+  const int fields = int(call.painted.fields);
+  for (int f = 0; f < fields; ++f) call.dfield.push_back(a.output<T>(f, a.shape("fields")));
+  call.dfactors = a.output<double>(fields, a.shape("factors"));
+  call.damounts = a.output<double>(fields + 1, a.shape("amounts"));
+  return call;
+}
+
+absl::Status infer_maps(InferenceContext* c) {
+  std::vector<int64_t> shape;
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
+  std::vector<DimensionHandle> sizes = {c->Dim(c->input(0), 0)};
+  for (int64_t size : shape) sizes.push_back(c->MakeDim(size));
+  c->set_output(0, c->MakeShape(sizes));
+  return absl::OkStatus();
+}
+
+absl::Status infer_maps_vjp(InferenceContext* c) {
+  // The outputs are shaped like the fields, and like factors and amounts, which follow them.
+  for (int m = 0; m < c->num_outputs(); ++m) c->set_output(m, c->input(m));
+  return absl::OkStatus();
+}
+
+#define FLOWPM_MAPS_OP(NAME)      \
+  REGISTER_OP(NAME)               \
+      .Attr("T: {float, double}") \
+      .Attr("N: int >= 1")        \
+      .Attr("shape: list(int)")   \
+      .Input("fields: N * T")     \
+      .Input("factors: T")        \
+      .Input("amounts: T")        \
+      .Input("first_map: int32")  \
+      .Input("scales: double")
+#define FLOWPM_SKY_OP(NAME)        \
+  FLOWPM_MAPS_OP(NAME)             \
+      .Input("places: int32")      \
+      .Input("directions: double") \
+      .Input("distances: double")
+#define FLOWPM_BALL_OP(NAME)      \
+  FLOWPM_MAPS_OP(NAME)            \
+      .Attr("first: list(int)")   \
+      .Attr("per_distance: bool") \
+      .Input("copies: int32")     \
+      .Input("edges: double")     \
+      .Input("rings: double")
+#define FLOWPM_VJP(OP)           \
+  OP.Input("dout: T")            \
+      .Output("dfields: N * T")  \
+      .Output("dfactors: double") \
+      .Output("damounts: double") \
+      .SetShapeFn(infer_maps_vjp)
+
+FLOWPM_SKY_OP("FlowpmPaintSky").Output("out: T").SetShapeFn(infer_maps);
+FLOWPM_BALL_OP("FlowpmPaintBall").Output("out: T").SetShapeFn(infer_maps);
+FLOWPM_VJP(FLOWPM_SKY_OP("FlowpmPaintSkyVjp"));
+FLOWPM_VJP(FLOWPM_BALL_OP("FlowpmPaintBallVjp"));
+
+template <typename T>
+constexpr auto paint_sky = paint_maps<T, Sky>;
+template <typename T>
+constexpr auto paint_sky_vjp = paint_maps_vjp<T, SkyVjp>;
+template <typename T>
+constexpr auto paint_ball = paint_maps<T, Ball>;
+template <typename T>
+constexpr auto paint_ball_vjp = paint_maps_vjp<T, BallVjp>;
+
+FLOWPM_REGISTER(PaintSky, paint_sky);
+FLOWPM_REGISTER(PaintSkyVjp, paint_sky_vjp);
+FLOWPM_REGISTER(PaintBall, paint_ball);
+FLOWPM_REGISTER(PaintBallVjp, paint_ball_vjp);
+
+}  // namespace
+}  // namespace flowpm
