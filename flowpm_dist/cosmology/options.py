@@ -210,8 +210,6 @@ class UniformPriors:
         return 0.5 * (self.low + self.high)
 
 
-EQUAL_STEPS = ("a_start", "a_stop", "steps", "spacing")
-"""Options that `edges` replaces."""
 SAME = 1e-9
 """Relative difference below which two scale factors are the same."""
 
@@ -265,7 +263,8 @@ class StepOptions(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        return dict.fromkeys(EQUAL_STEPS if self.edges else (), "equal steps, not with edges")
+        equal = ("a_start", "a_stop", "steps", "spacing")
+        return dict.fromkeys(equal if self.edges else (), "equal steps, not with edges")
 
     @property
     def step_count(self) -> int:

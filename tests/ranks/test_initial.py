@@ -12,7 +12,6 @@ from reference import reference
 from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial import conditions
-from flowpm_dist.initial import white_noise as initial
 from flowpm_dist.initial.conditions import linear_amplitude, noise_function
 from flowpm_dist.initial.lpt import growth_terms, growth_terms_by_d1, lpt_function
 from meshimpl import philox
@@ -305,7 +304,7 @@ def test_nested_noise_has_the_modes_that_its_documentation_names(mesh):
         assert found == pytest.approx(expected, abs=1e-12), n
 
 
-@pytest.mark.parametrize("kind", initial.NOISES)
+@pytest.mark.parametrize("kind", conditions.NOISES)
 def test_fixed_and_paired(mesh, kind):
     box = cube(mesh, 8)
 
@@ -321,8 +320,8 @@ def test_fixed_and_paired(mesh, kind):
 
 
 def test_fixed_amplitude_of_nothing_is_nothing(mesh, monkeypatch):
-    drawn = initial.white_noise
-    monkeypatch.setattr(initial, "white_noise", lambda *args: 0.0 * drawn(*args))
+    drawn = conditions.white_noise
+    monkeypatch.setattr(conditions, "white_noise", lambda *args: 0.0 * drawn(*args))
     assert not np.any(noise_function(cube(mesh, 8), fixed=True)(11))
 
 
