@@ -203,12 +203,8 @@ def mode_sums(spectra: Sequence[Any], box: Box, weights: Weights) -> Any:
 def _local_sums(box: Box, weights: Weights, slices: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns this rank's part of the sums, float64 [batch, product, order, bin]."""
     values, count = [_batched(s, 4) for s in slices], weights.bins.size
-
-    @tf.function(jit_compile=True, autograph=False)
-    def plane(*args: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        return _plane_summands(weights, *args)
-
-    vectors = _vectors(box)
+    summands_of = functools.partial(_plane_summands, weights)
+    plane, vectors = tf.function(summands_of, jit_compile=True, autograph=False), _vectors(box)
 
     def sums(index: tf.Tensor) -> tf.Tensor:
         here = tuple((x[0], y[0], z[index, 0, 0]) for x, y, z in vectors)
@@ -223,11 +219,8 @@ def _local_sums(box: Box, weights: Weights, slices: Sequence[tf.Tensor]) -> tf.T
 
 def _local_cotangents(box: Box, weights: Weights, *slices: tf.Tensor) -> list[tf.Tensor]:
     """Returns the cotangents of this rank's spectra: each bin's cotangent spread over its modes."""
-
-    @tf.function(jit_compile=True, autograph=False)
-    def spread(*args: Any) -> list[tf.Tensor]:
-        return _mode_cotangents(weights, *args)
-
+    cotangents_of = functools.partial(_mode_cotangents, weights)
+    spread = tf.function(cotangents_of, jit_compile=True, autograph=False)
     return spread([_batched(s, 4) for s in slices[:-1]], _batched(slices[-1], 3), _vectors(box))
 
 

@@ -44,9 +44,9 @@ class Tile:
         begin: where it begins [Mpc/h].
     """
 
-    axes: tuple[int, int, int]
-    senses: tuple[int, int, int]
-    shifts: tuple[float, float]
+    axes: tuple[int, ...]
+    senses: tuple[int, ...]
+    shifts: tuple[float, ...]
     first_layer: int
     begin: float
 
@@ -71,13 +71,8 @@ def tiles(box: Box, end: float, seed: int) -> Iterator[Tile]:
         axes = orders[generator.integers(len(orders))]
         senses = 2 * generator.integers(2, size=3) - 1
         shifts = generator.random(2) * [box.size[axes[0]], box.size[axes[1]]]
-        yield Tile(
-            axes=(axes[0], axes[1], axes[2]),
-            senses=(int(senses[0]), int(senses[1]), int(senses[2])),
-            shifts=(float(shifts[0]), float(shifts[1])),
-            first_layer=int(generator.integers(box.grid[axes[2]])),
-            begin=begin,
-        )
+        first_layer = int(generator.integers(box.grid[axes[2]]))
+        yield Tile(axes, tuple(senses.tolist()), tuple(shifts.tolist()), first_layer, begin)
         begin += box.size[axes[2]]
 
 
@@ -192,15 +187,16 @@ class FlatGeometry(Geometry):
         edges[-1] = max(edges[-1], end * (1 + 1e-9))
         return Nodes(layers.distances[:own], layers.depths[:own], edges)
 
-    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    def amounts(
+        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Returns amount and slope [layer, source, 2].
 
         A particle at distance chi adds (amount + slope (chi - distance of its layer)) / chi^2.
         """
-        own = len(weights[0])
-        slopes = [_slopes(weight, self.layers.distances[:own]) for weight in lensing]
+        slopes = [_slopes(weight, nodes.chi) for weight in lensing]
         pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
-        beyond = len(self.layers.distances) - own
+        beyond = len(self.layers.distances) - len(nodes.chi)
         return tf.pad(tf.stack(pairs, axis=1), [[0, beyond], [0, 0], [0, 0]])
 
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
@@ -216,8 +212,8 @@ class FlatGeometry(Geometry):
 
         found = self.inputs.cosmologies.of_growths(crossing)
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
-        slabs = np.zeros_like(distances) if edges is None else slab_of(distances, edges)
-        self._slabs = slabs.astype(np.int32)
+        none = np.zeros(len(distances), np.int32)
+        self._slabs = none if edges is None else slab_of(distances, edges)
         looks = _layer_looks(self.box, self.layers, [kicks for kicks, _, _ in found])
         return Painting(inputs, looks, found[0][0][0])
 

@@ -138,10 +138,13 @@ class Geometry(abc.ABC):
         """Returns the nodes for the weights of a universe."""
 
     @abc.abstractmethod
-    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    def amounts(
+        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Returns what particles add to maps, from the weights of each source at the nodes.
 
         Args:
+            nodes: the nodes of the universe.
             lensing: lensing weights of each source [node].
             weights: the same with alignments.
         """

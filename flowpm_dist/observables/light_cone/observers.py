@@ -25,7 +25,6 @@ from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, farthest
 from flowpm_dist.observables.light_cone.options import FlatField, FullSky, SkyOptions
 from flowpm_dist.particle_mesh.kernels.base import BOXES
-from meshimpl.collectives import Communicator
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import ProcessMesh
 
@@ -127,7 +126,12 @@ class MapPainter(Observer):
             tf.stack([seen.get((u, m), nothing) for m in range(self._maps)])
             for u in range(self._universes)
         ]
-        maps = _sum_over(self._group, tf.stack(parts) if self._box.local_batch else parts[0])
+
+        @tf.custom_gradient
+        def whole(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self._group.allreduce(x), self._group.allreduce  # which adds the ranks' losses
+
+        maps = whole(tf.stack(parts) if self._box.local_batch else parts[0])
         _check_finite(tf.reduce_all(tf.math.is_finite(maps)), self._box)
         return maps
 
@@ -188,7 +192,7 @@ class ConvergencePainter(MapPainter):
                     for weight, source in zip(lensing, sources, strict=True)
                 ]
             means[id(growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
-            return geometry.amounts(lensing, weights) / geometry.particles_in_pixel
+            return geometry.amounts(nodes, lensing, weights) / geometry.particles_in_pixel
 
         super().__init__(geometry, len(sources), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
@@ -308,21 +312,6 @@ def _check_finite(finite: tf.Tensor | bool, box: Box) -> None:
             "light cone: a particle that crosses it has a place, a velocity or a weight that is "
             f"not finite, or is displaced by more than {BOXES:g} times the longest side of the box"
         )
-
-
-def _sum_over(group: Communicator, part: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of the ranks' parts, whole on each rank; gradients add up the ranks' losses.
-
-    Args:
-        group: the ranks.
-        part: this rank's part.
-    """
-
-    @tf.custom_gradient
-    def whole(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return group.allreduce(x), group.allreduce
-
-    return whole(part)
 
 
 def _with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:

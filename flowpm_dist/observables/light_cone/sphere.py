@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.observers import Moment, Seen
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.healpix import Healpix
@@ -141,25 +141,23 @@ class SphereGeometry(Geometry):
         chi[0] = 1e-9 * step
         return Nodes(chi, moments / chi, edges)
 
-    def amounts(self, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
+    def amounts(
+        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
         """Returns W / chi, which is nearly linear, at the nodes [node, source]."""
-        chi = self._step * np.arange(len(weights[0]))
-        chi[0] = 1e-9 * self._step
-        return tf.stack([weight / chi for weight in weights], axis=-1)
+        return tf.stack([weight / nodes.chi for weight in weights], axis=-1)
 
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
         """See `Geometry.painting`."""
-        shells, ball = edges, self._ball
+        shells, weighing = edges, {}
         if shells is None:
             shells = np.array([0.0, self._step * math.ceil(self.end / self._step)])
         if amounts_of is not None:
-            ball = replace(ball, step=self._step, per_distance=True)
+            weighing = {"step": self._step, "per_distance": True}
         one = tf.ones([2, 1], tf.float64)
 
         def crossing(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
-            bounds, kicks, factors = place_segments(
-                self.integrator, growth, self.steps, shells, self.sky.earliest
-            )
+            bounds, kicks, factors = self._segments(growth, shells)
             return bounds, kicks, factors, one if amounts_of is None else amounts_of(growth)
 
         found = self.inputs.cosmologies.of_growths(crossing)
@@ -173,18 +171,47 @@ class SphereGeometry(Geometry):
             inputs += [factors, amounts]
             slabs = slab_of(0.5 * (bounds[1:] + bounds[:-1]), shells)
             for kick, own in _by_kick(kicks):
-                near = bounds[own.start : own.stop + 1]
-                copies = copies_between(self.box, ball, near[0], near[-1])
-                if not len(copies):
-                    continue
                 first = slabs[own]
                 maps = int(first.max() - first.min()) + amounts.shape[1]
-                seen = replace(
-                    ball, copies=copies, edges=near, first_map=first - first.min(), maps=maps
-                )
-                look = SphereLook(seen, group, np.array(same), own, int(first.min()))
-                looks.setdefault(kick, []).append(look)
+                ball = self._near(bounds, own, first_map=first - first.min(), maps=maps, **weighing)
+                if len(ball.copies):
+                    look = SphereLook(ball, group, np.array(same), own, int(first.min()))
+                    looks.setdefault(kick, []).append(look)
         return Painting(tuple(inputs), looks, int(found[0][1][0]))
+
+    def _segments(
+        self, growth: Growth, shells: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
+        """Returns the distance in segments, in each of which light leaves after one kick.
+
+        Args:
+            growth: growth of a universe.
+            shells: edges of shells, which are edges of segments, too [Mpc/h].
+
+        Returns:
+            Edges of the segments, float64 [segments + 1] [Mpc/h]; the number of the kick before, of
+            each segment; and polynomials of the places' factors, see `Kernels.paint_ball`, of
+            displacement, velocity and LPT fields, float64 [segments, 4, 4].
+
+        Raises:
+            ValueError: light leaves before the first kick, or the integrator has no places then.
+        """
+
+        def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
+            with reaching(tf.reduce_min(a)):
+                kicks, factors = self.integrator.since_kick(growth, self.steps, a)
+            return np.array(kicks), factors
+
+        distances = Distances(growth.background.cosmology)
+        edges, kicks, found = polynomials(since_kick, distances, shells, self.sky.earliest)
+        own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
+        return edges, kicks, tf.concat([own, found[:, 1:]], 1)
+
+    def _near(self, bounds: np.ndarray, own: slice, **how: Any) -> Ball:
+        """Returns this rank's particles in some of the segments between bounds [Mpc/h]."""
+        near = bounds[own.start : own.stop + 1]
+        copies = copies_between(self.box, self._ball, near[0], near[-1])
+        return replace(self._ball, copies=copies, edges=near, **how)
 
     def paint(self, look: SphereLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""
@@ -223,9 +250,7 @@ class SphereGeometry(Geometry):
         bounds, _, found = polynomials(states, distances, reach, self.sky.earliest)
         coefficients, looks = found.numpy(), {}
         for kick, own in _by_kick(np.rint(coefficients[:, -1, 0]).astype(int)):
-            near = bounds[own.start : own.stop + 1]
-            copies = copies_between(self.box, self._ball, near[0], near[-1])
-            ball = replace(self._ball, copies=copies, edges=near)
+            ball = self._near(bounds, own)
             looks[kick] = [SphereLook(ball, coefficients=coefficients[own, :-1])]
         return looks
 
@@ -312,42 +337,6 @@ def copies_between(box: Box, ball: Ball, near: float, far: float) -> np.ndarray:
     margin = 1 + 1e-9  # for rounding
     inside = (sums(nearest) <= (far * margin) ** 2) & (sums(farthest) * margin**2 >= near**2)
     return (np.argwhere(inside) - np.array(reach)).astype(np.int32)
-
-
-def place_segments(
-    integrator: Integrator,
-    growth: Growth,
-    steps: Sequence[float],
-    shells: np.ndarray,
-    earliest: float,
-) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
-    """Returns the distance in segments, in each of which light leaves after one kick.
-
-    Args:
-        integrator: the run's integrator.
-        growth: growth of its cosmology.
-        steps: scale factors at which its steps begin and end.
-        shells: edges of shells, which are edges of segments, too [Mpc/h].
-        earliest: scale factor before which nothing is seen.
-
-    Returns:
-        Edges of the segments, float64 [segments + 1] [Mpc/h]; the number of the kick before, of
-        each segment; and polynomials of the places' factors, see `Kernels.paint_ball`, of
-        displacement, velocity and LPT fields, float64 [segments, 4, 4].
-
-    Raises:
-        ValueError: light leaves before the first kick, or the integrator has no places then.
-    """
-
-    def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
-        with reaching(tf.reduce_min(a)):
-            kicks, factors = integrator.since_kick(growth, steps, a)
-        return np.array(kicks), factors
-
-    distances = Distances(growth.background.cosmology)
-    edges, kicks, found = polynomials(since_kick, distances, shells, earliest)
-    own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
-    return edges, kicks, tf.concat([own, found[:, 1:]], 1)
 
 
 def polynomials(
