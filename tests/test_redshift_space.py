@@ -50,7 +50,9 @@ def test_tracers_share_the_velocities_of_matter():
     )
     model = ForwardModel(sim, "1lpt", redshift_space="z", bias={"b1": 1.0})
     state = sim.lpt(seed=5)
-    real, seen = (np.fft.fftn(x) for x in (model.matter(state), model.observe(state, {})))
+    real, seen = (
+        np.fft.fftn(x) for x in (model.formation.density(state), model.observe(state, {}))
+    )
     n = np.stack(np.meshgrid(*[np.fft.fftfreq(32, 1 / 32)] * 3, indexing="ij"))
     n2 = (n**2).sum(axis=0)
     large = (n2 > 0) & (n2 <= 9)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.initial.lpt import SequentialFFT, second_order_source
 from flowpm_dist.observables.options import EULERIAN, LAGRANGIAN
@@ -89,9 +89,6 @@ class LagrangianBias(Bias):
     parameters = LAGRANGIAN
     needs_particles = True
 
-    def __init__(self) -> None:
-        self._expansions: dict[int | None, MeshFunction] = {}
-
     def weights(self, state: State, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Returns the weights of the particles [..., x, y, z]."""
         box = state.box
@@ -99,15 +96,14 @@ class LagrangianBias(Bias):
         zero = tf.zeros(box.number_shape.to_integer_list, tf.float64)
         rows = [local_values(values.get(name, zero), box) for name in LAGRANGIAN]
         factors = tf.stack([tf.reshape(row, box.local_batch) for row in rows], axis=-1)
-        if box.batch not in self._expansions:
-            self._expansions[box.batch] = bias_expansion(box)
-        return self._expansions[box.batch](delta, factors)
+        return bias_expansion(box)(delta, factors)
 
     def linear_response(self, factor: tf.Tensor) -> tf.Tensor:
         """Returns 1 + b1."""
         return 1 + factor
 
 
+@cached_on_mesh(16)
 def bias_expansion(box: Box) -> MeshFunction:
     """Returns `f(delta, factors)`, which gives the weights of the particles [..., x, y, z].
 

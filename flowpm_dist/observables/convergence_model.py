@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 from flowpm_dist.observables.light_cone.flat import Layers
@@ -92,18 +92,15 @@ class ConvergenceModel(UniverseModel):
         """
         box, cosmology = self.simulation.box, self.simulation.cosmology
         layers = Layers.of(box, farthest(self._field, cosmology), self._field.tiles)
-        weights, wavenumbers = self._weights(layers, cosmology), box.wavenumbers()
+        distances, chi, wavenumbers = Distances(cosmology), layers.distances, box.wavenumbers()
+        a = distances.scale_factor(chi)
+        growth = np.asarray(Growth(cosmology).d1(a))
+        strength = np.asarray(lensing_weight(cosmology, chi, a=a)) * growth * layers.depths
+        # W D(a) / D(1) d chi [source, layer] [1]
+        weights = np.stack([strength * each.efficiency(chi, distances) for each in self.sources])
         squares = [np.zeros(k.shape) for k in wavenumbers]
         for number, tile in enumerate(layers.tiles):
             here, axis = layers.tile == number, tile.axes[2]
-            waves = np.exp(1j * wavenumbers[axis][..., np.newaxis] * layers.distances[here])
+            waves = np.exp(1j * wavenumbers[axis][..., np.newaxis] * chi[here])
             squares[axis] += np.mean(np.abs(waves @ weights[:, here].T) ** 2, axis=-1)
         return tf.constant(np.sqrt(sum(squares)), box.dtype)
-
-    def _weights(self, layers: Layers, cosmology: Cosmology) -> np.ndarray:
-        """Returns W D(a) / D(1) d chi of layers, for each source [source, layer] [1]."""
-        distances = Distances(cosmology)
-        chi, a = layers.distances, distances.scale_factor(layers.distances)
-        growth = np.asarray(Growth(cosmology).d1(a))
-        strength = np.asarray(lensing_weight(cosmology, chi, a=a)) * growth * layers.depths
-        return np.stack([strength * source.efficiency(chi, distances) for source in self.sources])

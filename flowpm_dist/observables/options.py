@@ -73,11 +73,9 @@ class ObservationError(UserError):
     """An observation that cannot be made as asked, or does not fit what it is used for."""
 
 
-def _structure(name: str) -> str:
-    return checked_name(name, STRUCTURE_NAMES, "structure")
-
-
-Structure = Annotated[str, AfterValidator(_structure)]
+Structure = Annotated[
+    str, AfterValidator(lambda name: checked_name(name, STRUCTURE_NAMES, "structure"))
+]
 """One of `STRUCTURE_NAMES`, or "package.module:object" of a `StructureFormation`."""
 
 
@@ -123,6 +121,8 @@ class ObservationOptions(Options):
     """The name of the likelihood in `flowpm_dist.reconstruction`."""
     unobserved: ClassVar[float] = 1.0
     """The value where nothing is observed."""
+    own_input: ClassVar[str | None] = None
+    """The input of a network that this kind needs; None: a density's."""
 
     def value(self, key: str) -> Any:
         """Returns the value of a key; None if this kind does not have it."""
@@ -167,7 +167,7 @@ class ObservationOptions(Options):
     @property
     def network_input(self) -> str:
         """The input of a network that suits these data, see `NetworkOptions`."""
-        return "log1p" if self.is_positive else "asinh"
+        return self.own_input or ("log1p" if self.is_positive else "asinh")
 
     @property
     def own_values(self) -> dict[str, float]:
@@ -297,14 +297,9 @@ class CellOptions(ObservationOptions):
         """See `ObservationOptions`."""
         from flowpm_dist.observables.forward_model import ForwardModel
 
+        how = {key: getattr(self, key) for key in ("redshift_space", "bias", "bias_scheme")}
         try:
-            return ForwardModel(
-                simulation,
-                self.structure,
-                redshift_space=self.redshift_space,
-                bias=self.bias,
-                bias_scheme=self.bias_scheme,
-            )
+            return ForwardModel(simulation, self.structure, **how)
         except ValueError as error:
             raise ObservationError(f"[observation]: {error}") from error
 
@@ -372,16 +367,12 @@ class CountsOptions(CellOptions):
 
     likelihood = "Poisson"
     unobserved = 0.0
+    own_input = "log1p-counts"
 
     @property
     def is_positive(self) -> bool:
         """See `ObservationOptions`."""
         return True
-
-    @property
-    def network_input(self) -> str:
-        """See `ObservationOptions`."""
-        return "log1p-counts"
 
 
 class ConvergenceMapOptions(ObservationOptions):
@@ -390,6 +381,7 @@ class ConvergenceMapOptions(ObservationOptions):
     kind: Literal["convergence"] = "convergence"
     layout = "maps"
     likelihood = "GaussianMaps"
+    own_input = "convergence"
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -401,11 +393,6 @@ class ConvergenceMapOptions(ObservationOptions):
     def line_of_sight(self) -> LineOfSight | None:
         """See `ObservationOptions`."""
         return "z"
-
-    @property
-    def network_input(self) -> str:
-        """See `ObservationOptions`."""
-        return "convergence"
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         """See `ObservationOptions`."""

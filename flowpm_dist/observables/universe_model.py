@@ -209,10 +209,6 @@ class UniverseModel(abc.ABC):
         rows = zip(*(tf.unstack(x) for x in chosen.values()), strict=True)
         return [own.replace(**dict(zip(chosen, row, strict=True))) for row in rows]
 
-    def matter(self, state: State) -> tf.Tensor:
-        """Returns this rank's block of the matter density [..., x, y, z], mean 1."""
-        return self.formation.density(state)
-
     def __call__(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
         """Returns what is seen of the universe of white noise, see `look`.
 

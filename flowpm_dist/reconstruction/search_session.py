@@ -251,7 +251,7 @@ class SearchSession:
 
     def _fields_of(self, universe: Universe) -> dict[str, Field]:
         state = universe.state
-        density = Field(self.model.matter(state), state.box)
+        density = Field(self.model.formation.density(state), state.box)
         return {**state.fields(("white_noise", "linear_delta")), "density": density}
 
     def _facts_of(self, point: Unknowns, values: Mapping[str, float]) -> dict[str, Any]:

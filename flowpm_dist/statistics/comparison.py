@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,7 @@ def compare(
     box, samples = _samples(a, b, box_size, window, interlaced)
     noise_a, noise_b = _pair(shot_noise)
     found = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
-    power_a, power_b = found.power_a - noise_a, found.power_b - noise_b
-    return Comparison(found.k, power_a, power_b, found.cross, found.modes)
+    return replace(found, power_a=found.power_a - noise_a, power_b=found.power_b - noise_b)
 
 
 def cross_power(

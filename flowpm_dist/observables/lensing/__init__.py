@@ -13,7 +13,7 @@ _HOMES = {
     "TabulatedDistribution": "sources",
     "born": "planes",
     "convergence": "shapes",
-    "convergence_power": "theory",
+    "convergence_power": "planes",
     "lensing_efficiency": "planes",
     "plane_weights": "planes",
     "ray_trace": "ray_tracing",

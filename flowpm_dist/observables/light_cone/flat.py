@@ -170,13 +170,9 @@ class FlatGeometry(Geometry):
         ends = np.append(np.flatnonzero(np.diff(numbers)), len(numbers) - 1)
         return np.append(0.0, layers.edges[ends + 1])
 
-    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
-        """See `Geometry.lens_planes`."""
-        return LensPlanes(edges)
-
-    def expected(self, edges: np.ndarray) -> np.ndarray:
-        """See `Geometry.expected`: of particles that count 1 / chi^2."""
-        return self.particles_in_pixel * np.diff(edges)
+    def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
+        """See `Geometry.slabs`: particles count 1 / chi^2."""
+        return LensPlanes(edges), self.particles_in_pixel * np.diff(edges)
 
     def nodes(self, distances: Distances) -> Nodes:
         """See `Geometry.nodes`: the layers up to the universe's own z_max."""

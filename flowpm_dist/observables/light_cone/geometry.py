@@ -126,12 +126,8 @@ class Geometry(abc.ABC):
         """
 
     @abc.abstractmethod
-    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
-        """Returns slabs as lens planes."""
-
-    @abc.abstractmethod
-    def expected(self, edges: np.ndarray) -> np.ndarray:
-        """Returns the mean of what is painted on a pixel, of slabs of a uniform universe [slab]."""
+    def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
+        """Returns slabs as lens planes, and what a uniform universe paints on a pixel [slab]."""
 
     @abc.abstractmethod
     def nodes(self, distances: Distances) -> Nodes:

@@ -180,7 +180,15 @@ class ConvergencePainter(MapPainter):
         def amounts(growth: Growth) -> tf.Tensor:
             cosmology = growth.background.cosmology
             distances = Distances(cosmology)
-            self._check(geometry, sources, distances)
+            end = farthest(geometry.sky, cosmology)
+            for number, source in enumerate(sources):
+                reach = float(source.farthest(distances))
+                if reach > end * (1 + 1e-6):
+                    raise ValueError(
+                        f"sources[{number}] reach to z = {float(distances.redshift(reach)):.4g}, "
+                        f"behind z_max = {geometry.sky.z_max:g}: see farther, or cut their "
+                        "distribution"
+                    )
             nodes = geometry.nodes(distances)
             a = distances.scale_factor(nodes.chi)
             strength = lensing_weight(cosmology, nodes.chi, a=a)
@@ -197,18 +205,6 @@ class ConvergencePainter(MapPainter):
         super().__init__(geometry, len(sources), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
         self._means = cosmologies.stack([means[id(growth)] for growth in cosmologies.growths])
-
-    @staticmethod
-    def _check(geometry: Geometry, sources: Sequence[Sources], distances: Distances) -> None:
-        z_max, end = geometry.sky.z_max, farthest(geometry.sky, distances.cosmology)
-        for number, source in enumerate(sources):
-            reach = float(source.farthest(distances))
-            if reach > end * (1 + 1e-6):
-                z = float(distances.redshift(reach))
-                raise ValueError(
-                    f"sources[{number}] reach to z = {z:.4g}, behind z_max = {z_max:g}: see "
-                    "farther, or cut their distribution"
-                )
 
     def results(self, seen: Seen) -> ConvergenceMaps:
         """See `Observer.results`: the mean of the universe is subtracted."""
@@ -231,10 +227,11 @@ class PlanePainter(MapPainter):
 
     def results(self, seen: Seen) -> DensityPlanes:
         """See `Observer.results`."""
-        counts, expected = self.geometry.normalised(self.summed(seen)), self.geometry.expected
-        mean = expected(self._edges).reshape([-1] + [1] * len(self._shape))
+        planes, expected = self.geometry.slabs(self._edges)
+        counts = self.geometry.normalised(self.summed(seen))
+        mean = expected.reshape([-1] + [1] * len(self._shape))
         delta = counts / tf.constant(mean, counts.dtype) - 1.0
-        return DensityPlanes(delta, self.geometry.lens_planes(self._edges), self.geometry.sky)
+        return DensityPlanes(delta, planes, self.geometry.sky)
 
 
 class Recorder(Observer):

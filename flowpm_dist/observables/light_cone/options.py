@@ -44,12 +44,6 @@ def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
     return np.minimum(np.arange(layers) // each, planes - 1).astype(np.int32)
 
 
-def problem_of(error: ValueError) -> Problem:
-    """Returns the problem of an error whose message begins with the key."""
-    key, _, what = str(error).partition(" ")
-    return Problem(key, what)
-
-
 class SkyOptions(Options, abc.ABC):
     """The part of the universe that is seen: which sky, and how far.
 
@@ -236,10 +230,11 @@ class FullSky(SkyOptions):
 
     def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
         """See `SkyOptions.box_problems`: the observer is in the box, and few boxes are seen."""
-        try:
-            self.place(size, (1, 1, 1))
-        except ValueError as error:
-            yield problem_of(error)
+        x, y, z = self.place(size, (1, 1, 1))
+        if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
+            sides = " x ".join(f"{side:g}" for side in size)
+            what = f"at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
+            yield Problem("observer", what)
         boxes = self.volume(end) / math.prod(size)
         if boxes > MOST_BOXES:
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))
@@ -281,15 +276,7 @@ class FullSky(SkyOptions):
         Args:
             size: sides of the box [Mpc/h].
             grid: particles along each side.
-
-        Raises:
-            ValueError: it lies outside.
         """
         middle = ((n // 2 + 0.5) * side / n for side, n in zip(size, grid, strict=True))
         x, y, z = middle if self.observer is None else self.observer
-        if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
-            sides = " x ".join(f"{side:g}" for side in size)
-            raise ValueError(
-                f"observer at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
-            )
         return x, y, z

@@ -17,9 +17,9 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.light_cone import LightConeFiles, MapArray, write_light_cone
+from flowpm_dist.observables.lensing.planes import convergence_power
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
 from flowpm_dist.observables.lensing.shapes import shape_noise
-from flowpm_dist.observables.lensing.theory import convergence_power
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.section import (

@@ -29,7 +29,6 @@ from flowpm_dist.observables.light_cone.options import (
     FullSky,
     SkyOptions,
     plane_of_layers,
-    problem_of,
 )
 from flowpm_dist.options import Problem, table_of
 
@@ -224,7 +223,8 @@ class FullSkyLensingOptions(LensedSky, FullSky):
             if self.shells:
                 self.shell_count(self.shell_width, end)
         except ValueError as error:
-            yield problem_of(error)
+            key, _, what = str(error).partition(" ")
+            yield Problem(key, what)
 
     @property
     def matter_width(self) -> float | None:

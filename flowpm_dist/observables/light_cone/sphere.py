@@ -122,13 +122,9 @@ class SphereGeometry(Geometry):
             )
         return given
 
-    def lens_planes(self, edges: np.ndarray) -> LensPlanes:
-        """See `Geometry.lens_planes`."""
-        return LensPlanes.of_shells(edges)
-
-    def expected(self, edges: np.ndarray) -> np.ndarray:
-        """See `Geometry.expected`: of particles that count 1."""
-        return self.particles_in_pixel * np.diff(edges**3) / 3
+    def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
+        """See `Geometry.slabs`: particles count 1."""
+        return LensPlanes.of_shells(edges), self.particles_in_pixel * np.diff(edges**3) / 3
 
     def nodes(self, distances: Distances) -> Nodes:
         """See `Geometry.nodes`."""
