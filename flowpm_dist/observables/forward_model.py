@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.bias import bias_with
 from flowpm_dist.observables.options import DensityOptions, LineOfSight
-from flowpm_dist.observables.universe_model import Parameters, UniverseModel, exactly, local_values
+from flowpm_dist.observables.universe_model import Parameters, UniverseModel, local_values
 from flowpm_dist.options import constructed
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -111,13 +111,13 @@ class ForwardModel(UniverseModel):
             density = self.formation.density(state, self.axis)
         else:
             values = {
-                name: replicated(box.mesh, exactly(parameters.get(name, value)))
+                name: replicated(box.mesh, as_float64(parameters.get(name, value)))
                 for name, value in self.bias.items()
             }
             seen = self.formation.density(state, self.axis, scheme.weights(state, values))
             density = 1 + scheme.contrast(seen - 1, values, box)
         if AMPLITUDE in parameters:
-            shared = replicated(box.mesh, exactly(parameters[AMPLITUDE]))
+            shared = replicated(box.mesh, as_float64(parameters[AMPLITUDE]))
             density = density * local_values(shared, box)
         return density
 

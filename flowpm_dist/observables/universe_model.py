@@ -258,7 +258,7 @@ class UniverseModel(abc.ABC):
         """
         chains = _chains(parameters)
         box = self.box if chains is None else self.simulation.box_of(chains)
-        shared = replicated(box.mesh, exactly(values))
+        shared = replicated(box.mesh, as_float64(values))
         return local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
 
     def for_chains(self, response: tf.Tensor, parameters: Parameters) -> tf.Tensor:
@@ -318,8 +318,3 @@ class UniverseModel(abc.ABC):
 def _chains(parameters: Parameters) -> int | None:
     """Returns the number of chains that parameters have; None for one universe."""
     return next((int(x.shape[0]) for x in parameters.values() if x.shape.rank), None)
-
-
-def exactly(value: Any) -> tf.Tensor:
-    """Returns a value in float64; `tf.cast` would take a Python number by way of float32."""
-    return tf.cast(value, tf.float64) if tf.is_tensor(value) else tf.constant(value, tf.float64)

@@ -211,7 +211,7 @@ class FlatGeometry(Geometry):
         none = np.zeros(len(distances), np.int32)
         self._slabs = none if edges is None else slab_of(distances, edges)
         looks = _layer_looks(self.box, self.layers, [kicks for kicks, _, _ in found])
-        return Painting(inputs, looks, found[0][0][0])
+        return inputs, looks, found[0][0][0]
 
     def paint(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""

@@ -28,6 +28,8 @@ AT_ONCE = 2**17
 
 Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
+Painting = tuple[tuple[tf.Tensor, ...], dict[int, list[Any]], int]
+"""What `Geometry.painting` returns."""
 AmountsOf = Callable[[Growth], tf.Tensor]
 """From the growth of a universe to what its particles add to maps, see `Geometry.amounts`."""
 
@@ -45,21 +47,6 @@ class Nodes:
     chi: np.ndarray
     widths: np.ndarray
     edges: np.ndarray
-
-
-@dataclass(frozen=True)
-class Painting:
-    """The looks that paint a run's particles on maps.
-
-    Attributes:
-        inputs: tensors by which the maps can be differentiated, besides the particles.
-        looks: for each kick, the looks of this rank after it.
-        kick: a kick after which every rank may look.
-    """
-
-    inputs: tuple[tf.Tensor, ...]
-    looks: dict[int, list[Any]]
-    kick: int
 
 
 class Geometry(abc.ABC):
@@ -153,6 +140,10 @@ class Geometry(abc.ABC):
             edges: distances between which slabs with a map each lie [slab + 1] [Mpc/h]; None where
                 all that is seen is on the same maps.
             amounts_of: what particles add; None to count them.
+
+        Returns:
+            Tensors by which the maps can be differentiated, besides the particles; for each kick
+            the looks of this rank after it; and a kick after which every rank may look.
         """
 
     @abc.abstractmethod

@@ -93,11 +93,10 @@ class MapPainter(Observer):
         amounts_of: AmountsOf | None = None,
     ) -> None:
         self.geometry, self._box, self._maps = geometry, geometry.box, maps
-        painting = geometry.painting(edges, amounts_of)
-        self.inputs = painting.inputs
+        self.inputs, looks, kick = geometry.painting(edges, amounts_of)
         self._universes = len(geometry.inputs.cosmologies.cosmologies)
         # A rank that sees nothing looks, too, so that it takes part in the backward pass.
-        self._looks = painting.looks or {painting.kick: [None]}
+        self._looks = looks or {kick: [None]}
         self.kicks = frozenset(self._looks)
         self._shape = geometry.sky.map_shape
         self._group = self._box.mesh.without("replica").world

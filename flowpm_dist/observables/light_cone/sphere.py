@@ -173,7 +173,7 @@ class SphereGeometry(Geometry):
                 if len(ball.copies):
                     look = SphereLook(ball, group, np.array(same), own, int(first.min()))
                     looks.setdefault(kick, []).append(look)
-        return Painting(tuple(inputs), looks, int(found[0][1][0]))
+        return tuple(inputs), looks, int(found[0][1][0])
 
     def _segments(
         self, growth: Growth, shells: np.ndarray
