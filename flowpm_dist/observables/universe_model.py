@@ -302,7 +302,7 @@ class UniverseModel(abc.ABC):
                     raise
                 self.simulation.halo = error.needed
 
-    def hold_halo(self, seed: int = 0) -> None:
+    def hold_halo(self) -> None:
         """Fixes an automatic halo at the one that a universe of the prior needs.
 
         It would follow the field during a search otherwise, and functions would be compiled for
@@ -311,8 +311,7 @@ class UniverseModel(abc.ABC):
         if self.formation.makes_steps and self.simulation.halo == "auto":
             self._may_grow = True
             batch = self.simulation.box_of_replicas.batch
-            seeds = seed if batch is None else [seed] * batch
-            self.simulation.halo = self.simulation.lpt(seed=seeds).halo
+            self.simulation.halo = self.simulation.lpt(seed=[0] * batch if batch else 0).halo
 
 
 def _chains(parameters: Parameters) -> int | None:

@@ -282,7 +282,7 @@ class ObservedMaps(Observed):
             self.data = np.asarray(self.truth.expected, np.float64)
             if options.data.add_noise:
                 assert cone.shape_noise is not None
-                self.data = self.data + cone.noise(cone.shape_noise.seed)
+                self.data = self.data + cone.noise(cone.shape_noise.seed)[:, 0]
         self.likelihood = _likelihood_of_maps(cone, model.simulation.box, self.data)
 
     @staticmethod

@@ -141,12 +141,7 @@ def octave_edges(fov: float, pixels: int) -> np.ndarray:
 
 
 def theory_in_bins(
-    power: Callable[[np.ndarray], Any],
-    pixels: int | tuple[int, int],
-    fov: Any,
-    bins: Any = None,
-    *,
-    spacing: Spacing = "linear",
+    power: Callable[[np.ndarray], Any], pixels: int | tuple[int, int], fov: Any, bins: Any = None
 ) -> np.ndarray:
     """Returns the mean of a spectrum of theory over the modes of each bin, as maps would have it.
 
@@ -156,7 +151,7 @@ def theory_in_bins(
     Args:
         power: multipoles [ell] to C_l [..., ell], smooth and above 0.
         pixels: pixels of the maps, one number or one each along x and y.
-        fov, bins, spacing: as for `angular_power`.
+        fov, bins: as for `angular_power`.
 
     Returns:
         [..., bin], float64.
@@ -166,7 +161,7 @@ def theory_in_bins(
     """
     n_x, n_y = (int(n) for n in np.broadcast_to(pixels, [2]))
     sky = FlatSky.of(tf.zeros([n_x, n_y]), fov)
-    found = _bins_of(sky, bins, spacing, None)
+    found = _bins_of(sky, bins, "linear", None)
     x, y = sky.wavenumbers()
     ell = np.sqrt(x**2 + y**2).ravel()
     used = found.number < found.modes.size

@@ -362,12 +362,8 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
     if isinstance(field, Field):
         if isinstance(box, Box):
             check_same_box(box, field.box, "the fields")
-        sides = field.box.size if box is None or isinstance(box, Box) else box
-        sides = np.broadcast_to(np.asarray(sides, float), (3,))
-        if not np.allclose(sides, field.box.size):
-            raise ValueError(
-                f"box_size {tuple(sides)} differs from the field's own, {field.box.size}"
-            )
+        elif box is not None and not np.allclose(np.asarray(box, float), field.box.size):
+            raise ValueError(f"box_size {box} differs from the field's own, {field.box.size}")
         if field.block.shape.rank != len(field.box.shape):
             raise ValueError(f"a scalar field is needed, got blocks of shape {field.block.shape}")
         return field.box, field.block

@@ -113,7 +113,9 @@ def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared
     rows, louder = known["rows"][own, :2], known["rows"][own, 2]
     np.testing.assert_array_equal(made.parameters, rows)
     cone = plan.lightcone
-    noise = [f * cone.noise(s) for f, s in zip(louder, known["noise_seeds"][own], strict=True)]
+    noise = [
+        f * cone.noise(s)[:, 0] for f, s in zip(louder, known["noise_seeds"][own], strict=True)
+    ]
     assert made.volumes.shape == (lanes.count, PIXELS, PIXELS, 1, 2)
     kappa = as_maps(made.volumes)
     np.testing.assert_allclose(kappa, known["kappa"][own] + noise, rtol=0, atol=1e-12)

@@ -301,7 +301,7 @@ class MapMaker(UniverseMaker):
         clean = self.model.retry_with_wider_halo(lambda: self.model(white, varied)).numpy()
         seeds = drawn.noise_seeds(OF_SURVEY).tolist()
         louder = drawn.values.get("noise_amplitude", np.ones(len(seeds)))
-        noise = [one * self.cone.noise(seed) for one, seed in zip(louder, seeds, strict=True)]
+        noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, seeds, strict=True)]
         kappa = (clean + np.stack(noise)).astype(clean.dtype)
         return as_volumes(kappa), measured_maps(NoisyMaps(kappa, self.cone.fov, self.sigma))
 

@@ -19,7 +19,6 @@ from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.light_cone import LightConeFiles, MapArray, write_light_cone
 from flowpm_dist.observables.lensing.planes import convergence_power
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
-from flowpm_dist.observables.lensing.shapes import shape_noise
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.section import (
@@ -54,10 +53,7 @@ FLAT_CONVENTIONS = {
     "rotation": "(A21 - A12) / 2 of the Jacobian A = d beta / d theta",
     "planes": PLANES,
 }
-RAY_CONVENTIONS = {
-    **FLAT_CONVENTIONS,
-    "kappa": "convergence without the mean of each plane, which deflects no ray",
-}
+RAY_KAPPA = "convergence without the mean of each plane, which deflects no ray"
 FULL_SKY_CONVENTIONS = {
     "kappa": KAPPA,
     "axes": "a map is [pixel], HEALPix of nside in the order of rings",
@@ -122,7 +118,8 @@ def write_light_cone_results(
         if planes is not None and options.planes:
             maps |= _matter(planes, _transposed(planes.delta.numpy()), "plane", ("y", "x"))
         attributes["field_of_view_units"] = "deg"
-        conventions = RAY_CONVENTIONS if options.ray_tracing else FLAT_CONVENTIONS
+        of_rays = {"kappa": RAY_KAPPA} if options.ray_tracing else {}
+        conventions = FLAT_CONVENTIONS | of_rays
         kappa = _transposed(maps["kappa"].values)
         shown = [maps[key].values[-1] for key in ("kappa", "gamma1", "gamma2")]
         draw = functools.partial(pictures.field_figure, shown, options.field_of_view, name)
@@ -172,12 +169,9 @@ def _flat_maps(
         sources, _ = options.population()
         rays = ray_trace(planes.delta, planes.planes, sources, cosmology, options.fov)
         found = {key: getattr(rays, key) for key in ("kappa", "gamma1", "gamma2", "rotation")}
-    noise, noisy = options.shape_noise, ""
-    if noise is not None:
-        sigma, dtype = np.full(len(options.sources), noise.sigma_e), found["kappa"].dtype
-        drawn = shape_noise(
-            options.map_shape, options.fov, sigma, noise.n_eff, noise.seed, dtype=dtype
-        )
+    noisy = ""
+    if options.shape_noise is not None:
+        drawn = options.noise(options.shape_noise.seed, 2, found["kappa"].dtype)
         found["gamma1"] += drawn[:, 0]
         found["gamma2"] += drawn[:, 1]
         noisy = ", with the noise of shapes"

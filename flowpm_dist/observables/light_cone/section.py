@@ -137,19 +137,20 @@ class ConvergenceOptions(LensedSky, FlatField):
         assert asked is not None
         return float(shape_noise_sigma(asked.sigma_e, asked.n_eff, self.pixel_area))
 
-    def noise(self, seed: int) -> np.ndarray:
-        """Returns shape noise, which must be given, in maps [source, x, y] [1], float64.
+    def noise(self, seed: int, components: int = 1, dtype: Any = np.float64) -> np.ndarray:
+        """Returns shape noise, which must be given, in maps [source, component, x, y] [1].
 
         Args:
             seed: seed of the noise, in place of the one in the options.
+            components, dtype: see `shape_noise`.
         """
         from flowpm_dist.observables.lensing.shapes import shape_noise
 
         asked = self.shape_noise
         assert asked is not None
         each = np.full(len(self.sources), asked.sigma_e)
-        drawn = shape_noise(self.map_shape, self.fov, each, asked.n_eff, seed, 1, np.float64)
-        return np.asarray(drawn[:, 0])
+        how = each, asked.n_eff, seed, components, dtype
+        return np.asarray(shape_noise(self.map_shape, self.fov, *how))
 
 
 class FlatLensingOptions(ConvergenceOptions):
