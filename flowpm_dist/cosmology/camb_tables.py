@@ -43,16 +43,13 @@ def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
 
 @contextlib.contextmanager
 def camb_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
-    """Runs CAMB in a thread during the `with` block, if the cosmology uses CAMB.
+    """Runs CAMB in a thread during the `with` block.
 
     An error in the thread is raised again, with its message, where the spectrum is used.
 
     Args:
         cosmology: the arguments of a `Cosmology` by name.
     """
-    if cosmology.get("transfer") != "camb":
-        yield
-        return
     with contextlib.suppress(ImportError):
         import camb  # noqa: F401  (imported here, not in two threads at once)
     given = {name: float(cosmology[name]) for name in SHAPE if cosmology.get(name) is not None}

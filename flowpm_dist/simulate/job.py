@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +114,10 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
     def during_tensorflow_import(self) -> AbstractContextManager[None]:
         """See `Job.during_tensorflow_import`."""
-        return camb_in_background(self.options.cosmology.model_dump(exclude_none=True))
+        cosmology = self.options.cosmology
+        if cosmology.transfer != "camb":
+            return nullcontext()
+        return camb_in_background(cosmology.model_dump(exclude_none=True))
 
     def work(self, progress: Progress) -> Summary | None:
         """See `Job.work`. Returns the summary on rank 0."""
