@@ -15,6 +15,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, TableError, arrays_of, read_table
 from flowpm_dist.cosmoflow.volumes.record_files import Block, RecordError
+from flowpm_dist.cosmoflow.volumes.records import global_order
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import ConfigError
 from meshimpl.process_mesh import ProcessMesh
@@ -99,7 +100,7 @@ def test_each_rank_reads_its_block_of_what_is_in_the_order(folder):
     block = ArrayDataset(arrays, "train", (1, 2, 3, 4))
     batches = list(block.batches(4, (1, 2), seed=3, start_step=2, steps=5))
     assert len(batches) == 5 and block.block_shape == (16, 8, 32, 1) and len(whole) == 13
-    order = np.concatenate([whole.order(3, epoch) for epoch in range(3)])
+    order = np.concatenate([global_order(len(whole), 3, epoch) for epoch in range(3)])
     for step, (found, y, index) in enumerate(batches, 2):
         wanted = arrays.rows("train")[order[4 * step + 1 : 4 * step + 3]]
         assert index.tolist() == wanted.tolist()

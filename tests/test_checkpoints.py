@@ -9,9 +9,10 @@ import tensorflow as tf
 from full_disk import disk_of
 
 from flowpm_dist.cosmoflow.network.optimisers import Constant, Momentum
-from flowpm_dist.cosmoflow.planning.folder import TrainedError
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
-from flowpm_dist.cosmoflow.training.logs import TensorBoard
+from flowpm_dist.cosmoflow.training.logs import TrainingLogs
+from flowpm_dist.cosmoflow.training.trainer import StepReport
 from flowpm_dist.io.files import WriteError
 from meshimpl.process_mesh import ProcessMesh
 
@@ -134,13 +135,13 @@ def test_the_best_weights_are_kept_and_known_when_a_training_goes_on(tmp_path):
 def test_a_full_disk_is_told_in_a_line_by_checkpoints_and_events(tmp_path):
     kept, _ = checkpoints(tmp_path / "checkpoints")
     kept.save(1)
-    board = TensorBoard(tmp_path / "board", 0)
+    logs = TrainingLogs(TrainingFolder(tmp_path), 0)
     with disk_of(1000):
         with pytest.raises(WriteError, match="^cannot write .*checkpoints/step-2: File too large$"):
             kept.save(2)
         with pytest.raises(WriteError, match="^cannot write .*board/from-0: File too large$"):
-            for step in range(30):
-                board.add(step, loss=0.5, rate=0.1)
-            board.flush()
-        board.close()
+            for step in range(4):
+                logs.add(StepReport(step, 0.5, 0.1, 1.0, True, {}), {}, 1.0, None)
+            logs.flush()
+        logs.close()
     assert checkpoints(tmp_path / "checkpoints")[0].restore().step == 1

@@ -17,7 +17,8 @@ import pytest
 from commands import COMMAND, flowpm, flowpm_here, folder_with, plain
 from run_files import PRIORS
 
-from flowpm_dist.cosmoflow.planning.folder import MARK, TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.planning.folder import MARK, TrainingFolder
+from flowpm_dist.cosmoflow.planning.memory import training_bytes
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
 from flowpm_dist.jobs.run_file import ConfigError
@@ -378,7 +379,7 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
         file["density"] = np.ones((32, 32, 32))
         file.attrs["box_size"] = 128.0
     said = told(flowpm_here("predict", "trained", "own.h5", "--box-size", "64"))
-    assert "own.h5:density tells of a box of 128 Mpc/h, and --box-size of 64" in said
+    assert "own.h5:density states a box of 128 Mpc/h, but --box-size is 64" in said
 
 
 @pytest.mark.parametrize("others", [["train-00000.tfrecord"], ["notes.txt", "dataset.json"]])

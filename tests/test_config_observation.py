@@ -15,18 +15,19 @@ from test_config_training import FILES, GOOD, changed, dataset, problems
 
 from flowpm_dist import Cosmology
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, training_bytes
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
     check_training_mesh,
     dataset_memory,
     prediction_memory,
+    training_bytes,
     training_memory,
 )
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
-from flowpm_dist.cosmoflow.volumes import records
+from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
 from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
@@ -237,7 +238,7 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     training = SavedTraining(TrainingFolder(tmp_path), TrainingPlan.load(on_files(tmp_path)), True)
     told = {"observation": RECORD.table()}
     found = SimpleNamespace(header=SimpleNamespace(attributes=told))
-    monkeypatch.setattr(records, "RecordDataset", lambda *_, **__: found)
+    monkeypatch.setattr(sources, "RecordDataset", lambda *_, **__: found)
     assert training.files("test") is found
     told["observation"] = BARE.table()
     with pytest.raises(

@@ -97,7 +97,7 @@ def fresh_score(parts, labels=None):
     for variable, value in zip((*network.state, *optimiser.variables), parts.begin, strict=True):
         variable.assign(value)
     parts.maker.labels = labels
-    options = {"augment": True, "clock": PhaseClock(), "ahead": False}
+    options = {"augment": True, "clock": PhaseClock()}
     source = InSituSource(parts.maker, MESH, draws_of(plan), **options)
     trainer = Trainer(regressor, optimiser, source, options["clock"])
     source.start(0)

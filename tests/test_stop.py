@@ -1,5 +1,6 @@
 """A signal is answered at once, and ends a step or, the second time, the process."""
 
+import contextlib
 import csv
 import errno
 import hashlib
@@ -19,7 +20,7 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.session import TrainingSession
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.session import StopRequest
+from flowpm_dist.jobs.session import StopError, StopRequest
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -80,9 +81,9 @@ def losses_of(folder: Path, *, resume: bool = False) -> list[tuple[str, str]]:
     """The losses of all steps in the file, after a session of the training there."""
     held = TrainingFolder(folder)
     held.begin(resume=resume)
-    TrainingSession(
-        TrainingPlan.load(folder.parent / "run.toml"), MESH, held, Progress(rank=1)
-    ).run(resume=resume)
+    plan = TrainingPlan.load(folder.parent / "run.toml")
+    with contextlib.suppress(StopError):
+        TrainingSession(plan, MESH, held, Progress(rank=1)).run(resume=resume)
     held.release()
     with held.metrics.open() as file:
         return [(row["loss"], row["gradient_norm"]) for row in csv.DictReader(file)]

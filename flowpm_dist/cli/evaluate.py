@@ -21,7 +21,8 @@ from flowpm_dist.cli.common import (
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split, volumes_bytes
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
+from flowpm_dist.cosmoflow.planning.memory import volume_bytes
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
@@ -105,7 +106,7 @@ def evaluate(
         work.check_memory(ignore=ignore_memory)
         folder, plan = read[0].folder, read[0].plan
         if fresh is not None and not folder.dataset(asked).exists():
-            needed = volumes_bytes(plan, plan.simulated.test)
+            needed = plan.simulated.test * volume_bytes(plan, plan.grid)
             check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(asked)
         check_evaluation_folder(output or folder.evaluation(judged))

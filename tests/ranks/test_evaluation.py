@@ -726,7 +726,7 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(held_out, "make_volumes", stop)
+    monkeypatch.setattr(held_out, "_simulate_split", stop)
     with pytest.raises(KeyboardInterrupt):
         write_dataset(config, process_mesh(MESHES[-1]), folder, ["test"], overwrite=True, **options)
     assert len(RecordDataset(folder, "train")) == 8
@@ -739,11 +739,12 @@ def test_dataset_that_is_there_and_one_that_was_interrupted(shared, dataset, mon
     world().barrier()
 
     def copy(maker, split, *_, **__):
+        world().barrier()  # every rank has begun
         for path in original.glob(f"{split}-*") if world().rank == 0 else ():
             shutil.copy(path, folder)
         world().barrier()
 
-    monkeypatch.setattr(held_out, "make_volumes", copy)
+    monkeypatch.setattr(held_out, "_simulate_split", copy)
     for split in ("train", "test"):
         write_dataset(config, process_mesh(MESHES[-1]), folder, [split], **options)
         assert len(RecordDataset(folder, split)) == {"train": 8, "test": 4}[split]

@@ -7,7 +7,7 @@ from conftest import RANK, SIZE, process_mesh
 
 from flowpm_dist.cosmoflow.network import losses
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
-from flowpm_dist.cosmoflow.volumes.volume import as_maps, as_volumes
+from flowpm_dist.cosmoflow.volumes.universes import as_maps, as_volumes
 
 pytestmark = [
     pytest.mark.ranks(1, 2),

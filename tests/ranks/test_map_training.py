@@ -19,8 +19,7 @@ from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.training.trainer import Trainer
 from flowpm_dist.cosmoflow.volumes import sources
-from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, maker_of
-from flowpm_dist.cosmoflow.volumes.volume import as_maps
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, as_maps, maker_of
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.light_cone import MapArray, write_light_cone

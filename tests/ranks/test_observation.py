@@ -11,8 +11,7 @@ from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
 from scipy import stats
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmoflow.volumes.augmentation import View
-from flowpm_dist.cosmoflow.volumes.draws import Priors
+from flowpm_dist.cosmoflow.volumes.draws import Priors, View
 from flowpm_dist.cosmoflow.volumes.universes import (
     HISTOGRAM_EDGES,
     OF_SURVEY,

@@ -17,9 +17,10 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.training.session import TrainingSession
-from flowpm_dist.cosmoflow.volumes import public_files, sources
+from flowpm_dist.cosmoflow.volumes import public_files, record_writer
 from flowpm_dist.cosmoflow.volumes.public_files import bounds_of
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError
+from flowpm_dist.cosmoflow.volumes.record_writer import stage_files
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
@@ -84,9 +85,9 @@ def test_no_rank_reads_before_files_are_staged(tmp_path_factory, monkeypatch):
         time.sleep(0.3)
         (into / split).touch()
 
-    monkeypatch.setattr(sources, "stage", slow)
+    monkeypatch.setattr(record_writer, "stage", slow)
     asked = SimpleNamespace(data=SimpleNamespace(source="files", folder=folder, staging=folder))
-    sources.stage_files(asked, mesh, Progress(rank=1))
+    stage_files(asked, mesh, Progress(rank=1))
     assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
 
 

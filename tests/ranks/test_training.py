@@ -19,12 +19,12 @@ from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
 from flowpm_dist.cosmoflow.training.session import TrainingSession
 from flowpm_dist.cosmoflow.training.trainer import DivergedError, Trainer
 from flowpm_dist.cosmoflow.volumes import sources
-from flowpm_dist.cosmoflow.volumes.augmentation import View, block_of, views_of, whole_volumes
-from flowpm_dist.cosmoflow.volumes.draws import Draws
+from flowpm_dist.cosmoflow.volumes.draws import Draws, View, block_of, views_of, whole_volumes
 from flowpm_dist.cosmoflow.volumes.sources import PHASES, InSituSource, PhaseClock
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
+from flowpm_dist.jobs.session import StopError
 
 RUN = (
     PRIORS
@@ -160,7 +160,7 @@ def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
     """On meshes of two ranks in the next test; on columns of four in test_network.py."""
     found = train(config_of(shared), process_mesh(shape), shared / "run")
     outcome = found[0]
-    assert (outcome.step, outcome.steps, outcome.stopped_by) == (STEPS, STEPS, None)
+    assert (outcome.step, outcome.steps) == (STEPS, STEPS)
     draws = json.loads((shared / "run" / "draws.json").read_text())
     # Each of 16 universes twice in 8 steps; in two more, eight of those that the buffer holds.
     assert draws["volumes"] == 16 and draws["draws"] == {"min": 2, "median": 2.5, "max": 3}
@@ -186,9 +186,9 @@ def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypat
     original = Trainer.step
     monkeypatch.setattr(Trainer, "step", stopped_in(3))
     config = config_of(shared)
-    outcome = train(config, process_mesh(MESHES[0]), shared / "run")[0]
-    assert (outcome.step, outcome.stopped_by) == (4, "SIGUSR1")
-    assert_phases(outcome, MESHES[0])
+    with pytest.raises(StopError) as stopped:
+        train(config, process_mesh(MESHES[0]), shared / "run")
+    assert (stopped.value.signal, stopped.value.place) == ("SIGUSR1", f"after step 4 of {STEPS}")
     monkeypatch.setattr(Trainer, "step", original)
     found = train(config, process_mesh(MESHES[-1]), shared / "run", resume=True)
     assert found[0].step == STEPS
@@ -322,7 +322,8 @@ def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, tmp_path_fa
     config = config_of(shared, **options)
     original = Trainer.step
     monkeypatch.setattr(Trainer, "step", stopped_in(2))
-    assert train(config, mesh, folder.path)[0].step == 3
+    with pytest.raises(StopError, match="after step 3 of 6"):
+        train(config, mesh, folder.path)
     monkeypatch.setattr(Trainer, "step", original)
     whole = train(config, mesh, folder.path, resume=True)
     assert (whole[0].step, [int(row["step"]) for row in whole[1]]) == (6, list(range(6)))

@@ -237,7 +237,7 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
     mesh.barrier()
     lanes = Lanes.of(mesh, mesh.axis_size("replica"))
     batches = itertools.islice(in_order(dataset, lanes), -(-count // lanes.batch))
-    statistics = Statistics(own, mesh, dataset.parameters)
+    statistics = Statistics(own, mesh, dataset.header.parameters)
     reported = _reported(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
     measure_volumes(reported, plan.box_size, mesh, statistics, values)

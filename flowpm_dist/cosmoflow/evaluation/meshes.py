@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, is_fresh
 from flowpm_dist.cosmoflow.planning.memory import (
-    batched_mesh,
+    check_training_mesh,
     dataset_memory,
     prediction_memory,
     statistics_memory,
@@ -52,7 +52,8 @@ def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | 
         if batch > samples:
             raise TrainedError(f"mesh {shape}: {batch} replicas are more than {samples} volumes")
     plan = plan.with_mesh(None)
-    return batched_mesh(plan, batch, ranks, source=training.folder.run_file, shape=shape)
+    run_file = training.folder.run_file
+    return check_training_mesh(plan, ranks, source=run_file, shape=shape, batch=batch)
 
 
 def splits_asked(training: SavedTraining, split: str, *, fits: bool) -> list[str]:
@@ -85,7 +86,7 @@ def planned_volumes(training: SavedTraining, split: str) -> int:
     """
     plan, folder = training.plan, training.plan.dataset_folder
     if training.simulated:
-        return plan.simulated.test if is_fresh(split) else plan.held_out(split)
+        return plan.simulated.test if is_fresh(split) else plan.simulations(split)
     if folder is None:
         return training.samples(split)
     if not (folder / DATASET).exists():
@@ -170,7 +171,7 @@ def _replicas(shape: str) -> int:
     try:
         return parse_mesh(shape, batched=True).get("replica", 1)
     except ValueError:
-        return 1  # `batched_mesh` says what is wrong
+        return 1  # `check_training_mesh` says what is wrong
 
 
 def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> str:
@@ -187,4 +188,5 @@ def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> s
         shape = f"replica:{ranks}"
     elif shape is None:
         shape = default_mesh(ranks, plan.grid)
-    return batched_mesh(plan, ranks, ranks, source=training.folder.run_file, shape=shape)
+    run_file = training.folder.run_file
+    return check_training_mesh(plan, ranks, source=run_file, shape=shape, batch=ranks)

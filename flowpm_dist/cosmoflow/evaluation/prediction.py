@@ -14,7 +14,6 @@ from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, RecordError, read_header
 from flowpm_dist.cosmoflow.volumes.volume import (
     as_observed,
-    as_volumes,
     check_values,
     check_volume,
     read_part,
@@ -181,6 +180,7 @@ def predict_volume(
         ObservationError: a volume of another observation.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
+    from flowpm_dist.cosmoflow.volumes.universes import as_volumes
 
     cone = training.plan.lightcone
     if cone is None:
@@ -217,7 +217,7 @@ def _volume(
 ) -> tuple[np.ndarray, list[str]]:
     """Returns this rank's block of a volume, as the network takes it, and notes."""
     plan, volume, header = training.plan, open_volume(path), training.header()
-    a, channels = _scale_factor(training), training.channels(header)
+    a, channels = _scale_factor(training), plan.channels if header is None else header.channels
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     notes += check_observation_once(plan.record, volume, mesh)
     progress.note(f"reading {volume.where}")

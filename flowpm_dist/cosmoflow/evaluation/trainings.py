@@ -202,7 +202,7 @@ def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
         return {"data.source": data.source, **found}
     key = "test" if is_fresh(split) else split
     count = {f"data.{key}": getattr(data, key)}
-    whole = {} if is_fresh(split) else {f"data.{key} in whole batches": plan.held_out(key)}
+    whole = {} if is_fresh(split) else {f"data.{key} in whole batches": plan.simulations(key)}
     return {"data.source": data.source, **count, **whole, **plan.universes()}
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.layers import INPUTS, kept_within, loss_function
 from flowpm_dist.cosmoflow.network.network import BaseNetwork
-from flowpm_dist.cosmoflow.planning.declarations import KerasDeclaration
+from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.volumes.draws import hashed
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import python_object
@@ -55,7 +55,7 @@ class KerasNetwork(BaseNetwork):
     def __init__(
         self, name: str, mesh: ProcessMesh, *, flat: bool = False, seed: int = 0, **options: Any
     ) -> None:
-        super().__init__(KerasDeclaration(name), mesh, **options)
+        super().__init__(declaration(name), mesh, **options)
         self._check_split(mesh.size // mesh.axis_size("replica"))
         self.flat = flat
         shape = (*((self.width,) * (2 if flat else 3)), self.channels)

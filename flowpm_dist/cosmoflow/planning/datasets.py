@@ -5,6 +5,7 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.cosmoflow.planning.options import ArrayData, FileData
-from flowpm_dist.cosmoflow.volumes.arrays import ArraySet, TableError
+from flowpm_dist.cosmoflow.volumes.arrays import TableError, arrays_of
 from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
@@ -43,18 +44,26 @@ class Dataset:
     samples: Mapping[str, int]
 
 
-def dataset_of(plan: TrainingPlan) -> Dataset | None:
-    """Returns a training's dataset; None for simulations and for public files."""
+def read_dataset(plan: TrainingPlan) -> Dataset | None:
+    """Returns a training's dataset; None for simulations and for public files.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
     data = plan.data
-    try:
-        if isinstance(data, ArrayData):
-            arrays = ArraySet(data, plan.grid, plan.box_size, plan.priors.ranges)
-            return Dataset(arrays.header, {name: len(arrays.rows(name)) for name in SPLITS})
-        if isinstance(data, FileData):
-            header, splits = read_header(data.folder)
-            return Dataset(header, {name: counts["samples"] for name, counts in splits.items()})
-    except RecordError:
-        pass
+    if isinstance(data, ArrayData):
+        arrays = arrays_of(plan)
+        return Dataset(arrays.header, {name: len(arrays.rows(name)) for name in SPLITS})
+    if isinstance(data, FileData):
+        header, splits = read_header(data.folder)
+        return Dataset(header, {name: counts["samples"] for name, counts in splits.items()})
+    return None
+
+
+def dataset_of(plan: TrainingPlan) -> Dataset | None:
+    """Returns the same as `read_dataset`; None, too, for a dataset that cannot be read."""
+    with contextlib.suppress(RecordError):
+        return read_dataset(plan)
     return None
 
 
@@ -131,7 +140,7 @@ def dataset_problems(plan: TrainingPlan) -> Iterator[Problem]:
 
 def _of_arrays(plan: TrainingPlan, data: ArrayData) -> Iterator[Problem]:
     try:
-        arrays = ArraySet(data, plan.grid, plan.box_size, plan.priors.ranges)
+        arrays = arrays_of(plan)
         arrays.check_unit()
     except TableError as error:
         yield plan.problem("data.table", str(error))

@@ -8,7 +8,7 @@ powers of two as sides, so that they can be split over ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +52,10 @@ class Dropout:
 
 
 Layer = Convolution | Pool | Shrink | Dense | Dropout
+KINDS = {
+    Convolution: "conv", Pool: "pool", Shrink: "shrink", Dense: "dense", Dropout: "dropout",
+}  # fmt: skip
+"""What the names of layers begin with."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class Declaration:
     @property
     def whole_because(self) -> str:
         """Returns why its volumes cannot be split over ranks; empty where they can."""
+        if self.is_keras:
+            return "is a Keras model, which knows nothing of other ranks"
         return "has valid edges" if self.edges == "valid" else ""
 
     @property
@@ -115,7 +121,7 @@ class Declaration:
         return is_python_name(self.name)
 
     def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
-        """Returns every layer with the shapes it works on.
+        """Returns every layer with the shapes it works on; none of a Keras model.
 
         Args:
             width: cells along a side of the volume.
@@ -125,15 +131,15 @@ class Declaration:
         Raises:
             ValueError: the volume is too small, or a Shrink does not divide.
         """
-        return list(self._stages(width, channels, outputs))
-
-    def _stages(self, width: int, channels: int, outputs: int) -> Iterator[Stage]:
+        stages: list[Stage] = []
+        if self.is_keras:
+            return stages
         given, flat = width, False
-        counts = {"conv": 0, "dense": 0, "pool": 0, "shrink": 0, "dropout": 0}
+        counts: Counter[str] = Counter()
         for layer in (*self.layers, Dense(outputs)):
-            kind = {Convolution: "conv", Dense: "dense", Pool: "pool", Shrink: "shrink"}
-            label = kind.get(type(layer), "dropout")
-            counts[label] += 1
+            kind = KINDS[type(layer)]
+            counts[kind] += 1
+            name = f"{kind}{counts[kind]}"
             after, channels_after = width, channels
             weights: tuple[int, ...] | None = None
             if isinstance(layer, Convolution):
@@ -151,56 +157,17 @@ class Declaration:
             if after < 1 or (isinstance(layer, Shrink) and width % after):
                 raise ValueError(
                     f"{self.name}: nothing is left of a volume of {given} cells a side at layer "
-                    f"{label}{counts[label]}; give a larger one"
+                    f"{name}; give a larger one"
                     if after < 1 or width < after
                     else f"{self.name}: {width} cells a side cannot be divided into {after}"
                 )
-            name = f"{label}{counts[label]}"
-            yield Stage(layer, name, width, channels, after, channels_after, weights)
+            stages.append(Stage(layer, name, width, channels, after, channels_after, weights))
             width, channels = after, channels_after
+        return stages
 
     def parameters(self, width: int, channels: int = 1, outputs: int = 3) -> int:
         """Number of weights and biases."""
         return sum(stage.parameters for stage in self.stages(width, channels, outputs))
-
-    def flops(self, width: int, channels: int = 1, outputs: int = 3) -> float:
-        """Returns the operations of one training step on one sample, as the SC18 paper counts them.
-
-        Two for each multiply-add: forward, and the gradient to the kernel, at each output cell; the
-        gradient to the input at each input cell, also of the first layer; dense layers three times
-        the forward product. Bias, activation and pooling are not counted.
-        """
-        total = 0.0
-        for stage in self.stages(width, channels, outputs):
-            if isinstance(stage.layer, Convolution):
-                kernel = 2 * stage.layer.kernel**3 * stage.channels * stage.channels_after
-                total += kernel * (2 * stage.width_after**3 + stage.width**3)
-            elif isinstance(stage.layer, Dense):
-                total += 3 * 2 * stage.channels * stage.channels_after
-        return total
-
-
-@dataclass(frozen=True)
-class KerasDeclaration(Declaration):
-    """A Keras model, of which nothing is known before TensorFlow makes it: see `KerasNetwork`.
-
-    Attributes:
-        name: of the function that returns it, "package.module:function".
-    """
-
-    layers: tuple[Layer, ...] = ()
-    edges: Literal["valid", "periodic", "zero"] = "zero"
-    slope: float = 0.0
-    calibrated: bool = False
-
-    @property
-    def whole_because(self) -> str:
-        """Returns why its volumes cannot be split over ranks."""
-        return "is a Keras model, which knows nothing of other ranks"
-
-    def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
-        """Returns nothing: its layers are not known."""
-        return []
 
 
 _SC18_VOLUMES = (
@@ -252,7 +219,7 @@ def declaration(name: str) -> Declaration:
         ValueError: there is none.
     """
     if is_python_name(name):
-        return KerasDeclaration(name)
+        return Declaration(name, (), "zero", 0.0, calibrated=False)
     if name not in DECLARATIONS:
         known = ", ".join(map(repr, DECLARATIONS))
         raise ValueError(f"network {name!r} is not one of {known}{nearest(name, DECLARATIONS)}")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import write_text
-from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, WorkFolder
+from flowpm_dist.jobs.folder import WorkFolder
 
-if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-
-LOGS_OF_A_STEP = 2048  # [bytes]
 MARK = "training.json"
 OPENINGS = "test-set.json"
 BEST = "best"
@@ -102,16 +98,17 @@ class TrainingFolder(WorkFolder):
             return self.dataset(split) / "evaluation"
         return self.path / ("evaluation" if split == "test" else f"evaluation-{split}")
 
-    def openings(self, split: str = "test") -> list[dict[str, Any]]:
-        """Returns when a test set was opened: "time" (UTC) and "step" of each evaluation."""
-        return [each for each in self._openings() if each.get("split", "test") == split]
+    def openings(self, split: str | None = "test") -> list[dict[str, Any]]:
+        """Returns when a test set was opened: "time" (UTC) and "step" of each evaluation.
 
-    def _openings(self) -> list[dict[str, Any]]:
+        Args:
+            split: "test", or a fresh one; None for all.
+        """
         try:
             found = json.loads((self.path / OPENINGS).read_text())
         except (OSError, ValueError):
             return []
-        return list(found["opened"])
+        return [each for each in found["opened"] if split in (None, each.get("split", "test"))]
 
     def open_test_set(self, step: int, split: str = "test") -> None:
         """Records that a network was asked about a test set. On rank 0.
@@ -124,7 +121,7 @@ class TrainingFolder(WorkFolder):
             WriteError: the record cannot be written.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        opened = [*self._openings(), {"time": now, "step": step, "split": split}]
+        opened = [*self.openings(None), {"time": now, "step": step, "split": split}]
         write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
 
     def summaries(self, split: str) -> Path:
@@ -146,22 +143,3 @@ class TrainingFolder(WorkFolder):
     def statistics(self, stream: str) -> Path:
         """Returns the file of the summary statistics of a stream, which baselines are fitted to."""
         return self.path / "statistics" / f"{stream}.npz"
-
-
-def volumes_bytes(plan: TrainingPlan, count: int) -> int:
-    """Returns the size of so many volumes that are held out, about [bytes]."""
-    return count * plan.channels * plan.cells * _itemsize(plan)
-
-
-def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
-    """Returns the size of what a training will write, about and at most [bytes]."""
-    weights = plan.declaration.parameters(plan.width, plan.channels, plan.outputs)
-    # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
-    needed = ((plan.training.keep + 1) * 3 + 2) * weights * _itemsize(plan)
-    if plan.simulates and not folder.held_out.exists():
-        needed += volumes_bytes(plan, plan.simulated.validation + plan.simulated.test)
-    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps
-
-
-def _itemsize(plan: TrainingPlan) -> int:
-    return 8 if plan.network.precision == "float64" else 4

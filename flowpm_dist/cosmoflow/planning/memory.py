@@ -1,4 +1,4 @@
-"""The mesh of ranks of a training, and the memory that networks and volumes take on it.
+"""The mesh of ranks of a training, and the memory and disk space that it takes.
 
 The numbers were measured; docs/performance.md compares the estimates with what runs take. Nothing
 here imports TensorFlow, Horovod or MPI.
@@ -18,12 +18,14 @@ from flowpm_dist.cosmoflow.planning.declarations import Convolution
 from flowpm_dist.cosmoflow.planning.options import SimulatedData
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
 from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.observables.light_cone.section import MAPS, SPECTRA
 from flowpm_dist.options import Problem
 from flowpm_dist.simulation.options import simulation_bytes
 
 if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 TRAINING = 140 * 2**20
@@ -39,16 +41,34 @@ OF_A_PREDICTION = 1.0
 
 OF_A_BATCH = 8
 """Values of a cell of each universe of a batch, beyond those of a simulation of one."""
-OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
-"""Values of a cell while a statistic is measured."""
-OF_ANOTHER_STATISTIC = 10
-"""The same of a user's own, of which nothing is known."""
+VALUES_OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
+"""Values in memory for each cell while a statistic is measured."""
+VALUES_OF_OTHERS = 10
+"""The same for a statistic of a user, of which nothing is known."""
+LOGS_OF_A_STEP = 2048
+"""What the logs of a step take on the disk [bytes]."""
 
 
 def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
     """Returns the size of a volume, or of maps, with all channels [bytes]."""
     cells = math.prod(grid) if plan.lightcone is None else plan.cells
-    return plan.channels * cells * (8 if plan.network.precision == "float64" else 4)
+    return plan.channels * cells * np.dtype(plan.precision).itemsize
+
+
+def weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
+    """Returns the size of a network's weights [bytes]."""
+    weights = plan.declaration.parameters(grid[0], plan.channels, plan.outputs)
+    return weights * np.dtype(plan.precision).itemsize
+
+
+def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
+    """Returns the size of what a training will write, about and at most [bytes]."""
+    # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
+    needed = ((plan.training.keep + 1) * 3 + 2) * weights_bytes(plan, plan.grid)
+    if plan.simulates and not folder.held_out.exists():
+        held_out = plan.simulated.validation + plan.simulated.test
+        needed += held_out * volume_bytes(plan, plan.grid)
+    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps
 
 
 def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
@@ -76,7 +96,7 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
     split = ranks // axes.get("replica", 1)
     step = lanes * OF_A_STEP * _outputs(plan, grid) * _itemsize(plan) / split
-    step += COPIES_OF_WEIGHTS * _weights_bytes(plan, grid)
+    step += COPIES_OF_WEIGHTS * weights_bytes(plan, grid)
     simulating = lanes * _universe_bytes(plan, grid, axes) if plan.simulates else 0
     # A replica of one rank simulates while it learns.
     busy = step + simulating if split == 1 else max(step, simulating)
@@ -117,7 +137,7 @@ def prediction_memory(
     ranks = math.prod(axes.values())
     split = ranks // axes.get("replica", 1)
     outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
-    weights = 2 * networks * _weights_bytes(plan, grid)
+    weights = 2 * networks * weights_bytes(plan, grid)
     return process_bytes(axes) + LEAST + math.ceil(outputs + weights)
 
 
@@ -136,7 +156,7 @@ def statistics_memory(
     """
     replicas = axes.get("replica", 1)
     lanes = math.ceil(plan.training.batch / replicas) if plan.simulates else 1
-    values = sum(OF_STATISTICS.get(name, OF_ANOTHER_STATISTIC) for name in names)
+    values = sum(VALUES_OF_STATISTICS.get(name, VALUES_OF_OTHERS) for name in names)
     # One channel after the other, all of which are kept.
     cells = (values / plan.channels + (plan.channels > 1)) * volume_bytes(plan, grid)
     measuring = math.ceil(cells * lanes * replicas / math.prod(axes.values()))
@@ -152,17 +172,17 @@ def _outputs(plan: TrainingPlan, grid: Grid) -> int:
     )
 
 
-def _weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
-    weights = plan.declaration.parameters(grid[0], plan.channels, plan.outputs)
-    return weights * (8 if plan.network.precision == "float64" else 4)
-
-
 def _itemsize(plan: TrainingPlan) -> int:
     return 2 if plan.network.precision == "bfloat16" else np.dtype(plan.network.precision).itemsize
 
 
 def check_training_mesh(
-    plan: TrainingPlan, ranks: int, *, source: Path, shape: str | None = None
+    plan: TrainingPlan,
+    ranks: int,
+    *,
+    source: Path,
+    shape: str | None = None,
+    batch: int | None = None,
 ) -> str:
     """Returns the shape of the mesh to train on.
 
@@ -174,6 +194,7 @@ def check_training_mesh(
         ranks: number of ranks of the job.
         source: the run file, for messages.
         shape: from the command line; goes before the run file's.
+        batch: volumes at once, over all replicas; by default the batch of the training.
 
     Returns:
         A text such as `"replica:2,row:2,col:1"`.
@@ -182,33 +203,13 @@ def check_training_mesh(
         ConfigError: not a mesh, its sizes do not multiply to `ranks`, an axis does not divide the
             batch or its side of the grid, or the network cannot be split.
     """
-    return batched_mesh(plan, plan.training.batch, ranks, source=source, shape=shape)
-
-
-def batched_mesh(
-    plan: TrainingPlan,
-    batch: int,
-    ranks: int,
-    *,
-    source: Path,
-    shape: str | None = None,
-) -> str:
-    """Returns the mesh for batches of another size than those of the training.
-
-    Args:
-        plan, ranks, source, shape: see `check_training_mesh`.
-        batch: volumes at once, over all replicas.
-
-    Raises:
-        ConfigError: see `check_training_mesh`.
-    """
-    grid = plan.grid
+    batch = batch or plan.training.batch
 
     def misfits_of(text: str) -> list[str]:
         axes = parse_mesh(text, batched=True)
         if plan.lightcone is not None and axes.get("row", 1) * axes.get("col", 1) > 1:
             return [f"maps are not split over ranks: use the mesh replica:{ranks}"]
-        wrong = misfits(axes, grid, ranks, batch)
+        wrong = misfits(axes, plan.grid, ranks, batch)
         reason = plan.declaration.whole_because
         if axes.get("row", 1) * axes.get("col", 1) > 1 and reason:
             wrong.append(
@@ -228,7 +229,7 @@ def batched_mesh(
     try:
         if plan.lightcone is not None:
             raise ValueError("maps are not split over ranks")
-        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, grid)}"
+        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid)}"
         wrong = misfits_of(chosen)
     except ValueError as error:
         wrong = [str(error)]

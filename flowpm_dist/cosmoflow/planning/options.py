@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
-from flowpm_dist.cosmoflow.volumes.draws import most_filled
+from flowpm_dist.cosmoflow.volumes.draws import Sampling, most_filled
 from flowpm_dist.cosmology.options import VARIABLE, ParameterRanges
 from flowpm_dist.observables.options import NuisanceRanges
 from flowpm_dist.options import (
@@ -71,7 +71,7 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
             nuisances: universes differ in them, and the network does not learn their values.
     """
 
-    sampling: Literal["sobol", "uniform"] = Field(
+    sampling: Sampling = Field(
         default="sobol", description='"sobol" (even) or "uniform" (independent)'
     )
     targets: Names | None = Field(

@@ -163,13 +163,15 @@ class TrainingPlan(SimulatedRun):
         """The folder of the files that are trained on; None of simulations and arrays."""
         return self.data.folder if isinstance(self.data, FileData) else None
 
-    def held_out(self, split: str) -> int:
-        """Returns how many universes are simulated to be held out: whole batches of the training.
+    def simulations(self, split: str) -> int:
+        """Returns how many universes are simulated for a split: whole batches of the training.
 
         Args:
-            split: "validation" or "test".
+            split: "train", "validation" or "test".
         """
-        return -(-getattr(self.simulated, split) // self.training.batch) * self.training.batch
+        data, batch = self.simulated, self.training.batch
+        count = data.simulations if split == "train" else getattr(data, split)
+        return -(-count // batch) * batch
 
     def universes(self) -> dict[str, Any]:
         """Returns all settings that simulated volumes depend on."""

@@ -14,13 +14,12 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
     SPLITS,
+    UNFINISHED,
     DatasetHeader,
     RecordError,
-    finish_dataset,
     read_header,
     split_files,
 )
-from flowpm_dist.io.files import GENERATOR, WriteError
 from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from meshimpl.process_mesh import ProcessMesh
 
-UNFINISHED = ".unfinished-flowpm-dist"
-"""File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
 FREE = {"attributes", "samples_per_file"}
 """What may differ between the splits of a dataset."""
 
@@ -39,18 +36,6 @@ FREE = {"attributes", "samples_per_file"}
 def statistics_path(folder: Path, split: str) -> Path:
     """Returns the file of the summary statistics of a split, which baselines are fitted to."""
     return folder / "statistics" / f"{split}.npz"
-
-
-def simulations(plan: TrainingPlan, split: str) -> int:
-    """Returns the number of simulations in a split, in whole batches.
-
-    Raises:
-        OutputError: the plan simulates nothing.
-    """
-    _check_simulates(plan)
-    data, batch = plan.simulated, plan.training.batch
-    count = data.simulations if split == "train" else getattr(data, split)
-    return -(-count // batch) * batch
 
 
 def _check_simulates(plan: TrainingPlan) -> None:
@@ -85,7 +70,7 @@ def check_dataset(
     if unknown or not splits:
         raise OutputError(f"splits {list(splits)}: must be of {', '.join(SPLITS)}")
     check_ground(folder)
-    if not _is_ours(folder):
+    if record(folder) is None:
         check_alone(folder, "dataset")
     again = [split for split in splits if split in split_files(folder)]
     if again and not overwrite:
@@ -106,17 +91,9 @@ def dataset_bytes(
     Args:
         plan, splits, dtype, compressed: see `write_dataset`.
     """
-    count = sum(simulations(plan, split) for split in splits)
+    _check_simulates(plan)
+    count = sum(plan.simulations(split) for split in splits)
     return 0 if compressed else count * plan.channels * plan.cells * DTYPES[dtype].itemsize
-
-
-def _is_ours(folder: Path) -> bool:
-    """Returns whether a folder is a dataset of ours, or one that was begun."""
-    try:
-        read_header(folder)
-    except RecordError:
-        return (folder / UNFINISHED).exists()
-    return True
 
 
 def write_dataset(
@@ -130,20 +107,19 @@ def write_dataset(
     samples_per_file: int = 64,
     progress: Progress,
     overwrite: bool = False,
-    scale: float = 256.0,
 ) -> None:
     """Simulates splits of a dataset. On all ranks together, each of which writes its blocks.
 
-    dataset.json tells of a split only when it is whole, and is written last. Splits of the same
-    simulations that are in the folder already stay; beside each are its statistics, which
-    `flowpm-dist evaluate` needs for its baselines.
+    dataset.json lists a split only when it is complete, and is written last. Other splits of the
+    same simulations stay in the folder. The statistics of each split are written, too:
+    `flowpm-dist evaluate` needs them for its baselines.
 
     Args:
         plan: of a training with data.source = "simulate".
         mesh: the ranks, of axes replica, row and col.
         folder: of the dataset; on a file system that all ranks see.
         splits: of `SPLITS`.
-        dtype, compressed, samples_per_file, scale: see `DatasetHeader`.
+        dtype, compressed, samples_per_file: see `DatasetHeader`.
         progress: of this rank.
         overwrite: whether splits that exist may be replaced.
 
@@ -153,35 +129,19 @@ def write_dataset(
         WriteError: a file cannot be written; the job must end then.
         HaloError: a particle left the halo.
     """
-    from flowpm_dist.cosmoflow.training.held_out import make_volumes
+    from flowpm_dist.cosmoflow.training.held_out import simulate_dataset
     from flowpm_dist.cosmoflow.volumes.universes import Lanes, header_of, maker_of
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
     check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
-    options = {"dtype": dtype, "compressed": compressed, "scale": scale}
+    options: dict[str, Any] = {"dtype": dtype, "compressed": compressed}
     header = header_of(plan, mesh, samples_per_file=samples_per_file, **options)
-    kept = sorted(set(split_files(folder)) - set(splits))
-    _check_kept(folder, header, kept)
-    mesh.barrier()
-    if mesh.rank == 0:
-        _clear(folder, splits, header if kept else None)
+    _check_kept(folder, header, sorted(set(split_files(folder)) - set(splits)))
     mesh.barrier()
     maker = maker_of(plan, mesh, Lanes.of(mesh, plan.training.batch))
-    for split in splits:
-        make_volumes(
-            maker,
-            split,
-            simulations(plan, split),
-            folder,
-            header,
-            mesh,
-            statistics_path(folder, split),
-            progress=functools.partial(progress, f"simulating {split}"),
-        )
-    if mesh.rank == 0:
-        finish_dataset(folder, header)
-        (folder / UNFINISHED).unlink(missing_ok=True)
-    mesh.barrier()
+    counts = {split: plan.simulations(split) for split in splits}
+    statistics = functools.partial(statistics_path, folder)
+    simulate_dataset(maker, counts, folder, header, mesh, statistics, progress)
 
 
 def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
@@ -189,16 +149,16 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
     if not kept:
         return
     try:
-        found, told = read_header(folder)
+        found, listed = read_header(folder)
     except RecordError as error:
         raise OutputError(
-            f"{folder} holds files of {', '.join(kept)} that no dataset tells of ({error}): write "
+            f"{folder} holds files of {', '.join(kept)} that no dataset lists ({error}): write "
             "those splits too, or give another --output"
         ) from error
     names = [field.name for field in fields(found) if field.name not in FREE]
     other = [name for name in names if getattr(found, name) != getattr(header, name)]
     other += differences(_universes(found), _universes(header))
-    other += [f"the number of files of {split}" for split in kept if split not in told]
+    other += [f"the number of files of {split}" for split in kept if split not in listed]
     if other:
         raise OutputError(
             f"{folder} holds {', '.join(kept)}, which differ in {', '.join(other)}: write all "
@@ -211,24 +171,6 @@ def _universes(header: DatasetHeader) -> dict[str, Any]:
     table = tomllib.loads(header.attributes.get("run", ""))
     found = {section: table.get(section) for section in OF_UNIVERSES}
     return {**found, "data.seed": table.get("data", {}).get("seed")}
-
-
-def _clear(folder: Path, splits: Sequence[str], header_of_kept: DatasetHeader | None) -> None:
-    """Removes splits, with what an interrupted session left of them, and from dataset.json."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
-        if header_of_kept is None:
-            (folder / DATASET).unlink(missing_ok=True)
-        for split in splits:
-            partial = folder.glob(f".{split}-*.tfrecord.partial")
-            written = [file.path for file in split_files(folder).get(split, ())]
-            for path in [*written, *partial, statistics_path(folder, split)]:
-                path.unlink(missing_ok=True)
-        if header_of_kept is not None:
-            finish_dataset(folder, header_of_kept)
-    except OSError as error:
-        raise WriteError.of(Path(error.filename or folder), error) from error
 
 
 def record(path: Path) -> RunRecord | None:

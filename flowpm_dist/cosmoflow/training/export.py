@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.cosmoflow.planning.memory import weights_bytes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.observables.light_cone.map_files import cone_table
-from flowpm_dist.observables.record import ObservationRecord
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,10 +39,7 @@ class ExportFolder(WorkFolder):
 
 def export_bytes(training: SavedTraining) -> int:
     """Returns the size of what an export will write, about [bytes]."""
-    plan = training.plan
-    itemsize = 8 if plan.network.precision == "float64" else 4
-    weights = plan.declaration.parameters(plan.width, plan.channels, plan.outputs)
-    return weights * itemsize + GRAPH_BYTES
+    return weights_bytes(training.plan, training.plan.grid) + GRAPH_BYTES
 
 
 def export_network(
@@ -111,20 +108,16 @@ def export_network(
 
 
 def _seen_by(plan: TrainingPlan) -> dict[str, Any]:
-    """Returns what the network sees: its axes and extent, and what was observed."""
+    """Returns what the network sees: its axes and extent, what was observed, and masked cells."""
     record, cone = plan.record, plan.lightcone
-    if cone is None:
-        seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
-    else:
+    seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
+    if cone is not None:
         seen = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
-    return seen | (_observed(record) if record is not None else {})
-
-
-def _observed(record: ObservationRecord) -> dict[str, Any]:
-    """Returns what was observed, and what cells hold that a mask leaves out."""
-    observed = {"observation": record.table()}
-    masked = record.options.value("mask") is not None
-    return observed | ({"unobserved_cells": record.options.unobserved} if masked else {})
+    if record is not None:
+        seen["observation"] = record.table()
+        if record.options.value("mask") is not None:
+            seen["unobserved_cells"] = record.options.unobserved
+    return seen
 
 
 def _save(saved: tf.Module, path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,13 +12,16 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import Features
 from flowpm_dist.cosmoflow.volumes.record_files import (
+    DATASET,
+    UNFINISHED,
     Block,
     DatasetHeader,
     RecordError,
     finish_dataset,
     read_header,
+    split_files,
 )
-from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter
+from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter, clear_split
 from flowpm_dist.cosmoflow.volumes.sources import Batch
 from flowpm_dist.cosmoflow.volumes.universes import (
     HISTOGRAM_EDGES,
@@ -33,7 +34,7 @@ from flowpm_dist.cosmoflow.volumes.universes import (
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import read_arrays, save_arrays
+from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
@@ -56,7 +57,7 @@ class Statistics:
 
     def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
         self.path, self._mesh, self._names = path, mesh, names
-        self._rows: dict[int, np.ndarray] = {}
+        self._tables: list[np.ndarray] = []  # [simulation, its number and all that is kept of it]
         self._sizes: tuple[int, ...] = (0, 0, 0)
         self._k = np.empty(0)
         self._edges = HISTOGRAM_EDGES
@@ -66,8 +67,7 @@ class Statistics:
         self._k, self._edges = generation.k, generation.edges
         parts = generation.parameters, generation.power, generation.histogram
         self._sizes = tuple(part.shape[1] for part in parts)
-        for place, index in enumerate(generation.index):
-            self._rows[int(index)] = np.concatenate([part[place] for part in parts])
+        self._tables.append(np.column_stack([generation.index, *parts]))
 
     def write(self) -> None:
         """Writes all statistics, with those that the file holds already. On all ranks together.
@@ -78,26 +78,20 @@ class Statistics:
             WriteError: on rank 0, where it cannot be written.
         """
         first = self._mesh.without("replica").rank == 0  # of those that share a replica
-        rows = sorted(self._rows.items()) if first else []
-        width = 1 + sum(self._sizes)
-        table = np.array([[index, *row] for index, row in rows]).reshape(-1, width)
-        gathered = self._mesh.gather_to_root(table)
-        if gathered is None or not self._rows:
+        none = np.empty((0, 1 + sum(self._sizes)))
+        gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
+        if gathered is None or not self._tables:
             return
-        everything = np.concatenate([*gathered, self._written(width)])
+        kept = ("index", "parameters", "power", "histogram")
+        if self.path.exists():
+            held = read_arrays(self.path)
+            gathered = [*gathered, np.column_stack([held[name] for name in kept])]
+        everything = np.concatenate(gathered)
         everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
-        ends = np.cumsum(self._sizes)[:-1]
-        parameters, power, histogram = np.split(everything[:, 1:], ends, axis=1)
-        arrays = {"parameters": parameters, "power": power, "histogram": histogram}
+        parts = np.split(everything[:, 1:], np.cumsum(self._sizes)[:-1], axis=1)
+        arrays = dict(zip(kept, [everything[:, 0].astype(np.int64), *parts], strict=True))
         arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
-        save_arrays(self.path, arrays | {"index": everything[:, 0].astype(np.int64)})
-
-    def _written(self, width: int) -> np.ndarray:
-        if not self.path.exists():
-            return np.empty((0, width))
-        held = read_arrays(self.path)
-        parts = [held["index"][:, np.newaxis], held["parameters"], held["power"]]
-        return np.concatenate([*parts, held["histogram"]], axis=1)
+        save_arrays(self.path, arrays)
 
 
 def features(path: Path, count: int | None = None) -> Features:
@@ -115,48 +109,85 @@ def features(path: Path, count: int | None = None) -> Features:
     return Features(tuple(map(str, held["names"])), np.log10(power), histogram, truth)
 
 
-def make_volumes(
+def simulate_dataset(
     maker: UniverseMaker,
-    split: str,
-    count: int,
+    counts: Mapping[str, int],
     folder: Path,
     header: DatasetHeader,
     mesh: ProcessMesh,
-    statistics: Path,
-    *,
-    overwrite: bool = False,
-    progress: Callable[[int, int], None],
+    statistics: Callable[[str], Path],
+    progress: Progress,
 ) -> None:
-    """Simulates the universes of a split and writes them as one of a dataset. On all ranks.
+    """Simulates the universes of some splits and writes them as a dataset. On all ranks.
+
+    Other splits of the dataset stay. Each rank writes its blocks. dataset.json lists a split only
+    when it is complete, and is written last.
 
     Args:
         maker: makes the universes.
-        split: name of the split, and of the universes' stream.
-        count: number of simulations; whole generations are made.
-        folder: folder of the dataset; each rank writes its blocks.
+        counts: the number of simulations of each split, which is the stream of the universes, too;
+            whole generations are made.
+        folder: folder of the dataset; on a file system that all ranks see.
         header: header of the dataset.
         mesh: all ranks.
-        statistics: file of the simulations' statistics.
-        overwrite: whether files of that split may be replaced.
-        progress: called with simulations made and to be made.
+        statistics: returns the file of the statistics of a split.
+        progress: of this rank.
+
+    Raises:
+        WriteError: a file cannot be written.
     """
-    lanes, measured_here = maker.lanes, Statistics(statistics, mesh, maker.targets)
-    options: dict[str, Any] = {"block": Block.of(mesh), "overwrite": overwrite}
-    options |= {
-        "first_file": mesh.coordinate("replica"),
-        "file_stride": mesh.axis_size("replica"),
-    }
-    with RecordWriter(folder, split, header, **options) as writer:
-        for number in range(-(-count // lanes.batch)):
-            made = maker.make(split, number)
-            measured_here.add(made)
-            samples = zip(made.volumes, made.parameters, made.seeds, made.index, strict=True)
-            for volume, y, seed, index in samples:
-                writer.write(volume, y, seed=int(seed), index=int(index))
-            mesh.barrier()  # replicas are never further apart than a generation
-            progress(min(count, (number + 1) * lanes.batch), count)
-    measured_here.write()
+    places = mesh.coordinate("replica"), mesh.axis_size("replica")
+    if mesh.rank == 0:
+        _clear(folder, counts, header, statistics)
     mesh.barrier()
+    for split, count in counts.items():
+        found = Statistics(statistics(split), mesh, maker.targets)
+        with RecordWriter(folder, split, header, Block.of(mesh), *places) as writer:
+            _simulate_split(maker, split, count, writer, found, mesh, progress)
+        found.write()
+        mesh.barrier()
+    if mesh.rank == 0:
+        finish_dataset(folder, header)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    mesh.barrier()
+
+
+def _simulate_split(
+    maker: UniverseMaker,
+    split: str,
+    count: int,
+    writer: RecordWriter,
+    statistics: Statistics,
+    mesh: ProcessMesh,
+    progress: Progress,
+) -> None:
+    batch = maker.lanes.batch
+    for number in range(-(-count // batch)):
+        made = maker.make(split, number)
+        statistics.add(made)
+        samples = zip(made.volumes, made.parameters, made.seeds, made.index, strict=True)
+        for volume, y, seed, index in samples:
+            writer.write(volume, y, seed=int(seed), index=int(index))
+        mesh.barrier()  # replicas are never further apart than a generation
+        progress(f"simulating for {split}", min(count, (number + 1) * batch), count)
+
+
+def _clear(
+    folder: Path, splits: Iterable[str], header: DatasetHeader, statistics: Callable[[str], Path]
+) -> None:
+    """Removes splits, with what an interrupted session left of them, and from dataset.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
+        for split in splits:
+            clear_split(folder, split)
+            statistics(split).unlink(missing_ok=True)
+        if split_files(folder):
+            finish_dataset(folder, header)
+        else:
+            (folder / DATASET).unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError.of(Path(error.filename or folder), error) from error
 
 
 def hold_out(
@@ -194,21 +225,11 @@ def hold_out(
         sizes = (replicas * n for n in range(max(1, plan.training.batch // replicas), 0, -1))
         lanes = Lanes.of(mesh, min(sizes, key=lambda size: -count % size))
         maker = maker_of(plan, mesh, lanes)
-    for split in splits:
-        make_volumes(
-            maker,
-            split,
-            plan.simulated.test if is_fresh(split) else getattr(plan.simulated, split),
-            path,
-            header,
-            mesh,
-            folder.statistics(split),
-            overwrite=True,
-            progress=functools.partial(progress, f"simulating for {split}"),
-        )
-    if mesh.rank == 0:
-        finish_dataset(path, header)
-    mesh.barrier()
+    counts = {
+        split: plan.simulated.test if is_fresh(split) else getattr(plan.simulated, split)
+        for split in splits
+    }
+    simulate_dataset(maker, counts, path, header, mesh, folder.statistics, progress)
 
 
 def fields_of(

@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.folder import (
-    FRESH,
-    TrainedError,
-    TrainingFolder,
+from flowpm_dist.cosmoflow.planning.folder import FRESH, TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.memory import (
+    buffer_bytes,
+    check_training_mesh,
     training_bytes,
+    training_demand,
 )
-from flowpm_dist.cosmoflow.planning.memory import buffer_bytes, check_training_mesh, training_demand
 from flowpm_dist.cosmoflow.planning.options import ArrayData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
@@ -68,7 +68,8 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         Of arrays, also that they have seen none that are held out here.
         """
         start = self.options.training.start_from
-        if start is None or self.is_begun:
+        continues = self.resume and (self.folder.checkpoints / "checkpoint").exists()
+        if start is None or continues:
             return
         if start.resolve() == self.folder.path.resolve():
             raise TrainedError(
@@ -87,11 +88,6 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
                     "otherwise there, so its weights may have seen some that are held out here; "
                     f"take its {', '.join(changed)}"
                 )
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it goes on from a checkpoint of its own."""
-        return self.resume and (self.folder.checkpoints / "checkpoint").exists()
 
     @property
     def is_complete(self) -> bool:
@@ -115,11 +111,11 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         weights = config.declaration.parameters(config.width, config.channels, config.outputs)
         kept = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
         count = "" if config.declaration.is_keras else f"{weights:,} weights, "
-        told = f"{config.network.name}, {count}mesh {self.mesh}"
+        network = f"{config.network.name}, {count}mesh {self.mesh}"
         if not kept:
-            return told
+            return network
         what = "volumes" if config.lightcone is None else "universes' maps"
-        return f"{told}; {config.simulated.buffer} {what} kept: {human_size(kept)} on each rank"
+        return f"{network}; {config.simulated.buffer} {what} kept: {human_size(kept)} on each rank"
 
     @property
     def demand(self) -> Demand:
@@ -172,22 +168,18 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
     def work(self, progress: Progress) -> TrainingOutcome:
         """See `Job.work`."""
         from flowpm_dist.cosmoflow.training.session import TrainingSession
-        from flowpm_dist.cosmoflow.volumes.sources import stage_files
-        from flowpm_dist.jobs.session import StopError
+        from flowpm_dist.cosmoflow.volumes.record_writer import stage_files
         from meshimpl.process_mesh import ProcessMesh
 
         mesh = ProcessMesh(self.mesh)
         stage_files(self.options, mesh, progress)
-        outcome = TrainingSession(self.options, mesh, self.folder, progress).run(resume=self.resume)
-        if outcome.stopped_by is not None:
-            raise StopError(outcome.stopped_by, outcome.stopped_at)
-        return outcome
+        return TrainingSession(self.options, mesh, self.folder, progress).run(resume=self.resume)
 
     def report(self, outcome: TrainingOutcome) -> str:
         """Returns where to look, and the figures that come first."""
         path, seconds = self.folder.path, sum(outcome.phases.values())
         shares = sorted(outcome.phases.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {100 * s / seconds:.0f} %" for name, s in shares if s) or "-"
+        where = ", ".join(f"{name} {100 * s / seconds:.0f} %" for name, s in shares if s) or "-"
         losses = [] if outcome.loss is None else [f"loss {outcome.loss:.4f}"]
         if outcome.validation_loss is not None:
             losses.append(f"of validation {outcome.validation_loss:.4f}")
@@ -199,7 +191,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         return f"""
 Training in {path}:
   training.png  losses and learning rate; numbers, a row for each step, in metrics.csv
-  phases.png    where the time went: {told}; seconds in phases.json
+  phases.png    where the time went: {where}; seconds in phases.json
   tensorboard   the same live: tensorboard --logdir {path / "tensorboard"}
   checkpoints   the latest after step {outcome.step}; best: the weights of the least validation loss
   draws.json    how often volumes were drawn; run.toml: the run with all its settings

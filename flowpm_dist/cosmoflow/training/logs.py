@@ -36,60 +36,22 @@ SUBMISSION = tuple(f"submission_{key}" for key in ("org", "division", "status", 
 POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 
 
-class TensorBoard:
-    """Scalars for TensorBoard.
-
-    Args:
-        folder: folder of the events of all sessions.
-        first: step that this session begins with; its events go into a subfolder.
-
-    Raises:
-        WriteError: by any method but `close`: events cannot be written.
-    """
-
-    def __init__(self, folder: Path, first: int) -> None:
-        self._path = folder / f"from-{first}"
-        with self._written():
-            self._writer = tf.summary.create_file_writer(str(self._path))
-
-    def add(self, step: int, **values: float) -> None:
-        """Adds the values of a step, by name. They may stay in memory for a while."""
-        with self._written(), self._writer.as_default():
-            for name, value in values.items():
-                tf.summary.scalar(name, value, step=step)
-
-    def flush(self) -> None:
-        """Writes what is still in memory."""
-        with self._written():
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file. Events that cannot be written are dropped; `flush` reports them."""
-        with contextlib.suppress(tf.errors.OpError):
-            self._writer.close()
-
-    @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:
-            raise WriteError.of(self._path, error) from error
-
-
 class TrainingLogs:
     """The table and TensorBoard's events of a session. On rank 0.
 
     Args:
         folder: the training's folder.
-        first: step that this session begins with.
+        first: step that this session begins with; its events go into a subfolder.
 
     Raises:
-        WriteError: the table cannot be written.
+        WriteError: the table or the events cannot be written.
     """
 
     def __init__(self, folder: TrainingFolder, first: int) -> None:
         self._table = Table(folder.metrics, COLUMNS, first)
-        self._board = TensorBoard(folder.path / "tensorboard", first)
+        self._events = folder.path / "tensorboard" / f"from-{first}"
+        with self._events_written():
+            self._writer = tf.summary.create_file_writer(str(self._events))
 
     def add(
         self,
@@ -122,7 +84,9 @@ class TrainingLogs:
         if validation is not None:
             values["validation_loss"], values["validation_mae"] = validation
         self._table.add({"step": report.step, **counts, **values})
-        self._board.add(report.step, **values)
+        with self._events_written(), self._writer.as_default():
+            for name, value in values.items():
+                tf.summary.scalar(name, value, step=report.step)
 
     def flush(self) -> None:
         """Writes what is still in memory.
@@ -130,12 +94,21 @@ class TrainingLogs:
         Raises:
             WriteError: it cannot be written.
         """
-        self._board.flush()
+        with self._events_written():
+            self._writer.flush()
 
     def close(self) -> None:
-        """Closes both, see `flush`."""
-        self._board.close()
+        """Closes both. Events that cannot be written are dropped; `flush` reports them."""
+        with contextlib.suppress(tf.errors.OpError):
+            self._writer.close()
         self._table.close()
+
+    @contextlib.contextmanager
+    def _events_written(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise WriteError.of(self._events, error) from error
 
 
 class MLPerfLog:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowpm_dist.cosmoflow.planning.datasets import read_dataset
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
+from flowpm_dist.cosmoflow.volumes.public_files import public_header, samples_of_names
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     MEAN_ONE,
     DatasetHeader,
     RecordError,
+    first_file,
     read_header,
     splits_of,
 )
@@ -101,24 +103,11 @@ class SavedTraining:
         Raises:
             RecordError: files that are damaged or do not match.
         """
-        from flowpm_dist.cosmoflow.volumes.public_files import public_header_of
-
         data = self.plan.data
-        if data.source == "arrays":
-            return arrays_of(self.plan).header
-        if data.source != "files":
-            return None
-        if (data.folder / DATASET).exists():
-            return read_header(data.folder)[0]
-        return public_header_of(data.folder, "train", data.parameters)
-
-    def channels(self, header: DatasetHeader | None) -> int:
-        """Returns the number of values in each cell.
-
-        Args:
-            header: see `header`.
-        """
-        return self.plan.channels if header is None else header.channels
+        if data.source == "files" and not (data.folder / DATASET).exists():
+            return public_header(first_file(data.folder, "train"), data.parameters)
+        found = read_dataset(self.plan)
+        return None if found is None else found.header
 
     def divides_by_mean(self, header: DatasetHeader | None) -> bool:
         """Returns whether a volume is divided by its mean before the network reads it.
@@ -137,8 +126,6 @@ class SavedTraining:
         Raises:
             TrainedError, RecordError: see `files`.
         """
-        from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
-
         folder = self.plan.dataset_folder
         if is_fresh(split) and not (self.keeper(split).dataset(split) / DATASET).exists():
             return self.plan.simulated.test
@@ -168,7 +155,7 @@ class SavedTraining:
             RecordError: files that are damaged or do not match.
             ObservationError: the observation of the files differs from the training's.
         """
-        from flowpm_dist.cosmoflow.volumes.records import RecordDataset
+        from flowpm_dist.cosmoflow.volumes.sources import stored_split
 
         data = self.plan.data
         if data.source == "dummy":
@@ -176,14 +163,9 @@ class SavedTraining:
                 f'{self.folder.path} was trained with data.source = "dummy", random numbers: there '
                 "is nothing to find"
             )
-        if data.source == "arrays":
-            return ArrayDataset(arrays_of(self.plan), split, block)
-        folder, names = self.keeper(split).dataset(split), None
-        if data.source == "files":
-            folder, names = data.folder, data.parameters
-        grid = self.plan.input_shape
-        found = RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)
-        self.check_seen(found.header, folder)
+        simulated = self.keeper(split).dataset(split)
+        found = stored_split(self.plan, split, simulated, block, mesh)
+        self.check_seen(found.header, self.plan.dataset_folder or simulated)
         return found
 
     def check_held_out(self) -> None:

@@ -32,7 +32,7 @@ from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import StopRequest
+from flowpm_dist.jobs.session import StopError, StopRequest
 from flowpm_dist.observables.record import BARE
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
@@ -52,7 +52,6 @@ class TrainingOutcome:
         validation_loss: the latest, where there was one.
         seconds: seconds of this session's steps.
         phases: seconds per step of each phase, in this session.
-        stopped_by: name of the signal that ended it before its last step.
         best: least validation loss and the step after which it was found, if there was one.
         ended_early: whether validations stopped getting better, see `TrainingOptions.patience`.
     """
@@ -63,20 +62,15 @@ class TrainingOutcome:
     validation_loss: float | None
     seconds: float
     phases: dict[str, float]
-    stopped_by: str | None
     best: tuple[float, int] | None = None
     ended_early: bool = False
-
-    @property
-    def stopped_at(self) -> str:
-        """Where the training was stopped, in words."""
-        return f"after step {self.step} of {self.steps}"
 
 
 class TrainingSession:
     """One session of a training, from its beginning or from its latest checkpoint.
 
-    Files that are to be staged have been, see `flowpm_dist.cosmoflow.volumes.sources.stage_files`.
+    Call `flowpm_dist.cosmoflow.volumes.record_writer.stage_files` before, which copies files to
+    fast local storage.
 
     Args:
         plan: the training.
@@ -116,6 +110,7 @@ class TrainingSession:
             resume: whether to continue from the latest checkpoint, if there is one.
 
         Raises:
+            StopError: a signal ended it before its last step; a checkpoint is written.
             DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
             TrainedError: there is no checkpoint to continue from, or no weights to start from.
         """
@@ -146,10 +141,12 @@ class TrainingSession:
                 opened.callback(logs.close)
             # Until here nothing is lost by ending at once.
             stop = opened.enter_context(StopRequest(self.mesh, "step", self.progress.say).heard())
-            outcome = self._steps(first, stop, logs)
+            outcome, stopped = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
             self._write_phases(outcome)
             self._write_draws(outcome.step)
+        if stopped is not None:
+            raise StopError(stopped, f"after step {outcome.step} of {outcome.steps}")
         return outcome
 
     def _resumed(self) -> int:
@@ -177,7 +174,10 @@ class TrainingSession:
         batches = -(-self.plan.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.source.preview(batches))
 
-    def _steps(self, first: int, stop: StopRequest, logs: TrainingLogs | None) -> TrainingOutcome:
+    def _steps(
+        self, first: int, stop: StopRequest, logs: TrainingLogs | None
+    ) -> tuple[TrainingOutcome, str | None]:
+        """Makes the steps; returns the signal that ended them early, if any, too."""
         steps, batch = self.plan.total_steps, self.plan.training.batch
         best, enough = self.checkpoints.best, self._is_enough()
         if (first >= steps or enough) and self.mesh.rank == 0:
@@ -220,17 +220,17 @@ class TrainingSession:
                 totals[phase] += value
         complete = number >= steps or enough
         self.mlperf.end(success=complete)
-        return TrainingOutcome(
+        outcome = TrainingOutcome(
             step=number,
             steps=steps,
             loss=None if report is None else report.loss,
             validation_loss=validation,
             seconds=time.perf_counter() - begin,
             phases={phase: total / max(1, number - first) for phase, total in totals.items()},
-            stopped_by=None if complete else stopped,
             best=(float(best.loss), int(best.step)) if int(best.step) else None,
             ended_early=enough and number < steps,
         )
+        return outcome, None if complete else stopped
 
     def _is_enough(self) -> bool:
         """Whether validations have stopped getting better."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +34,6 @@ if TYPE_CHECKING:
 NUMBER = "{}"
 FIRST = 8
 """Number of volumes whose mean tells whether the unit can be right."""
-
-
-@dataclass(frozen=True)
-class ArrayHeader(DatasetHeader):
-    """What volumes in arrays share; no record limits their size."""
-
-    @property
-    def block_bytes(self) -> int:
-        """The size of a record: there is none."""
-        return 0
 
 
 class ArraySet:
@@ -93,8 +82,8 @@ class ArraySet:
         self._check_number(first)
         channels = shape[3] if len(shape) == 4 else 1
         unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
-        told: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
-        self.header = ArrayHeader(tuple(grid), names, channels, **told)  # type: ignore[arg-type]
+        settings: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
+        self.header = DatasetHeader(tuple(grid), names, channels, **settings)  # type: ignore[arg-type]
 
     @property
     def _one_each(self) -> bool:
@@ -138,7 +127,7 @@ class ArraySet:
         if limits is None:
             return
         rows = range(min(FIRST, len(self.parameters)))
-        mean = float(np.mean([_means(self._volume(row), self.shape) for row in rows]))
+        mean = float(np.mean([_means(*self._volume(row), self.shape) for row in rows]))
         low, high = limits
         if np.isfinite(mean) and not low < mean < high:
             raise RecordError(
@@ -150,21 +139,21 @@ class ArraySet:
     def _file(self, number: int) -> Path:
         return Path(str(self.path).replace(NUMBER, str(number)))
 
-    def _volume(self, number: int) -> Any:
-        """Returns what a volume is read from, [x, y, z] or with channels.
+    def _volume(self, number: int) -> tuple[Any, tuple[int, ...]]:
+        """Returns the array that holds a volume, and the index of the volume in it.
 
         Raises:
             RecordError: if it has another shape than the first, or is not there.
         """
         array = self._array(number)
         if not self._one_each:
-            return _Part(array, number)
+            return array, (number,)
         if array.shape != self.shape:
             raise RecordError(
                 f"{self._where(number)} has the shape {list(array.shape)}; must be "
                 f"{list(self.shape)}, that of the first"
             )
-        return array
+        return array, ()
 
     def _where(self, number: int) -> str:
         return str(self._file(number)) if self._one_each else str(self.path)
@@ -188,13 +177,15 @@ class ArraySet:
         Raises:
             RecordError: if the volume has another shape, or values that no density has.
         """
-        volume = self._volume(number)
+        array, index = self._volume(number)
         x, y = block.cut(self.header.grid)
-        values = np.asarray(volume[x, y], np.float64).reshape(self.header.block_shape(block))
+        values = np.asarray(array[(*index, x, y)], np.float64).reshape(
+            self.header.block_shape(block)
+        )
         if self._data.unit == "overdensity":
             values += 1
         elif self._data.unit == "mass":
-            values /= _means(volume, self.shape).reshape(-1)
+            values /= _means(array, index, self.shape).reshape(-1)
         if not np.isfinite(values).all() or values.min() < 0:
             what = "below -1" if self._data.unit == "overdensity" else "negative"
             raise RecordError(
@@ -226,22 +217,11 @@ class ArraySet:
         return [self.table, file_and_name(self.path)[0]]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One volume of an array of several."""
-
-    array: Any
-    number: int
-
-    def __getitem__(self, cells: tuple[slice, ...]) -> np.ndarray:
-        return self.array[(self.number, *cells)]
-
-
-def _means(volume: Any, shape: Sequence[int]) -> np.ndarray:
-    """Returns the mean of each channel over all cells, from one plane after the other."""
+def _means(array: Any, index: tuple[int, ...], shape: Sequence[int]) -> np.ndarray:
+    """Returns the mean of each channel of a volume, plane by plane."""
     total = np.zeros(shape[3:])
     for x in range(shape[0]):
-        plane = np.asarray(volume[x : x + 1, :], np.float64)
+        plane = np.asarray(array[(*index, slice(x, x + 1))], np.float64)
         total += plane.sum(axis=(0, 1, 2))
     return total / np.prod(shape[:3])
 

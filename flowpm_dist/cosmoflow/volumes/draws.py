@@ -13,20 +13,26 @@ it covers the priors evenly, and the mean of its features, which is taken off th
 hardly varies from batch to batch. In a batch that is not balanced each lane goes through the
 generations in an order of its own: it is a random sample of the universes.
 
-Nothing here imports TensorFlow.
+Each time a volume is used, it is turned and shifted at random, see `View`.
+
+Nothing here imports TensorFlow before volumes are gathered.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from flowpm_dist.cosmology.options import UniformPriors
+
+if TYPE_CHECKING:
+    from meshimpl.process_mesh import ProcessMesh
 
 Sampling = Literal["sobol", "uniform"]
 """How parameters are drawn: evenly, or independently of each other."""
@@ -45,19 +51,10 @@ class Priors(UniformPriors):
         sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998) for
             the streams of `EVENLY`, or "uniform", independent draws for all.
         seed: of the data.
-
-    Raises:
-        ValueError: another sampling, or a range whose ends are not in order.
     """
 
     sampling: Sampling = "sobol"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sampling not in get_args(Sampling):
-            known = ", ".join(map(repr, get_args(Sampling)))
-            raise ValueError(f"sampling {self.sampling!r} is not one of {known}")
 
     def draw(self, stream: str, first: int, count: int) -> np.ndarray:
         """Returns parameters of the simulations from `first` on of a stream, [count, parameter]."""
@@ -120,10 +117,6 @@ class Draws:
         batch: the number of universes of a step, which divides the others but `reuse`.
         seed: the seed of the order.
         balanced: whether each batch is a whole generation, or a random sample.
-
-    Raises:
-        ValueError: if there are more universes in the buffer than in all, or made before the first
-            step than the buffer takes.
     """
 
     simulations: int
@@ -133,14 +126,6 @@ class Draws:
     batch: int
     seed: int
     balanced: bool = True
-
-    def __post_init__(self) -> None:
-        most = most_filled(self.simulations, self.buffer, self.batch)
-        if not self.batch <= self.fill <= most or self.buffer > self.simulations:
-            raise ValueError(
-                f"fill {self.fill}, buffer {self.buffer} of {self.simulations} simulations: fill "
-                f"must be from {self.batch} to {most}, the buffer at most all simulations"
-            )
 
     @property
     def steps(self) -> int:
@@ -272,3 +257,96 @@ def _summary(counts: np.ndarray, steps: int) -> dict[str, Any]:
         "volumes": len(counts),
         "draws": {"min": least, "median": median, "max": most},
     }
+
+
+Augment = bool | Literal["symmetries"]
+
+_PERMUTATIONS = list(itertools.permutations(range(3)))
+_KEEPING = [[axes for axes in _PERMUTATIONS if axes[kept] == kept] for kept in range(3)]
+_FLIPS = list(itertools.product((1, -1), repeat=3))
+
+
+@dataclass(frozen=True)
+class View:
+    """A periodic shift and one of the 48 symmetries of the cube, applied to a volume.
+
+    A periodic box has no origin and no preferred axes, so the parameters stay the same. In redshift
+    space one axis is the line of sight, which stays where it is.
+
+    Attributes:
+        axes: the side of the volume that becomes x, y and z.
+        flips: 1 or -1 for each of the new sides.
+        shift: cells along each side of the volume as it is.
+    """
+
+    axes: tuple[int, int, int] = (0, 1, 2)
+    flips: tuple[int, int, int] = (1, 1, 1)
+    shift: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        width: int,
+        augment: Augment = True,
+        axis: str | None = None,
+    ) -> View:
+        """Returns one of all possible views, each equally likely.
+
+        Args:
+            rng: drawn from.
+            width: cells along a side of the volume.
+            augment: True: shifts and symmetries; "symmetries" alone, of volumes that are not
+                periodic; False: as it is.
+            axis: "x", "y" or "z", a line of sight, which may be turned round but not exchanged.
+        """
+        if not augment:
+            return cls()
+        x, y, z = (0, 0, 0) if augment == "symmetries" else rng.integers(width, size=3).tolist()
+        allowed = _PERMUTATIONS if axis is None else _KEEPING["xyz".index(axis)]
+        axes = allowed[rng.integers(len(allowed))]
+        return cls(axes, _FLIPS[rng.integers(len(_FLIPS))], (x, y, z))  # type: ignore[arg-type]
+
+    def of(self, volume: np.ndarray) -> np.ndarray:
+        """Returns the volume [x, y, z, ...] under this view."""
+        shifted = np.roll(volume, self.shift, axis=(0, 1, 2))
+        turned = shifted.transpose(*self.axes, *range(3, volume.ndim))
+        return turned[tuple(slice(None, None, flip) for flip in self.flips)]
+
+
+def views_of(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
+    """Returns this rank's blocks of several volumes, each under its view.
+
+    Where volumes are split, each is gathered for it: one channel, where the network's first layer
+    makes many more.
+
+    Args:
+        volumes: blocks [n, x/row, y/col, z, ...].
+        views: n of them.
+        mesh: the ranks that hold the volumes, of axes `row` and `col`.
+
+    Returns:
+        blocks of the same shape.
+    """
+    wholes = whole_volumes(volumes, mesh)
+    found = np.stack([view.of(whole) for view, whole in zip(views, wholes, strict=True)])
+    return block_of(found, mesh)
+
+
+def whole_volumes(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """Returns whole volumes [n, x, y, ...] on every rank, from blocks [n, x/row, y/col, ...]."""
+    import tensorflow as tf
+
+    gathered: Any = volumes
+    for axis, name in ((1, "row"), (2, "col")):
+        if mesh.axis_size(name) > 1:
+            gathered = mesh.communicator(name).allgather(tf.convert_to_tensor(gathered), axis)
+    return np.asarray(gathered)
+
+
+def block_of(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:
+    """Returns this rank's blocks of whole volumes [n, x, y, ...]."""
+    for axis, name in ((1, "row"), (2, "col")):
+        parts = mesh.axis_size(name)
+        volumes = np.split(volumes, parts, axis)[mesh.coordinate(name)] if parts > 1 else volumes
+    return volumes

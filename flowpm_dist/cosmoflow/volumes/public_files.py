@@ -28,9 +28,10 @@ import numpy as np
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     FRAME,
+    GZIP,
     DatasetHeader,
     RecordError,
-    first_file,
+    is_packed,
     names_of,
     parsed_record,
     record_bounds,
@@ -46,7 +47,6 @@ LEAST_KEPT = 512
 """Number of files that had to be opened from which on an index is kept in the cache."""
 CHANNELS = (1, 4)
 READERS, AT_ONCE = 8, 256
-_GZIP = b"\x1f\x8b"
 _UNREADABLE = -1
 T = TypeVar("T")
 
@@ -66,15 +66,6 @@ class PublicIndex:
     packed: bool
     file: np.ndarray
     start: np.ndarray
-
-
-def is_packed(path: Path) -> bool:
-    """Returns whether a file begins as gzip does. Raises RecordError if it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(2) == _GZIP
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
 
 
 def cube(values: int) -> tuple[int, int, int, int] | None:
@@ -109,13 +100,13 @@ def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
             four bytes tell of that size is not unpacked.
 
     Raises:
-        RecordError: if the file is not packed as told, or is damaged.
+        RecordError: if the file is not packed as `packed` says, or is damaged.
     """
     if not packed:
         return record_bounds(path)
     try:
         with open(path, "rb", buffering=0) as file:
-            if file.read(2) != _GZIP:
+            if file.read(len(GZIP)) != GZIP:
                 raise RecordError(f"{path} is not packed with gzip, but the first file is")
             file.seek(-4, os.SEEK_END)
             size = int.from_bytes(file.read(), "little")
@@ -150,7 +141,8 @@ def public_index(
             The message names it.
     """
     ranks = _Ranks(mesh)
-    names = ranks.of_first(_bytes(b"\n".join(names_of(folder, split)) if ranks.first else b""))
+    text = b"\n".join(names_of(folder, split)) if ranks.first else b""
+    names = ranks.of_first(np.frombuffer(text, np.uint8))
     if not len(names):
         raise RecordError(f"{folder / split} holds no record files")
     place = os.fsencode(folder / split) + b"/"
@@ -158,18 +150,19 @@ def public_index(
     packed = is_packed(_path(paths[0]))
     bounds = bounds_of(_path(paths[0]), packed)
     one = int(bounds[1]) if len(bounds) == 2 else None
-    own = _in_threads(_sizes, paths[ranks.share(len(paths))])
-    sizes = ranks.joined(np.array(own, np.int64))
+    sizes = ranks.joined(np.array(_in_threads(_size, paths[ranks.share(len(paths))]), np.int64))
     counts = np.ones(len(paths), np.int64)
     unclear = np.flatnonzero(packed | (sizes != one))
     starts = np.zeros(0, np.int64)
     if len(unclear):
-        kept = _Kept(folder / split, names.tobytes() + sizes.tobytes(), len(unclear))
-        found = ranks.of_first(kept.read() if ranks.first else starts)
+        place_hash = hashlib.sha256(os.fsencode((folder / split).resolve())).hexdigest()[:32]
+        cache = user_cache() / "indexes" / f"{place_hash}.npz"
+        state = hashlib.sha256(names.tobytes() + sizes.tobytes()).hexdigest()
+        found = ranks.of_first(_kept(cache, state) if ranks.first else starts)
         if not len(found):
             found = _opened(paths[unclear], packed, one, volume_bytes, ranks)
-            if ranks.first:
-                kept.write(found)
+            if ranks.first and len(unclear) >= LEAST_KEPT:
+                _keep(cache, state, found)
         counts[unclear], starts = found[: len(unclear)], found[len(unclear) :]
     file = np.repeat(np.arange(len(paths)), counts)
     start = np.zeros(len(file), np.int64)
@@ -182,55 +175,52 @@ def _opened(
 ) -> np.ndarray:
     """Returns the numbers of records in files, and then where each record begins. On all ranks."""
 
+    def checked(path: Path) -> np.ndarray:
+        bounds = bounds_of(path, packed, one)
+        if wrong := wrong_record(bounds, volume_bytes):
+            raise RecordError(f"{path}: {wrong[1]}")
+        return bounds
+
     def records(path: bytes) -> np.ndarray:
         """Where they begin; a single -1 for a file that cannot serve."""
         try:
-            bounds = bounds_of(_path(path), packed, one)
-            _check_lengths(_path(path), bounds, volume_bytes)
+            bounds = checked(_path(path))
         except RecordError:
             return np.array([_UNREADABLE])
         return bounds[:-1]
 
     own = paths[ranks.share(len(paths))]
-    begins = _in_threads(lambda part: list(map(records, part)), own)
+    begins = _in_threads(records, own)
     counts = ranks.joined(np.array([len(b) for b in begins], np.int64))
     starts = ranks.joined(np.concatenate([np.zeros(0, np.int64), *begins]))
     if (bad := np.flatnonzero(starts == _UNREADABLE)).size:
         # Every rank looks for itself: all raise, and say the same.
         path = _path(paths[np.searchsorted(np.cumsum(counts), bad[0], side="right")])
-        _check_lengths(path, bounds_of(path, packed, one), volume_bytes)
+        checked(path)
         raise RecordError(f"{path} could not be read on another rank")
     return np.concatenate([counts, starts])
-
-
-def _check_lengths(path: Path, bounds: np.ndarray, volume_bytes: int) -> None:
-    if wrong := wrong_record(bounds, volume_bytes):
-        raise RecordError(f"{path}: {wrong[1]}")
-
-
-def _bytes(text: bytes) -> np.ndarray:
-    return np.frombuffer(text, np.uint8)
 
 
 def _path(path: bytes) -> Path:
     return Path(os.fsdecode(path))
 
 
-def _sizes(paths: np.ndarray) -> list[int]:
-    found = []
-    for path in paths:
-        try:
-            found.append(os.stat(path).st_size)
-        except OSError:
-            found.append(0)  # the file is opened then, and that says why it cannot be read
-    return found
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # the file is opened then, and that says why it cannot be read
 
 
-def _in_threads(of_files: Callable[[np.ndarray], list[T]], paths: np.ndarray) -> list[T]:
+def _in_threads(of_file: Callable[[bytes], T], paths: np.ndarray) -> list[T]:
     """Returns what a function finds for each of some files, in parts by several threads."""
     parts = np.array_split(paths, max(1, len(paths) // AT_ONCE))
     with ThreadPoolExecutor(READERS) as pool:
-        return [found for part in pool.map(of_files, parts) for found in part]
+        return [
+            found
+            for part in pool.map(lambda part: list(map(of_file, part)), parts)
+            for found in part
+        ]
 
 
 class _Ranks:
@@ -259,46 +249,25 @@ class _Ranks:
         return values if self._mesh is None else self._mesh.array_from_root(values)
 
 
-class _Kept:
-    """What was found in files, in the user's cache.
-
-    Args:
-        folder: of the files.
-        state: their names and sizes.
-        count: number of files that were opened.
-    """
-
-    def __init__(self, folder: Path, state: bytes, count: int) -> None:
-        name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-        self.path = user_cache() / "indexes" / f"{name}.npz"
-        self._state, self._count = hashlib.sha256(state).hexdigest(), count
-
-    def read(self) -> np.ndarray:
-        """Returns what was found in the same files before, or nothing."""
-        try:
-            held = read_arrays(self.path)
-            if str(held["state"]) == self._state:
-                return held["found"].astype(np.int64)
-        except (UnreadableError, KeyError):
-            pass
-        return np.zeros(0, np.int64)
-
-    def write(self, found: np.ndarray) -> None:
-        """Keeps what was found; without a cache that can be written, nothing happens."""
-        if self._count < LEAST_KEPT:
-            return
-        with contextlib.suppress(WriteError), written_whole(self.path) as aside:
-            with aside.open("wb") as file:
-                np.savez_compressed(file, state=self._state, found=found)
+def _kept(path: Path, state: str) -> np.ndarray:
+    """Returns what was found in the same files before, which the cache holds; or nothing."""
+    try:
+        held = read_arrays(path)
+        if str(held["state"]) == state:
+            return held["found"].astype(np.int64)
+    except (UnreadableError, KeyError):
+        pass
+    return np.zeros(0, np.int64)
 
 
-def public_header_of(folder: Path, split: str, parameters: Sequence[str] | None) -> DatasetHeader:
-    """Returns the header of a split, from its first file alone: see `public_header`."""
-    path = first_file(folder, split)
-    return public_header(path, is_packed(path), parameters)
+def _keep(path: Path, state: str, found: np.ndarray) -> None:
+    """Keeps what was found; without a cache that can be written, nothing happens."""
+    with contextlib.suppress(WriteError), written_whole(path) as aside:
+        with aside.open("wb") as file:
+            np.savez_compressed(file, state=state, found=found)
 
 
-def public_header(path: Path, packed: bool, parameters: Sequence[str] | None) -> DatasetHeader:
+def public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader:
     """Returns a header for the public layout, int16 counts in a cube, from its first record.
 
     Raises:
@@ -306,6 +275,7 @@ def public_header(path: Path, packed: bool, parameters: Sequence[str] | None) ->
     """
     if parameters is None:
         raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
+    packed = is_packed(path)
     if len(bounds_of(path, packed)) == 1:
         raise RecordError(f"{path} holds no record")
     feature = parsed_record(str(path), 0, f"{path}: its first record", packed=packed)

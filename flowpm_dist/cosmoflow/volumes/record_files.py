@@ -18,13 +18,11 @@ This is the layout of the public CosmoFlow files (x, y) with more features.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 DATASET = "dataset.json"
+UNFINISHED = ".unfinished-flowpm-dist"
+"""File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
 SPLITS = ("train", "validation", "test")
 FORMAT, VERSION = "flowpm-dist density records", 1
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtype("<i2")}
@@ -48,6 +48,8 @@ SMALL_FEATURES = 2**12
 """Room that a record may take for features other than its volume [bytes]."""
 FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
 MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
+GZIP = b"\x1f\x8b\x08"
+"""The first bytes of a file that is packed with gzip."""
 GZIP_ERROR = (
     "{} is packed with gzip, where no record can be found without those before it: unpack it with "
     "stage(folder, into, split), and read from there"
@@ -146,9 +148,6 @@ class DatasetHeader:
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
-        self._check()
-
-    def _check(self) -> None:
         if len(self.grid) != 3 or min(*self.grid, self.channels, *self.blocks) < 1:
             raise RecordError(f"grid {self.grid}, {self.channels} channels, blocks {self.blocks}")
         if self.dtype not in DTYPES:
@@ -157,15 +156,7 @@ class DatasetHeader:
             raise RecordError("needs parameters, at least one sample per file, and a scale over 0")
         if self.priors and set(self.priors) != set(self.parameters):
             raise RecordError(f"priors of {list(self.priors)} for parameters {self.parameters}")
-        if self.block_bytes > MESSAGE_LIMIT:
-            raise RecordError(
-                f"a block of shape {self.block_shape()} in {self.dtype} has {self.block_bytes} "
-                f"bytes, a record holds {MESSAGE_LIMIT}: split the volume into more blocks"
-            )
-        try:
-            json.dumps(self.attributes)
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"attributes that JSON cannot hold: {error}") from None
+        self.block_shape()  # checks that the grid divides
 
     def block_shape(self, block: Block | None = None) -> tuple[int, int, int, int]:
         """Returns the cells and channels of a block, by default of one of the dataset's blocks."""
@@ -228,7 +219,7 @@ def record_bounds(path: Path) -> np.ndarray:
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     if bounds[-1] > size:
-        if is_gzip(path):
+        if is_packed(path):
             raise RecordError(GZIP_ERROR.format(path))
         raise RecordError(
             f"{path} ends within a record: it is truncated (or a length in it is damaged) and "
@@ -351,14 +342,13 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
     return {"samples": samples, "files": len(counts)}
 
 
-def is_gzip(path: Path) -> bool:
-    """Returns whether a file is packed with gzip, whatever its name."""
+def is_packed(path: Path) -> bool:
+    """Returns whether a file begins as gzip does. Raises RecordError if it cannot be read."""
     try:
-        with gzip.open(path) as file:
-            file.read(FRAME)
-    except (OSError, EOFError, zlib.error):
-        return False
-    return True
+        with open(path, "rb", buffering=0) as file:
+            return file.read(len(GZIP)) == GZIP
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
 
 
 def dataset_files(folder: Path, split: str) -> list[Path]:
@@ -399,8 +389,7 @@ def first_file(folder: Path, split: str) -> Path:
 def names_of(folder: Path, split: str) -> list[bytes]:
     """Returns the sorted names of the record files in `folder/split`, of which none is opened."""
     try:
-        with os.scandir(os.fsencode(folder / split)) as entries:
-            return sorted(entry.name for entry in entries if _PUBLIC.search(entry.name))
+        return sorted(_public_names(folder / split))
     except OSError:
         return []
 
@@ -416,9 +405,9 @@ def public_splits(folder: Path) -> list[str]:
     """Returns the sorted names of the subfolders that hold record files."""
     if not folder.is_dir():
         return []
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and _holds_records(p))
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and any(_public_names(p)))
 
 
-def _holds_records(folder: Path) -> bool:
+def _public_names(folder: Path) -> Iterator[bytes]:
     with os.scandir(os.fsencode(folder)) as entries:
-        return any(_PUBLIC.search(entry.name) for entry in entries)
+        yield from (entry.name for entry in entries if _PUBLIC.search(entry.name))

@@ -5,33 +5,39 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
+    MESSAGE_LIMIT,
     WHOLE,
     Block,
     DatasetHeader,
     RecordError,
     dataset_files,
     file_name,
-    is_gzip,
-    read_header,
+    is_packed,
     split_files,
 )
 from flowpm_dist.io.files import WriteError, human_size
 from flowpm_dist.jobs.folder import existing_part
+from meshimpl import launch
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+    from flowpm_dist.jobs.progress import Progress
+    from meshimpl.process_mesh import ProcessMesh
 
 
 class RecordWriter:
@@ -46,10 +52,9 @@ class RecordWriter:
         header: the properties that all records share.
         block: this rank's part of each volume.
         first_file, file_stride: the numbers of this writer's files.
-        overwrite: whether existing files of these numbers are removed.
 
     Raises:
-        RecordError: if this writer's files exist, or the folder holds another kind of dataset.
+        RecordError: if the first file exists, or the block is not one of the header's.
         WriteError: if a file cannot be written.
     """
 
@@ -58,11 +63,9 @@ class RecordWriter:
         folder: Path,
         split: str,
         header: DatasetHeader,
-        *,
         block: Sequence[int] = WHOLE,
         first_file: int = 0,
         file_stride: int = 1,
-        overwrite: bool = False,
     ) -> None:
         self.folder, self.split, self.header = Path(folder), split, header
         self.block = Block(*block)
@@ -72,53 +75,19 @@ class RecordWriter:
         if (self.block.rows, self.block.cols) != header.blocks:
             raise RecordError(f"block {tuple(self.block)} is not one of {header.blocks} blocks")
         self._shape = header.block_shape(self.block)
+        if header.block_bytes > MESSAGE_LIMIT:
+            raise RecordError(
+                f"a block of shape {self._shape} in {header.dtype} has {header.block_bytes} bytes, "
+                f"a record holds {MESSAGE_LIMIT}: split the volume into more blocks"
+            )
         if not re.fullmatch(r"[\w-]+", split):
             raise RecordError(f"split {split!r}; must be letters, digits, - and _")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(overwrite=overwrite)
         except OSError as error:
             raise WriteError.of(self.folder, error) from error
-
-    def _make_room(self, *, overwrite: bool) -> None:
-        """Removes older files that this writer would replace.
-
-        Files of other blocks are of an older dataset: every rank finds and removes those.
-
-        Raises:
-            RecordError: if there are such files and they must not be overwritten.
-        """
-        if (self.folder / DATASET).exists():
-            self._check_dataset(*read_header(self.folder))
-        own = [
-            file.path
-            for file in split_files(self.folder).get(self.split, ())
-            if file.number >= self._number
-            and (file.number - self._number) % self._stride == 0
-            and (
-                file.block == self.block or (file.block.rows, file.block.cols) != self.header.blocks
-            )
-        ]
-        if own and not overwrite:
-            raise RecordError(
-                f"{own[0]} exists ({len(own)} such files): overwrite the split {self.split!r}, or "
-                "give another folder"
-            )
-        for path in own:
-            path.unlink(missing_ok=True)
-
-    def _check_dataset(self, found: DatasetHeader, splits: Mapping[str, Any]) -> None:
-        free = {"attributes", "samples_per_file"}
-        names = [f.name for f in fields(found) if f.name not in free]
-        other = [name for name in names if getattr(found, name) != getattr(self.header, name)]
-        if other and set(splits) - {self.split}:
-            difference = ", ".join(
-                f"{name} {getattr(found, name)}, not {getattr(self.header, name)}" for name in other
-            )
-            raise RecordError(
-                f"{self.folder} holds the splits {', '.join(splits)} with {difference}: give "
-                "another folder"
-            )
+        if self.path.exists():
+            raise RecordError(f"{self.path} exists: remove it, or give another folder")
 
     @property
     def path(self) -> Path:
@@ -210,6 +179,20 @@ class RecordWriter:
             self._partial.unlink(missing_ok=True)
 
 
+def clear_split(folder: Path, split: str) -> None:
+    """Removes the files of a split, also those that an interrupted session left unfinished.
+
+    Raises:
+        WriteError: if a file cannot be removed.
+    """
+    unfinished = folder.glob(f".{split}-*.tfrecord.partial")
+    for path in [*unfinished, *(file.path for file in split_files(folder).get(split, ()))]:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError.of(path, error) from error
+
+
 def encode(volume: np.ndarray, header: DatasetHeader) -> bytes:
     """Returns a block's values as bytes in the header's dtype.
 
@@ -258,7 +241,8 @@ def stage(
     folder, into = Path(folder), Path(into)
     sources = dataset_files(folder, split)
     targets = {
-        into / path.relative_to(folder).with_name(_unpacked_name(path)): path for path in sources
+        into / path.relative_to(folder).with_name(path.name.removesuffix(".gz")): path
+        for path in sources
     }
     if (folder / DATASET).exists():
         targets[into / DATASET] = folder / DATASET
@@ -273,18 +257,13 @@ def stage(
     return into
 
 
-def _unpacked_name(path: Path) -> str:
-    """Returns the name of a file after unpacking."""
-    return path.name.removesuffix(".gz")
-
-
 def _unpacked_size(path: Path) -> int:
     """Returns the size of a file after unpacking [bytes].
 
     A packed file states it in its last four bytes, modulo 4 GiB.
     """
     size = path.stat().st_size
-    if not is_gzip(path):
+    if not is_packed(path):
         return size
     with open(path, "rb") as file:
         file.seek(-4, os.SEEK_END)
@@ -320,7 +299,7 @@ def _copy(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if is_gzip(source):
+        if is_packed(source):
             with gzip.open(source) as packed, open(partial, "wb") as file:
                 shutil.copyfileobj(packed, file, 2**20)
         else:
@@ -333,3 +312,21 @@ def _copy(source: Path, target: Path) -> None:
         raise WriteError.of(Path(error.filename or target), error) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:
+    """Copies the files of a training to the fast folder that it names, if any, once on each node.
+
+    On all ranks together; the files are there for each of them afterwards.
+
+    Raises:
+        RecordError, WriteError: on the first rank of a node; see `stage`.
+    """
+    data = plan.data
+    if data.source != "files" or data.staging is None:
+        return
+    if not launch.detect().local_rank:
+        for split in ("train", "validation"):
+            report = functools.partial(progress, f"staging {split}")
+            stage(data.folder, data.staging, split, progress=report)
+    mesh.barrier("files are staged")

@@ -9,21 +9,19 @@ resume on other ranks. Records are found by their position in the file; there is
 from __future__ import annotations
 
 import abc
+import itertools
 import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count as count_from
-from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.public_files import cube, is_packed, public_header, public_index
+from flowpm_dist.cosmoflow.volumes.public_files import cube, public_header, public_index
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
@@ -34,6 +32,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
     SplitFile,
     first_file,
+    is_packed,
     parsed_record,
     read_header,
     record_bounds,
@@ -95,43 +94,33 @@ def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> t
     return first, count
 
 
-@dataclass(frozen=True)
-class Batches:
-    """An iterable of the batches of one replica, which threads read ahead.
+def read_ahead(
+    read: Callable[[int], Sample], batches: Iterator[np.ndarray], ahead: int = 2
+) -> Iterator[BatchOfSamples]:
+    """Yields batches of samples, which threads read ahead.
 
-    Each iteration begins at the first batch.
-
-    Attributes:
+    Args:
         read: returns the sample at a position of the split.
-        positions: returns the positions of a batch, by its number.
-        steps: the number of batches; None for no end.
+        batches: the positions of the samples of each batch.
         ahead: the number of batches that are read ahead.
     """
+    pool = ThreadPoolExecutor(READERS)
 
-    read: Callable[[int], Sample]
-    positions: Callable[[int], np.ndarray]
-    steps: int | None
-    ahead: int = 2
+    def begun(number: int) -> list[list]:
+        return [
+            [pool.submit(read, int(position)) for position in positions]
+            for positions in itertools.islice(batches, number)
+        ]
 
-    def __iter__(self) -> Iterator[BatchOfSamples]:
-        numbers = iter(count_from() if self.steps is None else range(self.steps))
-        pool = ThreadPoolExecutor(READERS)
-
-        def begun(batches: int) -> list[list]:
-            return [
-                [pool.submit(self.read, int(position)) for position in self.positions(number)]
-                for number in islice(numbers, batches)
-            ]
-
-        try:
-            waiting = deque(begun(self.ahead))
-            while waiting:
-                samples = [sample.result() for sample in waiting.popleft()]
-                waiting.extend(begun(1))
-                volumes, parameters, index = zip(*samples, strict=True)
-                yield np.stack(volumes), np.stack(parameters), np.array(index, np.int64)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    try:
+        waiting = deque(begun(ahead))
+        while waiting:
+            samples = [sample.result() for sample in waiting.popleft()]
+            waiting.extend(begun(1))
+            volumes, parameters, index = zip(*samples, strict=True)
+            yield np.stack(volumes), np.stack(parameters), np.array(index, np.int64)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class Dataset(abc.ABC):
@@ -158,15 +147,6 @@ class Dataset(abc.ABC):
             RecordError: its file is damaged. The message names the file.
         """
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order of y."""
-        return self.header.parameters
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """Returns the global order of the samples in an epoch, int64 [samples]."""
-        return global_order(len(self), seed, epoch)
-
     def batches(
         self,
         batch_size: int,
@@ -176,7 +156,7 @@ class Dataset(abc.ABC):
         start_step: int = 0,
         steps: int | None = None,
         shuffle: bool = True,
-    ) -> Batches:
+    ) -> Iterator[BatchOfSamples]:
         """Returns this replica's part of each global batch, in the global order.
 
         Epochs follow each other without a gap: a batch at the end of one is filled from the next.
@@ -193,12 +173,12 @@ class Dataset(abc.ABC):
             RecordError: if there are fewer samples than a batch holds, or there is no such lane.
         """
         first, count = check_lane(len(self), batch_size, lane)
-
-        def positions(number: int) -> np.ndarray:
-            place = (start_step + number) * batch_size + first
-            return batch_positions(len(self), place, count, seed=seed, shuffle=shuffle)
-
-        return Batches(self.read, positions, steps)
+        numbers = itertools.islice(itertools.count(start_step), steps)
+        places = (number * batch_size + first for number in numbers)
+        positions = (
+            batch_positions(len(self), place, count, seed=seed, shuffle=shuffle) for place in places
+        )
+        return read_ahead(self.read, positions)
 
 
 class DummyDataset:
@@ -222,7 +202,7 @@ class DummyDataset:
         samples: int = 64,
     ) -> None:
         header = DatasetHeader(grid, tuple(parameters), channels)
-        self.block_shape, self.parameters = header.block_shape(Block(*block)), header.parameters
+        self.block_shape, self._parameters = header.block_shape(Block(*block)), len(parameters)
         self._samples = samples
 
     def __len__(self) -> int:
@@ -240,9 +220,9 @@ class DummyDataset:
         first, count = check_lane(len(self), batch_size, lane)
         rng = np.random.default_rng([0, first])
         volume = rng.standard_exponential((count, *self.block_shape), np.float32)
-        y = rng.random((count, len(self.parameters)), np.float32)
+        y = rng.random((count, self._parameters), np.float32)
         batch = volume, y, np.arange(first, first + count)
-        return repeat(batch) if steps is None else repeat(batch, steps)
+        return itertools.repeat(batch) if steps is None else itertools.repeat(batch, steps)
 
 
 class RecordDataset(Dataset):
@@ -281,12 +261,23 @@ class RecordDataset(Dataset):
         public = not (self.folder / DATASET).exists()
         self._packed = public and is_packed(first)
         if public:
-            self.header = public_header(first, self._packed, parameters)
+            self.header = public_header(first, parameters)
         else:
             self.header, self._splits = read_header(self.folder)
-        self._check_wanted(grid, parameters, first if public else self.folder / DATASET)
-        self.block_shape = self.header.block_shape(Block(*block))
-        self._crops = _overlaps(Block(*block), self.header)
+        header, where = self.header, first if public else self.folder / DATASET
+        if grid is not None and tuple(grid) != header.grid:
+            raise RecordError(f"{where}: volumes of {header.grid} cells; must be {tuple(grid)}")
+        if parameters is not None and tuple(parameters) != header.parameters:
+            raise RecordError(
+                f"{where}: parameters {header.parameters}; must be {tuple(parameters)}"
+            )
+        self.block_shape = header.block_shape(Block(*block))
+        wanted_x, wanted_y = Block(*block).cut(header.grid)
+        # The stored blocks that this one overlaps: row, column, and the cells to take of it.
+        self._crops = [
+            [(row, col, x, y) for col, y in _cuts(wanted_y, header.grid[1] // header.blocks[1])]
+            for row, x in _cuts(wanted_x, header.grid[0] // header.blocks[0])
+        ]
         if public:
             index = public_index(self.folder, split, self.header.block_bytes, mesh)
             self._paths, self._starts = index.paths[:, np.newaxis], index.start[:, np.newaxis]
@@ -294,17 +285,6 @@ class RecordDataset(Dataset):
         else:
             self._paths = np.array([[os.fsencode(p) for p in row] for row in self._piece_files()])
             self._index_records()
-
-    def _check_wanted(
-        self, grid: Sequence[int] | None, parameters: Sequence[str] | None, where: Path
-    ) -> None:
-        header = self.header
-        if grid is not None and tuple(grid) != header.grid:
-            raise RecordError(f"{where}: volumes of {header.grid} cells; must be {tuple(grid)}")
-        if parameters is not None and tuple(parameters) != header.parameters:
-            raise RecordError(
-                f"{where}: parameters {header.parameters}; must be {tuple(parameters)}"
-            )
 
     def _piece_files(self) -> list[list[Path]]:
         """Returns, for each file number, the files with the blocks that overlap this rank's."""
@@ -401,22 +381,14 @@ class RecordDataset(Dataset):
             values = np.frombuffer(
                 zlib.decompress(data) if header.compressed else data, DTYPES[header.dtype]
             ).reshape(wanted)
-            if len(y) != len(self.parameters):
+            if len(y) != len(header.parameters):
                 raise ValueError(f"it has {len(y)}")
         except (ValueError, zlib.error) as error:
             raise RecordError(
                 f"{where} holds no volume of shape {wanted} in {header.dtype} with "
-                f"{len(self.parameters)} parameters ({error})"
+                f"{len(header.parameters)} parameters ({error})"
             ) from error
         return values, y, next(iter(feature["index"].int64_list.value), -1)
-
-
-def _overlaps(block: Block, header: DatasetHeader) -> list[list[tuple[int, int, slice, slice]]]:
-    """Returns the stored blocks that a block overlaps: row, column, and the cells to take of it."""
-    wanted_x, wanted_y = block.cut(header.grid)
-    x_cuts = _cuts(wanted_x, header.grid[0] // header.blocks[0])
-    y_cuts = _cuts(wanted_y, header.grid[1] // header.blocks[1])
-    return [[(row, col, x, y) for col, y in y_cuts] for row, x in x_cuts]
 
 
 def _cuts(wanted: slice, width: int) -> list[tuple[int, slice]]:

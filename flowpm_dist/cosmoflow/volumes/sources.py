@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import abc
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
-from flowpm_dist.cosmoflow.volumes.augmentation import Augment, View, views_of
-from flowpm_dist.cosmoflow.volumes.draws import Draws
+from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, View, views_of
 from flowpm_dist.cosmoflow.volumes.record_files import Block
-from flowpm_dist.cosmoflow.volumes.record_writer import stage
 from flowpm_dist.cosmoflow.volumes.records import (
     BatchOfSamples,
     Dataset,
@@ -32,8 +31,6 @@ from flowpm_dist.cosmoflow.volumes.universes import (
     draws_of,
     maker_of,
 )
-from flowpm_dist.jobs.progress import Progress
-from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
@@ -87,44 +84,17 @@ class Batch:
     samples: np.ndarray
 
 
-class ReplayBuffer:
-    """A buffer of the latest generations of this replica's universes.
-
-    Args:
-        capacity: the number of generations that are kept.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.made = 0
-        self._volumes: np.ndarray | None = None
-        self._parameters: np.ndarray | None = None
-
-    def skip_to(self, generation: int) -> None:
-        """Empties the buffer and sets the number of the next generation that is added."""
-        self.made = generation
-
-    def add(self, generation: Generation) -> None:
-        """Adds a generation; it replaces the oldest one if the buffer is full."""
-        if self._volumes is None or self._parameters is None:
-            shape = self.capacity, *generation.volumes.shape
-            self._volumes = np.empty(shape, generation.volumes.dtype)
-            self._parameters = np.empty((self.capacity, *generation.parameters.shape))
-        place = self.made % self.capacity
-        self._volumes[place] = generation.volumes
-        self._parameters[place] = generation.parameters
-        self.made += 1
-
-    def get(self, generation: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a lane's volume and parameters from a generation that is kept."""
-        assert self._volumes is not None and self._parameters is not None
-        assert self.made - self.capacity <= generation < self.made
-        at = generation % self.capacity
-        return self._volumes[at, lane], self._parameters[at, lane]
-
-
 class BatchSource(abc.ABC):
     """The source of a training's batches.
+
+    Args:
+        mesh: the mesh of all ranks.
+        lanes: this replica's places in each batch.
+        seed: the seed of the order.
+        augment: how a volume is transformed each time it is used: see `View.draw`.
+        axis: the line of sight, see `View.draw`.
+        clock: the clock of the phases "simulate", "read" (the time that the training waits for a
+            batch) and "augment".
 
     Attributes:
         dataset: the files, where volumes are read.
@@ -133,6 +103,30 @@ class BatchSource(abc.ABC):
 
     dataset: Dataset | None = None
     maker: UniverseMaker | None = None
+
+    def __init__(
+        self,
+        mesh: ProcessMesh,
+        lanes: Lanes,
+        *,
+        seed: int,
+        augment: Augment,
+        axis: str | None = None,
+        clock: PhaseClock,
+    ) -> None:
+        self.mesh, self.lanes, self.seed = mesh, lanes, seed
+        self.augment, self.axis, self.clock = augment, axis, clock
+
+    def augmented(self, step: int, volumes: np.ndarray, parameters: np.ndarray) -> Batch:
+        """Returns the batch of a step: volumes of its lanes, each turned and shifted at random."""
+        if self.augment:
+            with self.clock("augment"):
+                lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
+                width = volumes.shape[3]
+                views = [View.draw(rng, width, self.augment, self.axis) for rng in lanes]
+                volumes = views_of(volumes, views, self.mesh)
+        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
+        return Batch(volumes, parameters, samples)
 
     @abc.abstractmethod
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -171,14 +165,9 @@ class InSituSource(BatchSource):
 
     Args:
         maker: the maker of the universes, of which the stream "train" is used.
-        mesh: the mesh of all ranks.
+        mesh, augment, axis, clock: see `BatchSource`.
         draws: the order in which universes are made and used.
-        augment: how a universe is transformed each time it is used: see `View.draw`.
-        axis: the line of sight, see `View.draw`.
-        clock: the clock of the phases "simulate", "read" and "augment".
         made: called with every new generation.
-        ahead: whether to simulate in the background while the network trains. This applies to
-            replicas of one rank only: two threads must not communicate with other ranks.
     """
 
     maker: UniverseMaker
@@ -193,15 +182,18 @@ class InSituSource(BatchSource):
         axis: str | None = None,
         clock: PhaseClock,
         made: Callable[[Generation], None] | None = None,
-        ahead: bool = True,
     ) -> None:
-        self.maker, self.mesh, self.draws = maker, mesh, draws
-        self.augment, self.axis, self.clock = augment, axis, clock
-        self.lanes = maker.lanes
-        self.buffer = ReplayBuffer(draws.buffer // self.lanes.batch)
+        super().__init__(
+            mesh, maker.lanes, seed=draws.seed, augment=augment, axis=axis, clock=clock
+        )
+        self.maker, self.draws = maker, draws
+        self._kept: deque[Generation] = deque(maxlen=draws.buffer // self.lanes.batch)
+        self._number = 0  # of the generation that is added next
         self._made = made
+        # In the background while the network trains, by replicas of one rank only: two threads must
+        # not communicate with other ranks.
         alone = mesh.size == mesh.axis_size("replica")
-        self._worker = ThreadPoolExecutor(1) if ahead and alone else None
+        self._worker = ThreadPoolExecutor(1) if alone else None
         self._next: tuple[int, Future[Generation]] | None = None
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -211,9 +203,11 @@ class InSituSource(BatchSource):
             step: the first step that will be asked for.
             progress: called with the numbers of simulations made and to be made, over all replicas.
         """
-        wanted = self.draws.made(step)
-        first = max(0, wanted - self.buffer.capacity)
-        self.buffer.skip_to(first)
+        draws = self.draws
+        wanted = draws.made(step)
+        first = max(0, wanted - draws.buffer // self.lanes.batch)
+        self._kept.clear()
+        self._number = first
         for generation in range(first, wanted):
             self._add(self._make(generation))
             self.mesh.barrier()  # replicas are never further apart than a generation
@@ -226,14 +220,14 @@ class InSituSource(BatchSource):
         """Returns the batch of a step; steps must be asked for in order."""
         wanted = self.draws.made(step)
         with self.clock("simulate"):
-            while self.buffer.made < wanted:
-                self._add(self._take(self.buffer.made))
+            while self._number < wanted:
+                self._add(self._take(self._number))
                 self._look_ahead()
         return self._drawn(step, self.draws.drawn(step))
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """Returns batches drawn from the present content of the buffer."""
-        made = self.buffer.made
+        made = self._number
         return (self._drawn(n, self.draws.preview(n, made)) for n in range(batches))
 
     def simulations(self, step: int) -> int:
@@ -244,7 +238,8 @@ class InSituSource(BatchSource):
         return self.maker.make("train", generation, self.draws.members(generation))
 
     def _add(self, generation: Generation) -> None:
-        self.buffer.add(generation)
+        self._kept.append(replace(generation, volumes=np.array(generation.volumes)))
+        self._number += 1
         if self._made is not None:
             self._made(generation)
 
@@ -254,25 +249,17 @@ class InSituSource(BatchSource):
         return self._make(generation)
 
     def _look_ahead(self) -> None:
-        generation = self.buffer.made
+        generation = self._number
         if self._worker is not None and generation < self.draws.generations:
             self._next = generation, self._worker.submit(self._make, generation)
 
     def _drawn(self, step: int, generations: np.ndarray) -> Batch:
-        volumes, parameters, views = [], [], []
+        oldest = self._number - len(self._kept)
         with self.clock("read"):
-            for lane in self.lanes:
-                rng = np.random.default_rng([self.draws.seed, step, lane])
-                volume, row = self.buffer.get(int(generations[lane]), lane - self.lanes.first)
-                views.append(View.draw(rng, volume.shape[2], self.augment, self.axis))
-                volumes.append(volume)
-                parameters.append(row)
-            blocks = np.stack(volumes)
-        if self.augment:
-            with self.clock("augment"):
-                blocks = views_of(blocks, views, self.mesh)
-        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
-        return Batch(blocks, np.stack(parameters), samples)
+            places = [(self._kept[generations[lane] - oldest], lane) for lane in self.lanes]
+            volumes = np.stack([kept.volumes[lane - self.lanes.first] for kept, lane in places])
+            rows = np.stack([kept.parameters[lane - self.lanes.first] for kept, lane in places])
+        return self.augmented(step, volumes, rows)
 
     def close(self) -> None:
         """Stops the work in the background."""
@@ -285,28 +272,15 @@ class FileSource(BatchSource):
 
     Args:
         dataset: this rank's blocks of the volumes.
-        mesh: all ranks.
-        lanes: this replica's places of each batch.
-        seed: the seed of the order.
-        augment: how a volume is transformed each time it is used: see `View.draw`.
-        axis: the line of sight, see `View.draw`.
-        clock: the clock of "read", the time that the training waits for a batch, and "augment".
+        mesh, lanes, seed, augment, axis, clock: see `BatchSource`.
     """
 
     def __init__(
-        self,
-        dataset: Dataset | DummyDataset,
-        mesh: ProcessMesh,
-        lanes: Lanes,
-        *,
-        seed: int,
-        augment: Augment,
-        axis: str | None = None,
-        clock: PhaseClock,
+        self, dataset: Dataset | DummyDataset, mesh: ProcessMesh, lanes: Lanes, **options: Any
     ) -> None:
-        self._read, self.mesh, self.lanes = dataset, mesh, lanes
+        super().__init__(mesh, lanes, **options)
+        self._read = dataset
         self.dataset = None if isinstance(dataset, DummyDataset) else dataset
-        self.seed, self.augment, self.axis, self.clock = seed, augment, axis, clock
         self._batches: Iterator[BatchOfSamples] = iter(())
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -321,15 +295,7 @@ class FileSource(BatchSource):
         """See `BatchSource.batch`."""
         with self.clock("read"):
             found = _as_batch(next(self._batches))
-        volumes = found.volumes
-        if self.augment:
-            with self.clock("augment"):
-                lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
-                width = volumes.shape[3]
-                views = [View.draw(rng, width, self.augment, self.axis) for rng in lanes]
-                volumes = views_of(volumes, views, self.mesh)
-        samples = np.array([step * self.lanes.batch + lane for lane in self.lanes])
-        return Batch(volumes, found.parameters, samples)
+        return self.augmented(step, found.volumes, found.parameters)
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """Returns the first batches, not turned or shifted."""
@@ -353,24 +319,6 @@ def _as_batch(samples: BatchOfSamples) -> Batch:
     volumes, parameters, index = samples
     plain = volumes[..., 0] if volumes.shape[-1] == 1 else volumes
     return Batch(plain, parameters.astype(np.float64), index)
-
-
-def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:
-    """Copies the files of a training to the fast folder that it names, if any, once on each node.
-
-    On all ranks together; the files are there for each of them afterwards.
-
-    Raises:
-        RecordError, WriteError: on the first rank of a node; see `stage`.
-    """
-    data = plan.data
-    if data.source != "files" or data.staging is None:
-        return
-    if not launch.detect().local_rank:
-        for split in ("train", "validation"):
-            report = functools.partial(progress, f"staging {split}")
-            stage(data.folder, data.staging, split, progress=report)
-    mesh.barrier("files are staged")
 
 
 def source_of(
@@ -419,10 +367,35 @@ def files_of(
         return DummyDataset(
             plan.grid, plan.parameters, block=block, channels=plan.channels, samples=samples
         )
+    staged = data.staging if data.source == "files" else None
+    return stored_split(plan, split, folder.held_out, block, mesh, staged)
+
+
+def stored_split(
+    plan: TrainingPlan,
+    split: str,
+    simulated: Path,
+    block: Sequence[int],
+    mesh: ProcessMesh | None = None,
+    staged: Path | None = None,
+) -> Dataset:
+    """Returns a split of a training that is stored in files.
+
+    Args:
+        plan: the training.
+        split: its name.
+        simulated: the dataset of a split that the training simulates.
+        block: this rank's part of each volume.
+        mesh: ranks that index public files together, see `RecordDataset`.
+        staged: the folder to read from, instead of the dataset's own.
+
+    Raises:
+        RecordError: the files are damaged or do not match the plan.
+    """
+    data, folder, names = plan.data, simulated, None
     if data.source == "arrays":
         return ArrayDataset(arrays_of(plan), split, block)
-    path, names = folder.held_out, None
     if data.source == "files":
-        path, names = data.staging or data.folder, data.parameters
+        folder, names = staged or data.folder, data.parameters
     grid = plan.input_shape
-    return RecordDataset(path, split, grid=grid, block=block, parameters=names, mesh=mesh)
+    return RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)

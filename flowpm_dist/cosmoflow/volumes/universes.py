@@ -17,7 +17,6 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     ONE_COUNT,
     DatasetHeader,
 )
-from flowpm_dist.cosmoflow.volumes.volume import as_volumes
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import InitialConditions
@@ -45,6 +44,9 @@ HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
 
 Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """k, power, histogram and edges, see `Generation`."""
+
+Values = Mapping[str, np.ndarray]
+"""The parameters of universes that vary, [lane] each by name."""
 
 OF_SURVEY = 1
 """Key of the seeds of the noise of what is seen, beside those of the universes."""
@@ -126,39 +128,22 @@ def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measu
     return spectra[0].k, power, shares, histograms[0].edges
 
 
-def measured_maps(maps: NoisyMaps) -> Measured:
-    """Returns l, C_l, histogram and edges of maps, in the place of those of a `Generation`.
+def as_volumes(kappa: np.ndarray) -> np.ndarray:
+    """Returns maps [n, source, x, y] as volumes [n, x, y, 1]; several sources are channels."""
+    volumes = np.moveaxis(kappa, 1, -1)[:, :, :, np.newaxis]
+    return np.ascontiguousarray(volumes if kappa.shape[1] > 1 else volumes[..., 0])
 
-    Those of one source after another: C_l [sr], and the share of the pixels in bins of the
-    convergence over the noise's standard deviation.
-    """
-    universes = len(maps.kappa)
-    spectra = angular_power(maps.kappa, maps.fov, maps.power_edges)
-    found = map_histogram(maps.kappa / maps.sigma, LEVELS)
-    shares = (found.counts / found.cells).reshape(universes, -1)
-    return spectra.ell, spectra.power.reshape(universes, -1), shares, LEVELS
+
+def as_maps(volumes: np.ndarray) -> np.ndarray:
+    """Returns the maps [n, source, x, y] that `as_volumes` made volumes of."""
+    channels = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
+    return np.moveaxis(channels[:, :, :, 0], -1, 1)
 
 
 def noise_key(channel: int, channels: int) -> tuple[int, ...]:
     """Returns the key of the seeds of a channel's noise: the last has that of a single one."""
     before = channels - 1 - channel
     return (OF_SURVEY, before) if before else (OF_SURVEY,)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Universes of a generation, as they were drawn: one for each of this replica's lanes.
-
-    Attributes:
-        seeds: of their white noise, int64 [lane].
-        values: of the parameters that vary, [lane] each by name.
-        noise_seeds: returns the seeds of the noise of what is seen of them, int64 [lane], see
-            `noise_key`.
-    """
-
-    seeds: np.ndarray
-    values: Mapping[str, np.ndarray]
-    noise_seeds: Callable[..., np.ndarray]
 
 
 class UniverseMaker(abc.ABC):
@@ -187,8 +172,17 @@ class UniverseMaker(abc.ABC):
         self._told = [priors.names.index(name) for name in self.targets]
 
     @abc.abstractmethod
-    def see(self, drawn: Drawn) -> tuple[np.ndarray, Measured]:
-        """Returns what is seen of universes, as in a `Generation`, and what is measured of it."""
+    def see(
+        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, Measured]:
+        """Returns what is seen of universes, as in a `Generation`, and what is measured of it.
+
+        Args:
+            seeds: of their white noise, int64 [lane].
+            values: of the parameters that vary, [lane] each by name.
+            noise_seeds: returns the seeds of the noise of what is seen of them, int64 [lane], see
+                `noise_key`.
+        """
 
     def make(self, stream: str, generation: int, numbers: np.ndarray | None = None) -> Generation:
         """Simulates a generation. Must be called on all ranks of the replica together.
@@ -212,7 +206,7 @@ class UniverseMaker(abc.ABC):
             return self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
 
         values = dict(zip(self.priors.names, drawn.T, strict=True))
-        volumes, found = self.see(Drawn(seeds(), values, seeds))
+        volumes, found = self.see(seeds(), values, seeds)
         return Generation(volumes, drawn[:, self._told], index, seeds(), *found)
 
 
@@ -242,29 +236,27 @@ class VolumeMaker(UniverseMaker):
         self.model, self.noise, self.values = model, noise, values
         self.times = [float(model.simulation.edges[-1])] if times is None else list(times)
 
-    def see(self, drawn: Drawn) -> tuple[np.ndarray, Measured]:
+    def see(
+        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, Measured]:
         """See `UniverseMaker.see`."""
-        channels = self._clean(drawn)
-        if self.noise is not None:
-            louder = drawn.values.get("noise_amplitude")
-            for number, field in enumerate(channels):
-                seeds = drawn.noise_seeds(*noise_key(number, len(channels)))
-                seen = self.noise.observe(field.block, field.box, seeds.tolist(), louder)
-                channels[number] = Field(tf.constant(seen), field.box)
-        blocks = [field.block.numpy() for field in channels]
-        volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
-        return volumes, measured(channels, self.values)
-
-    def _clean(self, drawn: Drawn) -> list[Field]:
-        """Returns what is seen of universes but for noise and mask, at each of the times."""
-        base, values = self.simulation.cosmology, drawn.values
+        base = self.simulation.cosmology
         own = {name: column for name, column in values.items() if name in base.names}
         cosmologies = [
             base.replace(**dict(zip(own, map(float, row), strict=True)))
             for row in np.stack(list(own.values()), axis=1)
         ]
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
-        return self.model.at_times(self.times, drawn.seeds.tolist(), cosmologies, nuisances)
+        channels = self.model.at_times(self.times, seeds.tolist(), cosmologies, nuisances)
+        if self.noise is not None:
+            louder = values.get("noise_amplitude")
+            for number, field in enumerate(channels):
+                of_noise = noise_seeds(*noise_key(number, len(channels))).tolist()
+                seen = self.noise.observe(field.block, field.box, of_noise, louder)
+                channels[number] = Field(tf.constant(seen), field.box)
+        blocks = [field.block.numpy() for field in channels]
+        volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
+        return volumes, measured(channels, self.values)
 
 
 class MapMaker(UniverseMaker):
@@ -294,16 +286,25 @@ class MapMaker(UniverseMaker):
         box = self.simulation.box_of(lanes.count)
         self._initial = InitialConditions(box, self.simulation.options)
 
-    def see(self, drawn: Drawn) -> tuple[np.ndarray, Measured]:
+    def see(
+        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, Measured]:
         """See `UniverseMaker.see`."""
-        white = self._initial.white_noise(drawn.seeds)
-        varied = {k: tf.constant(x) for k, x in drawn.values.items() if k != "noise_amplitude"}
+        white = self._initial.white_noise(seeds)
+        varied = {k: tf.constant(x) for k, x in values.items() if k != "noise_amplitude"}
         clean = self.model.retry_with_wider_halo(lambda: self.model(white, varied)).numpy()
-        seeds = drawn.noise_seeds(OF_SURVEY).tolist()
-        louder = drawn.values.get("noise_amplitude", np.ones(len(seeds)))
-        noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, seeds, strict=True)]
+        of_noise = noise_seeds(OF_SURVEY).tolist()
+        louder = values.get("noise_amplitude", np.ones(len(of_noise)))
+        noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, of_noise, strict=True)]
         kappa = (clean + np.stack(noise)).astype(clean.dtype)
-        return as_volumes(kappa), measured_maps(NoisyMaps(kappa, self.cone.fov, self.sigma))
+        maps = NoisyMaps(kappa, self.cone.fov, self.sigma)
+        spectra = angular_power(kappa, maps.fov, maps.power_edges)
+        # The share of the pixels in bins of the convergence over the noise's standard deviation.
+        found = map_histogram(kappa / maps.sigma, LEVELS)
+        power, shares = (
+            values.reshape(len(kappa), -1) for values in (spectra.power, found.counts / found.cells)
+        )
+        return as_volumes(kappa), (spectra.ell, power, shares, LEVELS)
 
 
 def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:

@@ -1,6 +1,4 @@
-"""A user's volume compared with those that a network was trained on, and maps as volumes.
-
-Maps take the place of volumes as one layer of cells, with a channel for each source.
+"""A user's volume compared with those that a network was trained on.
 
 Nothing here imports TensorFlow.
 """
@@ -31,12 +29,12 @@ def check_volume(
     box_size: float | None,
     a: float | None,
 ) -> list[str]:
-    """Checks that a volume is such as a network was trained on, as far as it tells unread.
+    """Checks that a volume resembles those of a training, as far as its files show without reading.
 
     Args:
         volume: opened.
         width: cells along a side in the training.
-        channels: likewise; None where only its files tell.
+        channels: likewise; None where only its files show it.
         size: of the box in the training [Mpc/h].
         box_size: of the volume, as the user says [Mpc/h].
         a: scale factor in the training, where it is known.
@@ -56,19 +54,19 @@ def check_volume(
         raise VolumeError(
             f"{volume.where} has shape {shape}; must be {(*wanted, *shapes[0])}: {trained}"
         )
-    told, own = (box_size,) * 3 if box_size is not None else volume.box_size, volume.box_size
-    if told is not None and own is not None and not np.allclose(told, own, rtol=SAME_BOX):
+    known, own = (box_size,) * 3 if box_size is not None else volume.box_size, volume.box_size
+    if known is not None and own is not None and not np.allclose(known, own, rtol=SAME_BOX):
         raise VolumeError(
-            f"{volume.where} tells of a box of {_shown(own)} Mpc/h, and --box-size of "
-            f"{box_size:g}: leave --box-size out, or mend the file"
+            f"{volume.where} states a box of {_shown(own)} Mpc/h, but --box-size "
+            f"is {box_size:g}: leave --box-size out, or correct the file"
         )
-    if told is not None and not np.allclose(told, size, rtol=SAME_BOX):
-        raise VolumeError(f"{volume.where} is a box of {_shown(told)} Mpc/h: {trained}")
+    if known is not None and not np.allclose(known, size, rtol=SAME_BOX):
+        raise VolumeError(f"{volume.where} is a box of {_shown(known)} Mpc/h: {trained}")
     if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=SAME_BOX):
         raise VolumeError(
             f"{volume.where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
         )
-    if told is None:
+    if known is None:
         return [f"The size of the box is not known: {trained}."]
     return []
 
@@ -155,15 +153,3 @@ def _parts(volume: Volume) -> Iterator[tuple[int, np.ndarray]]:
 
 def _shown(sides: tuple[float, ...]) -> str:
     return f"{sides[0]:g}" if len(set(sides)) == 1 else " x ".join(f"{side:g}" for side in sides)
-
-
-def as_volumes(kappa: np.ndarray) -> np.ndarray:
-    """Returns maps [n, source, x, y] as volumes [n, x, y, 1]; several sources are channels."""
-    volumes = np.moveaxis(kappa, 1, -1)[:, :, :, np.newaxis]
-    return np.ascontiguousarray(volumes if kappa.shape[1] > 1 else volumes[..., 0])
-
-
-def as_maps(volumes: np.ndarray) -> np.ndarray:
-    """Returns the maps [n, source, x, y] that `as_volumes` made volumes of."""
-    channels = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
-    return np.moveaxis(channels[:, :, :, 0], -1, 1)
