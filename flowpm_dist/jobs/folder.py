@@ -43,15 +43,6 @@ def _lock_soon(file: IO[str]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(text: str) -> str:
-    """Returns which process holds a lock, by what its file says."""
-    try:
-        about = json.loads(text)
-        return f"process {about['pid']} on host {about['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "a process that has not said which"
-
-
 def existing_part(path: Path) -> Path:
     """Returns the path, or its nearest parent that exists."""
     path = path.absolute()
@@ -268,7 +259,11 @@ class JobFolder(ABC):
             _lock_soon(lock)
         except BlockingIOError:
             lock.seek(0)
-            holder = _holder(lock.read())
+            try:
+                about = json.load(lock)
+                holder = f"process {about['pid']} on host {about['host']}"
+            except (ValueError, KeyError, TypeError):
+                holder = "a process that has not said which"
             lock.close()
             raise OutputError(
                 f"another {self.kind} is writing in {self.path}: {holder}. If it has ended, the "

@@ -119,20 +119,14 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         Raises:
             UserError: the work cannot begin; the message says why, and what to do about it.
         """
-        options: Any = cls.load(asked)
+        model: Any = cls.options_type
+        options = model.load(asked.run_file, asked.settings)
         mesh = cls.choose_mesh(options, asked.ranks, source=asked.run_file, shape=asked.mesh)
         job = cls(options.with_mesh(mesh), mesh, asked)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             job.check()
         return job
-
-    @classmethod
-    def load(cls, asked: Request) -> OptionsT:
-        """Returns the checked run file."""
-        model: Any = cls.options_type
-        options: OptionsT = model.load(asked.run_file, asked.settings)
-        return options
 
     @classmethod
     @abstractmethod
@@ -164,16 +158,9 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         """
         self.folder.check(resume=self.resume, overwrite=self.overwrite, needed=self.disk)
         if self.resume and self.folder.run_file.exists():
-            self.check_resumed(f"the {self.kind} in {self.folder.path}")
-
-    def check_resumed(self, begun: str) -> None:
-        """Check that the run file describes the work in the folder.
-
-        Args:
-            begun: name of the work in the folder, for messages.
-        """
-        options: Any = self.options
-        options.check_resumed(self.folder.run_file, self.run_file, begun)
+            options: Any = self.options
+            begun = f"the {self.kind} in {self.folder.path}"
+            options.check_resumed(self.folder.run_file, self.run_file, begun)
 
     @property
     def kind(self) -> str:

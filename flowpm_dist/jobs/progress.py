@@ -178,7 +178,7 @@ class Progress:
             state: text that is shown after the count.
         """
         if self._bar:
-            self._update(what, done, total, state)
+            self._bar.update(self._task, description=what, completed=done, total=total, state=state)
         elif done == total or time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             self._say_count(what, done, total, state)
@@ -194,13 +194,9 @@ class Progress:
         """
         state = f"a = {a:.4f}  {seconds:.2f} s"
         if self._bar:
-            self._update("evolution", step, steps, state)
+            self("evolution", step, steps, state)
         else:
             self._say_count("step", step, steps, state)
-
-    def _update(self, what: str, done: int, total: int, state: str) -> None:
-        if self._bar:
-            self._bar.update(self._task, description=what, completed=done, total=total, state=state)
 
     def _say_count(self, what: str, done: int, total: int, state: str) -> None:
         self._say(f"{what} {done:{len(str(total))}d}/{total}  {state}".rstrip())

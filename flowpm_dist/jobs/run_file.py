@@ -109,15 +109,12 @@ class RunFile(Options):
         for name in table:
             if name in sections:
                 continue
-            homes = [f"[{each}]" for each in sections if name in cls.section_keys(each)]
+            models = {each: model_of(cls, each) for each in sections}
+            homes = [
+                f"[{each}]" for each, model in models.items() if model and name in keys_of(model)
+            ]
             hint = f"; it belongs in {' or '.join(homes)}" if homes else nearest(name, sections)
             yield Problem(name, f"is not a section{hint} (sections: {', '.join(sections)})")
-
-    @classmethod
-    def section_keys(cls, section: str) -> list[str]:
-        """Returns the keys of a section, or of its default variant."""
-        model = model_of(cls, section)
-        return keys_of(model) if model else []
 
     @model_validator(mode="before")
     @classmethod

@@ -252,8 +252,10 @@ def halo_for(start: MidRun, inputs: Inputs) -> int:
         return inputs.halo
     if start.halo is not None:
         return start.halo
-    growth = float(inputs.cosmologies.growth_between(inputs.edges)[0])
-    from_rest = None if np.isfinite(growth) else inputs.cosmologies.largest_d1(inputs.edges[-1])
+    local, end = inputs.cosmologies, inputs.edges[-1]
+    growth, from_rest = float(local.growth_between(inputs.edges)[0]), None
+    if not np.isfinite(growth):
+        from_rest = max(local.of_growths(lambda growth: float(growth.d1(end))))
     return inputs.solver.suggested_halo(start.particles, growth, from_rest)
 
 

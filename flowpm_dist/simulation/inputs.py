@@ -123,12 +123,6 @@ class WhiteNoiseSource:
         """The seed of a single universe, if it has one that is known."""
         return self.recorded_seed if self.seeds is None else int(self.seeds)
 
-    @property
-    def noise_is_known(self) -> bool:
-        """Whether the white noise is known."""
-        held = self.snapshot is not None and "white_noise" in self.snapshot.arrays
-        return held or self.seeds is not None or self.white_noise is not None
-
     def held(self, name: Literal["white_noise", "linear_delta"], box: Box) -> tf.Tensor | None:
         """Returns this rank's block of a field, read where a snapshot holds it; None if unknown."""
         snapshot, block = self.snapshot, getattr(self, name)
@@ -191,7 +185,7 @@ class Inputs:
     @property
     def from_particles(self) -> bool:
         """Whether the run begins with given particles."""
-        return not self.source.noise_is_known
+        return self.source.seeds is None and self.source.white_noise is None
 
     def white_noise(self) -> tf.Tensor:
         """Returns the white noise that was given or is drawn, this rank's block [..., x, y, z]."""

@@ -116,10 +116,6 @@ class LocalCosmologies:
 
         return np.max(self.of_growths(ratio), axis=0)
 
-    def largest_d1(self, a: float) -> float:
-        """Returns the largest D1(a) of all."""
-        return max(self.of_growths(lambda growth: float(growth.d1(a))))
-
 
 def _of_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
     found = {key: function(item) for key, item in {id(item): item for item in items}.items()}

@@ -126,7 +126,8 @@ def _parts(events: list[Event], *, alone: bool) -> dict[str, float]:
     for begin, end, window in windows:
         left[window] += end - begin
     for name, begin, end in events:
-        kind, phase = _part_of(name), _phase_at(windows, begin)
+        kind = _part_of(name)
+        phase = next((phase for first, last, phase in windows if first <= begin <= last), None)
         if kind is None or phase is None:
             continue
         # compiled: the filter of the force, or a portable kernel
@@ -151,10 +152,3 @@ def _part_of(name: str) -> str | None:
     if kind.upper().endswith(("FFT", "FFT2D", "FFT3D")):
         return "FFT"
     return "transposes" if kind.endswith("Transpose") else None
-
-
-def _phase_at(windows: list[tuple[float, float, str]], moment: float) -> str | None:
-    for begin, end, phase in windows:
-        if begin <= moment <= end:
-            return phase
-    return None
