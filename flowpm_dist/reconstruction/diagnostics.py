@@ -37,8 +37,7 @@ def wave_numbers() -> np.ndarray:
 
 def mode_names() -> tuple[str, ...]:
     """Returns the columns of the largest modes: real parts, then imaginary ones."""
-    waves = [f"({x} {y} {z})" for x, y, z in wave_numbers()]
-    return (*(f"re{w}" for w in waves), *(f"im{w}" for w in waves))
+    return tuple(f"{part}({x} {y} {z})" for part in ("re", "im") for x, y, z in wave_numbers())
 
 
 def large_modes(field: tf.Tensor, box: Box) -> np.ndarray:

@@ -94,7 +94,9 @@ class LBFGS:
             trial = self._point.plus(length, direction)
             found = self._finite_evaluation(trial)
             if found is not None and self._enough(here, found, length, slope):
-                self._remember(trial - self._point, found.gradient - here.gradient)
+                s, y = trial - self._point, found.gradient - here.gradient
+                if float(space.dot(s, y)) > 1e-10 * float(space.dot(y, y)):
+                    self._pairs = [*self._pairs, (s, y)][-self._history :]
                 self._point, self._here = trial, found
                 return Report(trial, found, length)
             lost += found is None
@@ -139,12 +141,6 @@ class LBFGS:
             beta = rho * float(dot(y, q))
             q = q.plus(alpha - beta, s)
         return -q
-
-    def _remember(self, s: Unknowns, y: Unknowns) -> None:
-        dot = self._objective.space.dot
-        curvature, size = float(dot(s, y)), float(dot(y, y))
-        if curvature > 1e-10 * size:
-            self._pairs = [*self._pairs, (s, y)][-self._history :]
 
     def memory(self) -> Memory:
         """Returns all that the next iteration depends on."""

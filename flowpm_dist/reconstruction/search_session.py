@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,8 @@ COUNTS = ("1", "what was counted in each cell; 0 where nothing is observed")
 COMPARE_EVERY = 5
 """Iterations between comparisons with the truth."""
 
-COLUMNS = (
-    "iteration", "stage", "evaluations", "radius", "inflation", "loss", "data", "prior",
-    "gradient_norm", "step", "seconds", f"r({LARGE})", f"r({SMALL})",
-)  # fmt: skip
+ROW = tuple(column.name for column in dataclasses.fields(Row))
+COLUMNS = (*ROW, "seconds", f"r({LARGE})", f"r({SMALL})")
 """The columns of iterations.csv; parameters follow them."""
 
 
@@ -163,7 +161,7 @@ class SearchSession:
                 columns = (*COLUMNS, *self.posterior.space.names)
                 self._table = Table(self.folder.iterations, columns, row.iteration)
                 self._opened.callback(self._table.close)
-            self._table.add({**asdict(row), "seconds": seconds, **values})
+            self._table.add({**dataclasses.asdict(row), "seconds": seconds, **values})
         if (signal := self._stop.name()) is not None:
             self.search.save()
             now, total = self.search.progress, self.options.search.total

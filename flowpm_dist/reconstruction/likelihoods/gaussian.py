@@ -8,12 +8,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.universe_model import local_values
-from flowpm_dist.reconstruction.likelihoods.base import (
-    EXACT,
-    Annealing,
-    Likelihood,
-    in_dtype_of,
-)
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, in_dtype_of
 
 
 class Gaussian(Likelihood):
@@ -49,10 +44,10 @@ class Gaussian(Likelihood):
         super().__init__(box, observed)
         self._data = tf.cast(data, box.dtype)
         variance = tf.square(in_dtype_of(box, sigma))
-        if error and self._data.shape.rank != 3:
-            raise ValueError("an error of the model needs the same data for all chains")
         of_model = tf.zeros_like(variance)
         if error:
+            if self._data.shape.rank != 3:
+                raise ValueError("an error of the model needs the same data for all chains")
             of_model = tf.square(in_dtype_of(box, error) * tf.maximum(self._data, 0))
         self._smooth, self._exact = (
             tf.sqrt(self.observed / x) for x in (variance, variance + of_model)

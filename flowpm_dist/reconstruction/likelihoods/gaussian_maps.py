@@ -8,12 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.reconstruction.likelihoods.base import (
-    EXACT,
-    LARGEST_CHANGE,
-    Annealing,
-    quieter,
-)
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, LARGEST_CHANGE, Annealing, quieter
 from flowpm_dist.reconstruction.likelihoods.gaussian import Gaussian
 
 

@@ -8,13 +8,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.noise import LEAST_DENSITY, positive_density
-from flowpm_dist.reconstruction.likelihoods.base import (
-    EXACT,
-    Annealing,
-    Likelihood,
-    in_dtype_of,
-    sum_over_cells,
-)
+from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, in_dtype_of
 
 EXPONENTIAL = -25 * LEAST_DENSITY
 """Below this density [mean density] rates are exponential, to 1e-11."""
@@ -64,4 +58,4 @@ class Poisson(Likelihood):
         safe_rate = tf.where(rate > 0, rate, tf.ones_like(rate))
         ratio = tf.where(some, counts, tf.ones_like(counts)) / safe_rate
         surprise = tf.where(some, counts * (tf.math.log(ratio) + below), tf.zeros_like(rate))
-        return sum_over_cells(rate - counts + surprise)
+        return self.sum(rate - counts + surprise)
