@@ -398,8 +398,6 @@ def test_the_predicted_figure_shows_the_network_and_the_best_of_the_others(tmp_p
     assert r"true $\sigma_8$" in texts
     bars = [len(axes.containers) for axes in figure.get_axes()]
     assert bars == [int(with_sigma)] * 3
-    with pytest.raises(ValueError, match="all of the same parameters"):
-        figures.predicted_figure({}, MEANS)
 
 
 def test_the_calibration_figure_states_the_coverage_and_wants_error_bars(tmp_path):
@@ -445,13 +443,9 @@ def test_the_training_figure_marks_the_best_step_and_takes_negative_losses(tmp_p
     assert "best: 0.3 at step 100" in [line.get_label() for line in top.get_lines()]
     assert top.get_yscale() == ("log" if lowest > 0 else "linear")
     drawn(figures.training_figure(rows[:1]), tmp_path / "one.png")
-    with pytest.raises(ValueError, match="at least one step"):
-        figures.training_figure([])
 
 
 def test_the_phases_figure_writes_shares_of_the_whole(tmp_path):
     phases = {"simulate": 3.0, "read": 0.0, "halo": 1.0, "compute": 5.0, "allreduce": 1.0}
     texts = drawn(figures.phases_figure(phases), tmp_path / "phases.png")
     assert {"30.0 %", "0.0 %", "10.0 %", "50.0 %"} <= set(texts)
-    with pytest.raises(ValueError, match="none negative"):
-        figures.phases_figure({"read": -1.0})

@@ -109,7 +109,7 @@ def plain_step(network, x, y, weights, seed, samples):
     with tf.GradientTape() as tape:
         tape.watch(weights)
         outputs = plain(network, x, weights, seed, samples)
-        loss = tf.reduce_mean(layers.loss_function(network.loss)(y, outputs))
+        loss = tf.reduce_mean(layers.LOSSES[network.loss](y, outputs))
     return loss, outputs, tape.gradient(loss, weights)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -240,17 +241,7 @@ def _scores_in(path: Path) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Returns values as JSON takes them; numbers that are not finite become null."""
-    if dataclasses.is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return to_jsonable_python(value, fallback=lambda array: array.tolist(), inf_nan_mode="null")
 
 
 def table(scores: Mapping[str, Scores]) -> list[dict[str, Cell]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.network.layers import INPUTS, kept_within, loss_function
+from flowpm_dist.cosmoflow.network.layers import INPUTS, LOSSES, kept_within
 from flowpm_dist.cosmoflow.network.network import BaseNetwork
 from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.volumes.draws import hashed
@@ -87,7 +87,7 @@ class KerasNetwork(BaseNetwork):
 
     @functools.cached_property
     def _gradients(self) -> Callable[..., Any]:
-        loss_of = loss_function(self.loss)
+        loss_of = LOSSES[self.loss]
 
         def gradients(volume: tf.Tensor, target: tf.Tensor) -> tuple[Any, ...]:
             with tf.GradientTape() as tape:

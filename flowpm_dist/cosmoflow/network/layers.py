@@ -240,22 +240,12 @@ LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "l2": l2,
     "likelihood": doubting_nll,
 }
-
-
-def loss_function(loss: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns the loss of a name, a function (targets, outputs) -> [batch].
-
-    Raises:
-        ValueError: no such loss.
-    """
-    if loss not in LOSSES:
-        raise ValueError(f"no loss {loss!r}: give one of {', '.join(LOSSES)}")
-    return LOSSES[loss]
+"""Losses by name: functions (targets, outputs) -> [batch]."""
 
 
 def outputs_of(loss: str, parameters: int) -> int:
-    """Returns the number of outputs of a network. Raises ValueError for an unknown loss."""
-    return parameters * _outputs_per_parameter(loss)
+    """Returns the number of outputs of a network."""
+    return parameters * (2 if loss == "likelihood" else 1)
 
 
 def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -267,11 +257,8 @@ def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
     Returns:
         Each [..., parameter], in standardised units.
-
-    Raises:
-        ValueError: no such loss.
     """
-    if _outputs_per_parameter(loss) == 1:
+    if outputs_of(loss, 1) == 1:
         return outputs, None
     mean, log_variance = _mean_and_log_variance(outputs)
     return mean, tf.exp(0.5 * log_variance)
@@ -297,10 +284,6 @@ def kept_within(
     means = outputs[:, :parameters]
     kept = BOUND * tf.tanh(means) if within is None else within * tf.tanh(means / within)
     return tf.concat([kept, outputs[:, parameters:]], axis=1)
-
-
-def _outputs_per_parameter(loss: str) -> int:
-    return 2 if loss_function(loss) is doubting_nll else 1
 
 
 def _mean_and_log_variance(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.layers import (
+    LOSSES,
     SPLIT_CHANNEL,
-    loss_function,
     mesh_outputs,
     outputs_of,
     whole_outputs,
@@ -280,7 +280,7 @@ class Network(BaseNetwork):
             *held, seed = rest
             prediction, _, _ = mesh_outputs(self, volume, held, (seed, sample))
             each = layer(
-                lambda y, t: loss_function(self.loss)(t, y) / self.batch,
+                lambda y, t: LOSSES[self.loss](t, y) / self.batch,
                 [prediction, target],
                 mtf.Shape([volume.shape[0]]),
                 name="loss",

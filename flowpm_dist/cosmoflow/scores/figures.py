@@ -52,12 +52,7 @@ def predicted_figure(
             other method by its mean R^2 is drawn lighter, below the network.
         train_mean: the mean of the training targets, [p].
         seed: the seed of the choice of samples with error bars.
-
-    Raises:
-        ValueError: if there are no predictions, or they are of different parameters.
     """
-    if not predictions or len({found.names for found in predictions.values()}) > 1:
-        raise ValueError("predicted_figure needs predictions, all of the same parameters")
     scores = {method: score(found, train_mean, seed) for method, found in predictions.items()}
     network, *others = predictions
     best = sorted(others, key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))[:1]
@@ -106,12 +101,7 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
     Args:
         curves: the curves by method, the network first. Seeds are drawn as points, their mean as a
             line.
-
-    Raises:
-        ValueError: if there are no curves.
     """
-    if not curves:
-        raise ValueError("learning_curve_figure needs at least one curve")
     names = list(next(iter(curves.values())).errors)
     figure, panels = _panels(len(names), 4.0, sharey=True)
     for axes, name in zip(panels, names, strict=True):
@@ -140,12 +130,7 @@ def training_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     Args:
         rows: rows of metrics.csv, at least one: step, loss, rate and, after some steps,
             validation_loss. The running mean of the loss is drawn over it.
-
-    Raises:
-        ValueError: there are no rows.
     """
-    if not rows:
-        raise ValueError("training_figure needs at least one step")
     columns = ("step", "loss", "rate")
     steps, loss, rate = np.array([[float(row[key]) for key in columns] for row in rows]).T
     held = [(int(r["step"]), float(r["validation_loss"])) for r in rows if r["validation_loss"]]
@@ -209,14 +194,9 @@ def phases_figure(phases: Mapping[str, float]) -> Figure:
     """Returns a figure of the share of a step that each phase takes.
 
     Args:
-        phases: the time of each phase, all in one unit or as shares.
-
-    Raises:
-        ValueError: if a time is negative, or none is above zero.
+        phases: the time of each phase, all in one unit or as shares, some of them above zero.
     """
     times = np.array(list(phases.values()), dtype=float)
-    if not len(times) or times.min() < 0 or not times.sum() > 0:
-        raise ValueError(f"phases {dict(phases)}; must be times, none negative, some above zero")
     shares = times / times.sum()
     figure = new_figure(6.8, 0.8 + 0.36 * len(times))
     axes = figure.add_subplot()

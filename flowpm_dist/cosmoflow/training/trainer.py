@@ -97,7 +97,7 @@ class Regressor:
         found, truth = self.outputs_and_truth(batches, count)
         loss, outputs = self.network.loss, tf.constant(found.astype(np.float64))
         targets = self.standardiser.standardise(truth)
-        each = layers.loss_function(loss)(tf.constant(targets), outputs)
+        each = layers.LOSSES[loss](tf.constant(targets), outputs)
         mean, _ = layers.split_prediction(loss, outputs)
         return float(tf.reduce_mean(each)), float(np.mean(np.abs(mean.numpy() - targets)))
 
