@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from conftest import RANK, SIZE, process_mesh
 
-from flowpm_dist.cosmoflow.network import losses
+from flowpm_dist.cosmoflow.network import layers
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
 from flowpm_dist.cosmoflow.volumes.universes import as_maps, as_volumes
 
@@ -51,7 +51,7 @@ def test_a_step_is_that_of_the_model_on_the_whole_batch():
     with tf.GradientTape() as tape:
         raw = model(np.log1p(volumes)[..., np.newaxis] - np.log(2))
         bounded = tf.concat([1.5 * tf.tanh(raw[:, :2] / 1.5), raw[:, 2:]], axis=1)
-        expected = tf.reduce_mean(losses.doubting_nll(tf.constant(targets), bounded))
+        expected = tf.reduce_mean(layers.doubting_nll(tf.constant(targets), bounded))
     of_weights = tape.gradient(expected, [w.value for w in model.trainable_weights])
     np.testing.assert_allclose(loss, expected, rtol=1e-13)
     np.testing.assert_allclose(outputs, own(bounded.numpy()), rtol=1e-12)
