@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,8 +25,7 @@ from meshimpl.graph_guards import fence, guarded
 from meshimpl.rendezvous import eager_collective
 from meshimpl.traffic import Tally
 
-Reduction = Literal["sum", "max", "min", "mean"]
-REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+REDUCTIONS = ("sum", "max", "min", "mean")
 
 LARGEST = 2.0**15
 """Largest number of a piece that travels; float16 ends at 65504."""
@@ -154,18 +153,15 @@ class Communicator:
         if dtype == tf.bool:
             if reduction == "mean":
                 raise TypeError("allreduce(mean) has no meaning for bool")
-            kind = "min" if reduction == "min" else "max"
-            return tf.cast(self.allreduce(tf.cast(x, tf.int32), kind), dtype)
+            among = "min" if reduction == "min" else "max"
+            return tf.cast(self.allreduce(tf.cast(x, tf.int32), among), dtype)
         if dtype == tf.uint64 and reduction != "sum":
             raise TypeError(f"allreduce({reduction}) is not available for uint64")
         if dtype in (tf.int16, tf.uint16, tf.uint32, tf.uint64):
             return tf.cast(self.allreduce(tf.cast(x, tf.int64), reduction), dtype)
         if reduction == "mean" and not dtype.is_floating:
             raise TypeError(f"allreduce(mean) would round {dtype.name}; cast it first")
-        return self._reduce(x, reduction)
-
-    def _reduce(self, x: tf.Tensor, reduction: Reduction) -> tf.Tensor:
-        kind: engine.Reduction = "sum" if reduction == "mean" else reduction
+        kind = "sum" if reduction == "mean" else reduction
 
         def reduce(y: tf.Tensor, name: str) -> tf.Tensor:
             return engine.current().reduce(y, kind, self.ranks, name)
@@ -220,20 +216,19 @@ class Communicator:
         if self.size == 1:
             return tf.expand_dims(x, axis) if stack else x
         carried, back = _as_carried(x)
-        gathered = self._gather(carried[tf.newaxis])
+        row = carried[tf.newaxis]
+
+        def gather(y: tf.Tensor, name: str) -> tf.Tensor:
+            return engine.current().gather(y, self.ranks, name)
+
+        sent = {"allgather": traffic.allgather(_bytes(row), self.size)}
+        gathered = self._make(gather, row, "allgather", f"{row.shape}", sent, lambda x: x[:, 0])
         pieces = back(tf.ensure_shape(gathered, [self.size, *carried.shape]))
         if axis == 0:
             shape = x.shape.as_list()
             return pieces if stack else tf.reshape(pieces, [self.size * shape[0], *shape[1:]])
         join = tf.stack if stack else tf.concat
         return join(tf.unstack(pieces), axis=axis)
-
-    def _gather(self, x: tf.Tensor) -> tf.Tensor:
-        def gather(y: tf.Tensor, name: str) -> tf.Tensor:
-            return engine.current().gather(y, self.ranks, name)
-
-        sent = {"allgather": traffic.allgather(_bytes(x), self.size)}
-        return self._make(gather, x, "allgather", f"{x.shape}", sent, lambda parts: parts[:, 0])
 
     def alltoall(self, x: tf.Tensor, *, half: bool = False) -> tf.Tensor:
         """Sends piece j of dim 0 to rank j of the group; returns the pieces that arrive, in order.

@@ -112,17 +112,15 @@ def _split_axes(mesh_impl: Any, tensor: Any) -> frozenset[int]:
     return frozenset(axis for axis in mesh_impl.tensor_layout(tensor) if axis is not None)
 
 
-def _with_zeros(op: Any, grad_ys: list[Any]) -> list[Any]:
-    """Returns zeros for outputs that nothing depends on, where upstream (0.1.21) meets a None."""
-    return [
-        mtf_ops.zeros_like(y) if grad_y is None else grad_y
-        for y, grad_y in zip(op.outputs, grad_ys, strict=True)
-    ]
-
-
 def _gradient_with_zeros(operation: Any) -> None:
+    """Gives outputs that nothing depends on zeros, where upstream (0.1.21) meets a None."""
     original = operation.gradient
-    operation.gradient = lambda op, grad_ys: original(op, _with_zeros(op, grad_ys))
+
+    def gradient(op: Any, grad_ys: list[Any]) -> Any:
+        pairs = zip(op.outputs, grad_ys, strict=True)
+        return original(op, [mtf_ops.zeros_like(y) if dy is None else dy for y, dy in pairs])
+
+    operation.gradient = gradient
 
 
 def _min_max_gradient(op: Any, grad_ys: list[Any]) -> list[Any]:

@@ -1,12 +1,11 @@
-"""The interface of an engine of collectives, and the engine of every job: Horovod's process sets.
+"""The engine of collectives: Horovod's process sets.
 
-This is the only module that names Horovod. Another engine is a subclass of `Engine` that `current`
-returns. Groups of one rank need no engine, so a job of one rank imports none.
+This is the only module that names Horovod. Another engine has the methods of `HorovodEngine`, and
+`current` returns it. Groups of one rank need no engine, so a job of one rank imports none.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import importlib
@@ -14,14 +13,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
 from meshimpl import launch
 from meshimpl.mesh_shape import Lines, Ranks
 
-Reduction = Literal["sum", "max", "min"]
 MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor that an exchange can carry; MPI counts them as int32."""
 
@@ -32,64 +30,6 @@ MANY_SETS = 200
 
 class CollectiveError(RuntimeError):
     """The engine cannot work in a group, for example because it was started without that group."""
-
-
-class Engine(abc.ABC):
-    """Collectives on tensors of float16/32/64, int8/32/64 and uint8 within groups of ranks.
-
-    Every rank of a group calls the same methods. A collective is known by its name, which no
-    two collectives in flight may share. Methods work eagerly and in graphs; in graphs the caller
-    sees to it that TensorFlow neither prunes nor merges their operations (`meshimpl.graph_guards`).
-    """
-
-    @abc.abstractmethod
-    def start(self, lines: Sequence[Lines]) -> None:
-        """Starts the engine once in this process, able to communicate within this rank's groups.
-
-        Args:
-            lines: sorted, without duplicates, of at least two ranks; the same on every rank.
-
-        Raises:
-            CollectiveError: the engine is running already and lacks one of the groups.
-        """
-
-    @property
-    @abc.abstractmethod
-    def is_running(self) -> bool:
-        """Whether it has been started and not been shut down."""
-
-    @property
-    def wants_own_gpus(self) -> bool:
-        """Whether no two ranks may have the same GPU."""
-        return False
-
-    @abc.abstractmethod
-    def reduce(self, x: tf.Tensor, reduction: Reduction, ranks: Ranks, name: str) -> tf.Tensor:
-        """Returns the element-wise reduction over the group, on each of its ranks."""
-
-    @abc.abstractmethod
-    def gather(self, x: tf.Tensor, ranks: Ranks, name: str) -> tf.Tensor:
-        """Returns the group's tensors joined along dimension 0, in the order of the ranks."""
-
-    @abc.abstractmethod
-    def exchange(
-        self, x: tf.Tensor, counts: tf.Tensor | None, ranks: Ranks, name: str
-    ) -> tf.Tensor:
-        """Sends rows of dimension 0 to each rank of the group and returns what arrives.
-
-        Args:
-            x: rows for the first rank, then for the second, and so on.
-            counts: int32 number of rows for each rank; None sends every rank the same number.
-            ranks: the group.
-            name: of this collective.
-
-        Returns:
-            The rows that arrive, in the order of the ranks. Their number is not known statically.
-        """
-
-    @abc.abstractmethod
-    def broadcast(self, x: tf.Tensor, root: int, ranks: Ranks, name: str) -> tf.Tensor:
-        """Returns the tensor of the rank `root` (its rank in the job) on each rank of the group."""
 
 
 def import_horovod() -> ModuleType:
@@ -117,8 +57,15 @@ def import_horovod() -> ModuleType:
     return horovod
 
 
-class HorovodEngine(Engine):
-    """Horovod's process sets: NCCL on GPUs, MPI on CPUs."""
+class HorovodEngine:
+    """Collectives on tensors of float16/32/64, int8/32/64 and uint8 within groups of ranks.
+
+    They are Horovod's, within its process sets: NCCL on GPUs, MPI on CPUs.
+
+    Every rank of a group calls the same methods. A collective is known by its name, which no
+    two collectives in flight may share. Methods work eagerly and in graphs; in graphs the caller
+    sees to it that TensorFlow neither prunes nor merges their operations (`meshimpl.graph_guards`).
+    """
 
     def __init__(self) -> None:
         self.process_sets: dict[Ranks, Any] = {}
@@ -134,7 +81,14 @@ class HorovodEngine(Engine):
             ) from error
 
     def start(self, lines: Sequence[Lines]) -> None:
-        """Registers a process set for each of this rank's groups; see `Engine.start`."""
+        """Starts Horovod once in this process, with a process set for each of this rank's groups.
+
+        Args:
+            lines: sorted, without duplicates, of at least two ranks; the same on every rank.
+
+        Raises:
+            CollectiveError: Horovod is running already and lacks one of the groups.
+        """
         hvd = self._hvd
         if not hvd.is_initialized():
             self._initialise(lines)
@@ -187,7 +141,7 @@ class HorovodEngine(Engine):
 
     @property
     def wants_own_gpus(self) -> bool:
-        """Whether Horovod was built with NCCL."""
+        """Whether no two ranks may have the same GPU: Horovod was built with NCCL."""
         return bool(self._hvd.nccl_built())
 
     @property
@@ -201,33 +155,43 @@ class HorovodEngine(Engine):
         except KeyError:
             raise CollectiveError(f"no process set was started for the ranks {ranks}") from None
 
-    def reduce(self, x: tf.Tensor, reduction: Reduction, ranks: Ranks, name: str) -> tf.Tensor:
-        """HorovodAllreduce; see `Engine.reduce`."""
+    def reduce(self, x: tf.Tensor, reduction: str, ranks: Ranks, name: str) -> tf.Tensor:
+        """Returns the element-wise reduction over the group, on each of its ranks."""
         hvd = self._hvd
         op = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}[reduction]
         process_set = self._process_set(ranks)
         return hvd.mpi_ops._allreduce(x, name=name, op=op, process_set=process_set)
 
     def gather(self, x: tf.Tensor, ranks: Ranks, name: str) -> tf.Tensor:
-        """HorovodAllgather; see `Engine.gather`."""
+        """Returns the group's tensors joined along dimension 0, in the order of the ranks."""
         return self._hvd.allgather(x, name=name, process_set=self._process_set(ranks))
 
     def exchange(
         self, x: tf.Tensor, counts: tf.Tensor | None, ranks: Ranks, name: str
     ) -> tf.Tensor:
-        """HorovodAlltoall; see `Engine.exchange`."""
+        """Sends rows of dimension 0 to each rank of the group and returns what arrives.
+
+        Args:
+            x: rows for the first rank, then for the second, and so on.
+            counts: int32 number of rows for each rank; None sends every rank the same number.
+            ranks: the group.
+            name: of this collective.
+
+        Returns:
+            The rows that arrive, in the order of the ranks. Their number is not known statically.
+        """
         process_set = self._process_set(ranks)
         result = self._hvd.alltoall(x, splits=counts, name=name, process_set=process_set)
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def broadcast(self, x: tf.Tensor, root: int, ranks: Ranks, name: str) -> tf.Tensor:
-        """HorovodBroadcast; see `Engine.broadcast`."""
+        """Returns the tensor of the rank `root` (its rank in the job) on each rank of the group."""
         process_set = self._process_set(ranks)
         return self._hvd.broadcast(x, root_rank=root, name=name, process_set=process_set)
 
 
 @functools.cache
-def current() -> Engine:
+def current() -> HorovodEngine:
     """Returns this process's engine; it is not started before `start`."""
     return HorovodEngine()
 

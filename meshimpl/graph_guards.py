@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from meshimpl import traffic
 
@@ -34,13 +35,11 @@ _PASSED_OVER = {"meshimpl", "tensorflow", "functools"}
 def caller() -> str:
     """Returns the module and the line from which this package was called."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _package_of(frame) in _PASSED_OVER:
+    name = str(frame.f_globals.get("__name__"))
+    while frame.f_back is not None and name.partition(".")[0] in _PASSED_OVER:
         frame = frame.f_back
-    return f"{frame.f_globals.get('__name__')}:{frame.f_lineno}"
-
-
-def _package_of(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
+        name = str(frame.f_globals.get("__name__"))
+    return f"{name}:{frame.f_lineno}"
 
 
 class CollectiveNames:
@@ -226,7 +225,9 @@ def guarded(
     """
     graph = tf.compat.v1.get_default_graph()
     context = graph._get_control_flow_context()
-    looping = context is not None or _is_inner(graph)
+    # A graph inside another is a function of it, such as the body of a loop.
+    outer = getattr(graph, "outer_graph", None)
+    looping = context is not None or isinstance(outer, tf.__internal__.FuncGraph)
     name = names.next(kind, what, ranks) if _plan is None else _plan.add(kind, what, ranks)
     if not looping:
         traffic.record(sent)
@@ -237,18 +238,14 @@ def guarded(
         fenced = fence(x)
     begin = None if _stopwatch is None else _stopwatch.now([fenced])
     with tf.control_dependencies([] if begin is None else [begin]):
-        result = collective(_not_differentiable(fenced), name)
+        # Asking TensorFlow for a gradient through it is a LookupError.
+        result = collective(tf.raw_ops.PreventGradient(input=fenced, message=NO_GRADIENT), name)
     if _stopwatch is None:
         # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
         _chain(graph)[context] = fence(result).op
     else:
         _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(result)]))
     return result
-
-
-def _is_inner(graph: Any) -> bool:
-    """Returns whether a graph is a function of another, such as the body of a loop."""
-    return isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
 
 
 def _counted(
@@ -271,22 +268,13 @@ def _counted(
     return counting
 
 
-def _not_differentiable(x: tf.Tensor) -> tf.Tensor:
-    """Returns the same tensor; asking TensorFlow for a gradient through it is a LookupError."""
-    return tf.raw_ops.PreventGradient(input=x, message=NO_GRADIENT)
-
-
 def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     """Returns whether a `tf.GradientTape` records what is computed from these tensors."""
-    from tensorflow.python.eager import record
-
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
 
 
 def not_recorded() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which no `tf.GradientTape` records anything."""
-    from tensorflow.python.eager import record
-
     return record.stop_recording()
 
 

@@ -207,8 +207,8 @@ class HvdSimdMeshImpl(mtf.MeshImpl):
             )
         if not mesh_axes:
             return x
-        reduction = _REDUCTIONS[reduction_fn_string]
         value = x.to_laid_out_tensor().one_slice
+        reduction = _REDUCTIONS[reduction_fn_string]
         return LaidOutTensor([self._axes(mesh_axes).allreduce(value, reduction)])
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> Any:

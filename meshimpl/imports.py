@@ -55,33 +55,23 @@ def import_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules:
         return
-    with without_keras():
-        _import_tensorflow()
-
-
-def _import_tensorflow() -> None:
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
-        importlib.import_module("tensorflow")
+        with without_keras():
+            importlib.import_module("tensorflow")
         return
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 2)
         try:
-            importlib.import_module("tensorflow")
+            with without_keras():
+                importlib.import_module("tensorflow")
         finally:
             os.dup2(kept, 2)
             os.close(kept)
             printed.seek(0)
             lines = [line for line in printed if not _NOISE.match(line)]
             os.write(2, b"".join(lines))
-
-
-def prepare_tensorflow() -> None:
-    """Imports TensorFlow with this rank's share of the cores, unless it is imported already."""
-    if "tensorflow" not in sys.modules:
-        launch.configure_threads()
-        import_tensorflow()
 
 
 def lazy_names(
@@ -98,8 +88,9 @@ def lazy_names(
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if name not in without_tensorflow:
-            prepare_tensorflow()
+        if name not in without_tensorflow and "tensorflow" not in sys.modules:
+            launch.configure_threads()
+            import_tensorflow()
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     return get

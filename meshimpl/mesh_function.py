@@ -201,10 +201,14 @@ class MeshFunction:
             self.impl.begin_build(dict(zip(self._readings, rest, strict=True)))
             with self._lowering():
                 graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
-                cotangents = [
-                    self._import_cotangent(graph_mesh, dy, self.output_shapes[i])
-                    for i, dy in zip(of, slices[len(specs) :], strict=False)
-                ]
+                cotangents = []
+                for i, dy in zip(of, slices[len(specs) :], strict=False):
+                    shape = self.output_shapes[i]
+                    replicas = self.impl.replicated_axes(shape)
+                    total = self.impl.allreduce(LaidOutTensor([dy]), replicas, "SUM")
+                    cotangents.append(
+                        mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
+                    )
                 gradients = mtf.gradients(
                     [outputs[i] for i in of], [args[i] for i in wrt], cotangents
                 )
@@ -227,24 +231,17 @@ class MeshFunction:
         def vjp(
             slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
         ) -> list[Any]:
-            gradients: list[Any] = [None] * len(specs)
             with at(f"the gradient of the mesh function {self.__name__}"):
                 found = function(*slices, *[dys[i] for i in of], *readings)
                 traffic.count(self._sent[name])
-            for i, g in zip(wrt, found, strict=True):
-                gradients[i] = g
-            return gradients
+            gradients = dict(zip(wrt, found, strict=True))
+            return [gradients.get(i) for i in range(len(specs))]
 
         return vjp
 
     def _share(self, shape: Any) -> float:
         """One over the number of replicas of a tensor."""
         return 1 / math.prod(self.impl.shape[a].size for a in self.impl.replicated_axes(shape))
-
-    def _import_cotangent(self, graph_mesh: LaidOutMesh, dy: tf.Tensor, shape: Any) -> Any:
-        axes = self.impl.replicated_axes(shape)
-        total = self.impl.allreduce(LaidOutTensor([dy]), axes, "SUM")
-        return mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
 
     def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         # The lowered function itself is hidden from the tape, which would differentiate through the

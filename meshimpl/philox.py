@@ -42,19 +42,16 @@ def philox4x32(counter: Sequence[tf.Tensor], key: Sequence[tf.Tensor]) -> list[t
         Four tensors of 32 random bits each.
     """
     mask, half = tf.constant(_MASK, tf.uint64), tf.constant(32, tf.uint64)
+    xor = tf.bitwise.bitwise_xor
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
         p0 = c0 * tf.constant(_MULTIPLIERS[0], tf.uint64)
         p1 = c2 * tf.constant(_MULTIPLIERS[1], tf.uint64)
         c0, c1, c2, c3 = (
-            tf.bitwise.bitwise_xor(
-                tf.bitwise.bitwise_xor(tf.bitwise.right_shift(p1, half), c1), k0
-            ),
+            xor(xor(tf.bitwise.right_shift(p1, half), c1), k0),
             tf.bitwise.bitwise_and(p1, mask),
-            tf.bitwise.bitwise_xor(
-                tf.bitwise.bitwise_xor(tf.bitwise.right_shift(p0, half), c3), k1
-            ),
+            xor(xor(tf.bitwise.right_shift(p0, half), c3), k1),
             tf.bitwise.bitwise_and(p0, mask),
         )
         k0 = tf.bitwise.bitwise_and(k0 + tf.constant(_WEYL[0], tf.uint64), mask)

@@ -61,27 +61,22 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         MeshError: a shape is invalid, or its size is not the number of ranks.
         CollectiveError: the engine is already running, without one of the communicators.
     """
-    parsed = [_check_size(parse_mesh_shape(shape)) for shape in shapes]
-    if launch.detect().size == 1:
+    parsed, ranks = [parse_mesh_shape(shape) for shape in shapes], launch.detect().size
+    for axes in parsed:
+        if (places := math.prod(size for _, size in axes)) != ranks:
+            raise MeshError(
+                f"the mesh {format_mesh_shape(axes) or '(no axes)'} has {places} places, but this "
+                f"job has {ranks} rank{'s' if ranks != 1 else ''}; start it with --ranks {places}, "
+                f"or give a mesh whose sizes multiply to {ranks}"
+            )
+    if ranks == 1:
         launch.place_devices()
-    several, world = launch.detect().size > 1, tuple(range(launch.detect().size))
     with launch.start_in_time():
         engine.start([lines for axes in parsed for lines in lines_of(axes)])
-        if several:
-            rendezvous.stay_together(world)
-    if several and engine.current().wants_own_gpus:
-        rendezvous.check_gpus(world)
-
-
-def _check_size(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    places, ranks = math.prod(size for _, size in axes), launch.detect().size
-    if places != ranks:
-        raise MeshError(
-            f"the mesh {format_mesh_shape(axes) or '(no axes)'} has {places} places, but this job "
-            f"has {ranks} rank{'s' if ranks != 1 else ''}; start it with --ranks {places}, or give "
-            f"a mesh whose sizes multiply to {ranks}"
-        )
-    return axes
+        if ranks > 1:
+            rendezvous.stay_together(tuple(range(ranks)))
+    if ranks > 1 and engine.current().wants_own_gpus:
+        rendezvous.check_gpus(tuple(range(ranks)))
 
 
 class ProcessMesh:

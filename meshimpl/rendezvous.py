@@ -25,7 +25,7 @@ import tensorflow as tf
 from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
-from meshimpl.launch.resources import UUID_BYTES
+from meshimpl.launch.rank import UUID_BYTES
 from meshimpl.pulse import at, by_rank, heart
 from meshimpl.pulse.rank import ROOM as PULSE_ROOM
 

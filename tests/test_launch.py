@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from meshimpl import launch
-from meshimpl.launch import RankEnvironment, command, ending, resources
+from meshimpl.launch import RankEnvironment, ending
 from meshimpl.launch import job as job_module
+from meshimpl.launch import rank as rank_module
 
 needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
@@ -76,7 +77,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_threads_are_the_cores_shared_by_the_ranks_of_a_node(alone: pytest.MonkeyPatch) -> None:
-    alone.setattr(resources, "available_cores", lambda: 8)
+    alone.setattr(rank_module, "available_cores", lambda: 8)
     assert launch.threads_per_rank() == 8
     assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 4, "mpirun")) == 2
     assert launch.threads_per_rank(RankEnvironment(0, 16, 0, 16, "mpirun")) == 1
@@ -122,8 +123,8 @@ def test_silence_limit(alone: pytest.MonkeyPatch) -> None:
 def test_srun_without_pmix_is_refused(alone: pytest.MonkeyPatch) -> None:
     """Where Open MPI needs it, and nowhere else."""
     version: list[int | None] = [5]
-    alone.setattr(command, "find_mpirun", lambda: Path("mpirun"))
-    alone.setattr(command, "open_mpi_version", lambda mpirun: version[0])
+    alone.setattr(job_module, "find_mpirun", lambda: Path("mpirun"))
+    alone.setattr(job_module, "open_mpi_version", lambda mpirun: version[0])
     with pytest.raises(launch.LaunchError, match="7 tasks without PMIx.*srun --mpi=pmix"):
         launch.check_launcher(STEP)
     for fine in (STEP | {"PMIX_NAMESPACE": "slurm.pmix.2.0"}, STEP | OPEN_MPI, BATCH, {}):
@@ -145,7 +146,7 @@ def test_open_mpi_version(tmp_path: Path, told: str, version: int | None) -> Non
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"#!/bin/sh\ncat <<'EOF'\n{told}\nEOF\n")
     mpirun.chmod(0o755)
-    assert command.open_mpi_version(mpirun) == version
+    assert launch.open_mpi_version(mpirun) == version
 
 
 def test_tasks_of_an_allocation_that_go_unused() -> None:
@@ -171,7 +172,7 @@ def test_what_is_missing_is_named(
 ) -> None:
     with alone.context() as patch:
         patch.setattr(job_module, "find_spec", lambda name: None)
-        patch.setattr(command, "find_mpirun", lambda: Path("/bin/true"))
+        patch.setattr(job_module, "find_mpirun", lambda: Path("/bin/true"))
         assert launch.relaunch(2, []) == 2
         assert "needs Horovod" in capfd.readouterr().err
     alone.setattr(sys, "executable", str(tmp_path / "python"))

@@ -19,9 +19,8 @@ from meshimpl.launch.ending import JOB_FOLDER, JobFolder
 from meshimpl.pulse import rank as rank_side
 from meshimpl.pulse.judgement import IDLE_SECONDS, PROOF, Peer, is_deadlock, is_stuck, trouble
 from meshimpl.pulse.launchers import Activity, Srun, children_of, end_launcher
-from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Page, Place, Wait
+from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Page, Place, Report, Wait
 from meshimpl.pulse.process import Settings
-from meshimpl.pulse.wire import Line, Report
 
 ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()

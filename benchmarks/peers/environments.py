@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from meshimpl.horovod_wheel.wheel import BuildError, run
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 
 def environment(requirements: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from flowpm_dist.cli.common import refuse
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 EXAMPLE = "flowpm-dist build kernels horovod"
 

@@ -17,7 +17,7 @@ from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, human_size, write_text
 from meshimpl import launch
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 OVERRIDE = "--ignore-memory"
 MOST_HOSTS = 1024

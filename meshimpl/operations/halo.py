@@ -43,10 +43,11 @@ def _hops(width: int, block: int) -> Iterator[tuple[int, int]]:
         yield distance, min(block, width - (distance - 1) * block)
 
 
-def _within_box(
-    from_previous: tf.Tensor, from_next: tf.Tensor, distance: int, group: Communicator, edges: Edges
+def _exchanged(
+    first: tf.Tensor, last: tf.Tensor, distance: int, group: Communicator, edges: Edges, half: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the planes from `distance` blocks away, or zeros beyond an edge of the box."""
+    from_previous, from_next = group.exchange_neighbours(first, last, distance, half=half)
     if edges == "periodic":
         return from_previous, from_next
     place = group.per_rank(range(group.size))
@@ -87,8 +88,7 @@ def pad_axis(
     for distance, planes in _hops(widest, block):
         first = _planes(x, axis, 0, planes)
         last = _planes(x, axis, block - planes, planes)
-        pair = group.exchange_neighbours(first, last, distance, half=half)
-        from_previous, from_next = _within_box(*pair, distance, group, edges)
+        from_previous, from_next = _exchanged(first, last, distance, group, edges, half)
         done = (distance - 1) * block
         lower, upper = (max(0, min(planes, width - done)) for width in widths)
         left.insert(0, _planes(from_previous, axis, planes - lower, lower))
@@ -116,9 +116,8 @@ def fold_axis(
         done = (distance - 1) * block
         to_previous = _planes(left, axis, widest - done - planes, planes)
         to_next = _planes(right, axis, done, planes)
-        pair = group.exchange_neighbours(to_previous, to_next, distance, half=half)
-        from_previous, from_next = _within_box(*pair, distance, group, edges)
-        core = _add_at_edges(core, axis, from_previous, from_next)
+        arrived = _exchanged(to_previous, to_next, distance, group, edges, half)
+        core = _add_at_edges(core, axis, *arrived)
     return core
 
 
@@ -144,6 +143,11 @@ def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) ->
 
 def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
     """Returns the shape whose blocks have halos around the blocks of `shape`; `<name>_halo`."""
+    for name, width in widths.items():
+        if name not in shape.dimension_names:
+            raise ValueError(f"halo of {name!r}: the tensor's dimensions are {shape}")
+        if min(_both(width)) < 0:
+            raise ValueError(f"halo of {name!r} is {width}; it must not be negative")
     dims = []
     for dim in shape:
         if dim.name in widths:
@@ -161,10 +165,10 @@ def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:
     return mtf.Shape(dims)
 
 
-def _moved(
-    x: Any, shape: Any, widths: Widths, edges: Edges, half: bool, name: str | None, reduce: bool
-) -> Any:
+def _moved(x: Any, shape: Any, widths: Widths, edges: Edges, half: bool, reduce: bool) -> Any:
     """Returns the halo exchange of a tensor, or its adjoint, in one message a hop and axis."""
+    if edges not in EDGES:
+        raise ValueError(f"edges {edges!r} is not one of {', '.join(map(repr, EDGES))}")
     plain = shape if reduce else x.shape
 
     def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
@@ -179,37 +183,19 @@ def _moved(
         return block
 
     def gradient(_: list[Any], cotangents: list[Any]) -> list[Any]:
-        return [_moved(cotangents[0], x.shape, widths, edges, half, None, not reduce)]
+        return [_moved(cotangents[0], x.shape, widths, edges, half, not reduce)]
 
-    name = name or ("halo_reduce" if reduce else "halo_exchange")
+    name = "halo_reduce" if reduce else "halo_exchange"
     return on_blocks(lower, [x], [(shape, x.dtype)], adjoint=gradient, name=name)[0]
 
 
-def _check_widths(widths: Widths, edges: str, shape: Any) -> None:
-    if edges not in EDGES:
-        raise ValueError(f"edges {edges!r} is not one of {', '.join(map(repr, EDGES))}")
-    for name, width in widths.items():
-        if name not in shape.dimension_names:
-            raise ValueError(f"halo of {name!r}: the tensor's dimensions are {shape}")
-        if min(_both(width)) < 0:
-            raise ValueError(f"halo of {name!r} is {width}; it must not be negative")
-
-
-def halo_exchange(
-    x: Any,
-    widths: Widths,
-    edges: Edges = "periodic",
-    name: str | None = None,
-    *,
-    half: bool = False,
-) -> Any:
+def halo_exchange(x: Any, widths: Widths, edges: Edges = "periodic", *, half: bool = False) -> Any:
     """Returns a tensor whose blocks have their neighbours' planes around them.
 
     Args:
         x: mtf tensor of a mesh function.
         widths: the widths of the halo; 0 only renames the dimension.
         edges: "periodic", or "zero" beyond the edges of the box.
-        name: the name of the operation.
         half: whether planes, also in the adjoint, travel as float16 (x is float32), see
             `Communicator.alltoall`.
 
@@ -220,19 +206,11 @@ def halo_exchange(
     Raises:
         ValueError: if there is no such dimension, a width is negative, or the layout does not fit.
     """
-    _check_widths(widths, edges, x.shape)
-    shape = padded_shape(x.shape, widths, x.mesh.impl)
-    return _moved(x, shape, widths, edges, half, name, reduce=False)
+    return _moved(x, padded_shape(x.shape, widths, x.mesh.impl), widths, edges, half, reduce=False)
 
 
 def halo_reduce(
-    x: Any,
-    shape: Any,
-    widths: Widths,
-    edges: Edges = "periodic",
-    name: str | None = None,
-    *,
-    half: bool = False,
+    x: Any, shape: Any, widths: Widths, edges: Edges = "periodic", *, half: bool = False
 ) -> Any:
     """Adds every halo plane to the cells it is a copy of: the adjoint of `halo_exchange`.
 
@@ -240,13 +218,11 @@ def halo_reduce(
         x: mtf tensor with halos.
         shape: the `mtf.Shape` without halos, as the input of `halo_exchange` has it.
         widths, edges, half: as for `halo_exchange`.
-        name: the name of the operation.
 
     Raises:
         ValueError: if `x` does not have the shape of the result of the exchange.
     """
-    _check_widths(widths, edges, shape)
     expected = padded_shape(shape, widths, x.mesh.impl)
     if x.shape != expected:
         raise ValueError(f"halo_reduce: expected a tensor of {expected}, got {x.shape}")
-    return _moved(x, shape, widths, edges, half, name, reduce=True)
+    return _moved(x, shape, widths, edges, half, reduce=True)

@@ -66,7 +66,11 @@ def convolution(
         raise ValueError(f"{name}: filters {filters.shape} do not fit a tensor {x.shape}")
     widths, results = {}, []
     for dim, k in zip(sides, kernel, strict=True):
-        _check_blocks(dim, stride, edges, x.mesh.impl, name)
+        if edges == "valid" and (ranks := x.mesh.impl.ranks_over(dim).size) > 1:
+            raise ValueError(
+                f"{name}: {dim.name} is split over {ranks} ranks; valid edges need all"
+            )
+        _check_blocks(x, dim, stride, f"the stride {stride}", name)
         if edges == "valid":
             results.append(mtf.Dimension(dim.name, (dim.size - k.size) // stride + 1))
         else:
@@ -74,7 +78,7 @@ def convolution(
             results.append(mtf.Dimension(dim.name, -(-dim.size // stride)))
     if min(d.size for d in results) < 1:
         raise ValueError(f"{name}: a volume {x.shape} is smaller than the kernel {filters.shape}")
-    padded = x if edges == "valid" else halo_exchange(x, widths, edges, name=f"{name}_halo")
+    padded = x if edges == "valid" else halo_exchange(x, widths, edges)
     strides = [1, stride, stride, stride, 1]
 
     def correlate(volume: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -83,16 +87,11 @@ def convolution(
     return layer(correlate, [padded, filters], mtf.Shape([batch, *results, out]), name=name)
 
 
-def _check_blocks(dim: Any, stride: int, edges: str, impl: Any, name: str) -> None:
-    ranks = impl.ranks_over(dim).size
-    if ranks == 1:
-        return
-    if edges == "valid":
-        raise ValueError(f"{name}: {dim.name} is split over {ranks} ranks; valid edges need all")
-    if dim.size // ranks % stride:
+def _check_blocks(x: Any, dim: Any, size: int, what: str, name: str) -> None:
+    ranks = x.mesh.impl.ranks_over(dim).size
+    if ranks > 1 and dim.size // ranks % size:
         raise ValueError(
-            f"{name}: blocks of {dim.size // ranks} cells along {dim.name} do not divide by the "
-            f"stride {stride}"
+            f"{name}: blocks of {dim.size // ranks} cells along {dim.name} do not divide by {what}"
         )
 
 
@@ -115,12 +114,7 @@ def pool(x: Any, kind: Literal["average", "max"], size: int, *, name: str = "poo
         raise ValueError(f"pool {kind!r} is not one of {', '.join(map(repr, POOLS))}")
     batch, *sides, channel = x.shape.dims
     for dim in sides:
-        ranks = x.mesh.impl.ranks_over(dim).size
-        if ranks > 1 and dim.size // ranks % size:
-            raise ValueError(
-                f"{name}: blocks of {dim.size // ranks} cells along {dim.name} do not divide by "
-                f"{size}"
-            )
+        _check_blocks(x, dim, size, str(size), name)
     smaller = [mtf.Dimension(dim.name, dim.size // size) for dim in sides]
     shape = mtf.Shape([batch, *smaller, channel])
     return layer(lambda block: pooled_block(block, kind, size), [x], shape, name=name)

@@ -100,11 +100,9 @@ def local(
     Returns:
         mtf tensors.
     """
-
-    def lower(_: HvdSimdMeshImpl, *blocks: tf.Tensor) -> Any:
-        return function(*blocks)
-
-    return on_blocks(lower, inputs, outputs, adjoint=adjoint, name=name)
+    return on_blocks(
+        lambda _, *blocks: function(*blocks), inputs, outputs, adjoint=adjoint, name=name
+    )
 
 
 def _split_axes(shapes: Sequence[Any], impl: HvdSimdMeshImpl) -> set[int]:
@@ -168,8 +166,8 @@ def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, na
 class TogetherOperation(mtf.Operation):
     """An operation that carries out pending sums of tensors over ranks, in few messages."""
 
-    def __init__(self, tensors: Sequence[Any], largest: int, name: str | None = None) -> None:
-        super().__init__(list(tensors), name=name or "together")
+    def __init__(self, tensors: Sequence[Any], largest: int) -> None:
+        super().__init__(list(tensors), name="together")
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype) for x in tensors]
         self._largest = largest
 
@@ -211,11 +209,12 @@ def together(tensors: Sequence[Any], largest: int = 2**20) -> list[Any]:
 
 def maximum_over_ranks(x: Any) -> Any:
     """Returns the maximum over all ranks, element by element, whatever the layout of `x`."""
-
-    def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
-        return impl.mesh.world.allreduce(block, "max")
-
-    return on_blocks(lower, [x], [(x.shape, x.dtype)], name="maximum_over_ranks")[0]
+    return on_blocks(
+        lambda impl, block: impl.mesh.world.allreduce(block, "max"),
+        [x],
+        [(x.shape, x.dtype)],
+        name="maximum_over_ranks",
+    )[0]
 
 
 def pointwise(

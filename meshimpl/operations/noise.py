@@ -65,7 +65,7 @@ def _half(place: tf.Tensor, n: int) -> tf.Tensor:
     return tf.where(own_negative, tf.zeros_like(place), sign)
 
 
-def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | None = None) -> Any:
+def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32) -> Any:
     """Returns a field of independent unit normal values, keyed by (seed, cell).
 
     The values are drawn in float64 and rounded, so that float32 and float64 give one universe.
@@ -74,7 +74,6 @@ def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | 
         seed: integer mtf tensor: a scalar, or [batch] for one field each.
         grid: the `mtf.Shape` of one field.
         dtype: float32 or float64.
-        name: the name of the operation.
 
     Returns:
         mtf tensor of shape seed.shape + grid.
@@ -89,10 +88,10 @@ def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | 
 
     seed = mtf.cast(seed, tf.int64)
     shape = mtf.Shape(seed.shape.dims + grid.dims)
-    return on_blocks(lower, [seed], [(shape, dtype)], name=name or "white_noise")[0]
+    return on_blocks(lower, [seed], [(shape, dtype)], name="white_noise")[0]
 
 
-def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | None = None) -> Any:
+def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32) -> Any:
     """Returns the spectrum of independent unit normal values, keyed by (seed, mode).
 
     Divided by the square root of the number of cells, the amplitude w(n) of the mode with integer
@@ -107,7 +106,6 @@ def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | N
         seed: integer mtf tensor: a scalar, or [batch] for one spectrum each.
         grid: the `mtf.Shape` [x, y, z] of one field, even and below 2^20 each.
         dtype: float32 or float64.
-        name: the name of the operation.
 
     Returns:
         mtf tensor of shape seed.shape + [kz, ky, kx, pair], as of `rfft3d`, not normalised.
@@ -123,4 +121,4 @@ def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32, name: str | N
 
     seed = mtf.cast(seed, tf.int64)
     shape = mtf.Shape(seed.shape.dims + modes.dims)
-    return on_blocks(lower, [seed], [(shape, dtype)], name=name or "mode_noise")[0]
+    return on_blocks(lower, [seed], [(shape, dtype)], name="mode_noise")[0]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshimpl.launch.ending import HOST_LOST
-from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Place
-from meshimpl.pulse.wire import Line, Report
+from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Place, Report
 
 GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
 """Time in which a launcher ends the others after a rank has ended [s], by the rank's last word."""

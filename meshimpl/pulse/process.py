@@ -28,9 +28,8 @@ from meshimpl.pulse.judgement import (
     who,
 )
 from meshimpl.pulse.launchers import Activity, Srun, end_launcher, stat_of, waited
-from meshimpl.pulse.place import Page, Place
+from meshimpl.pulse.place import Line, Page, Place, Report, addresses, open_server
 from meshimpl.pulse.rank import HEARD
-from meshimpl.pulse.wire import Line, Report, addresses, open_server
 
 TIME_TO_ABORT = 12.0
 """Time in which a rank ends the job before its pulse ends the rank [s]; `abort` has an alarm."""

@@ -55,7 +55,9 @@ class Heart:
         meeting = Wait.of(before.ordinal + 1 if before else 1, ranks)
         if meeting is not None:
             self.begun[ranks] = meeting
-        return meeting if self.is_alone and not _other_threads() else None
+        # Other threads of Python might begin a meeting meanwhile.
+        others = [t for t in threading.enumerate() if t.name != WITHOUT_RANKS][1:]
+        return meeting if self.is_alone and not others else None
 
     def go(self, text: str, inside: bool, wait: Wait | None) -> None:
         """Goes to another place; see `Place`."""
@@ -151,12 +153,6 @@ def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]
         yield
     finally:
         heart.go(outer.text, outer.inside, outer.wait)
-
-
-def _other_threads() -> bool:
-    """Returns whether there are threads of Python that might begin a meeting meanwhile."""
-    found = [thread for thread in threading.enumerate() if thread.name != WITHOUT_RANKS]
-    return len(found) > 1
 
 
 def _line_from(pulse: subprocess.Popen[bytes]) -> bytes:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from meshimpl import launch, transfer
+from meshimpl import launch
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations import fft
 from meshimpl.operations.fft import irfft3d, rfft3d
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
@@ -73,9 +74,9 @@ def test_transfers_as_on_gpus(mesh, monkeypatch):
         compiled.append(arguments)
         return original(*arguments)
 
-    original = transfer._compiled.__wrapped__
-    monkeypatch.setattr(transfer, "_has_gpu", lambda: True)
-    monkeypatch.setattr(transfer, "_compiled", compile_too)
+    original = fft._compiled.__wrapped__
+    monkeypatch.setattr(fft, "_has_gpu", lambda: True)
+    monkeypatch.setattr(fft, "_compiled", compile_too)
     for found, whole in zip(there_and_back(), expected, strict=True):
         np.testing.assert_array_equal(found, whole)
     assert compiled

@@ -38,7 +38,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     wrong_record,
 )
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays, written_whole
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh

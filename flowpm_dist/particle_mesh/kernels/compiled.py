@@ -18,7 +18,7 @@ import tensorflow as tf
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
-from meshimpl.user_cache import user_cache
+from meshimpl.launch import user_cache
 
 NAME = "_kernels.so"
 PATH = Path(__file__).with_name(NAME)
