@@ -89,7 +89,7 @@ def test_what_is_missing_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor.metadata, "version", version)
     monkeypatch.setattr(doctor.shutil, "which", lambda program: None)
     monkeypatch.setattr(doctor.launch, "find_mpirun", no_mpirun)
-    monkeypatch.setattr(doctor.launch.command, "find_mpirun", no_mpirun)
+    monkeypatch.setattr(doctor.launch.job, "find_mpirun", no_mpirun)
     missing = (None, "ImportError: libmpi.so.40 is not there")
     monkeypatch.setattr(doctor, "_probed", lambda: dict.fromkeys(doctor.LIBRARIES, missing))
     output = io.StringIO()

@@ -66,14 +66,14 @@ def convolution(
         raise ValueError(f"{name}: filters {filters.shape} do not fit a tensor {x.shape}")
     widths, results = {}, []
     for dim, k in zip(sides, kernel, strict=True):
-        if edges == "valid" and (ranks := x.mesh.impl.ranks_over(dim).size) > 1:
-            raise ValueError(
-                f"{name}: {dim.name} is split over {ranks} ranks; valid edges need all"
-            )
-        _check_blocks(x, dim, stride, f"the stride {stride}", name)
         if edges == "valid":
+            if (ranks := x.mesh.impl.ranks_over(dim).size) > 1:
+                raise ValueError(
+                    f"{name}: {dim.name} is split over {ranks} ranks; valid edges need all"
+                )
             results.append(mtf.Dimension(dim.name, (dim.size - k.size) // stride + 1))
         else:
+            _check_blocks(x, dim, stride, f"the stride {stride}", name)
             widths[dim.name] = halo_widths(dim.size, k.size, stride)
             results.append(mtf.Dimension(dim.name, -(-dim.size // stride)))
     if min(d.size for d in results) < 1:
