@@ -1,7 +1,7 @@
 """Lists the source files that one way through the project runs, room by room.
 
     python benchmarks/files_opened.py simulate    # `flowpm-dist simulate`, to the written snapshot
-    python benchmarks/files_opened.py train       # a training in situ, to the end of its first step
+    python benchmarks/files_opened.py train       # a step of a training, with its simulations
     python benchmarks/files_opened.py gradient    # a gradient of a reconstruction's log posterior
 
 A file counts if a function in it runs; files that are only imported do not. The work is small and
@@ -114,17 +114,23 @@ def simulate() -> set[str]:
 
 def train() -> set[str]:
     from flowpm_dist.cosmoflow.training.trainer import Trainer
+    from flowpm_dist.cosmoflow.volumes.sources import InSituSource
 
     found: set[str] = set()
-    step = Trainer.step
+    start, step = InSituSource.start, Trainer.step
+
+    def simulations(*arguments: Any, **options: Any) -> None:
+        with files_run(found):
+            start(*arguments, **options)
 
     def one_step(*arguments: Any, **options: Any) -> None:
-        step(*arguments, **options)
+        with files_run(found):
+            step(*arguments, **options)
         raise FoundError
 
+    InSituSource.start = simulations  # type: ignore[method-assign]
     Trainer.step = one_step  # type: ignore[method-assign,assignment]
-    with files_run(found):
-        command("train", TRAIN)
+    command("train", TRAIN)
     return found
 
 
