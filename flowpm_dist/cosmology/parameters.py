@@ -92,7 +92,22 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {known}, got {self.transfer!r}")
         for name in (*SHAPE, *given):
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
-        self._check_ranges()
+        value = {name: known_value(getattr(self, name)) for name in self.names}
+        for name, number in value.items():
+            if number is not None and not RANGES[name].holds(number):
+                raise ValueError(f"{name} must be {RANGES[name].what}; got {number:g}")
+        baryons, matter = value["Omega_b"], value["Omega_m"]
+        if baryons is not None and matter is not None and baryons >= matter:
+            raise ValueError(
+                f"Omega_b must be below Omega_m, which contains it: got Omega_b = {baryons:g}, "
+                f"Omega_m = {matter:g}"
+            )
+        w0, wa = value["w0"], value["wa"]
+        if w0 is not None and wa is not None and not dark_energy_fades(w0, wa):
+            raise ValueError(
+                f"w0 + wa must be at most {LATEST_DARK_ENERGY:g}, so that matter dominates early: "
+                f"got w0 = {w0:g}, wa = {wa:g}"
+            )
 
     @classmethod
     def planck18(cls) -> Cosmology:
@@ -163,24 +178,6 @@ class Cosmology:
         elif changes.get("sigma8") is not None:
             changes.setdefault("A_s", None)
         return dataclasses.replace(self, **changes)
-
-    def _check_ranges(self) -> None:
-        value = {name: known_value(getattr(self, name)) for name in self.names}
-        for name, number in value.items():
-            if number is not None and not RANGES[name].holds(number):
-                raise ValueError(f"{name} must be {RANGES[name].what}; got {number:g}")
-        baryons, matter = value["Omega_b"], value["Omega_m"]
-        if baryons is not None and matter is not None and baryons >= matter:
-            raise ValueError(
-                f"Omega_b must be below Omega_m, which contains it: got Omega_b = {baryons:g}, "
-                f"Omega_m = {matter:g}"
-            )
-        w0, wa = value["w0"], value["wa"]
-        if w0 is not None and wa is not None and not dark_energy_fades(w0, wa):
-            raise ValueError(
-                f"w0 + wa must be at most {LATEST_DARK_ENERGY:g}, so that matter dominates early: "
-                f"got w0 = {w0:g}, wa = {wa:g}"
-            )
 
 
 def as_float64(value: Any) -> tf.Tensor:

@@ -339,7 +339,8 @@ class NBody:
                 unpainted = True
                 x = clock.measure("update", _drift, x, v, c, plan.lpt, fused)
             elif operation.kind == "velocity":
-                v = clock.measure("update", combine, [v, *plan.lpt], _without_force(c))
+                without_force = tf.concat([c[..., :1], c[..., 2:]], axis=-1)
+                v = clock.measure("update", combine, [v, *plan.lpt], without_force)
             else:
                 if keep is not None:
                     keep(number, Particles(x, v))
@@ -353,7 +354,8 @@ class NBody:
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
                 if plan.lpt:
-                    v = clock.measure("update", combine, [v, *plan.lpt], _lpt_only(c))
+                    lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)
+                    v = clock.measure("update", combine, [v, *plan.lpt], lpt_only)
                 if observer is not None and before is not None:
                     moment = Moment(x, before, v, plan.lpt)
                     for look in observer.looks(kicks[number]):
@@ -389,11 +391,3 @@ def _drift(
         return drift(x, v, c[..., 1])
     ones = tf.ones_like(c[..., :1])
     return combine([x, v, *lpt], tf.concat([ones, c[..., 1 : 2 + len(lpt)]], axis=-1))
-
-
-def _without_force(c: tf.Tensor) -> tf.Tensor:
-    return tf.concat([c[..., :1], c[..., 2:]], axis=-1)
-
-
-def _lpt_only(c: tf.Tensor) -> tf.Tensor:
-    return tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)

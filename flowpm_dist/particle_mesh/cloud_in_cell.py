@@ -20,7 +20,6 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.kernels import Lattice, kernels
 from meshimpl.compat import mtf
-from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local, maximum_over_ranks
 
@@ -215,24 +214,6 @@ def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -
     return values
 
 
-def _reach_function(box: Box) -> MeshFunction:
-    """Returns `f(displacement)`, which gives the reach as `paint` does, [3] [particle spacings]."""
-
-    @tf.function(jit_compile=True, autograph=False)
-    def largest(s: tf.Tensor) -> tf.Tensor:
-        cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
-        infinite = tf.constant(math.inf, s.dtype)
-        return tf.reduce_max(
-            tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
-        )
-
-    def build(_: Any, displacement: Any) -> Any:
-        (own,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
-        return maximum_over_ranks(own)
-
-    return box.function(build, displacement=box.vector_shape)
-
-
 class MaxDisplacement:
     """The largest distance of particles from their lattice sites along the axes that are split.
 
@@ -241,8 +222,21 @@ class MaxDisplacement:
     """
 
     def __init__(self, box: Box) -> None:
-        self._function = _reach_function(box)
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
+
+        @tf.function(jit_compile=True, autograph=False)
+        def largest(s: tf.Tensor) -> tf.Tensor:
+            cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
+            infinite = tf.constant(math.inf, s.dtype)
+            return tf.reduce_max(
+                tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
+            )
+
+        def build(_: Any, displacement: Any) -> Any:
+            (own,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+            return maximum_over_ranks(own)
+
+        self._reach = box.function(build, displacement=box.vector_shape)
 
     def __call__(self, displacement: tf.Tensor) -> float:
         """Returns the largest |displacement| along a split axis over all ranks.
@@ -250,7 +244,7 @@ class MaxDisplacement:
         It is infinite if any component of any displacement is not finite, and 0 if no axis is
         split [particle spacings].
         """
-        return self.of(self._function(tf.stop_gradient(displacement)))
+        return self.of(self._reach(tf.stop_gradient(displacement)))
 
     def of(self, along: tf.Tensor) -> float:
         """Returns the same from the reach along each axis, as returned by `paint`."""

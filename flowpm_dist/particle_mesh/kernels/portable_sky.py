@@ -103,7 +103,9 @@ def _slab(
     size, middle = distance * slabs.pixel, 0.5 * n - 0.5
     x, y = across(ax, x0, sense_x), across(ay, y0, sense_y)
     farthest = float(tf.reduce_max(size)) * (middle + 1)
-    reach = [range(-k, k + 1) for k in (_images(farthest, slabs.lengths[a]) for a in (ax, ay))]
+    # The number of boxes away, on either side, at which an image may lie on a map.
+    away = [math.ceil(max(farthest / slabs.lengths[a] - 0.5, 0.0)) for a in (ax, ay)]
+    reach = [range(-k, k + 1) for k in away]
     batch = fields[0].shape[0]
     first_map = tf.reshape(tf.constant(slabs.first_map[layers]), [1, -1])
     maps = by_layer(first_map) + tf.reshape(tf.range(batch) * slabs.maps, [-1, 1, 1, 1])
@@ -127,11 +129,6 @@ def _slab(
             values = tf.boolean_mask(share * amount / distance**2, inside)
             out = tf.tensor_scatter_nd_add(out, (places * n * n + pixel)[:, tf.newaxis], values)
     return tf.reshape(out, [batch, -1])
-
-
-def _images(farthest: float, length: float) -> int:
-    """Returns how many boxes away, on either side, an image may lie on a map."""
-    return math.ceil(max(farthest / length - 0.5, 0.0))
 
 
 def moved_by(
