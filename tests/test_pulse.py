@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshimpl.launch import HOST_LOST
@@ -20,7 +22,7 @@ from meshimpl.pulse import rank as rank_side
 from meshimpl.pulse.judgement import IDLE_SECONDS, PROOF, Peer, is_deadlock, is_stuck, trouble
 from meshimpl.pulse.launchers import Activity, Srun, children_of, end_launcher
 from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Page, Place, Report, Wait
-from meshimpl.pulse.process import Settings
+from meshimpl.pulse.process import _STRANGERS, Settings
 
 ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
@@ -127,10 +129,21 @@ def test_a_page_is_read_as_it_was_written():
     assert page.read() == Place("shorter", 9, False, ending=LEAVES)
 
 
+STRANGE = (
+    b"[]\n",
+    b"{}\n",
+    b"3\n",
+    b"GET / HTTP/1.1\r\n\n",
+    b"x" * 2**17,
+    b"[" * 60_000 + b"\n",  # nested too deeply to be parsed
+    np.random.default_rng(0).bytes(4096) + b"\n",
+)
+
+
 def test_a_report_arrives_as_it_was_sent():
     """On a line of the same job; a message of another one closes the line."""
     wait = Wait(2, 0, 4, 1)
-    report = Report("secret", 3, "node1", 77, Place("höhe", 5, True, wait, (wait,)), 30.0, "LIMIT")
+    report = Report(3, "node1", 77, Place("höhe", 5, True, wait, (wait,)), 30.0, "LIMIT")
     for secret, reports in (("secret", [report, report]), ("another", [])):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -139,7 +152,7 @@ def test_a_report_arrives_as_it_was_sent():
             sender.send(report)
             sender.send(report)
             assert receiver.receive() == (reports, bool(reports))
-    for strange in (b"[]\n", b"{}\n", b"3\n", b"GET / HTTP/1.1\r\n\n", b"x" * 2**17):
+    for strange in (*STRANGE, b"secret []\n", b"secret 3\n"):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -262,7 +275,7 @@ def test_a_process_that_does_nothing():
 
 def test_a_pulse_that_cannot_be_started(monkeypatch):
     """It is missed, unlike one that nobody wants."""
-    monkeypatch.setattr(rank_side, "_start_process", lambda page, *, root: None)
+    monkeypatch.setattr(rank_side, "_start_process", lambda arguments, page: None)
     heart = rank_side.Heart()
     assert heart.is_heard(0) is None
     heart.start(lambda data: data, stall=1, silence=1)
@@ -406,6 +419,7 @@ def jobs(tmp_path_factory):
     # mpirun kills the process group of a rank that aborts, whose pulse then has to end mpirun.
     assert all(os.getpgid(pulse) == pulse for both in pulses.values() for pulse in both)
     time.sleep(1.0)  # in which they find each other
+    strangers = besiege(started["busy"])
     suspended = started["suspended"]
     send(signal.SIGSTOP, *suspended.ranks, *pulses["suspended"])
     when = time.monotonic()
@@ -416,13 +430,36 @@ def jobs(tmp_path_factory):
     send(signal.SIGSTOP, started["root"].ranks[0], pulses["root"][0])
     for job in started.values():
         (job.folder / "go").touch()
-    yield started, pulses, when
+    yield started, pulses, when, strangers
     for name, job in started.items():
         for process in (*job.ranks, *pulses[name], *(s.pid for s in job.starters)):
             if is_there(process):
                 os.kill(process, signal.SIGKILL)
         for starter in job.starters:
             starter.wait()
+
+
+def besiege(job: Job) -> list[bool]:
+    """Calls rank 0's pulse with messages that are no reports, then many times without a message.
+
+    Returns which calls the pulse has closed, in the order of the calls.
+    """
+    shared = json.loads((job.folder / "shared").read_bytes())
+    calls = []
+    for message in (*STRANGE, *[b""] * 80):
+        call = socket.create_connection((shared["addresses"][-1], shared["port"]), timeout=10)
+        with contextlib.suppress(OSError):  # it has been closed already
+            call.sendall(message)
+        calls.append(call)
+    time.sleep(0.5)
+    closed = []
+    for call in calls:
+        call.settimeout(0.0)
+        try:
+            closed.append(call.recv(1) == b"")
+        except OSError as error:
+            closed.append(not isinstance(error, BlockingIOError))
+    return closed
 
 
 def ended(process: int, seconds: float = 30.0) -> bool:
@@ -497,6 +534,17 @@ def test_a_rank_that_is_only_busy_is_waited_for(jobs):
     assert job.status(0) == job.status(1) == 0
     assert not job.errors(0) and not job.errors(1)
     assert all(map(ended, pulses))
+
+
+@pytest.mark.timeout(120)
+def test_strangers_do_not_end_a_job(jobs):
+    """Calls with a wrong message are closed, and the oldest of too many calls without one."""
+    job, closed = jobs[0]["busy"], jobs[3]
+    assert [job.status(rank) for rank in (0, 1)] == [0, 0]
+    assert not job.errors(0) and not job.errors(1)
+    silent = len(closed) - len(STRANGE)
+    kept = len(job.ranks) + _STRANGERS
+    assert closed == [True] * (len(closed) - kept) + [False] * kept and silent > kept
 
 
 @pytest.mark.timeout(120)

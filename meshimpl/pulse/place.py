@@ -1,12 +1,14 @@
 """Where a rank is, the memory through which its pulse knows it, and how pulses tell each other.
 
-They talk over TCP, one report in JSON a line.
+They talk over TCP. A line is the secret of the job and a report in JSON; a line with another secret
+is not read further.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import json
 import mmap
 import os
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 
 GOES_ON, LEAVES, ABORTS = 0, 1, 2
 """How a rank ends: not yet, in good order, or with the whole job."""
+LOOPBACK = "127.0.0.1"
 _LONGEST = 2**16  # line [bytes]
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 
@@ -142,7 +145,6 @@ class Report(NamedTuple):
     """What a pulse sends another in each beat.
 
     Attributes:
-        secret: known to the pulses of one job alone.
         rank, host, process: the rank whose pulse sends it.
         place: where that rank is.
         limit, variable: the limit of silence that rank 0 has chosen [s], and the environment
@@ -150,7 +152,6 @@ class Report(NamedTuple):
         end: exit status if the job ends; otherwise None.
     """
 
-    secret: str
     rank: int
     host: str
     process: int
@@ -165,17 +166,21 @@ class Line:
 
     Args:
         connection: open connection.
-        secret: the job's secret; a connection on which another one comes is taken for closed.
+        secret: known to the pulses of one job alone; a connection on which another one comes is
+            taken for closed.
+
+    Attributes:
+        is_known: whether a report has come.
     """
 
     def __init__(self, connection: socket.socket, secret: str) -> None:
         connection.setblocking(False)
-        self.connection, self._secret = connection, secret
+        self.connection, self._secret, self.is_known = connection, secret.encode(), False
         self._part, self._unsent = b"", b""
 
     def send(self, report: Report) -> None:
         """Sends a report, unless an earlier one is still on its way."""
-        self._unsent = self._unsent or json.dumps(report).encode() + b"\n"
+        self._unsent = self._unsent or self._secret + b" " + json.dumps(report).encode() + b"\n"
         with contextlib.suppress(OSError):
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
@@ -196,23 +201,29 @@ class Line:
         Raises:
             TypeError, ValueError: it is no report of this job.
         """
-        report = Report(*json.loads(line))
-        if report.secret != self._secret:
+        secret, _, text = line.partition(b" ")
+        if not hmac.compare_digest(secret, self._secret):
             raise ValueError("a report of another job")
+        report, self.is_known = Report(*json.loads(text)), True
         return report._replace(place=Place.from_json(report.place))
 
 
-def open_server() -> socket.socket:
-    """Returns a socket on any free port of all addresses of this host, for any number of calls."""
+def open_server(*, one_host: bool) -> socket.socket:
+    """Returns a socket on any free port, for any number of calls.
+
+    Args:
+        one_host: whether all ranks are on this host, so that it listens to this host alone; if not,
+            at all addresses.
+    """
     with contextlib.suppress(OSError, ValueError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError):
-        if socket.has_dualstack_ipv6():
+        if socket.has_dualstack_ipv6() and not one_host:
             return socket.create_server(
                 ("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
             )
-    return socket.create_server(("", 0), backlog=4096)
+    return socket.create_server((LOOPBACK if one_host else "", 0), backlog=4096)
 
 
 def addresses() -> list[str]:
@@ -228,4 +239,4 @@ def addresses() -> list[str]:
                 answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
                 found[socket.inet_ntoa(answer[20:24])] = None
     loopback = [address for address in found if address.startswith("127.") or address == "::1"]
-    return [address for address in found if address not in loopback] + (loopback or ["127.0.0.1"])
+    return [address for address in found if address not in loopback] + (loopback or [LOOPBACK])

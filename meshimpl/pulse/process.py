@@ -28,7 +28,7 @@ from meshimpl.pulse.judgement import (
     who,
 )
 from meshimpl.pulse.launchers import Activity, Srun, end_launcher, stat_of, waited
-from meshimpl.pulse.place import Line, Page, Place, Report, addresses, open_server
+from meshimpl.pulse.place import LOOPBACK, Line, Page, Place, Report, addresses, open_server
 from meshimpl.pulse.rank import HEARD
 
 TIME_TO_ABORT = 12.0
@@ -36,6 +36,8 @@ TIME_TO_ABORT = 12.0
 _AFTER_ROOT = 3.0  # in which rank 0 ends the job before others do [s]
 _JOINING = 60.0  # in which pulses find the pulse of rank 0 [s]
 _CONNECTING = 3.0  # to one address [s]
+_SILENT = 10.0  # for which a call without a report is kept [s]
+_STRANGERS = 64  # calls without a report that are kept, and one for each rank
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Settings:
         silence: limit of silence between hosts [s].
         reported: file that marks that the end was reported, or an empty text.
         port, addresses: where the pulse of rank 0 is called.
-        secret: see `Report`.
+        secret: see `Line`.
     """
 
     rank: int
@@ -117,8 +119,7 @@ class Pulse:
 
     def report(self, place: Place, end: int | None = None) -> Report:
         """Returns what this pulse sends; see `Report`."""
-        secret, rank = self.settings.secret, self.settings.rank
-        return Report(secret, rank, self.host, self.process, place, *self.limit, end)
+        return Report(self.settings.rank, self.host, self.process, place, *self.limit, end)
 
     def hear(self, line: Line) -> None:
         """Reads what has come on a line."""
@@ -232,6 +233,7 @@ class RootPulse(Pulse):
         self.peers[0] = Peer(0, self.host, self.process)
         self._tables: list[list[Place]] = []
         self._server, self._joining = server, 0.0
+        self._strangers: dict[Line, float] = {}
         self._srun = Srun(os.environ)
 
     def join(self) -> None:
@@ -243,7 +245,22 @@ class RootPulse(Pulse):
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             line = Line(self._server.accept()[0], self.settings.secret)
+            self._strangers[line] = time.monotonic()
             self.listen(line.connection, lambda: self.hear(line))
+        self._close_strangers()
+
+    def _close_strangers(self) -> None:
+        """Closes calls on which no report comes: those that last too long, or are too many."""
+        now, most = time.monotonic(), self.settings.size + _STRANGERS
+        self._strangers = {
+            line: since
+            for line, since in self._strangers.items()
+            if not line.is_known and line.connection.fileno() >= 0
+        }
+        for number, (line, since) in enumerate(reversed(list(self._strangers.items()))):
+            if number >= most or now - since > _SILENT:
+                self.close(line.connection)
+                del self._strangers[line]
 
     def take(self, line: Line, report: Report) -> None:
         """Notes where a rank is; answers its first report."""
@@ -265,6 +282,7 @@ class RootPulse(Pulse):
     def on_beat(self, place: Place) -> None:
         """See `Pulse.on_beat`; also warns of ranks that are missing or stand still."""
         self.peers[0].hear(place)
+        self._close_strangers()
         peers = [peer for _, peer in sorted(self.peers.items())]
         for peer in peers:
             peer.beat(self.settings.beat)
@@ -333,13 +351,16 @@ def main(arguments: Sequence[str]) -> None:
     """Beats for the process that has started this one.
 
     Args:
-        arguments: descriptor of the page; "root" on rank 0, whose pulse first writes the port and
-            the addresses at which it is called. The `Settings` are read as a line of JSON.
+        arguments: descriptor of the page; on rank 0 "hosts", or "host" if all ranks are on this
+            one. Its pulse first writes the port and the addresses at which it is called. The
+            `Settings` are read as a line of JSON.
     """
     page, server = Page(int(arguments[0])), None
-    if arguments[1:] == ["root"]:
-        server = open_server()
-        about = {"port": server.getsockname()[1], "addresses": addresses()}
+    if arguments[1:]:
+        one_host = arguments[1] == "host"
+        server = open_server(one_host=one_host)
+        where = [LOOPBACK] if one_host else addresses()
+        about = {"port": server.getsockname()[1], "addresses": where}
         os.write(1, json.dumps(about).encode() + b"\n")
     # Not by a buffered reader: `Pulse` waits for the end of the same input.
     text = b""

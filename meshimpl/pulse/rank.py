@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ class Heart:
         self.is_wanted = True
         here, folder = detect(), JobFolder.of_this_rank()
         page = Page.create()
-        pulse = _start_process(page, root=here.rank == 0)
+        role = [] if here.rank else ["host" if here.local_size == here.size else "hosts"]
+        pulse = _start_process([str(page.file), *role], page)
         mine: dict[str, Any] = {}
         if here.rank == 0 and pulse is not None:
             mine = {**json.loads(_line_from(pulse) or "{}"), "secret": secrets.token_hex(16)}
@@ -160,10 +161,10 @@ def _line_from(pulse: subprocess.Popen[bytes]) -> bytes:
     return pulse.stdout.readline()
 
 
-def _start_process(page: Page, *, root: bool) -> subprocess.Popen[bytes] | None:
+def _start_process(arguments: Sequence[str], page: Page) -> subprocess.Popen[bytes] | None:
     """Returns a new pulse of this process; None if the system grants no process."""
     program = _PROGRAM.format(str(Path(__file__).parents[2]))
-    words = [sys.executable, "-I", "-S", "-c", program, str(page.file), *["root"][: int(root)]]
+    words = [sys.executable, "-I", "-S", "-c", program, *arguments]
     # A pulse takes no notice of signals: they are for its rank.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
