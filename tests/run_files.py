@@ -1,8 +1,11 @@
 """Parts of run files that several tests share, and the problems of a run file."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from flowpm_dist.jobs.run_file import ConfigError
 
@@ -55,3 +58,19 @@ def problems_of(options: type, folder: Path, text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         options.load(write(folder, text))
     return [str(p) for p in caught.value.problems]
+
+
+def with_keys(text: str, keys: str) -> str:
+    """A run file with other values, given as lines `section.key = value`."""
+    table = tomllib.loads(text)
+    for section, given in tomllib.loads(keys).items():
+        table.setdefault(section, {}).update(given)
+    return tomli_w.dumps(table)
+
+
+def check_mistake(options: type, folder: Path, text: str, keys: str, message: str) -> list[str]:
+    """All problems of a run file with these keys: one names the last of them, with the message."""
+    name = keys.splitlines()[-1].partition(" =")[0]
+    found = problems_of(options, folder, with_keys(text, keys))
+    assert any(p.split(" ")[0] == name and re.search(message, p) for p in found), found
+    return found
