@@ -72,5 +72,6 @@ def check_mistake(options: type, folder: Path, text: str, keys: str, message: st
     """All problems of a run file with these keys: one names the last of them, with the message."""
     name = keys.splitlines()[-1].partition(" =")[0]
     found = problems_of(options, folder, with_keys(text, keys))
-    assert any(p.split(" ")[0] == name and re.search(message, p) for p in found), found
+    expected = rf"{re.escape(name)}[ .,\[].*{message}"
+    assert any(re.match(expected, problem, re.DOTALL) for problem in found), found
     return found

@@ -382,37 +382,39 @@ def test_maps_of_the_convergence(tmp_path):
     assert "would show as much" in fine.warnings[0]
 
 
+SOURCES = "lightcone.sources = [{ redshift = 0.2 }, { redshift = 0.3 }]"
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("keys", "message"),
     [
-        ((CONE, ""), "lightcone is missing"),
-        (("shape_noise", "# shape_noise"), "lightcone.shape_noise is missing: must be a table"),
-        (
-            ('"convergence"', '"counts"\nmean_count = 1.0'),
-            "lightcone is given, but observation.kind",
-        ),
-        (("[data]", "ray_tracing = true\n[data]"), "lightcone.ray_tracing"),
-        (
-            ('"convergence"', '"convergence"\nmask = "m.npy"'),
-            "observation.mask =",
-        ),
-        (('"convergence"', '"convergence"\nstructure = "2lpt"'), 'observation.structure = "2lpt"'),
-        (("mock_seed = 1", "mock_seed = 1\nnoise_seed = 3"), "data.noise_seed = 3: goes with"),
-        (("steps = 2", "steps = 2\na_stop = 0.8"), "ends the run at a = 0.8"),
-        (("z_max = 0.3", "z_max = 0.25"), "lightcone.sources[1] reach to z = 0.3"),
-        (("[priors]", "[priors]\namplitude = [0.5, 2.0]"), "priors.amplitude is given, but maps"),
-        (("[priors]", "[priors]\nb1 = [0.5, 2.0]"), "priors.b1 is given, but maps of weak lensing"),
-        (("[priors]", "[priors]\nsigma_8 = [0.5, 2.0]"), "not a parameter; did you mean sigma8?"),
-        (
-            ("[data]", "[search]\nstages = [[8.0, 1.0, 2], [0.0, 1.0, 2]]\n[data]"),
-            "search.stages has radius 8: maps are not smoothed",
-        ),
-        (("[priors]", "[priors]\nOmega_m = [0.1, 0.4]\n#"), "lightcone.field_of_view = 17"),
+        ("lightcone.ray_tracing = true", "is not a key"),
+        ('observation.mask = "m.npy"', "= "),
+        ('observation.structure = "2lpt"', '= "2lpt"'),
+        ("data.noise_seed = 3", "= 3: goes with"),
+        ("evolution.a_stop = 0.8", "ends the run at a = 0.8"),
+        ("lightcone.z_max = 0.25\n" + SOURCES, "1. reach to z = 0.3"),
+        ("priors.amplitude = [0.5, 2.0]", "is given, but maps"),
+        ("priors.b1 = [0.5, 2.0]", "is given, but maps of weak lensing"),
+        ("priors.sigma_8 = [0.5, 2.0]", "not a parameter; did you mean sigma8?"),
+        ("search.stages = [[8.0, 1.0, 2], [0.0, 1.0, 2]]", "has radius 8: maps are not smoothed"),
+        ("priors.Omega_m = [0.1, 0.4]\nlightcone.field_of_view = 17.0", "= 17"),
     ],
 )
-def test_mistakes_about_maps_are_told(tmp_path, change, said):
-    wide = MAPS.replace("12.0", "17.0") if "Omega_m" in change[1] else MAPS
-    assert any(said in problem for problem in problems(tmp_path, wide.replace(*change)))
+def test_mistakes_about_maps(tmp_path, keys, message):
+    check_mistake(ReconstructionOptions, tmp_path, MAPS, keys, message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (CONE, "", "lightcone is missing"),
+        ("shape_noise", "# shape_noise", "lightcone.shape_noise is missing: must be a table"),
+        ('"convergence"', '"counts"\nmean_count = 1.0', "lightcone is given, but observation.kind"),
+    ],
+)
+def test_what_maps_need(tmp_path, old, new, message):
+    assert any(message in problem for problem in problems(tmp_path, MAPS.replace(old, new)))
 
 
 def test_maps_in_files_must_fit(tmp_path):

@@ -167,8 +167,7 @@ def test_the_example_has_every_section_and_nothing_but_defaults_to_add():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_messages_in_float16(tmp_path, precision):
     """They go with a simulation in float32, in which a network in bfloat16 learns, too."""
-    half = ('steps = 5\nexchange = "float16"', f'[network]\nprecision = "{precision}"')
-    text = changed(("steps = 5", half[0]), ("[network]", half[1]))
+    text = changed(("steps = 5", HALF), ("[network]", f'[network]\nprecision = "{precision}"'))
     assert TrainingPlan.load(write(tmp_path, text)).evolution.exchange == "float16"
 
 
@@ -181,6 +180,7 @@ def test_balanced_batches_go_with_sobol(tmp_path):
 
 
 OWN = '[network]\nname = "json:loads"'
+HALF = 'steps = 5\nexchange = "float16"'
 ONE = [
     # the box and the network
     ("grid = 32", "grid = [32, 32, 64]", "box.grid", r"\[32, 32, 64\]: a network's volumes are"),
@@ -212,12 +212,8 @@ ONE = [
     ("sigma8 = [0.78, 0.95]", "", "cosmology.sigma8,", "A_s, priors.sigma8 none is given: give ex"),
     ("h = 0.6766", "h = 0.6766\nA_s = 2e-9", "cosmology.A_s,", "priors.sigma8 both are given"),
     # initial conditions and evolution, as of a simulation
-    (
-        "steps = 5\n[network]",
-        'steps = 5\nexchange = "float16"\n[network]\nprecision = "float64"',
-        "evolution.exchange",
-        'goes with precision = "float32", not with "float64"',
-    ),
+    ("steps = 5\n[network]", f"{HALF}\n[network]\nprecision = 'float64'", "evolution.exchange",
+     'goes with precision = "float32", not with "float64"'),
     ("[network]", "[initial]\nseed = 1\n[network]", "initial.seed", r"\[training\] or \[data\]"),
     ("[network]", "[initial]\nlpt_order = 4\n[network]", "initial.lpt_order", "1, 2 or 3"),
     ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.steps", "goes with equal steps"),
