@@ -77,7 +77,9 @@ def big(folder):
 
 
 READ = {"gadget-hdf5": gadget, "bigfile": big}
-MASS = 27.7536627 * OMEGA * np.prod(SIZE) / np.prod(GRID)  # rho_crit in 1e10 Msun/h (h/Mpc)^3
+# Gadget's constants in cgs units: H0 / h, G, and the units of its files.
+DENSITY = 3 * 3.2407789e-18**2 / (8 * np.pi * 6.672e-8) * 3.085678e24**3 / 1.989e43
+MASS = DENSITY * OMEGA * np.prod(SIZE) / np.prod(GRID)
 
 
 @pytest.mark.parametrize("format", READ)
@@ -99,7 +101,7 @@ def test_the_header_of_gadget(state, tmp_path):
     *_, (header,) = gadget(state.save(tmp_path, format="gadget-hdf5"))
     assert header["Time"] == A and header["Redshift"] == 1.0
     np.testing.assert_array_equal(header["BoxSize"], SIZE)
-    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-9)
+    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-8)
     np.testing.assert_array_equal(header["NumPart_Total"], [0, np.prod(GRID), 0, 0, 0, 0])
     assert header["NumFilesPerSnapshot"] == 1
     assert (header["Omega0"], header["OmegaLambda"], header["HubbleParam"]) == (0.3, 0.7, 0.7)
@@ -114,7 +116,7 @@ def test_the_header_of_bigfile(state, tmp_path):
     assert header["Time"] == header["ScalingFactor"] == A
     np.testing.assert_array_equal(header["BoxSize"], SIZE)
     np.testing.assert_array_equal(header["NC"], GRID)
-    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-9)
+    np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-8)
     assert header["UsePeculiarVelocity"].dtype == np.int32
     assert (folder / "Header/header").read_text() == "DTYPE: <i8\nNMEMB: 0\nNFILE: 0\n"
 
