@@ -170,11 +170,18 @@ def test_an_incomplete_snapshot_is_refused(tmp_path):
         load_snapshot(tmp_path / "other")
 
 
-def test_a_missing_chunk_is_noticed_before_the_mark(tmp_path):
+def test_a_missing_chunk_is_noticed_before_the_mark_and_when_it_is_lost_later(tmp_path):
     write(tmp_path / SNAPSHOT, whole_fields(), rows=2)
-    (tmp_path / SNAPSHOT / "density" / "c" / "1" / "0" / "0").unlink()
+    chunk = tmp_path / SNAPSHOT / "density" / "c" / "1" / "0" / "0"
+    chunk.rename(tmp_path / "chunk")
     with pytest.raises(WriteError, match="density lacks 1 of 2 chunks"):
         mark_complete(tmp_path / SNAPSHOT)
+    (tmp_path / "chunk").rename(chunk)
+    mark_complete(tmp_path / SNAPSHOT)
+    load_snapshot(tmp_path / SNAPSHOT)
+    chunk.unlink()
+    with pytest.raises(SnapshotError, match="density lacks 1 of 2 chunks: copy the snapshot again"):
+        load_snapshot(tmp_path / SNAPSHOT)
 
 
 def test_a_full_disk_on_one_rank_is_told(tmp_path, monkeypatch):

@@ -403,6 +403,10 @@ def test_rays_are_those_of_python(here):
     done = flowpm_here("simulate", "run.toml", "--output", "out", *RAYS)
     assert done.returncode == 0, done.stderr
     found = load_light_cone("out")
+    chunks = (here / "out" / LIGHT_CONE / "kappa" / "c").rglob("*")
+    next(path for path in chunks if path.is_file()).unlink()
+    with pytest.raises(UserError, match="kappa lacks 1 of"):
+        load_light_cone("out")
     matter = planes()
     rays = ray_trace(matter.delta, matter.planes, sources(), COSMOLOGY, matter.sky.fov)
     for name in ("kappa", "gamma1", "gamma2", "rotation"):

@@ -17,7 +17,13 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import CONE_PARTICLES, GENERATOR, LIGHT_CONE, WriteError, write_text
-from flowpm_dist.io.snapshot import complete_attributes, mark_complete, new_array, new_group
+from flowpm_dist.io.snapshot import (
+    complete_attributes,
+    mark_complete,
+    missing_chunks,
+    new_array,
+    new_group,
+)
 
 if TYPE_CHECKING:
     import h5py
@@ -118,7 +124,7 @@ def load_light_cone(path: str | Path) -> LightConeMaps:
         path: `lightcone.zarr`, or the output folder that holds it.
 
     Raises:
-        UserError: there are none, or their writing was interrupted.
+        UserError: there are none, their writing was interrupted, or a chunk is missing.
     """
     path = Path(path)
     if path.name != LIGHT_CONE:
@@ -126,8 +132,10 @@ def load_light_cone(path: str | Path) -> LightConeMaps:
     attributes = complete_attributes(path, "holds no maps of a light cone")
     import zarr
 
-    group = zarr.open_group(path, mode="r")
-    return LightConeMaps({n: np.asarray(a[...]) for n, a in group.arrays()}, attributes)
+    arrays = dict(zarr.open_group(path, mode="r").arrays())
+    if lost := missing_chunks(path, arrays):
+        raise UserError(f"{lost}: copy the maps again, or run again")
+    return LightConeMaps({n: np.asarray(a[...]) for n, a in arrays.items()}, attributes)
 
 
 STEM = "light_cone"

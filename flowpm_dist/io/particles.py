@@ -20,8 +20,8 @@ from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, write_text
 HUBBLE = 100.0
 """H0 [km/s / (Mpc/h)]; times a velocity in Mpc/h H0 it is one in km/s."""
 CRITICAL_DENSITY = 27.7549975
-"""Critical density today [1e10 Msun/h / (Mpc/h)^3], with the constant of gravity of Gadget-4, 6.672e-8
-in cgs units, and the units that its files declare."""
+"""Critical density today [1e10 Msun/h / (Mpc/h)^3], from the units that exported files declare and
+the constant of gravity of Gadget-4, 6.672e-8 in cgs units."""
 ID_BYTES = 8
 """Size of the number of a particle [bytes]."""
 SLAB = 2**19

@@ -110,7 +110,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
 
     Raises:
         SnapshotError: there is no snapshot, its writing was interrupted, its format is not the one
-            of this version, or it holds an array that is not of numbers.
+            of this version, it holds an array that is not of numbers, or it lacks a chunk.
     """
     path = Path(path)
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
@@ -134,6 +134,8 @@ def load_snapshot(path: str | Path) -> Snapshot:
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu":
             raise SnapshotError(f"{path}/{name} holds {array.dtype}; must be real numbers")
+    if lost := missing_chunks(path, arrays):
+        raise SnapshotError(f"{lost}: copy the snapshot again, or run again")
     return Snapshot(arrays, attributes)
 
 
@@ -320,6 +322,17 @@ def _write_block(path: Path, field: Field) -> None:
         raise WriteError.of(path, error) from error
 
 
+def missing_chunks(path: Path, arrays: Mapping[str, zarr.Array[Any]]) -> str:
+    """Returns a text that says which array of a group lacks chunks, or an empty one.
+
+    zarr reads NaN in place of a chunk whose file is missing.
+    """
+    for name, array in arrays.items():
+        if missing := array.nchunks - array.nchunks_initialized:
+            return f"{path / name} lacks {missing} of {array.nchunks} chunks"
+    return ""
+
+
 def mark_complete(path: Path) -> None:
     """Marks a snapshot as complete. Rank 0 calls it after every rank has written.
 
@@ -333,10 +346,8 @@ def mark_complete(path: Path) -> None:
 
     try:
         group = zarr.open_group(path, mode="r+")
-        for name, array in group.arrays():
-            if array.nchunks_initialized != array.nchunks:
-                missing = array.nchunks - array.nchunks_initialized
-                raise WriteError(f"{path / name} lacks {missing} of {array.nchunks} chunks")
+        if lost := missing_chunks(path, dict(group.arrays())):
+            raise WriteError(lost)
         group.attrs["complete"] = True
     except OSError as error:
         raise WriteError.of(path, error) from error
