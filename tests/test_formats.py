@@ -150,10 +150,12 @@ def test_no_particle_lies_on_the_far_face():
     """In float32 a position just below 0 is rounded to the size of the box."""
     displacement = np.full((4, 4, 4, 3), -1e-9, np.float32)
     header = Header(1.0, (4, 4, 4), (64.0,) * 3, {})
-    (some,) = ParticleBlock(displacement, displacement, (0, 0, 0), 0, 4).particles(header)
-    assert some.positions.dtype == np.float32
-    assert (some.positions >= 0).all() and (some.positions < 64).all()
-    assert some.positions[0].tolist() == [0, 0, 0]
+    ((_, positions, _),) = ParticleBlock(displacement, displacement, (0, 0, 0), 0, 4).particles(
+        header
+    )
+    assert positions.dtype == np.float32
+    assert (positions >= 0).all() and (positions < 64).all()
+    assert positions[0].tolist() == [0, 0, 0]
 
 
 def test_fields_that_are_asked_for(state, tmp_path):

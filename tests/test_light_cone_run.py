@@ -41,7 +41,7 @@ from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook
 from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.section import RECORDED
-from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
+from flowpm_dist.observables.light_cone.sphere import SphereGeometry
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
@@ -257,7 +257,7 @@ def geometries(n, far):
     given |= dict(first_map=np.zeros(2, np.int32), step=1.0, per_distance=False)
     ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(n / 2, n / 2, 0.0), **given)
     factors = np.eye(4)[np.zeros((2, 9), int)]  # of 1
-    return (flat, layer), (sphere, SphereLook(ball, coefficients=factors))
+    return (flat, layer), (sphere, (ball, factors))
 
 
 def test_particles_are_written_in_the_memory_that_is_told():

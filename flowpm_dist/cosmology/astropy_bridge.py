@@ -24,7 +24,13 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
         TypeError, ValueError: see `Cosmology.from_astropy`.
     """
     w0, wa = _dark_energy(cosmology)
-    _require_flat(cosmology)
+    # LambdaCDM(Om0=0.3, Ode0=0.7) with radiation is curved by exactly the radiation left out here.
+    matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
+    if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
+        raise ValueError(
+            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}); only flat "
+            "universes are supported: Om0 + Ode0 must be 1"
+        )
     parameters = {
         "Omega_m": float(cosmology.Om0),
         "h": float(cosmology.H0.to_value("km / (s Mpc)")) / 100.0,
@@ -40,7 +46,14 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
     temperature = float(cosmology.Tcmb0.to_value("K"))
     if temperature > 0:
         parameters["T_cmb"] = temperature
-    _warn_of_radiation(cosmology)
+    photons, neutrinos = float(cosmology.Ogamma0), float(cosmology.Onu0)
+    if photons + neutrinos > 0:
+        kind = "massive neutrinos" if cosmology.has_massive_nu else "massless neutrinos"
+        warnings.warn(
+            f"{_name(cosmology)}: left out photons (Omega = {photons:.2g}) and {kind} "
+            f"(Omega = {neutrinos:.2g}); dark energy takes their share",
+            stacklevel=3,
+        )
     return parameters
 
 
@@ -72,27 +85,6 @@ def _dark_energy(cosmology: Any) -> tuple[float, float]:
         "from_astropy takes FlatLambdaCDM, FlatwCDM or Flatw0waCDM (or their general forms "
         f"without curvature), got {type(cosmology).__name__}"
     )
-
-
-def _require_flat(cosmology: Any) -> None:
-    # LambdaCDM(Om0=0.3, Ode0=0.7) with radiation is curved by exactly the radiation left out here.
-    matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
-    if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
-        raise ValueError(
-            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}); only flat "
-            "universes are supported: Om0 + Ode0 must be 1"
-        )
-
-
-def _warn_of_radiation(cosmology: Any) -> None:
-    photons, neutrinos = float(cosmology.Ogamma0), float(cosmology.Onu0)
-    if photons + neutrinos > 0:
-        kind = "massive neutrinos" if cosmology.has_massive_nu else "massless neutrinos"
-        warnings.warn(
-            f"{_name(cosmology)}: left out photons (Omega = {photons:.2g}) and {kind} "
-            f"(Omega = {neutrinos:.2g}); dark energy takes their share",
-            stacklevel=4,
-        )
 
 
 def _name(cosmology: Any) -> str:

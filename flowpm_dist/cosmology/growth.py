@@ -195,13 +195,15 @@ _Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 def _coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
-    """Returns the Chebyshev coefficients of every term and its derivatives, [nodes, 15]."""
+    """Returns the Chebyshev coefficients of D, dD/dlna and d2D/dlna2 over a^order.
+
+    They are [nodes, 15], for all terms in order.
+    """
     grid = _collocation(nodes)
-    derivatives = [
-        derivative
-        for term, solution in _solve(Background(Cosmology(**parameters)), grid).items()
-        for derivative in _ratios(solution, order_of(term))
-    ]
+    derivatives = []
+    for term, (g, dg, ddg) in _solve(Background(Cosmology(**parameters)), grid).items():
+        n = order_of(term)
+        derivatives += [g, n * g + dg, n**2 * g + 2.0 * n * dg + ddg]
     return tf.linalg.matmul(grid.to_coefficients, tf.stack(derivatives, axis=1))
 
 
@@ -210,7 +212,7 @@ _compiled_coefficients = tf.function(_coefficients, autograph=False)
 
 
 def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
-    """Returns D/a^order of every term at the nodes, with its derivatives."""
+    """Returns g = D/a^order of every term at the nodes, with its derivatives by ln a."""
     a = np.exp(grid.x)
     solve = functools.partial(_solve_linear, grid)
     matter, dark = background.omega_m(a), background.omega_de(a)
@@ -284,12 +286,6 @@ def _solve_linear(
 def order_of(term: Term) -> int:
     """Returns the order of a term: 1, 2 or 3."""
     return int(str(term)[0])
-
-
-def _ratios(solution: _Solution, order: int) -> list[tf.Tensor]:
-    """Returns D, dD/dlna and d2D/dlna2 over a^order, from g = D / a^order."""
-    g, dg, ddg = solution
-    return [g, order * g + dg, order**2 * g + 2.0 * order * dg + ddg]
 
 
 def _checked(a: Any) -> tf.Tensor:

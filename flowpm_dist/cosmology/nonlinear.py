@@ -6,7 +6,6 @@ arXiv:1208.2701), for a flat universe without massive neutrinos.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,6 @@ _HALVINGS = 24  # of that range: Newton's method does the rest
 
 MODELS = ("takahashi", "mead2020", "mead2016", "linear")
 """Halofit of Takahashi and others (2012, arXiv:1208.2701), HMcode, and CAMB's own linear power."""
-
-
-@dataclass(frozen=True)
-class _Scales:
-    """What the fit depends on, at scale factors [...]."""
-
-    k: tf.Tensor  # of non-linear scales [h/Mpc]
-    slope: tf.Tensor  # n_eff, of the power there
-    curvature: tf.Tensor  # C
-    exists: tf.Tensor  # whether there are such scales
 
 
 class Halofit:
@@ -57,13 +46,12 @@ class Halofit:
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""
         k, a = as_float64(k), as_float64(a)
-        scales, power = self._scales(a), self.linear(k, a)
+        (scale, n, c, exists), power = self._scales(a), self.linear(k, a)
         volume = k**3 / (2 * np.pi**2)
         dimensionless = volume * power
-        y = k / scales.k
+        y = k / scale
         background = self.growth.background
         matter, dark, w = (f(a) for f in (background.omega_m, background.omega_de, background.w))
-        n, c = scales.slope, scales.curvature
         n2, n3, n4, stiff = n**2, n**3, n**4, dark * (1 + w)
         # Takahashi and others 2012, appendix.
         a_n = 1.5222 + 2.8553 * n + 2.3706 * n2 + 0.9903 * n3 + 0.2250 * n4
@@ -79,10 +67,15 @@ class Halofit:
         halo = a_n * y ** (3 * matter**-0.0307)
         halo /= 1 + b_n * y**matter**-0.0585 + (c_n * matter**0.0743 * y) ** (3 - gamma)
         halo /= 1 + nu / y**2
-        return tf.where(scales.exists, (quasi + halo) / volume, power)
+        return tf.where(exists, (quasi + halo) / volume, power)
 
-    def _scales(self, a: tf.Tensor) -> _Scales:
-        """Returns the scales at which the variance of the density, smoothed by a Gaussian, is 1."""
+    def _scales(self, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns what the fit depends on, at scale factors [...].
+
+        These are the wavenumber at which the variance of the density, smoothed by a Gaussian, is 1
+        [h/Mpc]; the slope n_eff and the curvature C of the power there; and whether there is such a
+        scale.
+        """
         ln_growth = 2.0 * tf.math.log(self.growth.d1(a))
 
         def excess(ln_r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -112,7 +105,7 @@ class Halofit:
             value, slope, _ = excess(ln_r)
             ln_r -= tf.where(exists, value / slope, tf.zeros_like(value))
         _, slope, curvature = excess(ln_r)
-        return _Scales(tf.exp(-ln_r), -3.0 - slope, -curvature, exists)
+        return tf.exp(-ln_r), -3.0 - slope, -curvature, exists
 
 
 class NonlinearPower:

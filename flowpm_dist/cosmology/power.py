@@ -99,43 +99,25 @@ def sigma8(cosmology: Cosmology) -> tf.Tensor:
     return LinearPower(cosmology).sigma8()
 
 
-class _EisensteinHuShape:
-    """The power for A_s = 1 and D1 = 1, from the Poisson equation.
-
-    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2.
-    """
-
-    def __init__(self, cosmology: Cosmology) -> None:
-        values = cosmology.parameters()
-        self.transfer: Callable[[tf.Tensor], tf.Tensor] = EisensteinHu(cosmology)
-        self._tilt = values["n_s"] - 1.0
-        self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
-        self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
-
-    def __call__(self, k: tf.Tensor) -> tf.Tensor:
-        tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
-        return self._amplitude * k * tilted * tf.square(self.transfer(k))
-
-
-@tf.function(autograph=False, reduce_retracing=True)
-def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Tensor:
-    """Returns `_EisensteinHuShape` at k; for cosmologies that change at every evaluation."""
-    return _EisensteinHuShape(Cosmology(**parameters))(k)
-
-
 # Omega_b h^2 below which the fit's own powers of it lose their derivatives; no effect above.
 _FEW_BARYONS = 1e-8
 
 
-class EisensteinHu:
-    """T(k), 1 at k -> 0, of one cosmology; differentiable by all of its parameters.
+class _EisensteinHuShape:
+    """The power for A_s = 1 and D1 = 1, from the Poisson equation.
 
-    With baryons and their wiggles. Eisenstein and Hu 1998, "Baryonic features in the matter
-    transfer function", astro-ph/9709112; the equation numbers are theirs.
+    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2.
+
+    The transfer function T(k), 1 at k -> 0, has baryons and their wiggles. It is differentiable by
+    all parameters. Eisenstein and Hu 1998, "Baryonic features in the matter transfer function",
+    astro-ph/9709112; the equation numbers are theirs.
     """
 
     def __init__(self, cosmology: Cosmology) -> None:
         values = cosmology.parameters()
+        self._tilt = values["n_s"] - 1.0
+        self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
+        self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
         h2 = values["h"] ** 2
         self._h = values["h"]
         self._theta2 = (values["T_cmb"] / 2.7) ** 2
@@ -147,8 +129,11 @@ class EisensteinHu:
         self._baryon_shape()
 
     def __call__(self, k: tf.Tensor) -> tf.Tensor:
-        """T(k) (eq. 16) for wavenumbers k > 0 [h/Mpc], float64, any shape."""
-        k = k * self._h  # [1/Mpc]
+        tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
+        return self._amplitude * k * tilted * tf.square(self._transfer(k * self._h))
+
+    def _transfer(self, k: tf.Tensor) -> tf.Tensor:
+        """Returns T(k) (eq. 16) for wavenumbers k > 0 [1/Mpc], float64, any shape."""
         cold, baryon_start = self._pressureless_forms(k)
         ks = k * self._sound_horizon
         baryon = self._baryon(k, ks, baryon_start)
@@ -219,6 +204,12 @@ class EisensteinHu:
         one, suppressed = (14.2 + bend) * q2, (14.2 / self._alpha_c + bend) * q2
         cold = [with_beta / (with_beta + one), with_beta / (with_beta + suppressed)]
         return cold, without / (without + one)
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Tensor:
+    """Returns `_EisensteinHuShape` at k; for cosmologies that change at every evaluation."""
+    return _EisensteinHuShape(Cosmology(**parameters))(k)
 
 
 def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:

@@ -19,6 +19,17 @@ _NO_MEAN = 1e-6
 """A mean below this part of the root mean square is rounding: the field is not a density."""
 
 
+Method = Callable[["Field", Any], "Field"]
+
+
+def _both_ways(operation: Callable[[Any, Any], Any]) -> tuple[Method, Method]:
+    """Returns the operators of a field with another operand, which is on its right or its left."""
+    return (
+        lambda field, other: field._with(operation, other),
+        lambda field, other: field._with(lambda one, two: operation(two, one), other),
+    )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Field:
     """A scalar or vector field: this rank's block of it, and the box it lives in.
@@ -134,35 +145,11 @@ class Field:
     def __repr__(self) -> str:
         return f"Field({'vector, ' if self._trailing else ''}{self.box})"
 
-    def __add__(self, other: Any) -> Field:
-        return self._with(operator.add, other)
-
-    def __radd__(self, other: Any) -> Field:
-        return self._with(operator.add, other, reflected=True)
-
-    def __sub__(self, other: Any) -> Field:
-        return self._with(operator.sub, other)
-
-    def __rsub__(self, other: Any) -> Field:
-        return self._with(operator.sub, other, reflected=True)
-
-    def __mul__(self, other: Any) -> Field:
-        return self._with(operator.mul, other)
-
-    def __rmul__(self, other: Any) -> Field:
-        return self._with(operator.mul, other, reflected=True)
-
-    def __truediv__(self, other: Any) -> Field:
-        return self._with(operator.truediv, other)
-
-    def __rtruediv__(self, other: Any) -> Field:
-        return self._with(operator.truediv, other, reflected=True)
-
-    def __pow__(self, other: Any) -> Field:
-        return self._with(operator.pow, other)
-
-    def __rpow__(self, other: Any) -> Field:
-        return self._with(operator.pow, other, reflected=True)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __pow__, __rpow__ = _both_ways(operator.pow)
 
     def __neg__(self) -> Field:
         return Field(-self.block, self.box)
@@ -171,10 +158,8 @@ class Field:
     def _whole_shape(self) -> Any:
         return self.box.vector_shape if self._trailing else self.box.shape
 
-    def _with(
-        self, operation: Callable[[Any, Any], Any], other: Any, *, reflected: bool = False
-    ) -> Field:
-        """Returns the field of an operation, cell by cell, with another operand behind or before.
+    def _with(self, operation: Callable[[Any, Any], Any], other: Any) -> Field:
+        """Returns the field of an operation, cell by cell, with another operand.
 
         Raises:
             ValueError: the operands do not fit together.
@@ -185,12 +170,11 @@ class Field:
             if len(self._trailing) != len(other._trailing):
                 fields = zip(operands, (self, other), strict=True)
                 operands = tuple(b if f._trailing else b[..., tf.newaxis] for b, f in fields)
-        else:
-            operand = self._operand(other)
-            if operand is NotImplemented:
-                return NotImplemented
-            operands = self.block, operand
-        return Field(operation(*(operands[::-1] if reflected else operands)), self.box)
+            return Field(operation(*operands), self.box)
+        operand = self._operand(other)
+        if operand is NotImplemented:
+            return NotImplemented
+        return Field(operation(self.block, operand), self.box)
 
     def _operand(self, value: Any) -> Any:
         """Returns what is not a field as a tensor that broadcasts to the block.

@@ -16,11 +16,6 @@ LARGEST = 8192
 """nside whose pixels have numbers of 32 bits."""
 
 
-def is_nside(nside: int) -> bool:
-    """Returns whether a number is a power of two up to `LARGEST`."""
-    return 1 <= nside <= LARGEST and not nside & (nside - 1)
-
-
 @dataclass(frozen=True)
 class Corners:
     """The pixels between which directions lie, and what their weights follow from.
@@ -75,8 +70,8 @@ class Healpix:
     nside: int
 
     def __post_init__(self) -> None:
-        if not is_nside(self.nside):
-            raise ValueError(f"nside = {self.nside}: a power of two up to {LARGEST} is needed")
+        if not 1 <= self.nside <= LARGEST or self.nside & (self.nside - 1):
+            raise ValueError(f"a power of two up to {LARGEST} is needed")
 
     @property
     def pixels(self) -> int:

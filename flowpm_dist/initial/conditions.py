@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import InitialOptions, Noise
@@ -26,6 +26,7 @@ NOISES = get_args(Noise)
 """The kinds of noise: keyed by cell, or by mode."""
 
 
+@cached_on_mesh(16)
 def noise_function(
     box: Box, kind: str = "cells", *, fixed: bool = False, paired: bool = False
 ) -> MeshFunction:
@@ -200,7 +201,6 @@ class InitialConditions:
     box: Box
     options: InitialOptions
     lpt_fields: bool = False
-    _noise: dict[bool, MeshFunction] = field(default_factory=dict)
 
     def white_noise(self, seeds: Any, *, paired: bool = False) -> tf.Tensor:
         """Returns unit normal noise, this rank's block [..., x, y, z]; see `noise_function`.
@@ -209,12 +209,8 @@ class InitialConditions:
             seeds: int64, one for each universe.
             paired: whether to return the opposite of the seeds' noise.
         """
-        if paired not in self._noise:
-            fixed = self.options.fixed_amplitude
-            self._noise[paired] = noise_function(
-                self.box, self.options.noise, fixed=fixed, paired=paired
-            )
-        return self._noise[paired](seeds)
+        fixed = self.options.fixed_amplitude
+        return noise_function(self.box, self.options.noise, fixed=fixed, paired=paired)(seeds)
 
     def particles(
         self, noise: tf.Tensor, amplitude: tf.Tensor, factors: tf.Tensor

@@ -54,44 +54,20 @@ LONG = 128
 """Largest size of an attribute of bigfile that `attr-v2` holds also as readable text [bytes]."""
 
 
-class ParticleFormat:
-    """A format of files of particles; each rank writes a part of its own."""
+Part = Callable[[Path, int, int, ParticleBlock, Header], np.ndarray]
+"""Writes one part of a snapshot: its folder, which exists, the number of the part from 0, the
+number of parts, the particles of the part and facts about the universe. Returns numbers about the
+part that `Finish` needs, int64 [n]. Raises OSError if the part cannot be written."""
 
-    def write_part(
-        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
-    ) -> np.ndarray:
-        """Write one of the parts.
-
-        Args:
-            folder: the snapshot's folder, which exists.
-            number: the number of this part, from 0.
-            parts: the number of parts.
-            block: the particles of this part.
-            header: facts about the universe.
-
-        Returns:
-            Numbers about the part that `finish` needs, int64 [n].
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        raise NotImplementedError
-
-    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
-        """Write what needs all parts; by default nothing does.
-
-        Args:
-            folder: the snapshot's folder.
-            found: what `write_part` returned for each part.
-            header: facts about the universe.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+Finish = Callable[[Path, Sequence[np.ndarray], Header], None]
+"""Writes what needs all parts: the folder, what `Part` returned for each part, and facts about the
+universe. Raises OSError if it cannot be written."""
 
 
-class GadgetHDF5(ParticleFormat):
-    """`snapshot.hdf5`, or `snapshot.0.hdf5` and so on, with the particles as type 1.
+def write_gadget_part(
+    folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
+) -> np.ndarray:
+    """Writes `snapshot.hdf5`, or `snapshot.0.hdf5` and so on, with the particles as type 1.
 
     As Gadget-4 writes them (Springel, Pakmor, Zier and Reinecke 2021, MNRAS 506, 2871,
     arXiv:2010.03567), a file for each part; the header also has the numbers that readers of
@@ -100,21 +76,16 @@ class GadgetHDF5(ParticleFormat):
     Coordinates in comoving Mpc/h, velocities in km/s sqrt(a) (peculiar velocity over sqrt(a)),
     masses in 1e10 Msun/h.
     """
-
-    def write_part(
-        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
-    ) -> np.ndarray:
-        """See `ParticleFormat.write_part`."""
-        path = folder / file_name(number, parts)
-        offsets = _allocated(path, parts, block, header)
-        # Without HDF5, which ends the process if the disk is full when the file is closed.
-        with path.open("r+b") as file:
-            for some in block.particles(header):
-                slow = (some.velocities / np.sqrt(header.a)).astype(block.dtype, copy=False)
-                for name, values in zip(NAMES, (some.ids, some.positions, slow), strict=True):
-                    file.seek(offsets[name])
-                    offsets[name] += file.write(values.tobytes())
-        return np.array([block.count], np.int64)
+    path = folder / file_name(number, parts)
+    offsets = _allocated(path, parts, block, header)
+    # Without HDF5, which ends the process if the disk is full when the file is closed.
+    with path.open("r+b") as file:
+        for ids, positions, velocities in block.particles(header):
+            slow = (velocities / np.sqrt(header.a)).astype(block.dtype, copy=False)
+            for name, values in zip(NAMES, (ids, positions, slow), strict=True):
+                file.seek(offsets[name])
+                offsets[name] += file.write(values.tobytes())
+    return np.array([block.count], np.int64)
 
 
 def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> dict[str, int]:
@@ -177,8 +148,10 @@ def _cosmology(header: Header) -> dict[str, Any]:
     }
 
 
-class BigFile(ParticleFormat):
-    """Blocks `1/Position`, `1/Velocity` and `1/ID`, and attributes of `Header` and of `1`.
+def write_bigfile_part(
+    folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
+) -> np.ndarray:
+    """Writes blocks `1/Position`, `1/Velocity` and `1/ID`, and attributes of `Header` and of `1`.
 
     As FastPM writes them, and nbodykit and MP-Gadget read them (Feng and others 2016, MNRAS 463,
     2273, arXiv:1603.00476). A block is a folder: `header` has the dtype and the size of each data
@@ -187,37 +160,56 @@ class BigFile(ParticleFormat):
 
     Positions in comoving Mpc/h, velocities peculiar in km/s, masses in 1e10 Msun/h.
     """
+    paths = [folder / str(DARK_MATTER) / name for name in ("Position", "Velocity", "ID")]
+    sums = [0] * len(paths)
+    for path in paths:
+        path.mkdir(parents=True, exist_ok=True)
+    files = [(path / f"{number:06X}").open("wb") for path in paths]
+    try:
+        for ids, *vectors in block.particles(header):
+            for at, (file, value) in enumerate(
+                zip(files, (*vectors, ids.astype("<i8")), strict=True)
+            ):
+                written = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+                file.write(written)
+                sums[at] += int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))
+    finally:
+        for file in files:
+            file.close()
+    return np.array([block.count, block.dtype.itemsize, *(s % 2**32 for s in sums)], np.int64)
 
-    def write_part(
-        self, folder: Path, number: int, parts: int, block: ParticleBlock, header: Header
-    ) -> np.ndarray:
-        """See `ParticleFormat.write_part`."""
-        paths = [folder / str(DARK_MATTER) / name for name in ("Position", "Velocity", "ID")]
-        sums = [0] * len(paths)
-        for path in paths:
-            path.mkdir(parents=True, exist_ok=True)
-        files = [(path / f"{number:06X}").open("wb") for path in paths]
-        try:
-            for some in block.particles(header):
-                values = some.positions, some.velocities, some.ids.astype("<i8")
-                for at, (file, value) in enumerate(zip(files, values, strict=True)):
-                    written = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-                    file.write(written)
-                    sums[at] += int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))
-        finally:
-            for file in files:
-                file.close()
-        return np.array([block.count, block.dtype.itemsize, *(s % 2**32 for s in sums)], np.int64)
 
-    def finish(self, folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
-        """See `ParticleFormat.finish`."""
-        real = f"<f{int(found[0][1])}"
-        blocks = [("Position", real, 3), ("Velocity", real, 3), ("ID", "<i8", 1)]
-        for at, (name, dtype, members) in enumerate(blocks):
-            files = [(int(part[0]), int(part[2 + at])) for part in found]
-            _write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
-        _write_block(folder / str(DARK_MATTER), "<i8", 0, [], _of_species(header))
-        _write_block(folder / "Header", "<i8", 0, [], _of_universe(header))
+def finish_bigfile(folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
+    """Writes the files that describe the blocks, and the attributes of dark matter and universe."""
+    real = f"<f{int(found[0][1])}"
+    blocks = [("Position", real, 3), ("Velocity", real, 3), ("ID", "<i8", 1)]
+    for at, (name, dtype, members) in enumerate(blocks):
+        files = [(int(part[0]), int(part[2 + at])) for part in found]
+        _write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
+    nx, ny, nz = header.grid
+    species = {
+        "q.strides": np.array([ny * nz, nz, 1], np.int64),
+        "q.scale": np.array(header.box_size) / header.grid,
+        "q.shift": np.zeros(3),
+        "q.size": np.int64(header.count),
+        "a.x": header.a,
+        "a.v": header.a,
+        "M0": header.mass,
+    }
+    universe = {
+        "NC": np.array(nx if nx == ny == nz else header.grid, np.int64),
+        "ScalingFactor": header.a,
+        "OmegaM": header.cosmology["Omega_m"],
+        "Omega_cdm": header.cosmology["Omega_m"],
+        "TotNumPart": _of_type(header.count, np.int64),
+        "MassTable": _of_type(header.mass, np.float64),
+        "Time": header.a,
+        "UsePeculiarVelocity": np.int32(1),
+        **_cosmology(header),
+        **UNITS,
+    }
+    _write_block(folder / str(DARK_MATTER), "<i8", 0, [], species)
+    _write_block(folder / "Header", "<i8", 0, [], universe)
 
 
 def _write_block(
@@ -239,16 +231,12 @@ def _write_block(
     path.mkdir(parents=True, exist_ok=True)
     lines = [f"DTYPE: {dtype}", f"NMEMB: {members}", f"NFILE: {len(files)}"]
     for number, (count, total) in enumerate(files):
-        lines.append(f"{number:06X}: {count} : {total} : {_folded(total)}")
+        folded = (total & 0xFFFF) + (total >> 16)
+        folded = (folded & 0xFFFF) + (folded >> 16)  # the checksum of System V's `sum`
+        lines.append(f"{number:06X}: {count} : {total} : {folded}")
     (path / "header").write_text("\n".join(lines) + "\n")
     texts = [_attribute(name, value) for name, value in (attributes or {}).items()]
     (path / "attr-v2").write_text("".join(f"{text}\n" for text in sorted(texts)))
-
-
-def _folded(total: int) -> int:
-    """Returns the checksum of System V's `sum` from the sum of all bytes."""
-    folded = (total & 0xFFFF) + (total >> 16)
-    return (folded & 0xFFFF) + (folded >> 16)
 
 
 def _attribute(name: str, value: Any) -> str:
@@ -261,43 +249,16 @@ def _attribute(name: str, value: Any) -> str:
     return f"{name} {values.dtype.str} {len(values)} {hexadecimal} #HUMANE [ {text} ]"
 
 
-def _of_species(header: Header) -> dict[str, Any]:
-    """Returns the attributes of dark matter: how ids count the lattice, times, mass."""
-    _, ny, nz = header.grid
-    return {
-        "q.strides": np.array([ny * nz, nz, 1], np.int64),
-        "q.scale": np.array(header.box_size) / header.grid,
-        "q.shift": np.zeros(3),
-        "q.size": np.int64(header.count),
-        "a.x": header.a,
-        "a.v": header.a,
-        "M0": header.mass,
-    }
-
-
-def _of_universe(header: Header) -> dict[str, Any]:
-    cube = len(set(header.grid)) == 1
-    return {
-        "NC": np.array(header.grid[0] if cube else header.grid, np.int64),
-        "ScalingFactor": header.a,
-        "OmegaM": header.cosmology["Omega_m"],
-        "Omega_cdm": header.cosmology["Omega_m"],
-        "TotNumPart": _of_type(header.count, np.int64),
-        "MassTable": _of_type(header.mass, np.float64),
-        "Time": header.a,
-        "UsePeculiarVelocity": np.int32(1),
-        **_cosmology(header),
-        **UNITS,
-    }
-
-
 def _of_type(value: float, dtype: type) -> np.ndarray:
     """Returns an array over the types of particles: `value` for ours, 0 for the others."""
     return np.where(np.arange(TYPES) == DARK_MATTER, value, 0).astype(dtype)
 
 
-PARTICLE_FORMATS = {"gadget-hdf5": GadgetHDF5(), "bigfile": BigFile()}
-"""Name -> format that holds particles only."""
+PARTICLE_FORMATS: dict[str, tuple[Part, Finish | None]] = {
+    "gadget-hdf5": (write_gadget_part, None),
+    "bigfile": (write_bigfile_part, finish_bigfile),
+}
+"""Formats that hold particles only, by name."""
 
 
 def write_particles(
@@ -315,16 +276,18 @@ def write_particles(
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     displacement, velocity = (fields[name] for name in VECTORS)
-    box, kind, header = displacement.box, PARTICLE_FORMATS[format], Header.of(attributes)
+    box, (write_part, finish) = displacement.box, PARTICLE_FORMATS[format]
+    header = Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
     block = ParticleBlock(x, v, box.offset, 0, box.block[0])
     try:
         if mesh.rank == 0:
             path.mkdir(parents=True)
         mesh.barrier()
-        found = mesh.gather_to_root(kind.write_part(path, mesh.rank, mesh.size, block, header))
+        found = mesh.gather_to_root(write_part(path, mesh.rank, mesh.size, block, header))
         if found is not None:
-            kind.finish(path, found, header)
+            if finish is not None:
+                finish(path, found, header)
             mark_particles_complete(path, attributes)
     except OSError as error:
         raise write_error(path, error) from error
@@ -377,7 +340,7 @@ def convert(
     Raises:
         WriteError: it cannot be written.
     """
-    kind, header = PARTICLE_FORMATS[format], Header.of(snapshot.attributes)
+    (write_part, finish), header = PARTICLE_FORMATS[format], Header.of(snapshot.attributes)
     x, v = (snapshot.array(name) for name in VECTORS)
     files = min(files, header.grid[0])
     rows = [number * header.grid[0] // files for number in range(files + 1)]
@@ -390,9 +353,10 @@ def convert(
         found = []
         for number in range(files):
             block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1])
-            found.append(kind.write_part(aside, number, files, block, header))
+            found.append(write_part(aside, number, files, block, header))
             report(number + 1)
-        kind.finish(aside, found, header)
+        if finish is not None:
+            finish(aside, found, header)
         mark_particles_complete(aside, dict(snapshot.attributes))
         if path.exists():
             path.rename(replaced)

@@ -28,19 +28,9 @@ SLAB = 2**19
 """Approximate number of particles that are converted at once."""
 
 
-@dataclass(frozen=True)
-class ParticleSlab:
-    """Some of the particles of a universe.
-
-    Attributes:
-        ids: uint64 [n], (ix ny + iy) nz + iz of the lattice site.
-        positions: comoving, from 0 to below the box size [Mpc/h], [n, 3].
-        velocities: peculiar, a dx/dt [km/s], [n, 3].
-    """
-
-    ids: np.ndarray
-    positions: np.ndarray
-    velocities: np.ndarray
+ParticleSlab = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids, uint64 [n], (ix ny + iy) nz + iz of the lattice site; comoving positions, from 0 to below
+the box size [Mpc/h], [n, 3]; peculiar velocities a dx/dt [km/s], [n, 3]."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,7 @@ class ParticleBlock:
         positions[positions >= size] = 0.0  # rounded to the far face
         peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
         ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid).astype(np.uint64)
-        return ParticleSlab(ids, positions, peculiar.reshape(-1, 3))
+        return ids, positions, peculiar.reshape(-1, 3)
 
 
 def mark_particles_complete(folder: Path, attributes: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.observables.observations import Observations, ObservedBlock, spread_of
 from flowpm_dist.observables.options import ObservationOptions
-from meshimpl.mesh_function import MeshFunction
 
 LEAST_DENSITY = 0.02
 """A density below about this [mean density] counts as this: rates of counts are positive."""
@@ -114,7 +113,6 @@ class SurveyNoise:
     def __init__(self, options: ObservationOptions, box: Box) -> None:
         self._block = Observations(options, box.grid).block(box.offset, box.block)
         self._is_noisy = options.is_noisy
-        self._functions: dict[int | None, MeshFunction] = {}
 
     def observe(
         self, density: tf.Tensor, box: Box, seeds: Sequence[int], amplitude: np.ndarray | None
@@ -132,9 +130,7 @@ class SurveyNoise:
         """
         normal = np.zeros(())
         if self._is_noisy:
-            if box.batch not in self._functions:
-                self._functions[box.batch] = noise_function(box)
-            normal = self._functions[box.batch](np.asarray(seeds, np.int64)).numpy()
+            normal = noise_function(box)(np.asarray(seeds, np.int64)).numpy()
         louder = 1.0 if amplitude is None else amplitude[:, np.newaxis, np.newaxis, np.newaxis]
         observed = with_noise(density, self._block, normal, louder)
         return observed.astype(density.dtype.as_numpy_dtype)

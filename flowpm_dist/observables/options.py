@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -57,8 +57,7 @@ A_BIAS = "a number from -20 to 20"
 
 AN_AMPLITUDE = "a number above 0, at most 100"
 
-StructureName = Literal["linear", "1lpt", "2lpt", "pm"]
-STRUCTURE_NAMES: tuple[str, ...] = get_args(StructureName)
+STRUCTURE_NAMES = ("linear", "1lpt", "2lpt", "pm")
 """What forms structure, by cost."""
 
 

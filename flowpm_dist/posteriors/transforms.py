@@ -152,13 +152,11 @@ class SplineFlow(Transform):
         bins: number of bins of a spline.
     """
 
-    def __init__(
-        self, features: int, parameters: int, hidden: int, *, layers: int = 2, bins: int = 8
-    ) -> None:
+    def __init__(self, features: int, parameters: int, hidden: int, *, bins: int = 8) -> None:
         super().__init__(features, parameters, hidden)
         self._bins, self._each = bins, 2 + 3 * bins - 1
         forward = list(range(1, parameters + 1))
-        self._orders = [forward if n % 2 == 0 else forward[::-1] for n in range(layers)]
+        self._orders = [forward, forward[::-1]]
         self._masks = [
             _masks([0] * features + order, np.repeat(order, self._each), hidden, parameters)
             for order in self._orders

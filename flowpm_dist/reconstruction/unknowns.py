@@ -5,7 +5,6 @@ The prior of each is unit normal.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.initial.conditions import noise_function
-from meshimpl.mesh_function import MeshFunction
 
 
 class Use(IntEnum):
@@ -118,11 +116,9 @@ class Space:
         numbers = rng.integers(2**62, size=chains)
         parameters = rng.normal(size=(*self.chains, len(self.names)))
         seeds = numbers if self.chains else numbers[0]
-        return Unknowns(self._noise(np.asarray(seeds, np.int64)), tf.constant(parameters))
-
-    @functools.cached_property
-    def _noise(self) -> MeshFunction:
-        return noise_function(self.box)
+        return Unknowns(
+            noise_function(self.box)(np.asarray(seeds, np.int64)), tf.constant(parameters)
+        )
 
     def dot(self, x: Unknowns, y: Unknowns) -> np.ndarray:
         """Returns the inner product for each chain, float64 [...], the same on every rank."""

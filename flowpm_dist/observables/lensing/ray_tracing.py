@@ -116,20 +116,15 @@ def ray_trace(
     undistorted = tf.constant([1.0, 0.0, 0.0, 1.0], delta.dtype)
     rays = tf.concat([theta, tf.broadcast_to(undistorted, [*theta.shape[:-1], 4])], axis=-1)
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
-    at_source = _tracer(sky)(delta, *lenses, rays)
-    position, jacobian = tf.split(at_source, [2, 4], axis=-1)
-    return RayTracing(position, tf.reshape(jacobian, [*position.shape[:-1], 2, 2]))
-
-
-def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
-    """Returns `trace(delta, strength, chi, efficiency, rays)`: rays at sources [source, ..., 6].
-
-    Its arguments are those of each plane, delta [plane, x, y], strength and chi [plane], and
-    efficiency [source, plane]; and the rays as they are seen [..., 6], position and Jacobian.
-    """
 
     @tf.custom_gradient
     def trace(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        """Returns the rays at the sources [source, ..., 6], position and Jacobian.
+
+        Args:
+            given: for each plane delta [plane, x, y], strength and chi [plane], and efficiency
+                [source, plane]; and the rays as they are seen [..., 6].
+        """
         # A tape would keep all that is computed here, were its inputs watched.
         delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)
         count, read = delta.shape[0], _reader(sky)
@@ -137,11 +132,12 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
             met = rays - first + second / chi[k]
             added = read(filter_maps(strength[k] * delta[k], sky, _DERIVATIVES), met)
-            total += _outer(efficiency[:, k], added)
+            total += tf.tensordot(efficiency[:, k], added, 0)
             return k + 1, first + added, second + chi[k] * added, total
 
         nothing = tf.zeros_like(rays)
-        start = (tf.constant(0), nothing, nothing, _outer(tf.zeros_like(efficiency[:, 0]), nothing))
+        everywhere = tf.tensordot(tf.zeros_like(efficiency[:, 0]), nothing, 0)
+        start = (tf.constant(0), nothing, nothing, everywhere)
         _, *sums, total = tf.while_loop(
             lambda k, *_: k < count, deflect, start, parallel_iterations=1
         )
@@ -153,11 +149,13 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
 
         return rays - total, gradient
 
-    return trace
+    at_source = trace(delta, *lenses, rays)
+    position, jacobian = tf.split(at_source, [2, 4], axis=-1)
+    return RayTracing(position, tf.reshape(jacobian, [*position.shape[:-1], 2, 2]))
 
 
 def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Returns the cotangents of `_tracer`'s arguments, plane by plane from the last.
+    """Returns the cotangents of the arguments of `trace` in `ray_trace`, plane by plane from the last.
 
     Args:
         sky: pixels of the planes.
@@ -265,7 +263,3 @@ _DERIVATIVES = (
     SkyFilter(lambda sky: 2.0 * sky.wavenumbers()[1] ** 2 * inverse_square(sky)),
 )
 """From kappa, psi's derivatives along axes 0 and 1, and second ones along 00, 01 and 11."""
-
-
-def _outer(weights: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
-    return tf.tensordot(weights[:, tf.newaxis], rays[tf.newaxis], 1)

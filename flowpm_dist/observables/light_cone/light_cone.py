@@ -80,7 +80,12 @@ class LightCone:
                 is repeated too often, a run that begins too late or ends too early, sources behind
                 z_max, or what `Simulation.run` refuses.
         """
-        self._warn_about_fine_pixels(simulation, sources)
+        if launch.detect().rank == 0 and sources:
+            distances = Distances(simulation.cosmology)
+            half = 0.5 * max(float(source.farthest(distances)) for source in sources)
+            cell = simulation.spacing / simulation.options.mesh_factor
+            if message := self.sky.fine_pixels_warning(half, cell):
+                warnings.warn(message, stacklevel=2)
         return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
@@ -188,14 +193,3 @@ class LightCone:
         if isinstance(self.sky, FullSky):
             return SphereGeometry(self.sky, inputs)
         return FlatGeometry(self.sky, inputs)
-
-    def _warn_about_fine_pixels(self, simulation: Simulation, sources: Sequence[Sources]) -> None:
-        """Warns, on rank 0, where pixels are finer than the force mesh."""
-        if launch.detect().rank or not sources:
-            return
-        distances = Distances(simulation.cosmology)
-        half = 0.5 * max(float(source.farthest(distances)) for source in sources)
-        cell = simulation.spacing / simulation.options.mesh_factor
-        message = self.sky.fine_pixels_warning(half, cell)
-        if message:
-            warnings.warn(message, stacklevel=3)

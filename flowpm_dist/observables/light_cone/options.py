@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import StepOptions
-from flowpm_dist.grid.healpix import LARGEST, Healpix, is_nside
+from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.options import A_SEED, Options, Problem, Seed, listed, rounded_down, rounded_up
 
 MOST_BOXES = 20_000
@@ -20,12 +20,6 @@ MOST_SHELLS = 1024
 """The largest number of shells that are painted in one run."""
 FEWEST_PIXELS = 4
 """The smallest number of pixels along a side of a map whose spectrum is measured."""
-
-
-def _power_of_two(nside: int) -> int:
-    if not is_nside(nside):
-        raise ValueError(f"a power of two up to {LARGEST} is needed")
-    return nside
 
 
 def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
@@ -207,7 +201,7 @@ class FullSky(SkyOptions):
 
     PIXELS = "nside"
 
-    nside: Annotated[int, Field(ge=1), AfterValidator(_power_of_two)] = Field(
+    nside: Annotated[int, Field(ge=1), AfterValidator(lambda nside: Healpix(nside).nside)] = Field(
         description="a resolution of HEALPix"
     )
     observer: Annotated[tuple[float, float, float], BeforeValidator(listed)] | None = Field(

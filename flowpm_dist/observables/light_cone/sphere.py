@@ -53,9 +53,15 @@ OfTimes = Callable[[tf.Tensor], tuple[np.ndarray, tf.Tensor]]
 """From scale factors [n] to numbers [n] that grow with them, and values [n, functions]."""
 
 
+Recorded = tuple[Ball, np.ndarray]
+"""A look at the particles that cross after one kick, to record them: this rank's particles, and
+coefficients [segments, functions, 4] for the factors of places and of velocities, each with four
+fields, and for the scale factor."""
+
+
 @dataclass(frozen=True)
 class SphereLook:
-    """A look at the particles that cross after one kick.
+    """A look at the particles that cross after one kick, to paint them.
 
     Attributes:
         ball: this rank's particles, with copies and segments.
@@ -63,16 +69,13 @@ class SphereLook:
         universes: numbers of the universes that have it.
         segments: the segments that belong to the kick.
         first: number of the first of the ball's maps.
-        coefficients: for a recorder, [segments, functions, 4] for the factors of places and of
-            velocities, each with four fields, and for the scale factor.
     """
 
     ball: Ball
-    group: int = 0
-    universes: np.ndarray | None = None
-    segments: slice | None = None
-    first: int = 0
-    coefficients: np.ndarray | None = None
+    group: int
+    universes: np.ndarray
+    segments: slice
+    first: int
 
 
 class SphereGeometry(Geometry):
@@ -211,7 +214,6 @@ class SphereGeometry(Geometry):
 
     def paint(self, look: SphereLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""
-        assert look.universes is not None and look.segments is not None
         factors, amounts = inputs[2 * look.group : 2 * look.group + 2]
         of_all = [
             tf.repeat(tf.cast(x, self.box.dtype)[tf.newaxis], len(look.universes), axis=0)
@@ -228,7 +230,7 @@ class SphereGeometry(Geometry):
         sphere = Healpix(self.sky.nside)
         return maps * tf.constant(sphere.pixel_area / sphere.painted_areas, maps.dtype)
 
-    def recording(self) -> dict[int, list[SphereLook]]:
+    def recording(self) -> dict[int, list[Recorded]]:
         """See `Geometry.recording`."""
         growth = self.inputs.cosmologies.growths[0]
 
@@ -247,14 +249,14 @@ class SphereGeometry(Geometry):
         coefficients, looks = found.numpy(), {}
         for kick, own in _by_kick(np.rint(coefficients[:, -1, 0]).astype(int)):
             ball = self._near(bounds, own)
-            looks[kick] = [SphereLook(ball, coefficients=coefficients[own, :-1])]
+            looks[kick] = [(ball, coefficients[own, :-1])]
         return looks
 
     def record(
-        self, look: SphereLook, displacement: np.ndarray, fields: list[np.ndarray]
+        self, look: Recorded, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
-        ball, shape = look.ball, displacement.shape[:3]
+        ball, shape = look[0], displacement.shape[:3]
         for copy in ball.copies:
             x, y, z = (
                 (first + np.arange(n)) * spacing + boxes * length - observer
@@ -274,17 +276,17 @@ class SphereGeometry(Geometry):
                     yield self._chosen(look, lattice, np.sqrt(squares[inside]), seen)
 
     def _chosen(
-        self, look: SphereLook, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
+        self, look: Recorded, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
     ) -> Particles:
         """Returns the particles of undisplaced places [n, 3] at distances [n], of fields [n, 3]."""
-        assert look.coefficients is not None
-        edges = look.ball.edges
+        ball, coefficients = look
+        edges = ball.edges
         segment = np.clip(np.searchsorted(edges, chi, side="right") - 1, 0, len(edges) - 2)
         lower, upper = edges[segment], edges[segment + 1]
         u = (2 * chi - lower - upper) / (upper - lower)
-        values = np.zeros((look.coefficients.shape[1], len(u)))
+        values = np.zeros((coefficients.shape[1], len(u)))
         for power in range(DEGREE, -1, -1):
-            values = values * u + look.coefficients[:, :, power].T[:, segment]
+            values = values * u + coefficients[:, :, power].T[:, segment]
         own, *others = fields
         moved, speed = (
             sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
@@ -293,7 +295,7 @@ class SphereGeometry(Geometry):
         a = values[-1]
         # a dx/dt is the canonical velocity over a.
         return (
-            lattice + placed(own + moved, look.ball.lengths),
+            lattice + placed(own + moved, ball.lengths),
             speed * (HUBBLE / a)[:, np.newaxis],
             a,
         )
