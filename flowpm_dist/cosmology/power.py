@@ -130,10 +130,11 @@ class _EisensteinHuShape:
 
     def __call__(self, k: tf.Tensor) -> tf.Tensor:
         tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
-        return self._amplitude * k * tilted * tf.square(self._transfer(k * self._h))
+        return self._amplitude * k * tilted * tf.square(self.transfer(k))
 
-    def _transfer(self, k: tf.Tensor) -> tf.Tensor:
-        """Returns T(k) (eq. 16) for wavenumbers k > 0 [1/Mpc], float64, any shape."""
+    def transfer(self, k: tf.Tensor) -> tf.Tensor:
+        """Returns T(k) (eq. 16) for wavenumbers k > 0 [h/Mpc], float64, any shape."""
+        k = k * self._h  # [1/Mpc]
         cold, baryon_start = self._pressureless_forms(k)
         ks = k * self._sound_horizon
         baryon = self._baryon(k, ks, baryon_start)

@@ -166,10 +166,9 @@ def write_bigfile_part(
         path.mkdir(parents=True, exist_ok=True)
     files = [(path / f"{number:06X}").open("wb") for path in paths]
     try:
-        for ids, *vectors in block.particles(header):
-            for at, (file, value) in enumerate(
-                zip(files, (*vectors, ids.astype("<i8")), strict=True)
-            ):
+        for ids, positions, velocities in block.particles(header):
+            values = positions, velocities, ids.astype("<i8")
+            for at, (file, value) in enumerate(zip(files, values, strict=True)):
                 written = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
                 file.write(written)
                 sums[at] += int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))

@@ -116,9 +116,8 @@ class Space:
         numbers = rng.integers(2**62, size=chains)
         parameters = rng.normal(size=(*self.chains, len(self.names)))
         seeds = numbers if self.chains else numbers[0]
-        return Unknowns(
-            noise_function(self.box)(np.asarray(seeds, np.int64)), tf.constant(parameters)
-        )
+        field = noise_function(self.box)(np.asarray(seeds, np.int64))
+        return Unknowns(field, tf.constant(parameters))
 
     def dot(self, x: Unknowns, y: Unknowns) -> np.ndarray:
         """Returns the inner product for each chain, float64 [...], the same on every rank."""

@@ -155,7 +155,7 @@ def ray_trace(
 
 
 def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Returns the cotangents of the arguments of `trace` in `ray_trace`, plane by plane from the last.
+    """Returns the cotangents of the arguments of `trace`, plane by plane from the last.
 
     Args:
         sky: pixels of the planes.
