@@ -87,8 +87,10 @@ def files_run(found: set[str]) -> Iterator[None]:
         threading.setprofile(None)  # type: ignore[arg-type]
         for code in codes:
             path = Path(code.co_filename)
-            # The bodies of modules and classes, which imports run, are not optimised.
-            if code.co_flags & inspect.CO_OPTIMIZED and path.is_relative_to(ROOT):
+            # The bodies of modules and classes, which imports run, are not optimised; a
+            # comprehension in one has no name of a function.
+            in_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_qualname[0] != "<"
+            if in_function and path.is_relative_to(ROOT):
                 path = path.relative_to(ROOT)
                 if path.parts[0] in PACKAGES:
                     found.add(str(path))

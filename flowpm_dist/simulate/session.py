@@ -26,9 +26,8 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import FieldCheckpoints, StopError, StopRequest
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
-from flowpm_dist.simulate.folder import STEP, SimulationFolder
-from flowpm_dist.simulate.job import KEEP
-from flowpm_dist.simulate.options import SimulationOptions, output_name
+from flowpm_dist.simulate.job import STEP, SimulationFolder
+from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 

@@ -39,12 +39,11 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
 )
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl.graph_guards import is_watched
 
 if TYPE_CHECKING:
-    from flowpm_dist.simulation.inputs import Inputs
+    from flowpm_dist.simulation.inputs import Inputs, LocalCosmologies
 
 
 T = TypeVar("T")

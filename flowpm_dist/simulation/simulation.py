@@ -31,8 +31,16 @@ from flowpm_dist.simulation.compiled_solver import (
     halo_for,
     lpt_particles,
 )
-from flowpm_dist.simulation.inputs import Given, Inputs, Start, particles_of, source_of
-from flowpm_dist.simulation.local_cosmologies import CosmologyFactory, GrowthOf, PowerOf
+from flowpm_dist.simulation.inputs import (
+    CosmologyFactory,
+    Given,
+    GrowthOf,
+    Inputs,
+    PowerOf,
+    Start,
+    particles_of,
+    source_of,
+)
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State

@@ -31,8 +31,7 @@ from flowpm_dist.options import constructed
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import Provenance, WhiteNoiseSource
-from flowpm_dist.simulation.local_cosmologies import LocalCosmologies
+from flowpm_dist.simulation.inputs import LocalCosmologies, Provenance, WhiteNoiseSource
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
 from meshimpl.process_mesh import MeshShape, ProcessMesh
