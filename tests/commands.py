@@ -17,6 +17,7 @@ from meshimpl import launch
 COMMAND = [sys.executable, "-m", "flowpm_dist.cli"]
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 ROOT = str(Path(__file__).parents[1])
+HEAVY = {"tensorflow", "horovod", "mpi4py", "zarr", "matplotlib", "scipy", "camb", "h5py", "rich"}
 
 
 def folder_with(run_file: str) -> Any:
@@ -44,6 +45,28 @@ def flowpm(
         text=True,
         timeout=timeout,
     )
+
+
+def python(script: str) -> subprocess.CompletedProcess[str]:
+    """What a script does in a process of its own, in the current folder."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        capture_output=True,
+        text=True,
+    )
+
+
+def flowpm_and_loaded(
+    *words: str, before: str = ""
+) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """What a command did, after a script, and the heavy libraries that it had loaded at its end."""
+    done = python(
+        f"{before}\nimport sys; from flowpm_dist import cli; sys.argv[1:] = {[*words]}\n"
+        "try: cli.main()\n"
+        f"finally: print('#', *({HEAVY} & set(sys.modules)))"
+    )
+    return done, set(done.stdout.rpartition("#")[2].split())
 
 
 def plain(text: str) -> str:

@@ -2,14 +2,13 @@
 
 import functools
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from commands import python
 from pydantic import Field
 from run_files import ROUND_NUMBERS, check_mistake, problems_of, write
 
@@ -336,15 +335,9 @@ def test_a_bias_of_ones_own_may_have_no_parameters():
 
 
 def test_nothing_heavy_is_imported():
-    script = (
+    done = python(
         "import sys; import flowpm_dist.reconstruction.work\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
     )
     assert done.stdout.strip() == "[]", done.stderr
 

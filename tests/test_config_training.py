@@ -4,12 +4,11 @@ import functools
 import json
 import math
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from commands import python
 from run_files import problems_of, write
 
 from flowpm_dist.cosmoflow.planning.memory import (
@@ -480,13 +479,12 @@ def test_the_buffer_is_spread_over_all_ranks(tmp_path):
 
 def test_nothing_heavy_is_imported(tmp_path):
     path = write(tmp_path, GOOD)
-    script = (
+    done = python(
         "import sys; from flowpm_dist.cosmoflow.planning.plan import *\n"
         "from flowpm_dist.cosmoflow.planning.memory import *\n"
         f"check_training_mesh(TrainingPlan.load({str(path)!r}), 2, source={str(path)!r})\n"
         "print(sorted({'tensorflow', 'horovod', 'mpi4py'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -2,15 +2,12 @@
 
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from commands import flowpm_here, folder_with, plain
+from commands import flowpm_and_loaded, flowpm_here, folder_with, plain
 from run_files import RUN
-from test_cli import HEAVY
 
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.jobs.estimate import (
@@ -104,15 +101,9 @@ def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
         ("", ["large.toml", "--ignore-memory"], 2, "the run needs about"),
         ("", ["run.toml", "--check"], 0, ""),
     ):
-        script = (
-            f"{before}\nimport sys; from flowpm_dist import cli\n"
-            f"sys.argv[1:] = {['simulate', *words]}\n"
-            "try: cli.main()\n"
-            f"finally: print('#', sorted({HEAVY} & set(sys.modules)))"
-        )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        done, loaded = flowpm_and_loaded("simulate", *words, before=before)
         assert done.returncode == status, done.stderr
-        assert done.stdout.endswith("# []\n")
+        assert not loaded
         assert told in done.stderr
 
 

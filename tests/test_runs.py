@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import flowpm_here, folder_with, plain
+from commands import flowpm_here, folder_with, plain, python
 from run_files import RUN
 from test_cli_training import RUN as TRAINING
 
@@ -170,7 +169,7 @@ def test_mistakes_from_python_are_exceptions_and_load_no_tensorflow(here):
         "except ValueError as error: print(error)\n"
         "print('tensorflow' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = python(script)
     assert done.stdout.startswith("the run: "), done.stderr
     assert "box.grid = 15: must be an even whole number" in done.stdout
     assert done.stdout.endswith("False\n")
