@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,17 @@ def folder_with(run_file: str) -> Any:
 
 
 def flowpm(
-    *words: str, folder: Path | None = None, timeout: float = 240
+    *words: str,
+    folder: Path | None = None,
+    timeout: float = 240,
+    program: Sequence[str] = COMMAND,
+    path: str = ROOT,
 ) -> subprocess.CompletedProcess[str]:
     """What a command did in a folder, or in the current one."""
     return subprocess.run(
-        [*COMMAND, *words],
+        [*program, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -49,12 +54,7 @@ def flowpm(
 
 def python(script: str) -> subprocess.CompletedProcess[str]:
     """What a script does in a process of its own, in the current folder."""
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": ROOT},
-        capture_output=True,
-        text=True,
-    )
+    return flowpm(script, program=[sys.executable, "-c"])
 
 
 def flowpm_and_loaded(

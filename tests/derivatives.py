@@ -9,6 +9,12 @@ import tensorflow as tf
 RNG = np.random.default_rng(12)
 
 
+def slope_at_zero(function, step):
+    """The slope of a function of one number, by a fourth-order central difference."""
+    values = [float(function(n * step)) for n in (-2, -1, 1, 2)]
+    return (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
+
+
 def check_derivative(function, value, step, rtol=1e-6):
     """The gradient of a scalar function along a random direction, by central differences."""
     value = np.asarray(value, np.float64)

@@ -241,6 +241,27 @@ def fill_partial(out: SimulationFolder, text: str = "new") -> None:
     mark_complete(out.partial / SNAPSHOT)
 
 
+def replacing(path: Path, *outputs: str) -> SimulationFolder:
+    """A run that has written what is to replace a finished one."""
+    finish(path, "old")
+    out = SimulationFolder(path, outputs)
+    out.begin(overwrite=True)
+    fill_partial(out)
+    return out
+
+
+def cut_short(patch: pytest.MonkeyPatch, after: int) -> None:
+    """Interrupt the process when it moves one more path than this into place."""
+    left, real = iter(range(after)), Path.replace
+
+    def replace(self, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    patch.setattr(Path, "replace", replace)
+
+
 def test_a_finished_run_is_all_there_and_nothing_more(tmp_path):
     out = finish(tmp_path / "deep" / "out")
     assert out.is_finished()
@@ -266,10 +287,7 @@ def test_a_finished_run_is_replaced_only_when_asked(tmp_path):
 
 
 def test_a_failed_run_leaves_the_old_results(tmp_path):
-    finish(tmp_path, "old")
-    out = SimulationFolder(tmp_path)
-    out.begin(overwrite=True)
-    fill_partial(out)
+    out = replacing(tmp_path)
     out.discard()
     assert out.is_finished()
     assert (tmp_path / "run.toml").read_text() == "old"
@@ -380,19 +398,8 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 @pytest.mark.parametrize("moved", range(len(FILES) + 2))
 def test_a_publication_cut_short_is_taken_up(tmp_path, monkeypatch, moved):
-    finish(tmp_path, "old")
-    out = SimulationFolder(tmp_path)
-    out.begin(overwrite=True)
-    fill_partial(out)
-    left = iter(range(moved))
-    real = Path.replace
-
-    def replace(self, target):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
+    out = replacing(tmp_path)
+    cut_short(monkeypatch, moved)
     if moved <= len(FILES):
         with pytest.raises(KeyboardInterrupt):
             out.publish()
@@ -415,22 +422,12 @@ def leave_output(folder: Path, name: str, text: str) -> None:
 
 def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_path, monkeypatch):
     """After the new one has moved into place, and before the snapshot."""
-    finish(tmp_path, "old")
     for name in ("a_0.2500", "a_0.5000"):
         leave_output(tmp_path, name, "old")
-    out = SimulationFolder(tmp_path, ["a_0.5000"])
-    out.begin(overwrite=True)
-    fill_partial(out)
+    out = replacing(tmp_path, "a_0.5000")
     leave_output(out.partial, "a_0.5000", "new")
-    left, real = iter(range(len(FILES) + 1)), Path.replace
-
-    def replace(self, target):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return real(self, target)
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", replace)
+        cut_short(patch, len(FILES) + 1)
         out.publish()
     assert (tmp_path / "a_0.5000").is_dir() and not out.is_finished()
     out.release()
@@ -442,12 +439,9 @@ def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_pa
 
 
 def test_a_publication_that_fails_loses_neither_run(tmp_path):
-    finish(tmp_path, "old")
+    out = replacing(tmp_path)
     (tmp_path / "timings.json").unlink()
     (tmp_path / "timings.json").mkdir()
-    out = SimulationFolder(tmp_path)
-    out.begin(overwrite=True)
-    fill_partial(out)
     with pytest.raises(WriteError, match="timings.json"):
         out.publish()
     out.remove_partial()

@@ -101,23 +101,18 @@ def test_horovod_defaults_leave_the_users_settings(alone: pytest.MonkeyPatch) ->
     assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "3600"
 
 
-def test_stall_limit(alone: pytest.MonkeyPatch) -> None:
-    alone.delenv("MESHIMPL_STALL_LIMIT", raising=False)
-    assert launch.time_limit("MESHIMPL_STALL_LIMIT") == 300
-    alone.setenv("MESHIMPL_STALL_LIMIT", "0")
-    assert launch.time_limit("MESHIMPL_STALL_LIMIT") == 0
+@pytest.mark.parametrize(
+    ("name", "usual"), [("MESHIMPL_STALL_LIMIT", 300), ("MESHIMPL_SILENCE_LIMIT", 30)]
+)
+def test_time_limits(alone: pytest.MonkeyPatch, name: str, usual: float) -> None:
+    alone.delenv(name, raising=False)
+    assert launch.time_limit(name) == usual
+    alone.setenv(name, "0")
+    assert launch.time_limit(name) == 0
     for wrong in ("soon", "-1", "nan", "inf"):
-        alone.setenv("MESHIMPL_STALL_LIMIT", wrong)
-        with pytest.raises(launch.LaunchError, match=f"MESHIMPL_STALL_LIMIT={wrong}"):
-            launch.time_limit("MESHIMPL_STALL_LIMIT")
-
-
-def test_silence_limit(alone: pytest.MonkeyPatch) -> None:
-    alone.delenv("MESHIMPL_SILENCE_LIMIT", raising=False)
-    assert launch.time_limit("MESHIMPL_SILENCE_LIMIT") == 30
-    alone.setenv("MESHIMPL_SILENCE_LIMIT", "soon")
-    with pytest.raises(launch.LaunchError, match="MESHIMPL_SILENCE_LIMIT=soon"):
-        launch.time_limit("MESHIMPL_SILENCE_LIMIT")
+        alone.setenv(name, wrong)
+        with pytest.raises(launch.LaunchError, match=f"{name}={wrong}"):
+            launch.time_limit(name)
 
 
 def test_srun_without_pmix_is_refused(alone: pytest.MonkeyPatch) -> None:

@@ -158,16 +158,10 @@ def test_the_log_has_the_lines_of_the_benchmark(folder):
         for line in found
     )
     told = {line["key"]: line["value"] for line in found}
-    assert (told["global_batch_size"], told["train_samples"], told["eval_samples"]) == (
-        256,
-        1024,
-        16,
-    )
-    assert (told["number_of_ranks"], told["number_of_nodes"], told["accelerators_per_node"]) == (
-        8,
-        2,
-        4,
-    )
+    counts = ("global_batch_size", "train_samples", "eval_samples")
+    assert [told[count] for count in counts] == [256, 1024, 16]
+    counts = ("number_of_ranks", "number_of_nodes", "accelerators_per_node")
+    assert [told[count] for count in counts] == [8, 2, 4]
     assert told["opt_base_learning_rate"] == pytest.approx(4e-3)
     assert told["opt_learning_rate_decay_boundary_epochs"] == [32, 64]
     assert (told["opt_name"], told["dropout"]) == ("SGD", 0.5)

@@ -1,27 +1,17 @@
 """A job is added in two files and a line: `counting` has options, work, and the line."""
 
 import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import commands
 import pytest
 from commands import ROOT, plain
 from rank_jobs import needs_horovod
 
-TESTS = str(Path(__file__).parent)
-
-
-def flowpm(*words: str) -> subprocess.CompletedProcess[str]:
-    """What the program with one more job does."""
-    path = os.pathsep.join([ROOT, TESTS])
-    return subprocess.run(
-        [sys.executable, "-m", "counting", *words],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+PATH = os.pathsep.join([ROOT, str(Path(__file__).parent)])
+flowpm = partial(commands.flowpm, program=[sys.executable, "-m", "counting"], path=PATH)
 
 
 @pytest.mark.budget(60)

@@ -53,64 +53,47 @@ def a_mask() -> np.ndarray:
     return mask
 
 
+OF_COUNTS = {"kind": "counts", "mean_count": 4.0}
+
+
 @pytest.mark.parametrize("planes", [1, 100])
 @pytest.mark.parametrize(
-    ("keys", "key", "told"),
+    ("keys", "message"),
     [
-        ({"file": with_value(a_density(), (2, 1, 3), np.nan)}, "file", "nan at [2, 1, 3]; must be"),
-        ({"file": with_value(a_density(), (3, 0, 0), np.inf)}, "file", "inf at [3, 0, 0]"),
-        ({"file": a_density() - 1}, "file", "over the observed cells; must be a density of mean"),
-        ({"file": a_density() - 1}, "file", "if it is an overdensity, add 1"),
-        ({"file": 5 * a_density()}, "file", "has mean 5 over"),
+        ({"file": with_value(a_density(), (2, 1, 3), np.nan)}, "nan at [2, 1, 3]; must be"),
+        ({"file": with_value(a_density(), (3, 0, 0), np.inf)}, "inf at [3, 0, 0]"),
+        ({"file": a_density() - 1}, "over the observed cells; must be a density of mean"),
+        ({"file": a_density() - 1}, "if it is an overdensity, add 1"),
+        ({"file": 5 * a_density()}, "has mean 5 over"),
+        ({"mask": with_value(a_mask(), (2, 0, 7), 1.5)}, "1.5 at [2, 0, 7]; must be from 0 to 1"),
+        ({"mask": with_value(a_mask(), (0, 0, 0), np.nan)}, "nan at"),
+        ({"mask": np.zeros(GRID)}, "0 everywhere: nothing is observed"),
+        ({"sigma": with_value(np.ones(GRID), (1, 2, 3), 0)}, "0 at [1, 2, 3]; must be above 0"),
         (
-            {"mask": with_value(a_mask(), (2, 0, 7), 1.5)},
-            "mask",
-            "1.5 at [2, 0, 7]; must be from 0 to 1",
-        ),
-        ({"mask": with_value(a_mask(), (0, 0, 0), np.nan)}, "mask", "nan at"),
-        ({"mask": np.zeros(GRID)}, "mask", "0 everywhere: nothing is observed"),
-        (
-            {"sigma": with_value(np.ones(GRID), (1, 2, 3), 0)},
-            "sigma",
-            "0 at [1, 2, 3]; must be above 0",
-        ),
-        (
-            {
-                "kind": "counts",
-                "mean_count": 4.0,
-                "file": with_value(np.full(GRID, 4), (1, 1, 1), -2),
-            },
-            "file",
+            OF_COUNTS | {"file": with_value(np.full(GRID, 4), (1, 1, 1), -2)},
             "-2 at [1, 1, 1]; counts must be at least 0",
         ),
         (
-            {
-                "kind": "counts",
-                "mean_count": 2.0,
-                "file": with_value(np.full(GRID, 2), (0, 1, 2), 0)
-                + with_value(np.zeros(GRID), (3, 2, 1), 0.5),
-            },
-            "file",
-            "2.5 at [3, 2, 1]; counts must be whole numbers",
+            OF_COUNTS | {"file": with_value(np.full(GRID, 4.0), (3, 2, 1), 4.5)},
+            "4.5 at [3, 2, 1]; counts must be whole numbers",
         ),
         (
-            {"file": with_value(a_density(), (1, 2, 3), -2), "sigma": 0.1},
-            "file",
+            {"sigma": 0.1, "file": with_value(a_density(), (1, 2, 3), -2)},
             "-2 at [1, 2, 3]; a density is at least 0, up to noise",
         ),
         (
-            {"kind": "counts", "mean_count": 9.0, "file": np.full(GRID, 3)},
-            "mean_count",
+            {"kind": "counts", "file": np.full(GRID, 3), "mean_count": 9.0},
             "has 3 in a cell that is observed, on average; must be about that",
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path, monkeypatch, planes, keys, key, told):
+def test_what_is_wrong_is_reported_with_its_place(tmp_path, monkeypatch, planes, keys, message):
+    """Of the last of these keys."""
     monkeypatch.setattr(observations, "CHUNK_BYTES", planes * 8 * GRID[1] * GRID[2])
-    found = problems(tmp_path, **keys)
-    (what,) = found.values()
-    assert list(found) == ["data.file" if key == "file" else f"observation.{key}"]
-    assert told in what
+    ((where, what),) = problems(tmp_path, **keys).items()
+    key = list(keys)[-1]
+    assert where == ("data.file" if key == "file" else f"observation.{key}")
+    assert message in what
     assert key == "mean_count" or f"{key}.npy" in what
 
 
@@ -130,12 +113,7 @@ def test_all_files_are_told_of_at_once(tmp_path):
         {"file": with_value(a_density(), (1, 1, 1), -0.3)},  # of noise
         {"file": with_value(a_density(), (0, 1, 1), np.nan), "mask": a_mask()},
         {"sigma": with_value(np.ones(GRID), (0, 1, 1), 0.0), "mask": a_mask()},
-        {
-            "kind": "counts",
-            "mean_count": 4.0,
-            "file": np.round(4 * a_mask() * a_density()),
-            "mask": a_mask(),
-        },
+        OF_COUNTS | {"file": np.round(4 * a_mask() * a_density()), "mask": a_mask()},
     ],
 )
 def test_what_is_right_is_not_told_of(tmp_path, keys):
@@ -154,12 +132,7 @@ def mock(density: np.ndarray, sigma: float, mask: np.ndarray | float = 1.0) -> n
         {"file": mock(2 * a_density() - 1, 0.05), "sigma": 0.05, "bias": {"b": 2.0}},
         {"file": mock(1.5 * a_density() - 0.5, 0.01), "sigma": 0.01, "structure": "linear"},
         {"file": mock(8 * a_density(), 0.5), "priors": {"amplitude": (0.01, 100.0)}},
-        {
-            "kind": "counts",
-            "mean_count": 3.0,
-            "file": np.round(12 * a_density()),
-            "priors": {"amplitude": (0.5, 5.0)},
-        },
+        OF_COUNTS | {"file": np.round(16 * a_density()), "priors": {"amplitude": (0.5, 5.0)}},
         {
             "file": mock(0.1 * a_density() + 0.9, 1.0),
             "sigma": 0.05,
@@ -205,7 +178,7 @@ def test_a_rank_reads_its_block(tmp_path, kind):
 
 
 def test_blocks_of_counts_and_mocks(tmp_path):
-    keys = {"kind": "counts", "mean_count": 4.0, "file": 4 * a_density(), "mask": a_mask()}
+    keys = OF_COUNTS | {"file": 4 * a_density(), "mask": a_mask()}
     block = observed(tmp_path, **keys).block((0, 0, 0), GRID)
     assert block.sigma is None
     np.testing.assert_array_equal(block.data[0], 0.0)

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
 LIMIT = 3.0  # [s]
 LONG_LIMIT = 60.0
+pytestmark = pytest.mark.timeout(120)
 
 COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, (), LEAVES)
 WORLD, ROW = (0, 1, 2, 3), (0, 1)
@@ -402,18 +403,8 @@ def is_there(process: int) -> bool:
 def jobs(tmp_path_factory):
     """One job for each test, begun together; their processes have ended at the end."""
     folder = tmp_path_factory.mktemp("jobs")
-    names = (
-        "frozen",
-        "stopped",
-        "killed",
-        "busy",
-        "apart",
-        "orphaned",
-        "root",
-        "suspended",
-        "deaf",
-    )
-    started = {name: Job(folder, name) for name in names}
+    names = "frozen stopped killed busy apart orphaned root suspended deaf"
+    started = {name: Job(folder, name) for name in names.split()}
     started |= {name: Job(folder, name, ranks=3) for name in ("crossed", "passed")}
     pulses = {name: job.pulses() for name, job in started.items()}
     # mpirun kills the process group of a rank that aborts, whose pulse then has to end mpirun.
@@ -470,7 +461,6 @@ def ended(process: int, seconds: float = 30.0) -> bool:
     return not is_there(process)
 
 
-@pytest.mark.timeout(120)
 def test_a_host_that_stands_still_ends_the_job(jobs):
     """The rank that is left says which one it misses."""
     job = jobs[0]["frozen"]
@@ -479,21 +469,18 @@ def test_a_host_that_stands_still_ends_the_job(jobs):
     assert JobFolder(job.notes).reported_status() == HOST_LOST
 
 
-@pytest.mark.timeout(120)
 def test_rank_zero_is_missed_by_the_others(jobs):
     job = jobs[0]["root"]
     assert job.status(1) == HOST_LOST
     assert f"no sign of life from rank 0 (process {job.ranks[0]}) on host {HERE}" in job.errors(1)
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_rank_is_missed_where_the_launcher_does_not_see_to_it(jobs):
     job = jobs[0]["killed"]
     assert job.status(0) == HOST_LOST
     assert f"rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(0)
 
 
-@pytest.mark.timeout(120)
 def test_ranks_end_with_the_process_that_started_them(jobs):
     """Those whose starter is alive end as well."""
     job, pulses = jobs[0]["orphaned"], jobs[1]["orphaned"]
@@ -502,7 +489,6 @@ def test_ranks_end_with_the_process_that_started_them(jobs):
     assert job.status(0) == HOST_LOST
 
 
-@pytest.mark.timeout(120)
 def test_ranks_that_wait_for_each_other_end(jobs):
     job = jobs[0]["apart"]
     assert job.status(0) == job.status(1) == 1
@@ -510,7 +496,6 @@ def test_ranks_that_wait_for_each_other_end(jobs):
     assert not job.errors(1) and JobFolder(job.notes).reported_status() == 1
 
 
-@pytest.mark.timeout(120)
 def test_ranks_that_wait_in_different_meetings_end_long_before_the_limit(jobs):
     """Nothing is said about a third rank, which computes."""
     job = jobs[0]["crossed"]
@@ -519,7 +504,6 @@ def test_ranks_that_wait_in_different_meetings_end_long_before_the_limit(jobs):
     assert "rank 0: place 0\n  rank 1: place 1" in job.errors(0)
 
 
-@pytest.mark.timeout(120)
 def test_a_rank_that_has_been_in_a_meeting_is_not_waited_for_there(jobs):
     """Ranks 0 and 2 are long in one that rank 1 has left, which waits for rank 0 in the next."""
     job = jobs[0]["passed"]
@@ -527,7 +511,6 @@ def test_a_rank_that_has_been_in_a_meeting_is_not_waited_for_there(jobs):
     assert not any(map(job.errors, range(3)))
 
 
-@pytest.mark.timeout(120)
 def test_a_rank_that_is_only_busy_is_waited_for(jobs):
     """Also if a library keeps Python's lock for longer than the limit; the ranks end in peace."""
     job, pulses = jobs[0]["busy"], jobs[1]["busy"]
@@ -536,7 +519,6 @@ def test_a_rank_that_is_only_busy_is_waited_for(jobs):
     assert all(map(ended, pulses))
 
 
-@pytest.mark.timeout(120)
 def test_strangers_do_not_end_a_job(jobs):
     """Calls with a wrong message are closed, and the oldest of too many calls without one."""
     job, closed = jobs[0]["busy"], jobs[3]
@@ -547,7 +529,6 @@ def test_strangers_do_not_end_a_job(jobs):
     assert closed == [True] * (len(closed) - kept) + [False] * kept and silent > kept
 
 
-@pytest.mark.timeout(120)
 def test_a_rank_knows_whether_rank_zero_hears_it(jobs):
     """A silent rank that still works."""
     for name, heard in (("busy", "True"), ("deaf", "False")):
@@ -557,7 +538,6 @@ def test_a_rank_knows_whether_rank_zero_hears_it(jobs):
         assert (job.folder / "heard-1").read_text() == heard
 
 
-@pytest.mark.timeout(120)
 def test_a_stopped_rank_ends_with_the_job(jobs):
     """Its pulse ends it, because it cannot do so itself."""
     job, pulses = jobs[0]["stopped"], jobs[1]["stopped"]
@@ -567,7 +547,6 @@ def test_a_stopped_rank_ends_with_the_job(jobs):
     assert all(map(ended, (*job.ranks, *pulses)))
 
 
-@pytest.mark.timeout(120)
 def test_a_job_that_was_suspended_as_a_whole_goes_on(jobs):
     job, pulses = jobs[0]["suspended"], jobs[1]["suspended"]
     time.sleep(max(0.0, jobs[2] + 3 * LIMIT - time.monotonic()))

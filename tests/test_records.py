@@ -4,14 +4,13 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from commands import python
 
 from flowpm_dist.cosmoflow.volumes import record_writer
 from flowpm_dist.cosmoflow.volumes.record_files import (
@@ -283,10 +282,10 @@ def test_a_damaged_length_is_corrupt_even_where_the_lengths_still_add_up(tmp_pat
 
 
 def test_tensorflow_is_not_imported_before_it_is_needed():
-    code = (
+    done = python(
         "import sys, flowpm_dist.cosmoflow.volumes.records; sys.exit('tensorflow' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
+from test_light_cone_run import COSMOLOGY
 from test_resume import STEPS, stopped
 
 import flowpm_dist as fpm
@@ -22,11 +23,8 @@ FOLDERS = ["a_0.2500", "a_0.5000"]
 
 
 def by_python(times):
-    cosmology = fpm.Cosmology(
-        Omega_m=0.30966, Omega_b=0.04897, h=0.6766, n_s=0.96822, A_s=2.1064e-9
-    )
     steps = fpm.scale_factor_steps(0.1, 1.0, 4)
-    return fpm.Simulation(cosmology, 8, 32.0, steps).run(seed=1, outputs=times)
+    return fpm.Simulation(COSMOLOGY, 8, 32.0, steps).run(seed=1, outputs=times)
 
 
 def test_each_state_has_a_folder_with_its_spectrum(here):
@@ -88,10 +86,7 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
         (["redshifts=[]"], "output.redshifts = []: must be a list of redshifts, of at least 0"),
         (["redshifts=[-0.5]"], "output.redshifts = [-0.5]: must be a list of redshifts"),
         (["redshifts=", "a=[0.5, 1.5]"], "output.a has a = 1.5: must be from 0.1 to 1, within the"),
-        (
-            ["redshifts=", "a=[0.5, 0.50001]"],
-            "output.a has two times for one folder, a_0.5000: times",
-        ),
+        (["redshifts=", "a=[0.5, 0.50001]"], "output.a has two times for one folder, a_0.5000:"),
         (["redshifts=", "a=0.5"], "output.a = 0.5: must be a list of scale factors above 0"),
     ],
 )

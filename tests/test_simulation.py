@@ -96,6 +96,7 @@ def test_one_seed_is_one_universe_in_both_precisions():
         ({"adjoint": "none"}, "'reversible', 'direct'"),
         ({"force_gradient": "exact"}, '"finite-difference" or "spectral"'),
         ({"precision": "float16"}, '"float32" or "float64"'),
+        ({"precision": "float64", "exchange": "float16"}, 'goes with precision = "float32", not'),
         ({"halo": 0}, "whole number of cells, at least 1"),
         ({"mesh": "row:2,col:1"}, "2 places, but this job has 1 rank"),
         ({"mesh": "row:1,row:1"}, "named twice"),
@@ -130,21 +131,6 @@ def test_white_noise_that_does_not_fit():
         sim.run(white_noise=np.zeros((16, 16, 16), complex))
 
 
-@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"])
-def test_a_run_in_two_parts_is_the_run(integrator):
-    """The particles of a state are where another run begins."""
-
-    def run(edges, **start):
-        sim = fpm.Simulation(PLANCK, 16, 32.0, edges, integrator=integrator, precision="float64")
-        return sim.run(**start)
-
-    middle = run([0.1, 0.3, 0.5], seed=4)
-    end = run([0.5, 1.0], particles=(middle.displacement, middle.velocity))
-    whole = run([0.1, 0.3, 0.5, 1.0], seed=4)
-    np.testing.assert_allclose(end.displacement.numpy(), whole.displacement.numpy(), atol=1e-11)
-    np.testing.assert_allclose(end.velocity.numpy(), whole.velocity.numpy(), atol=1e-11)
-
-
 def test_particles_that_cannot_be_a_start():
     rest = np.zeros((2, 8, 8, 8, 3), np.float32)
     with pytest.raises(ValueError, match="needs a seed or white_noise"):
@@ -157,26 +143,6 @@ def test_particles_that_cannot_be_a_start():
         large.run(particles=fields)
     with pytest.raises(ValueError, match=r"\(8, 8, 8\).*one universe.*as grid \(16, 16, 16\)"):
         fpm.Simulation(PLANCK, 16, 32.0, STEPS).run(particles=fields)
-
-
-def test_a_batch_is_its_universes():
-    """The same numbers as one by one, whichever of seeds and cosmologies there are several of."""
-    sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS, precision="float64")
-    other = PLANCK.replace(Omega_m=0.35)
-    for seeds, cosmologies in (([1, 2], PLANCK), (1, [PLANCK, other]), ([1, 2], [PLANCK, other])):
-        batch = sim.run(seed=seeds, cosmology=cosmologies)
-        power = fpm.power_spectrum(batch.density()).power
-        for i in range(2):
-            seed = seeds if isinstance(seeds, int) else seeds[i]
-            cosmology = cosmologies if isinstance(cosmologies, fpm.Cosmology) else cosmologies[i]
-            alone = sim.run(seed=seed, cosmology=cosmology)
-            for name in ("white_noise", "linear_delta", "displacement", "velocity"):
-                expected = getattr(alone, name).numpy()
-                found = getattr(batch, name).numpy()[i]
-                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * expected.std())
-            np.testing.assert_allclose(power[i], fpm.power_spectrum(alone.density()).power)
-    with pytest.raises(ValueError, match="2 seeds, 3 cosmologies"):
-        sim.run(seed=[1, 2], cosmology=[PLANCK] * 3)
 
 
 def test_a_pair_of_fixed_universes():

@@ -38,6 +38,16 @@ def replicas(box):
     return box.mesh.size // box.mesh.axis_size("replica")
 
 
+def painted(positions, cells):
+    """Cloud-in-cell density, of mean 1, of particles [cells] on a cube."""
+    density = np.zeros((cells, cells, cells))
+    lower = np.floor(positions).astype(int)
+    for corner in np.ndindex(2, 2, 2):
+        weight = np.prod(1 - np.abs(positions - lower - corner), axis=1)
+        np.add.at(density, tuple(((lower + corner) % cells).T), weight)
+    return density * cells**3 / len(positions)
+
+
 class Modes:
     """numpy's half spectrum of a grid: k, mu, bins, and how often each mode counts."""
 

@@ -31,16 +31,8 @@ CASES = [(SPREAD, "cola"), (TOGETHER, "bullfrog")]
 
 @functools.cache
 def simulation(mesh, integrator):
-    return fpm.Simulation(
-        PLANCK,
-        8,
-        32.0,
-        EDGES,
-        integrator=integrator,
-        mesh=mesh,
-        precision="float64",
-        halo=6,
-    )
+    options = {"precision": "float64", "halo": 6, "integrator": integrator}
+    return fpm.Simulation(PLANCK, 8, 32.0, EDGES, mesh=mesh, **options)
 
 
 def batch_of(shape, integrator):
@@ -81,6 +73,7 @@ def test_a_batch_is_its_universes(shape, integrator):
         check(batch, i, single)
 
 
+@pytest.mark.ranks(1, 2)
 def test_what_is_given_once_goes_for_all():
     """One seed for several cosmologies; one cosmology, or the simulation's own, for all seeds."""
     batch = batch_of(SPREAD, "cola")

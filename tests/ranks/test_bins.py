@@ -7,7 +7,6 @@ from conftest import process_mesh
 from numpy_modes import (
     BATCH_MESHES,
     GRID,
-    MESHES,
     SIZE,
     Modes,
     blocks_on,
@@ -63,9 +62,9 @@ def in_bins(edges, mu_edges=(0.0, 1.0), axis=2):
     return modes
 
 
-@pytest.fixture(params=MESHES)
-def box(request):
-    return box_on(process_mesh(request.param))
+@pytest.fixture
+def box(mesh):
+    return box_on(mesh)
 
 
 ON_RANKS = ("edges", "logarithmic")

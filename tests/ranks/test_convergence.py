@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, by_rank_zero, shared_folder
+from derivatives import slope_at_zero
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
+from test_reconstruction import block_of
 
 from flowpm_dist import Simulation
 from flowpm_dist.cosmology.distances import Distances
@@ -42,11 +44,6 @@ def whole(seed):
     return np.random.default_rng(seed).normal(size=[GRID] * 3)
 
 
-def block_of(array, box):
-    place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.block, strict=True))
-    return tf.constant(array[place], box.dtype)
-
-
 @functools.cache
 def evaluated(mesh):
     """A posterior of random maps, a point, and what is found there."""
@@ -57,14 +54,6 @@ def evaluated(mesh):
     posterior = Posterior(model, likelihood, PRIORS)
     point = Unknowns(block_of(whole(1), model.box), tf.constant([-0.5, 0.3, 0.7], tf.float64))
     return posterior, point, posterior.evaluate(point)
-
-
-def slope_of(posterior, point, direction, step):
-    """By a fourth-order central difference."""
-    losses = [
-        float(posterior.evaluate(point.plus(n * step, direction)).loss) for n in (-2, -1, 1, 2)
-    ]
-    return (losses[0] - 8 * losses[1] + 8 * losses[2] - losses[3]) / (12 * step)
 
 
 @pytest.mark.ranks(1, 4)
@@ -87,8 +76,12 @@ def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh):
         directions = [Unknowns(block_of(whole(2), box), nothing.parameters)]
         directions += [Unknowns(nothing.field, tf.eye(3, dtype=tf.float64)[n]) for n in range(3)]
         for direction in directions:
+
+            def loss(step, direction=direction):
+                return posterior.evaluate(point.plus(step, direction)).loss
+
             slope = float(posterior.space.dot(found.gradient, direction))
-            assert slope == pytest.approx(slope_of(posterior, point, direction, 1e-6), rel=2e-6)
+            assert slope == pytest.approx(slope_at_zero(loss, 1e-6), rel=2e-6)
 
 
 @pytest.mark.ranks(1)

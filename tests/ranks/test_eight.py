@@ -86,16 +86,9 @@ def results(mesh: ProcessMesh, whole: np.ndarray) -> dict[str, np.ndarray]:
 
 @functools.cache
 def _simulation(mesh: ProcessMesh) -> fpm.Simulation:
-    return fpm.Simulation(
-        fpm.Cosmology.planck18(),
-        GRID,
-        tuple(2.0 * n for n in GRID),
-        [0.2, 0.5, 1.0],
-        lpt_order=1,
-        mesh=mesh,
-        precision="float64",
-        halo=6,
-    )
+    options = {"grid": GRID, "box_size": [2.0 * n for n in GRID], "steps": [0.2, 0.5, 1.0]}
+    options |= {"precision": "float64", "halo": 6, "lpt_order": 1}
+    return fpm.Simulation(fpm.Cosmology.planck18(), mesh=mesh, **options)
 
 
 def one_rank() -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder
+from conftest import NETWORK_SHAPES, SIZE, process_mesh, shared_folder, solo
 from run_files import PRIORS
 from scipy.stats import norm
 from tiny_network import TINY
@@ -94,11 +94,6 @@ pytestmark = pytest.mark.timeout(300, method="thread")
 
 def world():
     return process_mesh(f"row:{SIZE}")
-
-
-def solo():
-    """A mesh of this rank alone."""
-    return world().without("row")
 
 
 def judged(folders, shape, split="test", **options):

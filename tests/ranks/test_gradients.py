@@ -5,18 +5,12 @@ import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh
 from reference import pmwd_parameters, reference, relative_rms
-from test_simulation import MESHES, check_pmwd, pmwd_simulation
+from test_simulation import check_pmwd, pmwd_simulation
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
 
 pytestmark = pytest.mark.timeout(240, method="thread")
-
-
-@pytest.fixture(params=MESHES)
-def box_mesh(request):
-    """Slabs on two ranks, pencils on four."""
-    return process_mesh(request.param)
 
 
 def block_of(sim, whole):
@@ -33,13 +27,13 @@ def block_of(sim, whole):
         pytest.param("pmwd_lcdm_32_mesh2", marks=pytest.mark.ranks(1)),
     ],
 )
-def test_pmwd(box_mesh, name):
+def test_pmwd(mesh, name):
     """The run, and its gradient to the white noise and to each parameter of the cosmology.
 
     The latter goes through transfer, growth, LPT and all steps.
     """
     data = reference(name)
-    sim = pmwd_simulation(data, box_mesh, "float64")
+    sim = pmwd_simulation(data, mesh, "float64")
     mesh_factor = int(data["mesh"][0]) // 32
     parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in pmwd_parameters(data).items()}
     noise = block_of(sim, data["white_noise"])
@@ -51,7 +45,7 @@ def test_pmwd(box_mesh, name):
         part = tf.reduce_sum(density.block * data["loss_weights"][cut])
     to_noise, to_parameters = tape.gradient(part, [noise, parameters])
     check_pmwd(state, density, data, 1e-6)
-    loss = float(box_mesh.world.allreduce(part))
+    loss = float(mesh.world.allreduce(part))
     assert loss == pytest.approx(float(data["loss"]), rel=1e-6)
     assert relative_rms(fpm.Field(to_noise, sim.box).numpy(), data["grad_white_noise"]) < 1e-6
     keys = {"A_s": "A_s_1e9", "w0": "w_0", "wa": "w_a"}
@@ -102,10 +96,10 @@ BATCH_MESHES = {2: ["row:2,col:1", "replica:2,row:1,col:1"], 4: ["replica:2,row:
 class Problem:
     """A loss of a small run by its white noise and four parameters."""
 
-    def __init__(self, scheme, box_mesh):
+    def __init__(self, scheme, mesh):
         options = {"grid": 12, "box_size": 48.0} | SCHEMES[scheme]
         self.sim = fpm.Simulation(
-            fpm.Cosmology.planck18(), mesh=box_mesh, precision="float64", halo=8, **options
+            fpm.Cosmology.planck18(), mesh=mesh, precision="float64", halo=8, **options
         )
         self.reversible = options.get("adjoint", ReversibleAdjoint())
         random = np.random.default_rng(3)
@@ -165,16 +159,17 @@ def test_finite_differences(line, scheme):
         assert adjoint[name] == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
 
 
+def two_steps(grid, mesh, cosmology=None, **options):
+    """A simulation of two steps, with cells of 4 Mpc/h."""
+    steps = fpm.scale_factor_steps(0.1, 1.0, 2)
+    cosmology = cosmology or fpm.Cosmology.planck18()
+    options |= {"mesh": mesh, "precision": "float64"}
+    return fpm.Simulation(cosmology, grid, 4.0 * grid, steps, **options)
+
+
 def test_flat_field_has_finite_gradients(line):
     """No power, no noise: every derivative is a number."""
-    sim = fpm.Simulation(
-        fpm.Cosmology.planck18(),
-        12,
-        48.0,
-        fpm.scale_factor_steps(0.1, 1.0, 2),
-        mesh=line,
-        precision="float64",
-    )
+    sim = two_steps(12, line)
     noise = tf.zeros(sim.box.block, tf.float64)
     parameters = {"Omega_m": 0.3, "A_s": 2e-9, "w0": -1.0, "wa": 0.0}
     variables = {k: tf.Variable(v, dtype=tf.float64) for k, v in parameters.items()}
@@ -191,8 +186,7 @@ def test_what_has_no_derivative_says_so(line):
     """Second derivatives, and parameters that were evaluated before the tape."""
     omega = tf.Variable(0.3, dtype=tf.float64)
     cosmology = fpm.Cosmology.planck18().replace(Omega_m=omega)
-    steps = fpm.scale_factor_steps(0.1, 1.0, 2)
-    sim = fpm.Simulation(cosmology, 8, 32.0, steps, mesh=line, precision="float64")
+    sim = two_steps(8, line, cosmology)
     with tf.GradientTape(), pytest.raises(ValueError, match=r"run\(cosmology=...\)"):
         sim.run(seed=1)
     noise = sim.run(seed=1).white_noise.block
@@ -212,16 +206,7 @@ def test_what_has_no_derivative_says_so(line):
 def test_batch_gradients_arrive_complete(shape):
     """Each universe's parameters get their own slope, on every rank."""
     batch, mesh = 2, process_mesh(shape)
-    sim = fpm.Simulation(
-        fpm.Cosmology.planck18(),
-        8,
-        32.0,
-        fpm.scale_factor_steps(0.1, 1.0, 2),
-        lpt_order=1,
-        mesh=mesh,
-        precision="float64",
-        halo=8,
-    )
+    sim = two_steps(8, mesh, lpt_order=1, halo=8)
     s8 = [tf.Variable(value, dtype=tf.float64) for value in (0.7, 0.9)]
     base = fpm.Cosmology.planck18()
     with tf.GradientTape() as tape:

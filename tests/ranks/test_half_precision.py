@@ -130,13 +130,3 @@ def test_gradients_of_a_run(line: ProcessMesh) -> None:
     for adjoint in ("reversible", "direct"):
         found = gradient(exchange="float16", adjoint=adjoint)
         assert 1e-4 < relative_rms(found, exact) < 3e-2, adjoint
-
-
-@pytest.mark.ranks(1)
-def test_float64_is_not_rounded() -> None:
-    with pytest.raises(
-        ValueError, match='"float16": goes with precision = "float32", not with "float64"'
-    ):
-        fpm.Simulation(
-            fpm.Cosmology.planck18(), 8, 8.0, [0.5, 1.0], precision="float64", exchange="float16"
-        )

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import SHAPES, SIZE, process_mesh
 from pmwd_tables import InterpolatedGrowth, PmwdPower
-from reference import reference
+from reference import pmwd_parameters, reference
 
 from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.grid.box import Box
@@ -137,11 +137,7 @@ def test_order_of_the_error_of_the_equation_of_motion(mesh):
 @pytest.mark.parametrize("name", ["pmwd_lcdm_32", "pmwd_w0wa_32"])
 def test_second_order_is_pmwds(line, name):
     data = reference(name)
-    parameters = {p: float(data[f"cosmo_{p}"]) for p in ("Omega_m", "Omega_b", "h", "n_s")}
-    parameters["A_s"] = float(data["cosmo_A_s_1e9"]) * 1e-9
-    if "cosmo_w_0_" in data:
-        parameters |= {"w0": float(data["cosmo_w_0_"]), "wa": float(data["cosmo_w_a_"])}
-    cosmology = Cosmology(**parameters)
+    cosmology = Cosmology(**pmwd_parameters(data))
     box = Box((32,) * 3, (float(data["box_size"]),) * 3, line, tf.float64)
     power = PmwdPower(cosmology)
     growth = InterpolatedGrowth(Growth(cosmology), data["a_nbody"])

@@ -1,12 +1,11 @@
 """Trainings on maps of weak lensing: what is seen, and one answer on any number of ranks."""
 
-import json
-
 import numpy as np
 import pytest
 from conftest import RANK, SIZE, by_rank_zero, process_mesh, shared_folder
+from run_files import PRIORS
 from sky_runs import solo
-from test_training import assert_same, train
+from test_training import assert_same, trained_alone, trained_in_two
 
 from flowpm_dist import Cosmology
 from flowpm_dist.cosmoflow.evaluation import summaries
@@ -17,7 +16,6 @@ from flowpm_dist.cosmoflow.network import keras_network
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.training.saved import read_training
-from flowpm_dist.cosmoflow.training.trainer import Trainer
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, as_maps, maker_of
 from flowpm_dist.grid.field import Field
@@ -30,19 +28,13 @@ from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.statistics.angular_power import angular_power
 
 BATCH, PIXELS = 4, 8
-RUN = """
+RUN = (
+    PRIORS
+    + """noise_amplitude = [0.5, 1.5]
+targets = ["Omega_m", "sigma8"]
 [box]
 grid = 8
 size = 160.0
-[cosmology]
-Omega_b = 0.049
-h = 0.67
-n_s = 0.96
-[priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.7, 0.95]
-noise_amplitude = [0.5, 1.5]
-targets = ["Omega_m", "sigma8"]
 [evolution]
 a_start = 0.4
 steps = 2
@@ -68,6 +60,7 @@ reuse = 2
 validation = 4
 test = 8
 """
+)
 
 pytestmark = pytest.mark.timeout(300, method="thread")
 
@@ -132,25 +125,13 @@ def test_a_training_in_two_sessions_is_that_of_one_rank_at_once(shared, monkeypa
     """Then its network is judged, and asked about maps in files."""
     monkeypatch.setattr(keras_network, "MAP_CHANNELS", (8,))
     plan, mesh = plan_of(shared), process_mesh(f"replica:{SIZE}")
-
-    def rank_zeros():
-        _, rows, weights = train(plan, solo(), shared / "alone")
-        return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
-
-    known = by_rank_zero("training of maps", rank_zeros)
-    rows = json.loads(str(known.pop("rows")))
+    known = trained_alone("training of maps", plan, shared / "alone")
     maker = maker_of(plan, mesh, Lanes.of(mesh, BATCH))  # one: lowering it takes seconds
     monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
-    step = Trainer.step
-    monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
-    with pytest.raises(ZeroDivisionError):
-        train(plan, mesh, shared / "run")
-    monkeypatch.setattr(Trainer, "step", step)
     monkeypatch.setattr(summaries, "maker_of", lambda *_: maker)
     few = (baselines.Mean(), baselines.RidgeOnPower("ridge on log C_l", alphas=(1e-2,)))
     monkeypatch.setattr(baselines, "baselines_of", lambda _: few)
-    found = train(plan, mesh, shared / "run", resume=True)
-    assert_same(found, (None, rows, [known[name] for name in sorted(known)]))
+    assert_same(trained_in_two(plan, mesh, shared / "run", monkeypatch), known)
     check_answers(read_training(shared / "run"), mesh, shared)
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, process_mesh, shared_folder
+from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 from scipy import stats
 
 import flowpm_dist as fpm
@@ -49,8 +49,7 @@ def simulation(mesh):
 def expected_of(options):
     """What one rank finds by the model itself: the density without noise, and its universes'
     parameters and seeds."""
-    mesh = process_mesh(f"row:{SIZE}").without("row")
-    model = options.forward_model(simulation(mesh))
+    model = options.forward_model(simulation(solo()))
     values = PRIORS.draw("train", 0, BATCH)
     found = []
     for row, seed in zip(values, PRIORS.noise_seeds("train", 0, BATCH), strict=True):

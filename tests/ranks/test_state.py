@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import RANK, SHAPES, SIZE, process_mesh, shared_folder
+from numpy_modes import painted
 from reference import relative_rms
 
 import flowpm_dist as fpm
@@ -17,18 +18,14 @@ N, LENGTH = 8, 32.0
 CELL = LENGTH / N
 
 
+def simulation_of(steps, **options):
+    options = {"mesh": process_mesh(SHAPES[SIZE][-1]), "precision": "float64"} | options
+    return fpm.Simulation(PLANCK, N, LENGTH, steps, **options)
+
+
 @functools.cache
 def simulation(integrator="fastpm"):
-    return fpm.Simulation(
-        PLANCK,
-        N,
-        LENGTH,
-        [0.1, 0.3, 0.5, 0.8, 1.0],
-        integrator=integrator,
-        mesh=process_mesh(SHAPES[SIZE][-1]),
-        precision="float64",
-        halo=6,
-    )
+    return simulation_of([0.1, 0.3, 0.5, 0.8, 1.0], integrator=integrator, halo=6)
 
 
 @functools.cache
@@ -36,17 +33,13 @@ def state():
     return simulation().run(seed=6)
 
 
-def painted(displacement, mesh_factor=1, shift=0.0):
+SITES = np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
+
+
+def painted_of(displacement, mesh_factor=1, shift=0.0):
     """Cloud-in-cell density by numpy, on a mesh `mesh_factor` times as fine; shift in its cells."""
-    cells = mesh_factor * N
-    sites = np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
-    position = ((sites + displacement / CELL) * mesh_factor + shift).reshape(-1, 3)
-    lower = np.floor(position).astype(int)
-    density = np.zeros((cells,) * 3)
-    for corner in np.ndindex(2, 2, 2):
-        weight = np.prod(1 - np.abs(position - lower - corner), axis=1)
-        np.add.at(density, tuple(((lower + corner) % cells).T), weight)
-    return density * mesh_factor**3
+    positions = (SITES + displacement / CELL) * mesh_factor + shift
+    return painted(positions.reshape(-1, 3), mesh_factor * N)
 
 
 @pytest.mark.parametrize("mesh_factor, shift", [(1, 0.0), (2, 0.5), (3, 0.0)])
@@ -56,7 +49,7 @@ def test_density(mesh_factor, shift):
     assert density.grid == (mesh_factor * N,) * 3
     whole = density.numpy()
     assert whole.mean() == pytest.approx(1.0, abs=1e-13)
-    expected = painted(state().displacement.numpy(), mesh_factor, shift)
+    expected = painted_of(state().displacement.numpy(), mesh_factor, shift)
     np.testing.assert_allclose(whole, expected, atol=1e-12 * mesh_factor**3)
 
 
@@ -73,30 +66,26 @@ def test_redshift_space(axis):
     found = end.redshift_space(axis).numpy()
     np.testing.assert_allclose(found, displacement, rtol=1e-12, atol=1e-13)
     density = end.density(redshift_space=axis, shift=0.5).numpy()
-    np.testing.assert_allclose(density, painted(displacement, shift=0.5), atol=1e-11)
-    sites = CELL * np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
+    np.testing.assert_allclose(density, painted_of(displacement, shift=0.5), atol=1e-11)
     found = end.positions(redshift_space=axis).numpy()
-    np.testing.assert_allclose(found, (sites + displacement) % LENGTH, atol=1e-12)
+    np.testing.assert_allclose(found, (CELL * SITES + displacement) % LENGTH, atol=1e-12)
 
 
 @pytest.mark.ranks(1, 2, 4)
 def test_positions():
     """Lattice and displacement, in the box or not; painted where they are, they are the density."""
-    sites = CELL * np.stack(np.meshgrid(*[np.arange(N)] * 3, indexing="ij"), axis=-1)
-    free = sites + state().displacement.numpy()
+    free = CELL * SITES + state().displacement.numpy()
     assert (free < 0).any() or (free >= LENGTH).any()
     np.testing.assert_allclose(state().positions(wrap=False), free, atol=1e-12)
     wrapped = state().positions().numpy()
     np.testing.assert_allclose(wrapped, free % LENGTH, atol=1e-12)
-    np.testing.assert_allclose(painted(wrapped - sites), state().density(), atol=1e-11)
+    np.testing.assert_allclose(painted_of(wrapped - CELL * SITES), state().density(), atol=1e-11)
 
 
 @pytest.mark.ranks(1, 2, 4)
 def test_peculiar_velocity_of_linear_theory():
     """v = a H f psi, with H = 100 E km/s/(Mpc/h) of a flat universe; f by differences of D1."""
-    first_order = fpm.Simulation(
-        PLANCK, N, LENGTH, [0.1, 1.0], lpt_order=1, mesh=state().box.mesh, precision="float64"
-    )
+    first_order = simulation_of([0.1, 1.0], lpt_order=1)
     a, omega = 0.4, float(PLANCK.Omega_m)
     rate = 100.0 * np.sqrt(omega / a**3 + 1 - omega)
     d1 = fpm.Growth(PLANCK).d1(a * np.exp([-1e-4, 1e-4])).numpy()
@@ -110,7 +99,7 @@ def test_peculiar_velocity_of_linear_theory():
 @pytest.mark.ranks(2, 4)
 def test_gradients_of_positions_velocities_and_overdensities():
     """To the white noise, against a central difference."""
-    sim = fpm.Simulation(PLANCK, N, LENGTH, [0.1, 1.0], mesh=state().box.mesh, precision="float64")
+    sim = simulation_of([0.1, 1.0])
     rng = np.random.default_rng(3)
     noise, direction, *weights = (
         rng.normal(size=(N, N, N, *more))[sim.box.place] for more in ((), (), (), (3,), (3,))
@@ -190,6 +179,7 @@ def test_interlacing_removes_aliases():
     assert errors[1] < 0.25 * errors[0]
 
 
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"])
 def test_a_run_goes_on_from_its_particles(integrator):
     """To a = 0.5 and on from there, as in one run: a kick or drift in two parts is the whole."""
@@ -203,27 +193,11 @@ def test_a_run_goes_on_from_its_particles(integrator):
         assert relative_rms(found, expected) < 1e-12
 
 
-def test_who_does_not_start_from_particles():
-    given = state().displacement, state().velocity
-    with pytest.raises(ValueError, match="follows LPT: it needs a seed or white_noise"):
-        simulation("cola").run(particles=given)
-    with pytest.raises(ValueError, match="needs a start later than a = 0"):
-        simulation("bullfrog").with_steps([0.0, 1.0]).run(particles=given)
-
-
 @pytest.mark.ranks(2)
 def test_one_particle_beyond_the_halo_stops_all_ranks():
     """In particle spacings, however fine the mesh; the rank that has it is not the only one."""
-    sim = fpm.Simulation(
-        PLANCK,
-        N,
-        LENGTH,
-        [0.5, 1.0],
-        mesh=process_mesh(SHAPES[SIZE][0]),
-        mesh_factor=2,
-        halo=2,
-        precision="float64",
-    )
+    slabs = process_mesh(SHAPES[SIZE][0])
+    sim = simulation_of([0.5, 1.0], mesh=slabs, mesh_factor=2, halo=2)
     displacement = np.zeros((N, N, N, 3))
     displacement[0, 0, 0, 0] = -2.25 * CELL  # of rank 0, along the axis that is split
     block = displacement[RANK * N // SIZE :][: N // SIZE]

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import NETWORK_SHAPES, RANK, SIZE, by_rank_zero, process_mesh, shared_folder
+from conftest import NETWORK_SHAPES, RANK, SIZE, by_rank_zero, process_mesh, shared_folder, solo
 from run_files import PRIORS
 from tiny_network import TINY
 
@@ -105,18 +105,21 @@ def train(config, mesh, path, resume=False):
     return outcome, read_rows(path / "metrics.csv"), weights
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The training by one rank that shares nothing."""
+def trained_alone(name, config, path):
+    """What `train` returns, but the outcome, of a training by one rank that shares nothing."""
 
     def rank_zeros():
-        folder = tmp_path_factory.mktemp("alone")
-        mesh = process_mesh(f"row:{SIZE}").without("row")
-        _, rows, weights = train(config_of(folder), mesh, folder / "run")
+        _, rows, weights = train(config, solo(), path)
         return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
 
-    found = by_rank_zero("training", rank_zeros)
+    found = by_rank_zero(name, rank_zeros)
     return None, json.loads(str(found.pop("rows"))), [found[name] for name in sorted(found)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    return trained_alone("training", config_of(folder), folder / "run")
 
 
 MESHES = NETWORK_SHAPES[SIZE]
@@ -135,17 +138,22 @@ def assert_same(found, expected):
 
 
 def trained_whole_and_in_two(plan, mesh, shared, monkeypatch):
-    """Train at once, and in `run` stopped in step 2 and gone on with: returned, as the same."""
+    """Train at once, and in `run` stopped in step 2 and resumed: returned, as the same."""
     maker = sources.maker_of(plan, mesh, Lanes.of(mesh, 4))  # one: lowering it takes seconds
     monkeypatch.setattr(sources, "maker_of", lambda *_: maker)
     whole = train(plan, mesh, shared / "whole")
+    assert_same(trained_in_two(plan, mesh, shared / "run", monkeypatch), whole)
+    return whole
+
+
+def trained_in_two(plan, mesh, path, monkeypatch):
+    """What `train` returns of a training that was stopped in step 2 and resumed."""
     step = Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda self, n: 1 / 0 if n == 2 else step(self, n))
     with pytest.raises(ZeroDivisionError):
-        train(plan, mesh, shared / "run")
+        train(plan, mesh, path)
     monkeypatch.setattr(Trainer, "step", step)
-    assert_same(train(plan, mesh, shared / "run", resume=True), whole)
-    return whole
+    return train(plan, mesh, path, resume=True)
 
 
 def assert_phases(outcome, shape):
@@ -304,22 +312,14 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     assert not (shared / "wrong").exists()  # no volume was simulated
 
 
-def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, tmp_path_factory, monkeypatch):
+def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, monkeypatch):
     """Stopped after three of six steps, gone on with, and asked with its last weights."""
     options = {"name": "keras_models:small", "change": ("gather_below = 2\ndropout = 0.2\n", "")}
     options |= {"steps": 6, "checkpoint_every": 3}
 
-    def rank_zeros():
-        folder = tmp_path_factory.mktemp("keras")
-        _, rows, weights = train(
-            config_of(folder, **options), process_mesh(f"row:{SIZE}").without("row"), folder / "run"
-        )
-        return {"rows": json.dumps(rows)} | {f"weight {n:03}": w for n, w in enumerate(weights)}
-
-    found = by_rank_zero("keras", rank_zeros)
-    expected = None, json.loads(str(found.pop("rows"))), [found[name] for name in sorted(found)]
     mesh, folder = process_mesh(f"replica:{SIZE}"), TrainingFolder(shared / "run")
     config = config_of(shared, **options)
+    expected = trained_alone("keras", config, shared / "alone")
     original = Trainer.step
     monkeypatch.setattr(Trainer, "step", stopped_in(2))
     with pytest.raises(StopError, match="after step 3 of 6"):
