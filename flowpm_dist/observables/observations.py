@@ -168,7 +168,9 @@ class Observations:
             seen = np.ones((stop - start, ny, nz), bool) if mask is None else mask > 0
             for key, bad, must in self._bad(values, seen):
                 if key not in wrong and bad.any():
-                    wrong[key] = _first(self._volumes[key], values[key], bad, start, must)
+                    x, y, z = np.argwhere(bad)[0].tolist()
+                    what = f"{values[key][x, y, z]:g} at {[start + x, y, z]}; {must}"
+                    wrong[key] = f"= {self._volumes[key].where} is {what}"
             data = values.get("file")
             seen_cells += int(np.count_nonzero(seen))
             expected += float(seen.sum() if mask is None else np.nansum(np.where(seen, mask, 0)))
@@ -247,10 +249,3 @@ def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:
     except (OSError, ValueError, RuntimeError) as error:
         raise VolumeError(f"{volume.where} cannot be read ({error})") from error
     return part[..., 0] if part.ndim == 4 else part
-
-
-def _first(volume: Volume, values: Any, bad: np.ndarray, start: int, must: str) -> str:
-    place = np.argwhere(bad)[0]
-    value = values[tuple(place)]
-    place[0] += start
-    return f"= {volume.where} is {value:g} at {place.tolist()}; {must}"

@@ -6,7 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,35 +97,37 @@ class ObservationRecord:
         A parameter that is drawn here may have any value in its range in the data.
         """
         own, other = self.options, data.options
-        keys = dict.fromkeys([*type(own).model_fields, *type(other).model_fields])
-        found = list(self._of_bias(data))
-        for key in (key for key in keys if key != "bias"):
+        found: list[str] = []
+
+        def compare(key: str, here: Any, there: Any) -> None:
+            """Compares two numbers or ranges of them."""
+            if here is None or there is None or not _holds(here, there):
+                found.append(_difference(key, here, there))
+
+        def compare_amplitudes(name: str) -> None:
+            compare(name, self._range(1.0, name), data._range(1.0, name))
+
+        bias, bias_there = (options.value("bias") or {} for options in (own, other))
+        for name in dict.fromkeys([*bias, *bias_there]):
+            here = self.nuisances.get(name, bias.get(name))
+            compare(f"bias {name}", here, data.nuisances.get(name, bias_there.get(name)))
+        for key in dict.fromkeys([*type(own).model_fields, *type(other).model_fields]):
             here, there = own.value(key), other.value(key)
             if key == "redshifts":  # a tuple is a range here
                 here, there = (None if each is None else list(each) for each in (here, there))
             if key in AMPLITUDES and isinstance(here, float) and isinstance(there, float):
                 name = AMPLITUDES[key]
-                here, there = self._range(here, name), data._range(there, name)
-                same = _holds(here, there)
+                compare(key, self._range(here, name), data._range(there, name))
             elif key == "redshifts" and here and there:
-                same = len(here) == len(there) and np.allclose(here, there, rtol=0, atol=CLOSE)
-            else:
-                same = self._same_values(data, key)
-                if same and key == "sigma" and here is not None:
-                    found += self._of_amplitude(data, AMPLITUDES[key])
-            if not same:
+                if len(here) != len(there) or not np.allclose(here, there, rtol=0, atol=CLOSE):
+                    found.append(_difference(key, here, there))
+            elif key != "bias" and not self._same_values(data, key):
                 found.append(_difference(key, here, there))
+            elif key == "sigma" and here is not None:
+                compare_amplitudes(AMPLITUDES[key])
         if own.kind == other.kind == "density":
-            found += self._of_amplitude(data, "amplitude")
+            compare_amplitudes("amplitude")
         return found
-
-    def _of_bias(self, data: ObservationRecord) -> Iterator[str]:
-        own, other = (record.options.value("bias") or {} for record in (self, data))
-        for name in dict.fromkeys([*own, *other]):
-            here = self.nuisances.get(name, own.get(name))
-            there = data.nuisances.get(name, other.get(name))
-            if here is None or there is None or not _holds(here, there):
-                yield _difference(f"bias {name}", here, there)
 
     def _same_values(self, data: ObservationRecord, key: str) -> bool:
         """Returns whether a key has the same value; of two files, the same values in all cells."""
@@ -136,11 +138,6 @@ class ObservationRecord:
             return True
         sums = self._checksum(key), data._checksum(key)
         return here == there if None in sums else sums[0] == sums[1]
-
-    def _of_amplitude(self, data: ObservationRecord, name: str) -> Iterator[str]:
-        here, there = self._range(1.0, name), data._range(1.0, name)
-        if not _holds(here, there):
-            yield _difference(name, here, there)
 
     def _range(self, value: float, name: str) -> float | tuple[float, float]:
         """Returns all values of a number times the nuisance parameter of this name."""

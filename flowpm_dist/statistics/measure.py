@@ -192,7 +192,13 @@ def mode_sums(spectra: Sequence[Any], box: Box, weights: Weights) -> Any:
         return tf.cast(total, dtype)
 
     def adjoint(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
-        spread = functools.partial(_local_cotangents, box, weights)
+        def spread(*slices: tf.Tensor) -> list[tf.Tensor]:
+            """Returns the cotangents of this rank's spectra: each bin's, spread over its modes."""
+            cotangents_of = functools.partial(_mode_cotangents, weights)
+            compiled = tf.function(cotangents_of, jit_compile=True, autograph=False)
+            values = [_batched(s, 4) for s in slices[:-1]]
+            return compiled(values, _batched(slices[-1], 3), _vectors(box))
+
         outputs = [(x.shape, x.dtype) for x in inputs]
         return local(spread, [*inputs, *cotangents], outputs, name="mode_sums_gradient")
 
@@ -215,13 +221,6 @@ def _local_sums(box: Box, weights: Weights, slices: Sequence[tf.Tensor]) -> tf.T
     total = tf.reduce_sum(per_plane, axis=0)[:-1]
     shape = [values[0].shape[0], weights.products, len(weights.orders), count]
     return tf.reshape(tf.transpose(total, [1, 2, 0]), shape)
-
-
-def _local_cotangents(box: Box, weights: Weights, *slices: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the cotangents of this rank's spectra: each bin's cotangent spread over its modes."""
-    cotangents_of = functools.partial(_mode_cotangents, weights)
-    spread = tf.function(cotangents_of, jit_compile=True, autograph=False)
-    return spread([_batched(s, 4) for s in slices[:-1]], _batched(slices[-1], 3), _vectors(box))
 
 
 def _plane_summands(

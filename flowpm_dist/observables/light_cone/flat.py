@@ -254,24 +254,19 @@ class FlatGeometry(Geometry):
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
         for place, directions in zip(look.places, look.directions, strict=True):
-            # Columns of maps are y and rows x: so are the first two of a slab's axes.
-            axes = int(place[1]), int(place[0]), int(place[2])
-            senses = directions[3], directions[1], directions[4]
-            origins = directions[2], directions[0]
             for i in range(place[4]):
-                of_layer = (*(slice(None),) * axes[2], place[3] + i)
+                of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
                 planes = [field[of_layer] for field in (displacement, *fields)]
                 layer = look.layers[place[5] + i]
                 for piece in pieces((*planes[0].shape[:2], 1)):
                     parts = [plane[piece] for plane in planes]
-                    yield from self._piece(layer, axes, senses, origins, piece, parts)
+                    yield from self._piece(layer, place, directions, piece, parts)
 
     def _piece(
         self,
         layer: int,
-        axes: tuple[int, int, int],
-        senses: tuple[float, float, float],
-        origins: tuple[float, float],
+        place: np.ndarray,
+        directions: np.ndarray,
         piece: tuple[slice, slice],
         planes: list[np.ndarray],
     ) -> Iterator[Particles]:
@@ -279,10 +274,14 @@ class FlatGeometry(Geometry):
 
         Args:
             layer: number of the plane.
-            axes, senses, origins: for x, y and the distance; the plane has the first two.
+            place, directions: of its slab, see `LayerLook`.
             piece: where it is in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
         """
+        # Columns of maps are y and rows x: so are the first two of a slab's axes.
+        axes = int(place[1]), int(place[0]), int(place[2])
+        senses = directions[3], directions[1], directions[4]
+        origins = directions[2], directions[0]
         own, *others = planes
         moved, speed = (
             sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
