@@ -34,11 +34,6 @@ class ParameterRange:
     what: str
     limits: dict[str, Any]
 
-    @property
-    def field(self) -> Any:
-        """The same limits for a pydantic field."""
-        return Field(**self.limits)
-
     def holds(self, value: float) -> bool:
         """Returns whether a value lies in the range."""
         return all(getattr(operator, name)(value, end) for name, end in self.limits.items())
@@ -118,14 +113,14 @@ def dark_energy_fades(w0: float, wa: float) -> bool:
     return w0 + wa <= LATEST_DARK_ENERGY + 1e-12
 
 
-OmegaM = Annotated[float, RANGES["Omega_m"].field]
-OmegaB = Annotated[float, RANGES["Omega_b"].field]
-Hubble = Annotated[float, RANGES["h"].field]
-Tilt = Annotated[float, RANGES["n_s"].field]
-PrimordialAmplitude = Annotated[float, RANGES["A_s"].field]
-Sigma8 = Annotated[float, RANGES["sigma8"].field]
-W0 = Annotated[float, RANGES["w0"].field]
-Wa = Annotated[float, RANGES["wa"].field]
+OmegaM = Annotated[float, Field(**RANGES["Omega_m"].limits)]
+OmegaB = Annotated[float, Field(**RANGES["Omega_b"].limits)]
+Hubble = Annotated[float, Field(**RANGES["h"].limits)]
+Tilt = Annotated[float, Field(**RANGES["n_s"].limits)]
+PrimordialAmplitude = Annotated[float, Field(**RANGES["A_s"].limits)]
+Sigma8 = Annotated[float, Field(**RANGES["sigma8"].limits)]
+W0 = Annotated[float, Field(**RANGES["w0"].limits)]
+Wa = Annotated[float, Field(**RANGES["wa"].limits)]
 
 
 def _value(name: str, *default: Any) -> Any:

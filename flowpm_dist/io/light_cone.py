@@ -181,7 +181,11 @@ class LightConeFiles:
         if mesh.rank == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _remove_after(folder, sealed)
+                kept = {_name(number) for number in range(sealed)}
+                for pattern in (f"{STEM}.*.hdf5", f".{STEM}.*.partial", LIST):
+                    for path in folder.glob(pattern):
+                        if path.name not in kept:
+                            path.unlink(missing_ok=True)
             except OSError as error:
                 raise WriteError.of(folder, error) from error
         mesh.barrier()
@@ -274,15 +278,6 @@ class LightConeFiles:
                 self._aside.unlink(missing_ok=True)
         except OSError as failed:
             raise WriteError.of(self._aside, failed) from failed
-
-
-def _remove_after(folder: Path, sealed: int) -> None:
-    """Removes all files of a light cone but the first ones."""
-    kept = {_name(number) for number in range(sealed)}
-    for pattern in (f"{STEM}.*.hdf5", f".{STEM}.*.partial", LIST):
-        for path in folder.glob(pattern):
-            if path.name not in kept:
-                path.unlink(missing_ok=True)
 
 
 def holds_light_cone(folder: Path) -> bool:

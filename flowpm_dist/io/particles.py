@@ -108,24 +108,21 @@ class ParticleBlock:
         first = self.begin
         while first < self.end:
             last = min(self.end, (first // rows + 1) * rows)
-            yield self._slab(first, last, header)
+            displacement = np.asarray(self.displacement[first:last])
+            velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
+            begins = (self.origin[0] + first, *self.origin[1:])
+            sites = np.meshgrid(
+                *(np.arange(b, b + n) for b, n in zip(begins, displacement.shape, strict=False)),
+                indexing="ij",
+            )
+            size = np.array(header.box_size)
+            lattice = np.stack(sites, axis=-1) * (size / header.grid)
+            positions = np.mod(lattice + displacement, size).astype(self.dtype).reshape(-1, 3)
+            positions[positions >= size] = 0.0  # rounded to the far face
+            peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
+            ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid)
+            yield ids.astype(np.uint64), positions, peculiar.reshape(-1, 3)
             first = last
-
-    def _slab(self, first: int, last: int, header: Header) -> ParticleSlab:
-        displacement = np.asarray(self.displacement[first:last])
-        velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
-        begins = (self.origin[0] + first, *self.origin[1:])
-        sites = np.meshgrid(
-            *(np.arange(b, b + n) for b, n in zip(begins, displacement.shape, strict=False)),
-            indexing="ij",
-        )
-        size = np.array(header.box_size)
-        lattice = np.stack(sites, axis=-1) * (size / header.grid)
-        positions = np.mod(lattice + displacement, size).astype(self.dtype).reshape(-1, 3)
-        positions[positions >= size] = 0.0  # rounded to the far face
-        peculiar = (HUBBLE / header.a * velocity).astype(self.dtype)
-        ids = np.ravel_multi_index(tuple(s.ravel() for s in sites), header.grid).astype(np.uint64)
-        return ids, positions, peculiar.reshape(-1, 3)
 
 
 def mark_particles_complete(folder: Path, attributes: Mapping[str, Any]) -> None:

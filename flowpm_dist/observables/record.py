@@ -61,8 +61,12 @@ class ObservationRecord:
 
     def _checksum(self, key: str) -> str | None:
         """Returns the checksum of a file's values; None where it cannot be read."""
-        path = self.options.files[key]
-        return self.checksums.get(key) or checksum_of_volume(path)
+        if found := self.checksums.get(key):
+            return found
+        try:
+            return checksum(open_volume(self.options.files[key]).array)
+        except (VolumeError, OSError, ValueError, RuntimeError):
+            return None
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any] | str | bytes, where: str) -> ObservationRecord:
@@ -181,14 +185,6 @@ def _holds(here: Any, there: Any) -> bool:
     least, most = there if isinstance(there, tuple) else (there, there)
     room = CLOSE * max(abs(low), abs(high))
     return bool(low - room <= least and most <= high + room)
-
-
-def checksum_of_volume(path: Path) -> str | None:
-    """Returns the checksum of the values of a volume, of any format; None if it cannot be read."""
-    try:
-        return checksum(open_volume(path).array)
-    except (VolumeError, OSError, ValueError, RuntimeError):
-        return None
 
 
 def _difference(key: str, trained: Any, data: Any) -> str:

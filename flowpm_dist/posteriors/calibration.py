@@ -39,11 +39,6 @@ class Answers:
         """The posterior means, [n, p]."""
         return self.samples.mean(axis=1)
 
-    @property
-    def sigma(self) -> np.ndarray:
-        """The posterior standard deviations, [n, p]."""
-        return self.samples.std(axis=1)
-
 
 def mixed(answers: Sequence[Answers]) -> Answers:
     """Returns the answers of the mean of several densities, for the same data sets in one order."""
@@ -128,7 +123,7 @@ def calibration_of(answers: Answers, groups: np.ndarray, seed: int = 0) -> Calib
         gain=float(answers.gain.mean()),
         gain_error=error_of_mean(answers.gain, groups),
         rmse=np.sqrt(np.mean((answers.mean - truth) ** 2, axis=0)),
-        width=answers.sigma.mean(axis=0),
+        width=answers.samples.std(axis=1).mean(axis=0),
         coverage=np.array([found.mean(axis=0) for found in inside]),
         coverage_error=np.repeat(of_level[:, np.newaxis], truth.shape[1], axis=1),
         ranks=ranks,

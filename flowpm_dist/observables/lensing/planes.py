@@ -268,8 +268,17 @@ def convergence_power(
     Raises:
         ValueError: no sources, or alignment of sources at one redshift.
     """
+    if not sources:
+        raise ValueError("lensing needs at least one source")
     distances = Distances(cosmology)
-    chi, widths = _quadrature(sources, distances, panels)
+    # Narrower panels near the observer, where wavenumbers vary fast; breaks where a kernel has one.
+    reaches = tf.stack([source.farthest(distances) for source in sources])
+    behind = np.flatnonzero([isinstance(source, SourcePlane) for source in sources])
+    grid = tf.reduce_max(reaches) * (np.arange(panels + 1) / panels) ** 1.5
+    edges = tf.sort(tf.concat([grid, tf.gather(reaches, behind)], axis=0))
+    half = 0.5 * (edges[1:] - edges[:-1])[:, tf.newaxis]
+    chi = tf.reshape(edges[:-1, tf.newaxis] + half * (1.0 + _NODES), [-1])
+    widths = tf.reshape(half * _WEIGHTS, [-1])
     a = distances.scale_factor(chi)
     power = LinearPower(cosmology) if power is None else power
     kernels = lensing_weight(cosmology, chi, a=a) * lensing_efficiency(sources, chi, distances)
@@ -278,21 +287,3 @@ def convergence_power(
         growth = power.growth if isinstance(power, (LinearPower, Halofit)) else None
         kernels += alignment.response(a, cosmology, growth) * density
     return limber_power(ell, chi, a, widths, kernels, power)
-
-
-def _quadrature(
-    sources: Sequence[Sources], distances: Distances, panels: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns nodes and weights up to the farthest source, with a break where a kernel has one.
-
-    Panels are narrower near the observer, where wavenumbers vary fast along the line of sight.
-    """
-    if not sources:
-        raise ValueError("lensing needs at least one source")
-    reaches = tf.stack([source.farthest(distances) for source in sources])
-    planes = np.flatnonzero([isinstance(source, SourcePlane) for source in sources])
-    grid = tf.reduce_max(reaches) * (np.arange(panels + 1) / panels) ** 1.5
-    edges = tf.sort(tf.concat([grid, tf.gather(reaches, planes)], axis=0))
-    half = 0.5 * (edges[1:] - edges[:-1])[:, tf.newaxis]
-    nodes = edges[:-1, tf.newaxis] + half * (1.0 + _NODES)
-    return tf.reshape(nodes, [-1]), tf.reshape(half * _WEIGHTS, [-1])
