@@ -11,7 +11,7 @@ from run_files import PLANCK, check_mistake, problems_of, write
 
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.run_file import ConfigError
-from flowpm_dist.simulate.options import SimulationOptions, mesh_of_box
+from flowpm_dist.simulate.options import SimulationOptions
 
 GOOD = f"""
 [box]
@@ -299,7 +299,7 @@ def mesh_of(folder: Path, shape: str | None, ranks: int, grid: str = "[16, 12, 8
     run = SimulationOptions.load(
         write(folder, text + (f'[mesh]\nshape = "{shape}"' if shape else ""))
     )
-    return mesh_of_box(run.box, run.mesh, ranks, source=folder / "run.toml")
+    return run.mesh_for(ranks, source=folder / "run.toml")
 
 
 def test_a_mesh_that_fits(tmp_path):

@@ -3,7 +3,7 @@
 from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Background": "distances",
+    "Background": "parameters",
     "Cosmology": "parameters",
     "Distances": "distances",
     "Growth": "growth",

@@ -24,9 +24,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.polynomial import chebyshev
 
-from flowpm_dist.cosmology.distances import Background
 from flowpm_dist.cosmology.options import A_MAX
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import Background, Cosmology, as_float64
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 

@@ -129,7 +129,6 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         return job
 
     @classmethod
-    @abstractmethod
     def choose_mesh(
         cls, options: OptionsT, ranks: int, *, source: Path, shape: str | None = None
     ) -> str:
@@ -144,6 +143,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         Raises:
             ConfigError: the shape does not fit.
         """
+        plan: Any = options
+        return str(plan.mesh_for(ranks, source=source, shape=shape))
 
     def make_folder(self, path: Path) -> Any:
         """Returns the folder of the work, a `folder_type`."""

@@ -48,7 +48,7 @@ from flowpm_dist.options import (
     rows,
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
-from flowpm_dist.simulate.options import SimulatedRun, mesh_of_box
+from flowpm_dist.simulate.options import SimulatedRun
 
 Radius = Annotated[float, Field(ge=0)]
 Inflation = Annotated[float, Field(ge=1)]
@@ -338,18 +338,10 @@ class ReconstructionOptions(SimulatedRun):
         return found
 
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
-        """Returns the shape of the mesh: the given one, the run file's, or one that fits.
+        """See `SimulatedRun.mesh_for`.
 
         Chains can be spread over a replica axis, if all ranks together can hold the box of the
         search.
-
-        Args:
-            ranks: number of ranks of the job.
-            source: path of the run file, for messages.
-            shape: value of `--mesh`.
-
-        Raises:
-            ConfigError: the shape does not fit.
         """
         grid, chains = self.box.grid, 1 if self.sampler is None else self.sampler.chains
 
@@ -361,7 +353,7 @@ class ReconstructionOptions(SimulatedRun):
 
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
-        return mesh_of_box(self.box, self.mesh, ranks, source=source)
+        return super().mesh_for(ranks, source=source)
 
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the greatest memory of a rank, TensorFlow included [bytes].

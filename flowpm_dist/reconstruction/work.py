@@ -85,13 +85,6 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
     unit = "iteration"
     folder: ReconstructionFolder
 
-    @classmethod
-    def choose_mesh(
-        cls, options: ReconstructionOptions, ranks: int, *, source: Path, shape: str | None = None
-    ) -> str:
-        """See `Job.choose_mesh`."""
-        return options.mesh_for(ranks, source=source, shape=shape)
-
     def check(self) -> None:
         """See `Job.check`.
 

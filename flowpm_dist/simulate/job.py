@@ -42,7 +42,6 @@ from flowpm_dist.observables.light_cone.section import particle_bytes
 from flowpm_dist.simulate.options import (
     SimulationOptions,
     demand_of,
-    mesh_of_box,
     output_bytes,
     output_name,
     particle_files,
@@ -64,6 +63,20 @@ POWER_K = 0.1
 """Wave number of the power that `runs` lists [h/Mpc]."""
 LENSING_ELL = 300
 """Multipole of the convergence's power that `runs` lists."""
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals to stop in the main thread; other threads receive none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in launch.STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class SimulationFolder(JobFolder):
@@ -197,6 +210,7 @@ class SimulationFolder(JobFolder):
             else:
                 path.unlink()
 
+    @_uninterrupted()
     def publish(self) -> None:
         """Move the results, all of them complete, into place. On rank 0.
 
@@ -206,10 +220,6 @@ class SimulationFolder(JobFolder):
         Raises:
             WriteError: a file cannot be moved.
         """
-        with _uninterrupted():
-            self._publish()
-
-    def _publish(self) -> None:
         old_are_away = self.partial / "replaced"
         try:
             (self.partial / "publishing").touch()
@@ -255,20 +265,6 @@ def _outputs_in(folder: Path) -> list[str]:
     ]
 
 
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore signals to stop in the main thread; other threads receive none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in launch.STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     """A simulation that was checked and can begin."""
 
@@ -280,13 +276,6 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     suffix = "output"
     unit = STEP
     folder: SimulationFolder
-
-    @classmethod
-    def choose_mesh(
-        cls, options: SimulationOptions, ranks: int, *, source: Path, shape: str | None = None
-    ) -> str:
-        """See `Job.choose_mesh`."""
-        return mesh_of_box(options.box, options.mesh, ranks, source=source, shape=shape)
 
     def make_folder(self, path: Path) -> SimulationFolder:
         """See `Job.make_folder`."""

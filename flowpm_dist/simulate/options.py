@@ -159,6 +159,32 @@ class SimulatedRun(RunFile):
         """Cells of the force mesh along each side of the box."""
         return [self.evolution.mesh_factor * n for n in self.box.grid]
 
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
+        """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
+
+        The ranks split one box.
+
+        Args:
+            ranks: number of ranks of the job.
+            source: path of the run file, for messages.
+            shape: value of `--mesh`, which replaces the run file's.
+
+        Raises:
+            ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does
+                not divide its side of the grid.
+        """
+        grid = self.box.grid
+
+        def misfits_of(text: str) -> list[str]:
+            return misfits(parse_mesh(text), grid, ranks)
+
+        if shape or self.mesh.shape:
+            return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
+        try:
+            return default_mesh(ranks, grid)
+        except ValueError as error:
+            raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
+
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         priors = getattr(self, "priors", None)
@@ -316,34 +342,6 @@ class SimulationOptions(SimulatedRun):
         if noise is not None:
             found["initial.white_noise"] = checksum(open_white_noise(noise))
         return found
-
-
-def mesh_of_box(
-    box: BoxOptions, mesh: MeshOptions, ranks: int, *, source: Path, shape: str | None = None
-) -> str:
-    """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
-
-    Args:
-        box: the box, which the mesh splits.
-        mesh: [mesh] of the run file.
-        ranks: number of ranks of the job.
-        source: path of the run file, for messages.
-        shape: value of `--mesh`, which replaces the run file's.
-
-    Raises:
-        ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does not
-            divide its side of the grid.
-    """
-
-    def misfits_of(text: str) -> list[str]:
-        return misfits(parse_mesh(text), box.grid, ranks)
-
-    if shape or mesh.shape:
-        return fitting_mesh(shape, mesh.shape, misfits_of, source)
-    try:
-        return default_mesh(ranks, box.grid)
-    except ValueError as error:
-        raise ConfigError(source, [Problem("box.grid", f"= {list(box.grid)}: {error}")]) from error
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

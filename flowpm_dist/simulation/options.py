@@ -70,19 +70,6 @@ OUTPUT = 20
 """Values of a particle while an output is measured: the state, its density, a spectrum."""
 
 
-def evolution_values(solver: SolverOptions, *, outputs: bool = False) -> float:
-    """Returns the values of a particle that lie in memory together while it moves.
-
-    Args:
-        solver: options of the simulation.
-        outputs: whether states are measured and written during the run.
-    """
-    force = FORCE[solver.force_gradient] * solver.mesh_factor**3
-    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
-    held = max(force, OUTPUT) if outputs else force
-    return max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
-
-
 def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns what the writing of a snapshot adds to `simulation_bytes` on a rank [bytes]."""
     values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
@@ -98,8 +85,11 @@ def simulation_bytes(
         solver: options of the simulation.
         grid: cells along each side of the box.
         axes: the axes of the mesh of ranks, whose row and col split the box.
-        outputs: see `evolution_values`.
+        outputs: whether states are measured and written during the run.
     """
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    values = evolution_values(solver, outputs=outputs)
+    force = FORCE[solver.force_gradient] * solver.mesh_factor**3
+    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
+    held = max(force, OUTPUT) if outputs else force
+    values = max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
     return math.ceil(values * np.dtype(solver.precision).itemsize * cells)
