@@ -342,8 +342,6 @@ def test_statistics_by_name():
     shares = [np.histogram(one, edges)[0] / 12**3 for one in values]
     of_histograms = found_of_counts["histograms"][:, : len(edges) - 1]
     np.testing.assert_allclose(of_histograms, np.sqrt(shares), atol=1e-12)
-    joined = features.joined(found, ["power", "bispectrum"])
-    assert joined.shape == (2, found["power"].shape[1] + found["bispectrum"].shape[1])
     with pytest.raises(ValueError, match="no statistic 'powr'; did you mean power"):
         measured(["powr"], field)
     with pytest.raises(ValueError, match="test_posteriors:nothing returned an array of shape .0,."):

@@ -76,7 +76,7 @@ def write_gadget_part(
     Coordinates in comoving Mpc/h, velocities in km/s sqrt(a) (peculiar velocity over sqrt(a)),
     masses in 1e10 Msun/h.
     """
-    path = folder / file_name(number, parts)
+    path = folder / ("snapshot.hdf5" if parts == 1 else f"snapshot.{number}.hdf5")
     offsets = _allocated(path, parts, block, header)
     # Without HDF5, which ends the process if the disk is full when the file is closed.
     with path.open("r+b") as file:
@@ -98,8 +98,21 @@ def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> 
         file.truncate(METADATA + block.count * (reals + ID_BYTES))
     types = [(np.dtype(np.uint64), ()), (block.dtype, (3,)), (block.dtype, (3,))]
     offsets = {}
+    flags = ("Sfr", "Cooling", "StellarAge", "Metals", "Feedback")
+    facts = {
+        "NumPart_ThisFile": _of_type(block.count, np.uint64),
+        # The whole number: a reader that adds the high word finds nothing to add.
+        "NumPart_Total": _of_type(header.count, np.uint64),
+        "NumPart_Total_HighWord": np.zeros(TYPES, np.uint32),
+        "MassTable": _of_type(header.mass, np.float64),
+        "Time": header.a,
+        "Redshift": 1.0 / header.a - 1.0,
+        "NumFilesPerSnapshot": np.int32(parts),
+        **_cosmology(header),
+        **{f"Flag_{flag}": np.int32(0) for flag in flags},
+    }
     with h5py.File(path, "w") as file:
-        file.create_group("Header").attrs.update(_header(block.count, parts, header))
+        file.create_group("Header").attrs.update(facts)
         integration = {"Hubble": 100.0, "ComovingIntegrationOn": np.int32(1)}
         parameters = {**UNITS, **_cosmology(header), **integration}
         file.create_group("Parameters").attrs.update(parameters)
@@ -114,27 +127,6 @@ def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> 
         group["Coordinates"].attrs.update(POSITION)
         group["Velocities"].attrs.update(VELOCITY)
     return offsets
-
-
-def file_name(number: int, parts: int) -> str:
-    """Returns the name of one of the files of a snapshot."""
-    return "snapshot.hdf5" if parts == 1 else f"snapshot.{number}.hdf5"
-
-
-def _header(count: int, parts: int, header: Header) -> dict[str, Any]:
-    flags = ("Sfr", "Cooling", "StellarAge", "Metals", "Feedback")
-    return {
-        "NumPart_ThisFile": _of_type(count, np.uint64),
-        # The whole number: a reader that adds the high word finds nothing to add.
-        "NumPart_Total": _of_type(header.count, np.uint64),
-        "NumPart_Total_HighWord": np.zeros(TYPES, np.uint32),
-        "MassTable": _of_type(header.mass, np.float64),
-        "Time": header.a,
-        "Redshift": 1.0 / header.a - 1.0,
-        "NumFilesPerSnapshot": np.int32(parts),
-        **_cosmology(header),
-        **{f"Flag_{flag}": np.int32(0) for flag in flags},
-    }
 
 
 def _cosmology(header: Header) -> dict[str, Any]:

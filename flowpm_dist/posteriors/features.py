@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,6 @@ def measured(
             raise StatisticError(f"the statistic {name} has values that are not finite")
         found[name] = vectors.reshape(universes, -1)
     return found
-
-
-def joined(parts: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
-    """Returns several statistics [n, value] as one vector, [n, all values]."""
-    return np.concatenate([parts[name] for name in names], axis=1)
 
 
 def log_power(density: Field) -> np.ndarray:

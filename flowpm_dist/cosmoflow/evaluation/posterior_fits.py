@@ -31,7 +31,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
 )
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
-from flowpm_dist.posteriors.features import joined, statistic_of
+from flowpm_dist.posteriors.features import statistic_of
 from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.novelty import FeatureDensity
 
@@ -92,7 +92,7 @@ def judge_posteriors(
     def fit(name: str, head: str, of: Tables, parts: Sequence[str]) -> tuple[Posterior, Answers]:
         note(f"fitting {head} to {name}")
         train, validation, test = (
-            Summaries(joined(of[s].parts, parts), of[s].truth)
+            Summaries(np.concatenate([of[s].parts[name] for name in parts], axis=1), of[s].truth)
             for s in ("train", "validation", split)
         )
         posterior = fit_posterior(head, priors, train, validation, options.fit)

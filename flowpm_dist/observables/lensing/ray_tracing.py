@@ -127,7 +127,7 @@ def ray_trace(
         """
         # A tape would keep all that is computed here, were its inputs watched.
         delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)
-        count, read = delta.shape[0], _reader(sky)
+        count, (read, _) = delta.shape[0], _readers(sky)
 
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
             met = rays - first + second / chi[k]
@@ -164,6 +164,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
     """
     *sums, delta, strength, chi, efficiency, rays = tensors
     count = delta.shape[0]
+    _, read_with_gradient = _readers(sky)
 
     def undo(
         k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], found: list[Any]
@@ -174,7 +175,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
         with tf.GradientTape() as tape:
             tape.watch(kappa)
             maps = filter_maps(kappa, sky, _DERIVATIVES)
-        added, d_maps, d_met = _reader(sky).gradient(maps, met, d_added)
+        added, d_maps, d_met = read_with_gradient(maps, met, d_added)
         d_kappa = tape.gradient(maps, kappa, d_maps)
         first, second = first - added, second - chi[k] * added
         of_plane = (
@@ -197,42 +198,31 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
     return d_delta, d_strength, d_chi, tf.transpose(d_efficiency), cotangents[2]
 
 
-class _Reader:
-    """Reads a plane where rays meet it, in compiled code, which keeps little in memory."""
+@functools.lru_cache(maxsize=16)
+def _readers(sky: FlatSky) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns functions that read a plane where rays meet it, compiled to keep little in memory.
 
-    def __init__(self, sky: FlatSky) -> None:
-        self._sky = sky
+    The first returns what a plane adds to the sums: alpha, and U A [..., 6]. Its arguments are the
+    derivatives of the plane's potential [x, y, 5], and position and Jacobian of the rays [..., 6].
+    The second returns the same, and the cotangents of these arguments from the result's own.
+    """
 
-    @tf.function(jit_compile=True, autograph=False)
-    def __call__(self, maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
-        """Returns what a plane adds to the sums: alpha, and U A [..., 6].
-
-        Args:
-            maps: the derivatives of the plane's potential [x, y, 5].
-            rays: position and Jacobian [..., 6].
-        """
-        return self._read(maps, rays)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def gradient(
-        self, maps: tf.Tensor, rays: tf.Tensor, dy: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the same, and the cotangents of maps and rays from its own."""
-        with tf.GradientTape() as tape:
-            tape.watch([maps, rays])
-            # Not the compiled function: the compiler would take its inputs for constants.
-            result = self._read(maps, rays)
-        return result, *tape.gradient(result, [maps, rays], dy)
-
-    def _read(self, maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
-        found = bilinear(maps, rays[..., :2], self._sky)
+    def read(maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
+        found = bilinear(maps, rays[..., :2], sky)
         first, second = rays[..., 2:4], rays[..., 4:]  # rows of A
         u11, u12, u22 = (found[..., i, tf.newaxis] for i in (2, 3, 4))
         rows = [u11 * first + u12 * second, u12 * first + u22 * second]
         return tf.concat([found[..., :2], *rows], axis=-1)
 
+    def gradient(maps: tf.Tensor, rays: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            tape.watch([maps, rays])
+            # Not the compiled function: the compiler would take its inputs for constants.
+            result = read(maps, rays)
+        return result, *tape.gradient(result, [maps, rays], dy)
 
-_reader = functools.lru_cache(maxsize=16)(_Reader)
+    compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+    return compiled(read), compiled(gradient)
 
 
 def bilinear(maps: tf.Tensor, positions: tf.Tensor, sky: FlatSky) -> tf.Tensor:
