@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from derivatives import check_derivative
 from pmwd_tables import InterpolatedGrowth
 from reference import reference
 from scipy.integrate import solve_ivp
@@ -98,43 +99,36 @@ def test_growth_and_step_factors_are_fastpms():
     np.testing.assert_allclose(np.where(kind == 0, kick, drift), factor, rtol=3e-7)
 
 
+def integrated(cosmology, start, a, atol):
+    """The growth of each term, then their derivatives, [10, a], by scipy from early times."""
+    Omega_m, w0, wa = cosmology.Omega_m, cosmology.w0, cosmology.wa
+
+    def equations(ln_a, y):
+        dark = (1 - Omega_m) * np.exp(-3 * (w0 + wa) * ln_a - 3 * wa * (1 - np.exp(ln_a)))
+        share, w = dark / (Omega_m + dark), w0 + wa * (1 - np.exp(ln_a))
+        friction, source = 2 - 1.5 * (1 + w * share), 1.5 * (1 - share)
+        (d1, d2, d3a, d3b, _), v = y[:5], y[5:]
+        pull = [d1, d2 + d1**2, d3a + 2 * d1**3, d3b + 2 * d1 * (d2 + d1**2), d1**3]
+        return np.concatenate([v, -friction * v + source * np.array(pull)])
+
+    early = [
+        ORDERS[t] ** derivative * EINSTEIN_DE_SITTER[t] * start ** ORDERS[t]
+        for derivative in (0, 1)
+        for t in growth_module.TERMS
+    ]
+    span, at = (np.log(start), np.log(max(a))), np.log(a)
+    ode = solve_ivp(equations, span, early, method="DOP853", t_eval=at, rtol=1e-12, atol=atol)
+    return ode.y
+
+
 @pytest.mark.parametrize(
     "parameters", [(0.3,), (0.05,), (0.31, -0.9, 0.2), (0.25, -0.6, -1.5), (0.3, -1.4, 0.6)]
 )
 def test_growth_is_that_of_an_independent_integrator(parameters):
-    cosmology = universe(*parameters)
-    growth = Growth(cosmology)
-
-    def equations(ln_a, y):
-        a = np.exp(ln_a)
-        matter = cosmology.Omega_m / a**3
-        dark = (1 - cosmology.Omega_m) * a ** (-3 * (1 + cosmology.w0 + cosmology.wa))
-        dark *= np.exp(-3 * cosmology.wa * (1 - a))
-        w, share = cosmology.w0 + cosmology.wa * (1 - a), dark / (matter + dark)
-        d, v = y[:5], y[5:]
-        friction, source = 2 - 1.5 * (1 + w * share), 1.5 * (1 - share)
-        d1, d2, d3a, d3b, _ = d
-        pull = [d1, d2 + d1**2, d3a + 2 * d1**3, d3b + 2 * d1 * (d2 + d1**2), d1**3]
-        return np.concatenate([v, -friction * v + source * np.array(pull)])
-
-    start, a = 1e-6, np.array([0.01, 0.1, 0.5, 0.9, 1.0])
+    growth, a = Growth(universe(*parameters)), np.array([0.01, 0.1, 0.5, 0.9, 1.0])
     terms = growth_module.TERMS
-    early = [
-        ORDERS[t] ** derivative * EINSTEIN_DE_SITTER[t] * start ** ORDERS[t]
-        for derivative in (0, 1)
-        for t in terms
-    ]
-    ode = solve_ivp(
-        equations,
-        (np.log(start), 0),
-        early,
-        method="DOP853",
-        t_eval=np.log(a),
-        rtol=1e-12,
-        atol=1e-30,
-    )
     ours = [growth.factor(a, t, derivative) for derivative in (0, 1) for t in terms]
-    np.testing.assert_allclose(ours, ode.y, rtol=1e-9)
+    np.testing.assert_allclose(ours, integrated(universe(*parameters), 1e-6, a, 1e-30), rtol=1e-9)
 
 
 def test_second_derivatives_satisfy_the_growth_equations():
@@ -168,20 +162,12 @@ def test_third_order_satisfies_its_equations():
 
 
 def test_third_order_has_a_gradient_by_the_parameters():
-    def value(Omega_m, w0):
-        growth = Growth(universe(Omega_m, w0, 0.2))
-        return (
-            growth.factor(0.7, "3a") + 2 * growth.factor(0.8, "3b") + 3 * growth.factor(0.9, "3c")
-        )
+    def value(parameters):
+        growth = Growth(universe(*tf.unstack(tf.convert_to_tensor(parameters)), 0.2))
+        terms = zip(("3a", "3b", "3c"), (0.7, 0.8, 0.9), (1, 2, 3), strict=True)
+        return sum(weight * growth.factor(a, term) for term, a, weight in terms)
 
-    inputs = [tf.constant(x, tf.float64) for x in (0.31, -0.9)]
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        y = value(*inputs)
-    for i, slope in enumerate(tape.gradient(y, inputs)):
-        up, down = ([x + h * (j == i) for j, x in enumerate((0.31, -0.9))] for h in (1e-5, -1e-5))
-        difference = (value(*up) - value(*down)) / 2e-5
-        assert slope.numpy() == pytest.approx(difference.numpy(), rel=1e-7)
+    check_derivative(value, [0.31, -0.9], 1e-5, rtol=1e-7)
 
 
 def test_derivatives_by_the_scale_factor_agree_with_differentiation():
@@ -228,32 +214,13 @@ EXTREMES = [
 @pytest.mark.parametrize("parameters", EXTREMES)
 def test_growth_at_the_limits_of_dark_energy(parameters):
     """Two orders of an independent integrator: dark energy appears all at once, or was early."""
-    Omega_m, w0, wa = parameters
-    background = Background(universe(*parameters, Omega_b=0.005))
-    a = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.5])
-
-    def equations(ln_a, y):
-        dark = (1 - Omega_m) * np.exp(-3 * (w0 + wa) * ln_a - 3 * wa * (1 - np.exp(ln_a)))
-        share, w = dark / (Omega_m + dark), w0 + wa * (1 - np.exp(ln_a))
-        matter, friction = 1.5 * (1 - share), 0.5 - 1.5 * w * share
-        first = [y[1], matter * y[0] - friction * y[1]]
-        return [*first, y[3], matter * (y[2] + y[0] ** 2) - friction * y[3]]
-
+    cosmology, a = universe(*parameters, Omega_b=0.005), np.array([0.1, 0.3, 0.5, 0.7, 0.9, 1, 1.5])
     # From so early that dark energy is nothing even for w = -0.2.
-    start = 1e-16
-    grown = solve_ivp(
-        equations,
-        (np.log(start), np.log(2.0)),
-        [start, start, 3 / 7 * start**2, 6 / 7 * start**2],
-        method="DOP853",
-        t_eval=np.log(a),
-        rtol=1e-12,
-        atol=1e-40,
-    ).y
-    growth = Growth(background.cosmology)
-    np.testing.assert_allclose(growth.d1(a), grown[0], rtol=1e-7)
-    np.testing.assert_allclose(growth.f1(a), grown[1] / grown[0], atol=1e-6)
-    np.testing.assert_allclose(growth.d2_dlna(a) / growth.d2(a), grown[3] / grown[2], atol=1e-6)
+    d1, d2, *_, d1_dlna, d2_dlna, _, _, _ = integrated(cosmology, 1e-16, a, 1e-40)
+    growth = Growth(cosmology)
+    np.testing.assert_allclose(growth.d1(a), d1, rtol=1e-7)
+    np.testing.assert_allclose(growth.f1(a), d1_dlna / d1, atol=1e-6)
+    np.testing.assert_allclose(growth.d2_dlna(a) / growth.d2(a), d2_dlna / d2, atol=1e-6)
 
 
 def test_growth_that_is_not_resolved_is_refused(monkeypatch):

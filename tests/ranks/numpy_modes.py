@@ -90,7 +90,7 @@ class Modes:
         return scale * self.means((a * b.conj()).real * (2 * order + 1) * legendre)
 
 
-def check_slope(loss, blocks, directions, box, step):
+def check_slope(loss, blocks, directions, box, step, rtol=1e-7):
     """The gradient along a direction, over all ranks, against a central difference."""
     blocks = [tf.constant(b) for b in blocks]
     with tf.GradientTape() as tape:
@@ -107,7 +107,7 @@ def check_slope(loss, blocks, directions, box, step):
         total(loss(*[b + s * d for b, d in zip(blocks, directions, strict=True)]))
         for s in (step, -step)
     )
-    assert slope == pytest.approx((up - down) / (2 * step), rel=1e-7)
+    assert slope == pytest.approx((up - down) / (2 * step), rel=rtol)
 
 
 def blocks_on(box, *seeds):
