@@ -1,15 +1,13 @@
 """Runs with a light cone of the whole sky by the command; power of maps on the sphere."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import healpy
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
 from run_files import RUN, check_mistake
-from test_light_cone_run import COSMOLOGY, assert_same_light_cones
+from test_light_cone_run import COSMOLOGY, assert_same_light_cones, checked, problems
 from test_resume import stopped
 
 import flowpm_dist as fpm
@@ -18,7 +16,6 @@ from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.jobs.job import read_record
-from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FullSky, LightCone
 from flowpm_dist.observables.light_cone.pictures import mollweide
@@ -66,23 +63,14 @@ def test_mistakes_are_reported(here, keys, message):
 
 
 def test_what_is_advised_will_do(here):
-    def told(text):
-        with pytest.raises(ConfigError) as error:
-            SimulationOptions.check(tomllib.loads(text), Path("run.toml"))
-        return plain(str(error.value))
-
     many = TEXT.replace("shell_width = 300.0", "shell_width = 0.1")
-    width = re.search(r"a width of (\S+) Mpc/h would do", told(many))[1]
-    SimulationOptions.check(
-        tomllib.loads(many.replace("width = 0.1", f"width = {width}")), Path("run.toml")
-    )
+    width = re.search(r"a width of (\S+) Mpc/h would do", plain(problems(many)))[1]
+    checked(many.replace("width = 0.1", f"width = {width}"))
     small = TEXT.replace("observer = [200.0, 100.0, 0.0]", "").replace(
         "size = 400.0", "size = 40.0"
     )
-    times = float(re.search(r"a box that is (\S+) times as wide", told(small))[1])
-    SimulationOptions.check(
-        tomllib.loads(small.replace("size = 40.0", f"size = {40 * times}")), Path("run.toml")
-    )
+    times = float(re.search(r"a box that is (\S+) times as wide", plain(problems(small)))[1])
+    checked(small.replace("size = 40.0", f"size = {40 * times}"))
 
 
 def test_the_resolved_run_file_is_the_same_run(here):
@@ -96,7 +84,7 @@ def test_what_is_costly_or_too_fine_is_told(here):
     """A pixel finer than the mesh, and a box that is seen very often."""
     text = TEXT.replace("nside = 8", "nside = 64").replace("size = 400.0", "size = 100.0")
     text = text.replace("200.0, 100.0, 0.0", "50.0, 0.0, 0.0")
-    fine, often = SimulationOptions.check(tomllib.loads(text), Path("run.toml")).light_cone.warnings
+    fine, often = checked(text).light_cone.warnings
     assert fine.startswith("lightcone.nside = 64: half the way") and "nside = 32 would show" in fine
     assert "holds the box 2433 times" in often and "s of processor time" in often
 

@@ -73,9 +73,13 @@ def table(here):
     (here / "nz.txt").write_text(NZ)
 
 
+def checked(text):
+    return SimulationOptions.check(tomllib.loads(text), Path("run.toml"))
+
+
 def problems(text):
     with pytest.raises(ConfigError) as told:
-        SimulationOptions.check(tomllib.loads(text), Path("run.toml"))
+        checked(text)
     return str(told.value)
 
 
@@ -129,9 +133,7 @@ def test_a_shift_may_leave_some_sources(here):
     (here / "nz.txt").write_text("0 1\n0.2 1\n0.3 0\n1 0\n")
     told = "cannot be used: n(z) of a source distribution integrates to 0 above z = 0 with shift = "
     assert f"sources[2] {told}-0.5" in problems(TEXT.replace("column = 2", "shift = -0.5"))
-    SimulationOptions.check(
-        tomllib.loads(TEXT.replace("column = 2", "shift = -0.25")), Path("run.toml")
-    )
+    checked(TEXT.replace("column = 2", "shift = -0.25"))
 
 
 def test_the_field_that_is_advised_fits():
@@ -148,7 +150,7 @@ def test_the_field_that_is_advised_fits():
 def test_planes_are_told_and_estimated_as_they_are(here, width):
     """Eight layers of 8 Mpc/h in each box; of about the width but for the last."""
     text = TEXT.replace("plane_width = 300.0", f"plane_width = {width}")
-    cone = SimulationOptions.check(tomllib.loads(text), Path("run.toml")).light_cone
+    cone = checked(text).light_cone
     layers = math.ceil(cone.end / 8 - 0.5)
     numbers = plane_of_layers(layers, 8.0, width)
     counts = np.bincount(numbers)
@@ -202,9 +204,7 @@ def test_the_resolved_run_file_is_the_same_run(here):
     (here / "again.toml").write_text(config.resolved())
     assert SimulationOptions.load("again.toml").model_dump() == config.model_dump()
     assert config.lightcone.sources[2].file == here / "nz.txt"
-    without = SimulationOptions.check(
-        tomllib.loads(TEXT.partition("[lightcone]")[0]), Path("run.toml")
-    )
+    without = checked(TEXT.partition("[lightcone]")[0])
     assert without.lightcone is None and "lightcone" not in without.resolved()
 
 

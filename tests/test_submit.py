@@ -299,22 +299,20 @@ def test_ranks_that_would_share_a_gpu(here, monkeypatch):
         assert gpus_of_a_node(["--exclusive", directive]) == count, directive
 
 
-def test_the_site_files_own_mistakes(here):
-    (here / "site.toml").write_text('[site]\nlauncher = "horovodrun"\ndirectives = ["exclusive"]\n')
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ('launcher = "horovodrun"', '"srun" or "mpirun"'),
+        ('directives = ["exclusive"]', "must begin with --"),
+        ('program = "~/bin/flowpm-dist"', "without ~ and $"),
+        ('mpi = "none; ls"', "site.mpi"),
+        ('mpi = "pmi2"', "without PMIx"),
+    ],
+)
+def test_the_site_files_own_mistakes(here, key, message):
+    (here / "site.toml").write_text(f"[site]\n{key}\n")
     done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
-    assert done.returncode == 2
-    assert '"srun" or "mpirun"' in done.stderr
-    (here / "site.toml").write_text(
-        '[site]\ndirectives = ["exclusive"]\nprogram = "~/bin/flowpm-dist"\n'
-    )
-    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
-    assert "must begin with --" in done.stderr and "without ~ and $" in done.stderr
-    (here / "site.toml").write_text('[site]\nmpi = "none; ls"\n')
-    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
-    assert "site.mpi" in done.stderr
-    (here / "site.toml").write_text('[site]\nmpi = "pmi2"\n')
-    done = flowpm_here("submit", "simulate", "run.toml", *SIZE, "--site", "site.toml")
-    assert done.returncode == 2 and "without PMIx" in done.stderr
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_an_edited_script_stays(here):
