@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, ClassVar
@@ -185,6 +185,10 @@ class JobFolder(ABC):
 
         The text is empty for a remainder that may be removed without asking.
         """
+
+    def checksums(self) -> Mapping[str, str]:
+        """Returns the checksums of the input files of the work that was begun here, by key."""
+        return {}
 
     def alternative(self) -> str:
         """Returns what a user can do with older work here besides replacing it."""

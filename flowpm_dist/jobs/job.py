@@ -44,7 +44,7 @@ from flowpm_dist.jobs.estimate import (
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
-from flowpm_dist.jobs.run_file import Settings
+from flowpm_dist.jobs.run_file import Settings, check_same_values
 from flowpm_dist.options import Options
 from meshimpl import launch
 
@@ -155,13 +155,18 @@ class Job(ABC, Generic[OptionsT, ResultT]):
 
         Raises:
             OutputError: the folder cannot take the work.
-            ConfigError: the run file describes other work than the work in the folder.
+            ConfigError: the run file describes other work than the work in the folder, or its input
+                files have other values than then.
         """
         self.folder.check(resume=self.resume, overwrite=self.overwrite, needed=self.disk)
-        if self.resume and self.folder.run_file.exists():
-            options: Any = self.options
-            begun = f"the {self.kind} in {self.folder.path}"
+        if not self.resume:
+            return
+        options: Any = self.options
+        begun = f"the {self.kind} in {self.folder.path}"
+        if self.folder.run_file.exists():
             options.check_resumed(self.folder.run_file, self.run_file, begun)
+        if then := self.folder.checksums():
+            check_same_values(then, options.checksums(), options.files, self.run_file, begun)
 
     @property
     def kind(self) -> str:

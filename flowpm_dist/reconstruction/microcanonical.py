@@ -116,10 +116,6 @@ class StepSizeByEnergy(StepSize):
         logarithm = -math.log(max(mean, LEAST)) / 3
         self.values = {"logarithm": logarithm, "mean": mean, "count": count + 1}
 
-    def restart(self) -> None:
-        """Starts learning anew, from the present step size."""
-        self.values |= {"mean": 0.0, "count": 0.0}
-
 
 class Microcanonical(Isokinetic):
     """A sampler that moves at constant speed; gradients and small random turns change its course.
@@ -142,7 +138,7 @@ class Microcanonical(Isokinetic):
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """See `Sampler.start`."""
-        self._size.restart()
+        self._size.values |= {"mean": 0.0, "count": 0.0}  # learns anew from the present step size
         super().start(objective, point)
         self._velocity = self._unit(self._normal(Use.VELOCITY, self._count))
 

@@ -18,7 +18,7 @@ from flowpm_dist.jobs.folder import OutputError, WorkFolder, numbered_checkpoint
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_json, read_rows, record_of_work
-from flowpm_dist.jobs.run_file import ConfigError, check_same_values
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
@@ -110,9 +110,6 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
                 f"{folder.path} has made {made} iterations, but {folder.checkpoints} holds no "
                 "checkpoint: put it back, or begin anew with --overwrite"
             )
-        if then := folder.checksums():
-            begun = f"the {folder.kind} in {folder.path}"
-            check_same_values(then, options.checksums(), options.files, self.run_file, begun)
 
     def describe(self) -> str:
         """Returns a line that says what will be found."""

@@ -37,7 +37,7 @@ from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbe
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, is_locked, read_json
-from flowpm_dist.jobs.run_file import check_same_values, settings_in
+from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.section import particle_bytes
 from flowpm_dist.simulate.options import (
     SimulationOptions,
@@ -280,14 +280,6 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     def make_folder(self, path: Path) -> SimulationFolder:
         """See `Job.make_folder`."""
         return SimulationFolder(path, [output_name(a) for a in self.options.output_times])
-
-    def check(self) -> None:
-        """See `Job.check`. A resumed run reads the same files as before."""
-        super().check()
-        then = self.folder.checksums() if self.resume else {}
-        if then:
-            now, begun = self.options, f"the {self.kind} in {self.folder.path}"
-            check_same_values(then, now.checksums(), now.files, self.run_file, begun)
 
     def describe(self) -> str:
         """See `Job.describe`."""
