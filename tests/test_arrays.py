@@ -81,7 +81,7 @@ def test_a_run_file_on_arrays_resolves_and_splits_by_rows(folder):
     again = folder / "again.toml"
     again.write_text(plan.resolved())
     assert TrainingPlan.load(again) == plan
-    assert (plan.parameters, plan.total_steps, plan.data.augment) == (
+    assert (plan.parameters, plan.training.steps, plan.data.augment) == (
         ("sigma_8",), 3 * (ROWS - 7) // 2, "symmetries",
     )  # fmt: skip
     arrays = arrays_of(plan)

@@ -84,7 +84,7 @@ def test_defaults(tmp_path):
         "sc18-periodic", "likelihood", "simulate",
     )  # fmt: skip
     assert (run.parameters, run.outputs) == (("Omega_m", "sigma8", "n_s"), 6)
-    assert run.total_steps == 400 * 10 // 4
+    assert run.training.steps == 400 * 10 // 4
     assert (run.data.buffer, run.data.fill, run.training.warmup) == (400, 64, 100)
     assert run.training.larc is False and run.training.clip_norm == 1.0
     assert run.fixed_parameters == {
@@ -94,7 +94,7 @@ def test_defaults(tmp_path):
 
 def test_the_least_file_has_the_numbers_of_the_defaults(tmp_path):
     run = read(tmp_path, ("batch = 4", ""), ("simulations = 400", ""))
-    assert (run.data.simulations, run.training.batch, run.total_steps) == (2000, 4, 5000)
+    assert (run.data.simulations, run.training.batch, run.training.steps) == (2000, 4, 5000)
 
 
 def test_parameters_have_the_order_of_the_file(tmp_path):
@@ -314,7 +314,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
     run = TrainingPlan.load(write(tmp_path, text + FILES))
     assert run.data.folder == folder
     assert run.parameters == ("Omega_m", "sigma8")
-    assert run.total_steps == 3 * 640 // 10
+    assert run.training.steps == 3 * 640 // 10
     assert run.fixed_parameters.keys() <= {"w0", "wa", "transfer"}
     assert set(tomllib.loads(run.resolved())) == {"box", "network", "training", "data", "run"}
     assert buffer_bytes(run, run.grid, {"replica": 2}) == 0
@@ -374,9 +374,11 @@ def test_public_files_tell_neither_names_nor_numbers(tmp_path):
         for number in range(12):
             (tmp_path / "set" / split / f"univ_{number}.tfrecord").write_bytes(record(100))
     run = TrainingPlan.load(write(tmp_path, named.format("steps = 7")))
-    assert (run.parameters, run.outputs, run.total_steps) == (("a", "b", "c", "d"), 8, 7)
+    assert (run.parameters, run.outputs, run.training.steps) == (("a", "b", "c", "d"), 8, 7)
     assert (run.data.augment, run.network.input) == ("symmetries", "log1p-counts")
-    assert TrainingPlan.load(write(tmp_path, named.format("epochs = 5"))).total_steps == 5 * 12 // 4
+    assert (
+        TrainingPlan.load(write(tmp_path, named.format("epochs = 5"))).training.steps == 5 * 12 // 4
+    )
     (problem,) = problems(tmp_path, named.format("steps = 7") + "\naugment = true")
     assert re.match('data.augment = true: .* a seam: give "symmetries" or false', problem)
     (tmp_path / "set/train/univ_0.tfrecord").write_bytes(2 * record(100))

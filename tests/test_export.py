@@ -13,6 +13,7 @@ import tensorflow as tf
 from run_files import PRIORS
 
 from flowpm_dist.cosmoflow import DECLARATIONS, Convolution, Declaration, Dense, Pool, Shrink
+from flowpm_dist.cosmoflow.network.network import of_all_replicas
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training import export
@@ -138,7 +139,7 @@ def test_the_numbers_are_those_of_the_network_on_its_mesh(tmp_path, monkeypatch)
     for path, (kind, (_, loss, precision, equal)) in zip(paths, KINDS.items(), strict=True):
         found, trained = np.load(path + ".npz"), networks[kind]
         given = over_mean.astype("float64" if precision == "float64" else "float32")
-        outputs = trained.network.whole_outputs(trained.network.predict(given))
+        outputs = of_all_replicas(trained.network.predict(given), trained.network.mesh)
         mean, sigma = trained.in_physical_units(outputs)
         unit = trained.standardiser.std
         assert np.ptp(mean / unit, axis=0).max() > 10 * equal  # it tells the volumes apart

@@ -102,7 +102,7 @@ def fresh_score(parts, labels=None):
     trainer = Trainer(regressor, optimiser, source, options["clock"])
     source.start(0)
     network.calibrate(batch.volumes for batch in source.preview(4))
-    losses = [trainer.step(step).loss for step in range(plan.total_steps)]
+    losses = [trainer.step(step).loss for step in range(plan.training.steps)]
     network.recentre(batch.volumes for batch in source.preview(4))
     source.close()
     made = [parts.maker.make("test", generation) for generation in range(4)]

@@ -342,6 +342,11 @@ def test_files_can_be_added_after_the_last(copy):
     assert read_all(RecordDataset(copy, "train"))[2].tolist() == list(range(8))
 
 
+def test_a_split_of_another_kind_does_not_join_a_dataset(whole):
+    with pytest.raises(RecordError, match="grid .8, 4, 6., not .8, 8, 8."):
+        RecordWriter(whole, "test", header(grid=(8, 8, 8)))
+
+
 def test_an_interrupted_writer_leaves_only_whole_files(tmp_path):
     with pytest.raises(KeyboardInterrupt), RecordWriter(tmp_path, "train", header()) as writer:
         for i, volume in enumerate(make_volumes()[:5]):

@@ -145,7 +145,7 @@ def write_checkpoint(config, mesh, folder):
     network = regressor_of(config, mesh, SavedTraining(folder, config, True).header()).network
     optimiser = optimiser_of(config)
     optimiser.build(network.weights)
-    steps = config.total_steps
+    steps = config.training.steps
     Checkpoints(folder.checkpoints, mesh, network.state, optimiser, 1).save(steps)
     on_first_rank(lambda: folder.write_mark(complete=True, step=steps, steps=steps))
     folder.release()
@@ -201,7 +201,7 @@ def known(training):
     optimiser = optimiser_of(read.plan)
     optimiser.build(network.weights)
     saved = Checkpoints(training / "checkpoints", solo(), network.state, optimiser, 1)
-    assert saved.restore().step == read.plan.total_steps
+    assert saved.restore().step == read.plan.training.steps
     outputs = [network.predict(volumes[i : i + 2, ..., 0]).numpy() for i in (0, 2)]
     mean, sigma = regressor.in_physical_units(np.concatenate(outputs))
     order = np.argsort(truth[:, 0])

@@ -7,6 +7,7 @@ from conftest import RANK, SIZE, process_mesh
 
 from flowpm_dist.cosmoflow.network import layers
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork, ModelError, made_model
+from flowpm_dist.cosmoflow.network.network import of_all_replicas
 from flowpm_dist.cosmoflow.volumes.universes import as_maps, as_volumes
 
 pytestmark = [
@@ -55,7 +56,7 @@ def test_a_step_is_that_of_the_model_on_the_whole_batch():
     of_weights = tape.gradient(expected, [w.value for w in model.trainable_weights])
     np.testing.assert_allclose(loss, expected, rtol=1e-13)
     np.testing.assert_allclose(outputs, own(bounded.numpy()), rtol=1e-12)
-    np.testing.assert_allclose(found.whole_outputs(outputs), bounded, rtol=1e-12)
+    np.testing.assert_allclose(of_all_replicas(outputs, found.mesh), bounded, rtol=1e-12)
     for gradient, wanted in zip(gradients, of_weights, strict=True):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-9, atol=1e-14)
 

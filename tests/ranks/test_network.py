@@ -9,7 +9,7 @@ import tensorflow as tf
 from conftest import process_mesh
 
 from flowpm_dist.cosmoflow.network import layers
-from flowpm_dist.cosmoflow.network.network import Network
+from flowpm_dist.cosmoflow.network.network import Network, of_all_replicas
 from flowpm_dist.cosmoflow.planning.declarations import (
     Convolution,
     Declaration,
@@ -152,7 +152,7 @@ def test_forward_gradients_and_five_steps(network_mesh, edges, loss, centre):
         loss_here, outputs, gradients = network.step(x, y, samples, seed=step)
         expected = plain_step(network, x, y, serial, step, samples)
         np.testing.assert_allclose(loss_here, expected[0], rtol=1e-11)
-        np.testing.assert_allclose(network.whole_outputs(outputs), expected[1], atol=1e-10)
+        np.testing.assert_allclose(of_all_replicas(outputs, network.mesh), expected[1], atol=1e-10)
         for g, e in zip(gradients, expected[2], strict=True):
             np.testing.assert_allclose(g, e, atol=1e-9 * float(tf.norm(e)) + 1e-13)
         descend(network.weights, gradients)
@@ -161,7 +161,7 @@ def test_forward_gradients_and_five_steps(network_mesh, edges, loss, centre):
         np.testing.assert_allclose(w, s, atol=1e-8)
     without = plain(network, volumes(), serial)
     np.testing.assert_allclose(
-        network.whole_outputs(network.predict(volumes())), without, atol=1e-6
+        of_all_replicas(network.predict(volumes()), network.mesh), without, atol=1e-6
     )
 
 
@@ -269,7 +269,7 @@ def test_a_network_is_differentiable_in_its_input(network_mesh):
     found = network_mesh.world.allreduce(tf.reduce_sum(backward * own_block(network_mesh, v)))
 
     def forward(step):
-        return network.whole_outputs(network.predict(own_block(network_mesh, x + step * v)))
+        return of_all_replicas(network.predict(own_block(network_mesh, x + step * v)), network.mesh)
 
     step = 1e-6
     expected = np.sum(u * (forward(step) - forward(-step))) / (2 * step)
@@ -278,7 +278,9 @@ def test_a_network_is_differentiable_in_its_input(network_mesh):
     with tf.GradientTape() as tape:
         tape.watch(whole)
         outputs = network.on_whole_volumes(whole)
-    np.testing.assert_allclose(network.whole_outputs(network.predict(block)), outputs, atol=1e-12)
+    np.testing.assert_allclose(
+        of_all_replicas(network.predict(block), network.mesh), outputs, atol=1e-12
+    )
     serial = own_block(network_mesh, tape.gradient(outputs, whole, u).numpy())
     np.testing.assert_allclose(backward, serial, atol=1e-10 * float(tf.norm(serial)))
 

@@ -117,7 +117,7 @@ def evaluate(
     ]
     notes += [other_split] if other_split else []
     most = summaries.MOST
-    if not largest.training.simulated and largest.samples > most:
+    if not largest.training.plan.simulates and largest.samples > most:
         notes.append(f"Baselines see the first {most} of {largest.samples} volumes.")
     judged, there = (len(p.truth) for p in (largest.summarised, largest.predictions))
     if posteriors is not None and judged < there:
@@ -135,7 +135,7 @@ def evaluate(
     progress.note("fitting baselines")
     priors = standardiser_of(largest.training.plan, largest.training.header())
     place = asked.index(largest)
-    if posteriors is not None and not largest.training.simulated:
+    if posteriors is not None and not largest.training.plan.simulates:
         notes += not_uniform(priors, tables[place]["train"].truth)
     evaluation = judge(asked, largest, paths, notes, split, which)
     if posteriors is None:
@@ -156,7 +156,7 @@ def _opened(asked: Sequence[Judged], split: str) -> list[str]:
     if not before:
         return []
     fresh = "take other volumes"
-    if asked[0].training.simulated:
+    if asked[0].training.plan.simulates:
         fresh = "give --fresh a number that was not opened yet"
     return [
         f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
@@ -178,7 +178,7 @@ def ask(
     found = regressor.predict(batches, len(dataset))
     first = in_order_of_truth(found, summaries.count_of(training, split))
     samples = summaries.trained_on(training)
-    size = summaries.trained_on(training, planned=True) if training.simulated else samples
+    size = summaries.trained_on(training, planned=True) if training.plan.simulates else samples
     return Judged(training, in_order_of_truth(found), first, regressor.step, samples, size)
 
 
@@ -217,7 +217,7 @@ def _check_truths(asked: Sequence[Judged]) -> None:
 def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file of the statistics of a split, which are measured if there are none."""
     plan, own = training.plan, training.keeper(split).statistics(split)
-    if training.simulated:
+    if training.plan.simulates:
         return own
     values = cell_values_of(plan)
     folder = plan.dataset_folder
@@ -276,7 +276,7 @@ def judge(
 
     samples = len(largest.predictions.truth)
     counts: dict[str, int | None] = {"train": largest.samples, "validation": None, split: samples}
-    if not largest.training.simulated:
+    if not largest.training.plan.simulates:
         counts["train"] = min(largest.samples, summaries.MOST)
         counts["validation"] = summaries.count_of(largest.training, "validation")
     sets: dict[str, Features] = {}
@@ -339,7 +339,7 @@ def _summary_of(found: Judged, which: str) -> dict[str, Any]:
         "folder": str(training.folder.path),
         "step": found.step,
         "saved": training.folder.saved(which),
-        "steps": training.plan.total_steps,
+        "steps": training.plan.training.steps,
         "complete": training.complete,
         "seed": found.seed,
         "samples": found.samples,

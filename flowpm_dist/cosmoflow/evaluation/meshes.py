@@ -67,8 +67,8 @@ def splits_asked(training: SavedTraining, split: str, *, fits: bool) -> list[str
     Raises:
         RecordError: the files of the test set cannot serve.
     """
-    measured = ["validation"] if fits or not training.simulated else []
-    measured += [] if training.simulated else ["train"]
+    measured = ["validation"] if fits or not training.plan.simulates else []
+    measured += [] if training.plan.simulates else ["train"]
     return list(dict.fromkeys([training.split_there(split)[0], *measured]))
 
 
@@ -85,7 +85,7 @@ def planned_volumes(training: SavedTraining, split: str) -> int:
         RecordError: the dataset is damaged.
     """
     plan, folder = training.plan, training.plan.dataset_folder
-    if training.simulated:
+    if training.plan.simulates:
         return plan.simulated.test if is_fresh(split) else plan.simulations(split)
     if folder is None:
         return training.samples(split)
@@ -151,7 +151,7 @@ def asking_demand(
     kinds: list[Callable[..., int]] = [functools.partial(prediction_memory, networks=networks)]
     if statistics:
         kinds.append(functools.partial(statistics_memory, names=statistics))
-    if simulating and training.simulated:
+    if simulating and training.plan.simulates:
         kinds.append(dataset_memory)
 
     def memory(grid: Grid, axes: Mapping[str, int]) -> int:

@@ -74,7 +74,7 @@ def check_question(
     if plan.data.source == "arrays":
         header = training.header()
         channels = None if header is None else header.channels
-    elif not training.simulated and plan.dataset_folder is not None:
+    elif not training.plan.simulates and plan.dataset_folder is not None:
         try:
             channels = read_header(plan.dataset_folder)[0].channels
         except RecordError:  # public files: TensorFlow reads the first of them
@@ -141,7 +141,7 @@ def _observed_by(training: SavedTraining) -> ObservationOptions | None:
 
 def _scale_factor(training: SavedTraining) -> float | None:
     """Returns the scale factor of the volumes that a network was trained on, where it is known."""
-    return training.plan.evolution.last if training.simulated else None
+    return training.plan.evolution.last if training.plan.simulates else None
 
 
 def predict_volume(

@@ -161,7 +161,7 @@ class _Question:
         except (ValueError, KeyError):
             return None
         written = path.stat().st_mtime
-        files = () if training.simulated else files_of(training, split)
+        files = () if training.plan.simulates else files_of(training, split)
         checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
         sources = [*files, *(file for file in checkpoints if file.exists())]
         fresh = all(file.stat().st_mtime < written for file in sources)
@@ -204,20 +204,20 @@ def trained_on(training: SavedTraining, *, planned: bool = False) -> int:
         training: that was made.
         planned: whether a training that ended early counts as if it had made all steps.
     """
-    if not training.simulated:
+    if not training.plan.simulates:
         return training.samples("train")
     draws = draws_of(training.plan)
     early = planned and training.ended_early
-    steps = training.plan.total_steps if early else training.steps_made
+    steps = training.plan.training.steps if early else training.steps_made
     return draws.made(max(0, steps - 1)) * draws.batch
 
 
 def count_of(training: SavedTraining, split: str) -> int:
     """Returns how many volumes of a split are summarised: the first, see `MOST`."""
-    if training.simulated and split == "train":
+    if training.plan.simulates and split == "train":
         return trained_on(training)
     count = training.samples(split)
-    return count if training.simulated else min(count, MOST)
+    return count if training.plan.simulates else min(count, MOST)
 
 
 def _of_the_same_volumes(questions: Sequence[_Question], split: str) -> list[list[_Question]]:
@@ -228,7 +228,7 @@ def _of_the_same_volumes(questions: Sequence[_Question], split: str) -> list[lis
     """
     groups: dict[int, list[_Question]] = {}
     for question in questions:
-        again = question.training.simulated and split == "train"
+        again = question.training.plan.simulates and split == "train"
         count = 0 if again else count_of(question.training, split)
         groups.setdefault(count, []).append(question)
     return list(groups.values())
@@ -276,7 +276,7 @@ def features_of(network: BaseNetwork, volumes: np.ndarray) -> dict[str, np.ndarr
         The features of the whole batch, on every rank.
     """
     if not isinstance(network, Network):
-        return {OUTPUTS: network.whole_outputs(network.predict(volumes))}
+        return {OUTPUTS: of_all_replicas(network.predict(volumes), network.mesh)}
     outputs, hidden = network.predict_with_hidden(volumes)
     return {OUTPUTS: outputs, HIDDEN: hidden}
 
@@ -297,7 +297,7 @@ def _measured(
         maps = NoisyMaps(as_maps(volumes), cone.fov, cone.pixel_sigma())
         found = measured(statistics, maps)
         return {name: of_all_replicas(values, mesh) for name, values in found.items()}
-    together, box_size = len(volumes) if training.simulated else 1, plan.box_size
+    together, box_size = len(volumes) if training.plan.simulates else 1, plan.box_size
     values = cell_values_of(plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):
@@ -316,7 +316,7 @@ def _volumes(
     training: SavedTraining, split: str, lanes: Lanes, mesh: ProcessMesh
 ) -> Iterator[Batch]:
     """Yields this rank's blocks of every volume of a split; the last batch is filled up."""
-    if not training.simulated or split != "train":
+    if not training.plan.simulates or split != "train":
         yield from in_order(training.files(split, Block.of(mesh), mesh), lanes)
         return
     maker = maker_of(training.plan, mesh, lanes)

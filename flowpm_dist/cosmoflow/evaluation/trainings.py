@@ -165,7 +165,7 @@ def check_comparable(trainings: Sequence[SavedTraining], split: str = "test") ->
         TrainedError: otherwise; or a fresh test set is asked for of volumes in files.
     """
     first = trainings[0]
-    if is_fresh(split) and not first.simulated:
+    if is_fresh(split) and not first.plan.simulates:
         raise TrainedError(
             f"{first.folder.path} was trained on volumes that it did not simulate: there are no "
             "fresh ones; leave out --fresh"

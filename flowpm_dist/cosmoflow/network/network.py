@@ -153,14 +153,6 @@ class BaseNetwork(tf.Module):
     def recentre(self, volumes: Iterable[Any]) -> None:
         """Shifts features for `predict`, if the network has such a shift."""
 
-    def whole_outputs(self, outputs: tf.Tensor) -> np.ndarray:
-        """Returns the outputs of the whole batch [batch, outputs] on every rank.
-
-        Args:
-            outputs: this rank's own.
-        """
-        return of_all_replicas(outputs, self.mesh)
-
     def broadcast_weights(self) -> None:
         """Gives every rank the weights of rank 0."""
         for variable in self.state:

@@ -37,22 +37,26 @@ class TrainedError(UserError):
 
 
 class TrainingFolder(WorkFolder):
-    """A folder that one training owns."""
+    """A folder that one training owns.
+
+    Attributes:
+        metrics: the table with a row for each step.
+        best: the folder of the weights with the least validation loss.
+        draws: how often volumes were drawn, and how much batches vary.
+        mlperf_log: the log in the form of MLPerf's benchmarks.
+        held_out: the dataset of the splits "validation" and "test".
+    """
 
     kind = "training"
     contents = CONTENTS
     begun = MARK
     kept = ("step",)
 
-    @property
-    def metrics(self) -> Path:
-        """The table with a row for each step."""
-        return self.path / "metrics.csv"
-
-    @property
-    def best(self) -> Path:
-        """The folder of the weights with the least validation loss."""
-        return self.path / BEST
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.metrics, self.best = self.path / "metrics.csv", self.path / BEST
+        self.draws, self.mlperf_log = self.path / "draws.json", self.path / "mlperf.log"
+        self.held_out = self.path / "held-out"
 
     def weights(self, which: str) -> Path:
         """Returns the folder of the best weights, or of the last, also where no best were kept.
@@ -71,21 +75,6 @@ class TrainingFolder(WorkFolder):
         """
         mark = self.weights(which) / "checkpoint"
         return mark.stat().st_mtime if mark.exists() else None
-
-    @property
-    def draws(self) -> Path:
-        """How often volumes were drawn, and how much batches vary."""
-        return self.path / "draws.json"
-
-    @property
-    def mlperf_log(self) -> Path:
-        """The log in the form of MLPerf's benchmarks."""
-        return self.path / "mlperf.log"
-
-    @property
-    def held_out(self) -> Path:
-        """The dataset of the splits "validation" and "test"."""
-        return self.path / "held-out"
 
     def dataset(self, split: str) -> Path:
         """Returns the dataset of simulations that a split is in which was not trained on."""

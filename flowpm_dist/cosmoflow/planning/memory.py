@@ -68,7 +68,7 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     if plan.simulates and not folder.held_out.exists():
         held_out = plan.simulated.validation + plan.simulated.test
         needed += held_out * volume_bytes(plan, plan.grid)
-    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.total_steps
+    return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.training.steps
 
 
 def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:

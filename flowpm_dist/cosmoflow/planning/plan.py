@@ -227,11 +227,6 @@ class TrainingPlan(SimulatedRun):
 
     # The steps
 
-    @property
-    def total_steps(self) -> int:
-        """The number of updates in the whole training."""
-        return self.training.steps
-
     def _steps(self, dataset: Dataset | None) -> int | None:
         """Returns the number of updates; None where it is not given and not known."""
         asked, data = self.training, self.data
@@ -252,7 +247,7 @@ class TrainingPlan(SimulatedRun):
             number: the number of steps made.
             every: the number of steps between two times.
         """
-        steps, epochs = self.total_steps, self.training.epochs
+        steps, epochs = self.training.steps, self.training.epochs
         if self.training.by_epochs and epochs and every == max(1, steps // epochs):
             return number * epochs // steps != (number - 1) * epochs // steps
         return number % every == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,6 @@ from flowpm_dist.jobs.run_file import flat
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from meshimpl.process_mesh import ProcessMesh
-
-FREE = {"attributes", "samples_per_file"}
-"""What may differ between the splits of a dataset."""
 
 
 def statistics_path(folder: Path, split: str) -> Path:
@@ -155,8 +151,7 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
             f"{folder} holds files of {', '.join(kept)} that no dataset lists ({error}): write "
             "those splits too, or give another --output"
         ) from error
-    names = [field.name for field in fields(found) if field.name not in FREE]
-    other = [name for name in names if getattr(found, name) != getattr(header, name)]
+    other = found.differences(header)
     other += differences(_universes(found), _universes(header))
     other += [f"the number of files of {split}" for split in kept if split not in listed]
     if other:

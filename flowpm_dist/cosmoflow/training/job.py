@@ -97,11 +97,11 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         if not (super().is_complete and isinstance(done, int)):
             return False
         kept = (self.folder.checkpoints / f"step-{done}.index").exists()
-        return kept and (done >= self.options.total_steps or bool(mark.get("ended_early")))
+        return kept and (done >= self.options.training.steps or bool(mark.get("ended_early")))
 
     def complete_message(self) -> str:
         """See `Job.complete_message`."""
-        done, steps = self.folder.mark().get("step"), self.options.total_steps
+        done, steps = self.folder.mark().get("step"), self.options.training.steps
         early = "" if done == steps else f", of {steps}, as validations got no better"
         return f"The training in {self.folder.path} is complete: {done} steps{early}."
 
@@ -147,7 +147,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
     def remaining(self) -> int:
         """The samples of the steps that are left."""
         done = int(str(self.folder.mark().get("step", 0))) * self.resume
-        return (self.options.total_steps - done) * self.options.training.batch
+        return (self.options.training.steps - done) * self.options.training.batch
 
     def seconds_per_piece(self, result: TrainingOutcome) -> float | None:
         """See `Job.seconds_per_piece`."""

@@ -166,7 +166,7 @@ class MLPerfLog:
 
     def step_begins(self, step: int) -> None:
         """Writes that an epoch begins, and that the one before ends, if this is its first step."""
-        epoch = 1 + step * (self._plan.training.epochs or 1) // self._plan.total_steps
+        epoch = 1 + step * (self._plan.training.epochs or 1) // self._plan.training.steps
         if epoch != self._epoch:
             self._close_epoch()
             self._epoch = epoch

@@ -61,7 +61,7 @@ class SavedTraining:
     @property
     def steps_made(self) -> int:
         """The number of steps that were made."""
-        made = int(str(self.folder.mark().get("step", self.plan.total_steps)))
+        made = int(str(self.folder.mark().get("step", self.plan.training.steps)))
         return made if self.steps is None else self.steps
 
     @property
@@ -76,12 +76,7 @@ class SavedTraining:
             step: number of steps that the weights were trained for.
         """
         made = self.folder.mark().get("step", step)
-        return f"weights of step {step}; {made} of {self.plan.total_steps} steps made"
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the training simulates its own volumes."""
-        return self.plan.simulates
+        return f"weights of step {step}; {made} of {self.plan.training.steps} steps made"
 
     def split_there(self, asked: str) -> tuple[str, str]:
         """Returns the split to evaluate on: validation if there is no test set, as in public files.

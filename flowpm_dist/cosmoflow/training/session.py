@@ -178,7 +178,7 @@ class TrainingSession:
         self, first: int, stop: StopRequest, logs: TrainingLogs | None
     ) -> tuple[TrainingOutcome, str | None]:
         """Makes the steps; returns the signal that ended them early, if any, too."""
-        steps, batch = self.plan.total_steps, self.plan.training.batch
+        steps, batch = self.plan.training.steps, self.plan.training.batch
         best, enough = self.checkpoints.best, self._is_enough()
         if (first >= steps or enough) and self.mesh.rank == 0:
             self._mark(first, enough)
@@ -240,7 +240,7 @@ class TrainingSession:
     def _due(self, report: StepReport, stopped: str | None) -> tuple[bool, bool]:
         """Whether a checkpoint is due after a step, and a validation."""
         plan, number = self.plan, report.step + 1
-        options, end = plan.training, number == plan.total_steps
+        options, end = plan.training, number == plan.training.steps
         saves = end or stopped is not None
         saves = saves or (plan.is_due(number, options.checkpoint_every) and report.finite)
         return saves, end or plan.is_due(number, options.validate_every)
@@ -265,7 +265,7 @@ class TrainingSession:
 
     def _mark(self, step: int, enough: bool) -> None:
         """Marks the folder with the steps made. On rank 0."""
-        steps = self.plan.total_steps
+        steps = self.plan.training.steps
         early = {"ended_early": True} if enough and step < steps else {}
         self.folder.write_mark(complete=step >= steps or enough, step=step, steps=steps, **early)
 

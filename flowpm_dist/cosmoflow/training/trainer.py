@@ -79,7 +79,8 @@ class Regressor:
         """
         outputs, truth = [], []
         for batch in batches:
-            outputs.append(self.network.whole_outputs(self.network.predict(batch.volumes)))
+            found = self.network.predict(batch.volumes)
+            outputs.append(of_all_replicas(found, self.network.mesh))
             truth.append(of_all_replicas(batch.parameters, self.network.mesh))
         return np.concatenate(outputs)[:count], np.concatenate(truth)[:count]
 

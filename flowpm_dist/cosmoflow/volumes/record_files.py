@@ -23,7 +23,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,8 @@ MEAN_ONE, MEAN_DENSITY, ONE_COUNT = "mean density 1", "mean density", "one count
 SMALL_FEATURES = 2**12
 """Room that a record may take for features other than its volume [bytes]."""
 FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
+FREE = ("attributes", "samples_per_file")
+"""Properties in which splits of one dataset may differ."""
 MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
 GZIP = b"\x1f\x8b\x08"
 """The first bytes of a file that is packed with gzip."""
@@ -162,6 +164,11 @@ class DatasetHeader:
         """Returns the cells and channels of a block, by default of one of the dataset's blocks."""
         x, y = (block or Block(0, self.blocks[0], 0, self.blocks[1])).cut(self.grid)
         return (x.stop - x.start, y.stop - y.start, self.grid[2], self.channels)
+
+    def differences(self, other: DatasetHeader) -> list[str]:
+        """Returns the names of properties that splits of one dataset share, and that differ."""
+        names = [each.name for each in fields(self) if each.name not in FREE]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     @property
     def block_bytes(self) -> int:

@@ -28,6 +28,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     dataset_files,
     file_name,
     is_packed,
+    read_header,
     split_files,
 )
 from flowpm_dist.io.files import WriteError, human_size
@@ -54,7 +55,8 @@ class RecordWriter:
         first_file, file_stride: the numbers of this writer's files.
 
     Raises:
-        RecordError: if the first file exists, or the block is not one of the header's.
+        RecordError: if the first file exists, the block is not one of the header's, or the folder
+            has other splits of another kind.
         WriteError: if a file cannot be written.
     """
 
@@ -82,6 +84,14 @@ class RecordWriter:
             )
         if not re.fullmatch(r"[\w-]+", split):
             raise RecordError(f"split {split!r}; must be letters, digits, - and _")
+        if (self.folder / DATASET).exists():
+            found, splits = read_header(self.folder)
+            if set(splits) - {split} and (other := found.differences(header)):
+                pairs = (f"{n} {getattr(found, n)}, not {getattr(header, n)}" for n in other)
+                raise RecordError(
+                    f"{self.folder} holds the splits {', '.join(splits)} with {', '.join(pairs)}: "
+                    "give another folder"
+                )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
