@@ -147,11 +147,11 @@ def test_units_make_a_density_of_mean_one(folder):
     for unit, wrong in (("density", 1e10 * volumes), ("overdensity", volumes / volumes[:8].mean())):
         np.save(folder / "all.npy", wrong.astype(np.float32))
         told = problem(folder, ('"density"', f'"{unit}"'))
-        assert f'data.unit = "{unit}" it is from' in told and "has volumes of mean" in told
+        assert f'data.unit = "{unit}" it must be from' in told and "has volumes of mean" in told
     below = volumes.copy()
     below[1, 0, 0, 0] = -1
     np.save(folder / "all.npy", below)
-    with pytest.raises(RecordError, match="volume 1 of .*all.npy .* negative: no density"):
+    with pytest.raises(RecordError, match="volume 1 of .*all.npy .* negative or not finite"):
         arrays_of(run(folder)).read(1)
     np.save(folder / "all.npy", np.where(volumes > 1.5, np.nan, volumes))
     with pytest.raises(RecordError, match="volume 6 of .* not finite"):
@@ -204,7 +204,7 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
         ([("epochs = 3", "epochs = 3\nsteps = 3")], "both are given"),
         ([("seed = 7", 'seed = 7\nfolder = "x"')], 'data.folder .*source = "files", not with "arr'),
         ([('"sigma_8"', '"Omega_m"'), ("[box]", "[priors]\nOmega_m = [0.2, 0.5]\n[box]")],
-         r"Omega_m is from 0.1 to 0.48, priors.Omega_m is \[0.2, 0.5\]"),
+         r"Omega_m is from 0.1 to 0.48, but priors.Omega_m is \[0.2, 0.5\]"),
     ],
 )  # fmt: skip
 def test_what_does_not_match_is_told(folder, changes, told):
@@ -287,6 +287,6 @@ def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
     refused = flowpm_here(*words)
     assert refused.returncode == 2
     assert "were divided otherwise there" in plain(refused.stderr)
-    assert "take its data.seed, data.test" in plain(refused.stderr)
+    assert "use its data.seed, data.test" in plain(refused.stderr)
     run(folder, start)
     assert flowpm_here(*words).returncode == 0

@@ -48,7 +48,7 @@ def begun(folder: Path, iterations: int = 0) -> ReconstructionFolder:
     ("change", "words", "said"),
     [
         (("sigma = 0.2", "sigma = 0.0"), [], "observation.sigma = 0.0: must be the standard"),
-        (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
+        (("", ""), ["--resume", "--overwrite"], "--overwrite replaces it: give one"),
         (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
     ],
 )

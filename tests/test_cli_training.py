@@ -91,7 +91,7 @@ def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
             ["--overwrite"],
             "the folder of this training itself: give",
         ),
-        (("", ""), ["--resume", "--overwrite"], "--overwrite drops it: give one"),
+        (("", ""), ["--resume", "--overwrite"], "--overwrite replaces it: give one"),
     ],
 )
 def test_mistakes_of_train_have_status_2_and_leave_nothing(here, change, words, said):
@@ -285,7 +285,7 @@ def test_a_network_is_judged_and_asked(here, trained):
     scores = json.loads((folder / "evaluation" / "scores.json").read_text())
     assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
     refused = told(flowpm_here("evaluate", str(folder), "--fresh", "1", "--split", "validation"))
-    assert "--fresh is a test set, --split validation another: give one" in refused
+    assert "--fresh and --split validation are two test sets: give one" in refused
     done = flowpm_here("evaluate", str(folder), "--fresh", "1")
     assert done.returncode == 0, done.stderr
     assert "On 4 fresh-1 samples, which no method was fitted to" in plain(done.stdout)

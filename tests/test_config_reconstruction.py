@@ -245,7 +245,7 @@ def test_one_mistake(tmp_path, keys, message):
                 "[priors]", "[priors]\nh = [0.6, 0.8]"
             ),
             "priors.h",
-            "no derivative by h",
+            "no gradient with respect to h",
         ),
     ],
 )

@@ -216,7 +216,7 @@ ONE = [
     ("[network]", "[initial]\nseed = 1\n[network]", "initial.seed", r"\[training\] or \[data\]"),
     ("[network]", "[initial]\nlpt_order = 4\n[network]", "initial.lpt_order", "1, 2 or 3"),
     ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.steps", "goes with equal steps"),
-    ("steps = 5", "a_start = 0", "evolution.a_start", "starts at 0, which only bullfrog can"),
+    ("steps = 5", "a_start = 0", "evolution.a_start", "starts at 0: only bullfrog can start"),
     ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
     ("[network]", '[mesh]\nshape = "rows:2"\n[network]', "mesh.shape", "did you mean row.*replica"),

@@ -50,9 +50,9 @@ ALIGNED = "lightcone.alignment = { amplitude = 1 }\n"
         ('lightcone.sky = "whole"', 'there is no such sky; must be "flat" or "full"'),
         ("lightcone.z_max = 12", "= 12: the run begins at z = 9"),
         ("evolution.a_stop = 0.9", "ends the run at a = 0.9: a light cone"),
-        ("lightcone.sources = [{ redshift = 0.4 }]", "0. reach to z = 0.4, behind z_max = 0.3"),
+        ("lightcone.sources = [{ redshift = 0.4 }]", "0. reach to z = 0.4, beyond z_max = 0.3"),
         ("lightcone.observer = [200.0, 401.0, 0.0]", "at 200, 401, 0 Mpc/h: must be in the box"),
-        ("box.size = 40.0\nlightcone.z_max = 0.3", "the sphere that is seen holds the"),
+        ("box.size = 40.0\nlightcone.z_max = 0.3", "the observed sphere holds the"),
         ("lightcone.shell_width = 0.1", "= 0.1: 8343 shells up to"),
         ("lightcone.shells = false\nlightcone.shell_width = 300.0", "goes with shells = true"),
         (ALIGNED + "lightcone.sources = [{ redshift = 0.25 }]", "0. are at one redshift"),
@@ -192,7 +192,7 @@ def test_spectra_on_the_sphere():
     square = painting_window(ell, nside * 1000, power=2)
     assert (square > mean**2).all() and square[-6] / mean[-6] ** 2 == pytest.approx(1.03, abs=0.01)
     for given, told in (
-        ((np.zeros(11), [2, 4]), "have not the pixels of a whole sky"),
+        ((np.zeros(11), [2, 4]), "do not have the pixels of a full sky"),
         ((noise, [4, 2]), "at least two numbers, increasing"),
         ((noise, [2, 2.5, 2.7]), "no multipole of the maps, up to 47, lies in the bin from 2.5"),
     ):

@@ -83,7 +83,7 @@ OF_COUNTS = {"kind": "counts", "mean_count": 4.0}
         ),
         (
             {"kind": "counts", "file": np.full(GRID, 3), "mean_count": 9.0},
-            "has 3 in a cell that is observed, on average; must be about that",
+            "has a mean of 3 per observed cell; must be about that",
         ),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
         (["redshifts=[]"], "output.redshifts = []: must be a list of redshifts, of at least 0"),
         (["redshifts=[-0.5]"], "output.redshifts = [-0.5]: must be a list of redshifts"),
         (["redshifts=", "a=[0.5, 1.5]"], "output.a has a = 1.5: must be from 0.1 to 1, within the"),
-        (["redshifts=", "a=[0.5, 0.50001]"], "output.a has two times for one folder, a_0.5000:"),
+        (["redshifts=", "a=[0.5, 0.50001]"], "output.a has two times for the folder a_0.5000:"),
         (["redshifts=", "a=0.5"], "output.a = 0.5: must be a list of scale factors above 0"),
     ],
 )

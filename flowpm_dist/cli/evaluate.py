@@ -87,7 +87,7 @@ def evaluate(
         fits = bool(posteriors or head or baseline)
         asked = split if fresh is None else fresh_split(fresh)
         if fresh is not None and split == "validation":
-            raise TrainedError("--fresh is a test set, --split validation another: give one")
+            raise TrainedError("--fresh and --split validation are two test sets: give one of them")
         read = [read_training(folder) for folder in trainings]
         check_comparable(read, asked)
         of_maps = read[0].plan.lightcone is not None

@@ -38,30 +38,31 @@ def run(
     ignore_memory: bool = False,
     quiet: bool = False,
 ) -> RunRecord:
-    """Do what a run file asks for, in processes of its own, and return what came of it.
+    """Runs the job that a run file describes, in new processes, and returns its results.
 
     Args:
         run_file: path of a TOML file, or its sections as dictionaries. Paths inside it are relative
             to the folder of the file, or to the current one.
         output: folder of the results; for a file it may be left out, as on the command line.
-        command: such as "simulate"; by default the one whose run files have these sections.
+        command: the command, such as "simulate"; by default the one whose run files have the
+            sections of this file.
         settings: values in place of the run file's own, such as {"evolution.steps": 20}. None
             leaves a key out.
         ranks: number of ranks to start; 1 by default.
         mesh: shape of the mesh of ranks.
-        resume: go on with the work in the folder.
+        resume: continue the run in the folder.
         overwrite: replace what is in the folder.
-        ignore_memory: begin also where the estimate of memory does not fit.
+        ignore_memory: start even if the estimated memory does not fit.
         quiet: show no progress on the standard error.
 
     Returns:
         The folder of the run with its state, its main results and its settings.
 
     Raises:
-        UserError: a mistake, which was found before the work began.
-        WorkError: the work could not go on; the message says why.
+        UserError: a mistake of the user, found before the work started.
+        WorkError: the work could not continue; the message says why.
         LaunchError: this process is one of several ranks already.
-        KeyboardInterrupt: it was interrupted; a checkpoint is kept.
+        KeyboardInterrupt: the run was interrupted; a checkpoint is kept.
     """
     if launch.detect().size > 1:
         raise launch.LaunchError("run() starts ranks of its own: call it in a single process")

@@ -68,7 +68,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
         output = output or default_output(run_file, named)
         with planning():
             if resume and overwrite:
-                raise OutputError(f"--resume goes on with a {what}, --overwrite drops it: give one")
+                raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
             settings = parse_settings(changes or [])
             size = job_size(ranks)
             job = kind.plan(Request(run_file, size, output, resume, overwrite, mesh, settings))

@@ -62,8 +62,8 @@ class Growth:
     Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Anywhere in the
     ranges of `cosmology.options`, factors are accurate to 1e-7 and rates to 1e-6. The steeper dark
     energy rises, the more nodes are needed. The last Chebyshev coefficients measure the accuracy.
-    More nodes are tried until these coefficients are small enough; a solution that stays less
-    accurate is refused.
+    More nodes are tried until these coefficients are small enough. If they stay too large, a
+    ValueError is raised.
 
     Raises:
         ValueError: dark energy that rises too steeply to be resolved (not checked inside a

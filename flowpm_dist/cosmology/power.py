@@ -26,10 +26,11 @@ class LinearPower:
 
     It is evaluated element by element for k [h/Mpc] of any shape, eagerly or in a graph, in
     float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb",
-    with respect to A_s, sigma8 and n_s only: a gradient by another parameter raises LookupError.
+    only with respect to A_s, sigma8 and n_s: for other parameters LookupError is raised.
 
-    CAMB's table covers about 1e-5 h/Mpc to 20/Mpc; beyond, the power is a power law with the slope
-    at that end. Dark energy is CAMB's PPF, neutrinos are massless.
+    CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
+    with the slope at the nearer end of the table. Dark energy is CAMB's PPF; neutrinos are
+    massless.
 
     Args:
         cosmology: the parameters.

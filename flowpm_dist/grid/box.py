@@ -32,15 +32,16 @@ VECTOR = mtf.Dimension("component", 3)
 
 @dataclass(frozen=True)
 class Box:
-    """A periodic box, or a batch of them, its grid, and how that is shared between ranks.
+    """A periodic box or a batch of boxes, with its grid and its distribution over ranks.
 
     Attributes:
         grid: cells along x, y, z.
         size: side lengths [Mpc/h].
-        mesh: the ranks; x runs over `row`, y over `col`, z is whole, the batch over `replica`.
-        dtype: of its fields, float32 or float64.
-        batch: number of boxes, each with a universe of its own; None: one, whose fields have no
-            batch dimension.
+        mesh: the ranks. x is split over `row`, y over `col` and the batch over `replica`; z is not
+            split.
+        dtype: the dtype of its fields, float32 or float64.
+        batch: the number of boxes, each with its own universe. None: a single box, whose fields
+            have no batch dimension.
 
     Raises:
         ValueError: a side that is not positive, an odd or tiny grid, or one the mesh does not
@@ -205,7 +206,7 @@ class Box:
             shape: `mtf.Shape` of the whole array.
 
         Raises:
-            ValueError: it has neither shape, or another dtype than the box.
+            ValueError: the value has neither shape, or its dtype is not the box's.
         """
         return block_of(self.impl, name, value, shape, self.dtype)
 

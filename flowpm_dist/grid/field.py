@@ -89,7 +89,7 @@ class Field:
         return self.block.dtype
 
     def on(self, box: Box) -> Field:
-        """Returns this field with each cell on the rank that holds it in another box.
+        """Returns this field, distributed over the ranks in the same way as another box.
 
         Where the layouts differ, cells move between ranks. All ranks must call this together.
         Differentiable.

@@ -238,7 +238,7 @@ class Observations:
         room = FAR / (expected * given) ** 0.5
         if low - room <= mean / given <= high + room:
             return {}
-        what = f"{where} has {mean:.4g} in a cell that is observed, on average"
+        what = f"{where} has a mean of {mean:.4g} per observed cell"
         return {"mean_count": f"= {given:g}: {what}; must be about that"}
 
 

@@ -214,7 +214,7 @@ class ObservationOptions(Options):
             uses_lpt: whether the integrator follows LPT of order 2.
         """
         if self.structure == "1lpt" and uses_lpt:
-            what = "follows LPT of order 2; 1lpt makes no step, so that fastpm will do"
+            what = "follows LPT of order 2, but structure 1lpt makes no steps: use fastpm"
             yield Problem("evolution.integrator", what)
 
     def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
@@ -385,7 +385,7 @@ class ConvergenceMapOptions(ObservationOptions):
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         if self.structure != "pm":
-            what = 'a light cone sees the steps of the particle mesh; must be "pm"'
+            what = 'a light cone needs the steps of the particle mesh; must be "pm"'
             yield self.problem("structure", what)
 
     @property
@@ -412,7 +412,7 @@ class ConvergenceMapOptions(ObservationOptions):
     def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
         """Yields a problem unless there is a light cone with the noise of shapes."""
         if light_cone is None:
-            what = 'is missing: with kind = "convergence" it says what is seen, as of simulate'
+            what = 'is missing: with kind = "convergence" it describes the maps, as for simulate'
             yield Problem("lightcone", what)
         elif light_cone.shape_noise is None:
             allowed = type(light_cone).model_fields["shape_noise"].description

@@ -259,10 +259,10 @@ HALO_MARGIN = 1.2
 
 
 class HaloError(RuntimeError):
-    """A particle strayed beyond the halo. Raised on every rank, before any mass is lost.
+    """A particle moved beyond the halo. Raised on every rank, before any mass is lost.
 
     Attributes:
-        needed: halo that should do for the whole run [particle spacings].
+        needed: the halo that should be wide enough for the whole run [particle spacings].
     """
 
     def __init__(self, message: str, needed: int) -> None:

@@ -60,12 +60,12 @@ class LikelihoodOptions(Options):
     """The likelihood of the data.
 
     Attributes:
-        name: a custom likelihood; by default the one of the observation's kind.
-        error: the standard deviation of the model, as a share of a cell's density.
+        name: a custom likelihood; by default the likelihood of the observation's kind.
+        error: the standard deviation of the model's error, as a fraction of a cell's density.
     """
 
     name: Annotated[str, AfterValidator(checked_python_name)] | None = Field(
-        default=None, description='"package.module:object" of a likelihood of your own'
+        default=None, description='"package.module:object" of your own likelihood'
     )
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
@@ -104,7 +104,7 @@ class DataOptions(Options):
 
 
 class FittedPriors(ParameterRanges, NuisanceRanges):
-    """The parameters that are fitted along, each with a uniform prior between two values.
+    """The parameters that are fitted besides the white noise, each with a uniform prior.
 
     Parameters of a custom likelihood have priors under their own names, too.
     """
@@ -146,7 +146,7 @@ class SearchOptions(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        what = "default stages; each of search.stages has evaluations of its own"
+        what = "default stages; each of search.stages has its own number of evaluations"
         return {} if self.stages is None else {"evaluations": what}
 
     def problems(self) -> Iterator[Problem]:
@@ -159,7 +159,7 @@ class SearchOptions(Options):
 
     @property
     def total(self) -> int:
-        """The number of gradients that the search takes, at most about."""
+        """The largest number of gradients that the search takes, about."""
         return sum(n for *_, n in self.stages) if self.stages else self.evaluations
 
 
@@ -171,16 +171,16 @@ TAKES: dict[str, Callable[[Kind], bool]] = {
     "data.noise_seed": lambda kind: kind.layout == "cells",
     "data.add_noise": lambda kind: kind.likelihood != "Poisson",
 }
-"""Keys with which only some kinds of observations go."""
+"""Keys that only some kinds of observations take, each with its rule."""
 
 WITHOUT_DERIVATIVE = ("Omega_m", "Omega_b", "h", "w0", "wa")
-"""Parameters that CAMB gives no derivative by."""
+"""Parameters for which there are no gradients with CAMB."""
 
 # Memory and disk, in values of a cell; measured, see docs/performance.md.
 GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
-"""While the gradient is taken, by the structure of the model."""
+"""Values while a gradient is computed, by the structure of the model."""
 EXCHANGED = 24
-"""More of them for halos and messages of the transforms, where ranks share the box."""
+"""Additional values for halos and for messages of the transforms, if ranks share the box."""
 OF_PAIR = 2
 """For each change that L-BFGS remembers."""
 FIELDS = 9
@@ -219,7 +219,7 @@ class ReconstructionOptions(SimulatedRun):
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """The values of a mock's parameters; custom likelihoods have unknown ones."""
+        """The values of a mock's parameters; those of a custom likelihood are not known."""
         return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
 
     @property
@@ -261,11 +261,11 @@ class ReconstructionOptions(SimulatedRun):
         yield from self._file_problems()
         shape = self.mesh.shape
         if self.sampler is None and shape and parse_mesh(shape, batched=True).get("replica", 1) > 1:
-            what = "only chains use a replica axis, and without [sampler] there are none; give "
-            yield self.problem("mesh.shape", f"{what}[sampler], or leave the axis out")
+            what = "only chains use a replica axis, and without [sampler] there are no chains: "
+            yield self.problem("mesh.shape", f"{what}give [sampler], or leave the axis out")
 
     def _prior_problems(self) -> Iterator[Problem]:
-        """What is fitted is a parameter of the model; a mock's own values are possible ones."""
+        """Checks that the model has the fitted parameters, and that priors hold a mock's values."""
         ranges, seen = self.priors.ranges, self.observation.own_values
         nuisances = [name for name in ranges if name not in ParameterRanges.model_fields]
         nuisances = [name for name in nuisances if name != "A_s"]
@@ -281,11 +281,11 @@ class ReconstructionOptions(SimulatedRun):
                 what = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
                 yield Problem(f"priors.{name}", what)
             if name in WITHOUT_DERIVATIVE and self.cosmology.transfer == "camb":
-                what = f"is given, but CAMB gives no derivative by {name}"
+                what = f"is given, but with CAMB there is no gradient with respect to {name}"
                 yield Problem(f"priors.{name}", f'{what}: use transfer = "eisenstein-hu"')
 
     def _file_problems(self) -> Iterator[Problem]:
-        """The files are there, and fit as far as they tell unread; maps are read."""
+        """Checks that the files exist and that their headers fit; maps are read as a whole."""
         box, data = self.box, self.data.file
         files = {f"observation.{key}": path for key, path in self.observation.files.items()}
         yield from file_problems(files, box.grid, box.size)

@@ -106,12 +106,12 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
             able = " and ".join(n for n, other in INTEGRATORS.items() if other.starts_at_zero)
             kind = type(self.integrator)
             name = next((n for n, other in INTEGRATORS.items() if kind is other), kind.__name__)
-            what = f"starts at 0, which only {able} can; {name} must start later"
+            what = f"starts at 0: only {able} can start there; {name} must start later"
             yield Problem("edges" if self.edges else "a_start", what)
 
 
 class SimulatedRun(RunFile):
-    """The sections that define a simulation, in the run files of all jobs that make some.
+    """The sections that define a simulation, in the run files of all jobs that simulate.
 
     A kind of run file adds its own sections, and [cosmology] and [initial] as it needs them.
     """
@@ -124,7 +124,7 @@ class SimulatedRun(RunFile):
 
     @property
     def initial_options(self) -> InitialOptions:
-        """What white noise becomes."""
+        """The options of the initial conditions, besides the white noise."""
         options: InitialOptions = getattr(self, "initial", InitialOptions())
         return options
 
@@ -136,7 +136,7 @@ class SimulatedRun(RunFile):
 
     @property
     def solver(self) -> SolverOptions:
-        """All options of the simulation but its universe, its box and its steps."""
+        """All options of the simulation except its cosmology, box and steps."""
         found: dict[str, Any] = {}
         for part in (self.initial_options, self.evolution, self.run):
             found |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
@@ -198,8 +198,8 @@ class SimulatedRun(RunFile):
             yield from cone.run_problems(self.evolution, self.box.size, end)
 
 
-WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, which alone takes gradients of a run"}
-"""The idle key of jobs that take no gradients."""
+WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, the only job that needs gradients of a run"}
+"""The key that has no effect in jobs without gradients."""
 
 
 class ResultsOptions(Options):
@@ -211,15 +211,15 @@ class ResultsOptions(Options):
 
 
 class OutputOptions(Options):
-    """The options of what a simulation leaves on the disk.
+    """The options of what a simulation writes to the disk.
 
     Attributes:
-        format: format of the snapshot: "zarr", or for other codes "gadget-hdf5" or "bigfile",
-            which hold the particles alone.
+        format: format of the snapshot: "zarr"; or, for other codes, "gadget-hdf5" or "bigfile",
+            which hold only the particles.
         fields: names of the fields of a zarr snapshot.
         a, redshifts: when states are written before the last one, as scale factors or redshifts.
-        checkpoint_every: the number of steps between checkpoints; 0 for none but the one that is
-            written when a signal stops the run.
+        checkpoint_every: the number of steps between checkpoints. With 0, a checkpoint is written
+            only when a signal stops the run.
     """
 
     format: FormatName = Field(default="zarr", description='"zarr", "gadget-hdf5" or "bigfile"')
@@ -240,7 +240,7 @@ class OutputOptions(Options):
             yield Problem("redshifts", "and a are both given: give one of them")
         names = [output_name(a) for a in self._asked()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            what = f"has two times for one folder, {', '.join(twice)}: times must differ by 0.0001"
+            what = f"has two times for the folder {', '.join(twice)}: times must differ by 0.0001"
             yield Problem("a" if self.a else "redshifts", what)
 
     def idle(self) -> dict[str, str]:

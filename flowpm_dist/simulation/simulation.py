@@ -224,8 +224,8 @@ class Simulation:
             seed: the seed of the white noise; or
             white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field` on
                 any mesh of the same ranks, the whole array, or this rank's block; or
-            particles: a `State` at the first edge of the steps, whose cosmology the run does not
-                take over; or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3]
+            particles: a `State` at the first edge of the steps (the run does not use the state's
+                cosmology); or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3]
                 each, in any form that `white_noise` can have.
             cosmology: replaces the simulation's own.
             paired: whether to reverse the sign of the seed's white noise.
@@ -295,8 +295,8 @@ class Simulation:
             seed, progress, start: as for `run`, without particles.
             outputs, on_output: as for `run`; what `on_output` returns is dropped. A session that
                 continues a run gives the times for which `on_output` has not been called yet.
-            observers: functions as for `observe`, whose observers all watch this run; the same ones
-                in each session.
+            observers: functions as for `observe`. All their observers watch this run. Give the same
+                functions in each session.
             on_seen: called at the end, on every rank, with the results of each observer.
             after_step: called on every rank after each step and `progress`, with a `MidRun` from
                 which the same run can continue. An exception from it ends the run.

@@ -373,7 +373,7 @@ def _nside(maps: np.ndarray) -> int:
     pixels = maps.shape[-1] if maps.ndim else 0
     nside = round((pixels / 12) ** 0.5)
     if not pixels or 12 * nside**2 != pixels:
-        raise ValueError(f"maps of shape {maps.shape} have not the pixels of a whole sky")
+        raise ValueError(f"maps of shape {maps.shape} do not have the pixels of a full sky")
     return nside
 
 

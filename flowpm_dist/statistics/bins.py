@@ -35,7 +35,7 @@ class Bins:
     Attributes:
         number: the number of bins; or
         width: the width of each bin [h/Mpc], or [dex] with spacing "log". Bins fill the range from
-            below, and a rest at its upper end is in no bin.
+            below. What is left at the upper end, less than one width, is in no bin.
         spacing: "linear" for bins of equal width in k, "log" in log k.
         k_min, k_max: the ends of the range [h/Mpc]; by default the fundamental wavenumber of the
             longest side, 2 pi / L, and the smallest Nyquist wavenumber of the box.

@@ -86,7 +86,7 @@ def compare(
 
     Args:
         a, b: `Field`s on the same box (or whole arrays on one rank).
-        box_size: of arrays [Mpc/h], one number or three. `Field`s have their own.
+        box_size: the sides of the arrays' box [Mpc/h], one number or three; `Field`s have one.
         bins: as for `power_spectrum`.
         window: "cic" or None for both, or a pair: "cic" for a density painted from particles, None
             for a linear field.

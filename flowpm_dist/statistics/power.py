@@ -179,7 +179,7 @@ def multipoles(
 def _checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
     checked = tuple(int(order) for order in orders)
     if not checked or any(order < 0 or order % 2 for order in checked):
-        raise ValueError(f"orders {tuple(orders)}: even numbers from 0 on are needed")
+        raise ValueError(f"orders {tuple(orders)}: must be even numbers of at least 0")
     return checked
 
 

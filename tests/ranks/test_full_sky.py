@@ -284,7 +284,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
         (dict(observer=(0.0, 161.0, 0.0)), sim, [0.04], "must be in the box of 160 x 160 x 160"),
         (dict(z_max=5.0), sim, [0.04], "z_max = 5: the run begins at z = 4"),
         (dict(), simulation(mesh, steps=EDGES[:-1]), [0.04], "the run ends at a = 0.97: a light"),
-        (dict(), sim, [0.06], r"sources\[0\] reach to z = 0.06, behind z_max = 0.05"),
+        (dict(), sim, [0.06], r"sources\[0\] reach to z = 0.06, beyond z_max = 0.05"),
         (dict(), sim, [], "at least one source"),
     ):
         asked = LightCone(FullSky(**{**SKY.sky.model_dump(), **sky}))

@@ -345,7 +345,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
         ),
         (dict(z_max=5.0), sim, [0.2], "z_max = 5: the run begins at z = 4"),
         (dict(), late(steps=EDGES[:-1]), [0.2], "ends at a = 0.9: a light cone to an observer"),
-        (dict(), sim, [0.3], r"sources\[0\] reach to z = 0.3, behind z_max = 0.25"),
+        (dict(), sim, [0.3], r"sources\[0\] reach to z = 0.3, beyond z_max = 0.25"),
         (dict(), sim, [], "at least one source"),
         (dict(z_max=0.001), sim, [0.001], r"and the nearest particles at 10: see farther"),
         (

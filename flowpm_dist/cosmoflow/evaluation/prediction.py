@@ -240,7 +240,7 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
         ObservationError: they are not such as the network was trained on.
     """
     if box_size is not None:
-        raise ObservationError("--box-size is that of a volume, and the network sees maps")
+        raise ObservationError("--box-size is for volumes, but the network takes maps: omit it")
     kappa = read_convergence(path, cone)
     if path.suffix == ".npy":
         return kappa

@@ -67,8 +67,8 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
 
     Attributes:
         sampling: how they are drawn.
-        targets: those that the network is to find; by default all of the cosmology. The others are
-            nuisances: universes differ in them, and the network does not learn their values.
+        targets: the parameters that the network infers; by default all that vary in the cosmology.
+            The others are nuisance parameters: they vary, but the network does not learn them.
     """
 
     sampling: Sampling = Field(
@@ -106,7 +106,7 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest value of each parameter that the network is to find."""
+        """Lowest and highest value of each parameter that the network infers."""
         targets = VARIABLE if self.targets is None else self.targets
         return {name: ends for name, ends in self.drawn.items() if name in targets}
 
@@ -156,7 +156,7 @@ class NetworkOptions(Options):
 
 
 class AdamOptions(Options):
-    """The optimiser "adam" has no options of its own."""
+    """The options of the optimiser "adam": there are none."""
 
 
 class MomentumOptions(Options):
@@ -169,23 +169,23 @@ OPTIMISERS = {"adam": AdamOptions, "sgd": MomentumOptions}
 
 
 class ConstantDecay(Options):
-    """A learning rate that stays as it is after the warm-up."""
+    """A learning rate that is constant after the warm-up."""
 
 
 class CosineDecay(Options):
-    """A learning rate that falls to `end_rate` as a half period of the cosine."""
+    """A learning rate that falls to `end_rate` along half a period of a cosine."""
 
     end_rate: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
 
 class PolynomialDecay(CosineDecay):
-    """A learning rate that falls to `end_rate` as a power of the steps that are left."""
+    """A learning rate that falls to `end_rate` as a power of the number of remaining steps."""
 
     power: float = Field(default=1.0, gt=0, description="a number above 0")
 
 
 class MilestoneDecay(Options):
-    """A learning rate that is multiplied by the factor of each milestone from its step on."""
+    """From the step of each milestone on, the learning rate is the base rate times its factor."""
 
     milestones: Milestones = Field(
         description="a list of [step, factor], steps increasing, factors of the learning rate"
@@ -193,7 +193,7 @@ class MilestoneDecay(Options):
 
 
 class EpochDecay(MilestoneDecay):
-    """The same with milestones, and the warm-up, in epochs."""
+    """The same, but milestones and warm-up are given in epochs."""
 
 
 DECAYS = {
@@ -243,8 +243,8 @@ SMALLEST_CENTRED = 4
 class TrainingOptions(Options):
     """The options of the training of a network.
 
-    Attributes that follow from other options unless they are given are `DERIVED` until the plan is
-    complete: warmup, calibrate and steps.
+    If warmup, calibrate and steps are not given, they follow from other options. They are then
+    `DERIVED` until the plan is complete.
     """
 
     preset: Literal["mlperf"] | None = Field(default=None, description='"mlperf"')
@@ -311,12 +311,12 @@ class TrainingOptions(Options):
 
     @property
     def max_gradient_norm(self) -> float | None:
-        """The norm that longer gradients are scaled down to; None where they stay as they are."""
+        """The norm to which longer gradients are scaled down; None if gradients are not scaled."""
         return self.clip_norm or None
 
     @property
     def centres(self) -> bool:
-        """Whether the batch's mean is subtracted from the features: a few volumes have no mean."""
+        """Whether the batch's mean is subtracted from the features; not in small batches."""
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
@@ -338,7 +338,7 @@ class DataOptions(Options):
 
 
 class _Split(DataOptions):
-    """Volumes that are divided into those to train on, and those that are held out."""
+    """Volumes that are divided into a training set and held-out sets."""
 
     validation: int = count(128)
     test: int = count(256)
@@ -360,7 +360,7 @@ class SimulatedData(_Split):
     balanced: bool = Field(default=True, description="true or false")
 
     def batch_problems(self, batch: int) -> Iterator[Problem]:
-        """Yields problems of the numbers of simulations with the batch, and with each other."""
+        """Yields a problem for each number that does not fit the batch or another number."""
 
         def problem(key: str, what: str) -> Problem:
             default = "" if self.is_given(key) else ", the default"
@@ -413,14 +413,14 @@ class ArrayData(_Split, _Stored):
         description='"float16", "float32", "float64", "int16", "uint16" or "int32"',
     )
     unit: Literal["density", "overdensity", "mass"] = Field(
-        description='"density" (mean 1), "overdensity" (mean 0) or "mass" (over its own mean)',
+        description='"density" (mean 1), "overdensity" (mean 0) or "mass" (divided by its mean)',
     )
     table: AnyPath = Field(description="a text file, a row for each volume")
     columns: Names | None = Field(default=None, description="a list of different names")
 
 
 class DummyData(DataOptions):
-    """One batch of random numbers, to measure a training without reading."""
+    """One batch of random numbers, to measure a training that reads no data."""
 
     source: Literal["dummy"] = "dummy"
 
@@ -468,9 +468,9 @@ by gradient descent on the mean squared error of parameters from -1 to 1."""
 def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the tables of a run file with the settings of the preset that it names, if any.
 
-    Keys of the file replace those of the preset, and so does `steps` replace `epochs`. Where the
-    file makes another choice, such as of the optimiser, the preset's keys of that choice go, and
-    those that mean nothing for a Keras model or for simulations.
+    Keys of the file replace those of the preset; `steps` also replaces `epochs`. If the file makes
+    another choice, for example of the optimiser, the preset's keys for its own choice are dropped.
+    Keys that have no meaning for a Keras model or for simulations are dropped, too.
 
     Args:
         table: sections and their keys, not checked yet.

@@ -85,8 +85,8 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
             if changed:
                 raise TrainedError(
                     f"training.start_from = {str(start)!r}: the same volumes were divided "
-                    "otherwise there, so its weights may have seen some that are held out here; "
-                    f"take its {', '.join(changed)}"
+                    "otherwise there, so its weights may have seen volumes that are held out "
+                    f"here; use its {', '.join(changed)}"
                 )
 
     @property

@@ -100,7 +100,8 @@ class ArraySet:
             return low - beyond, high + beyond
         if low < prior[0] or high > prior[1]:
             raise TableError(
-                f"{self.table}: {name} is from {low:g} to {high:g}, priors.{name} is {list(prior)}"
+                f"{self.table}: {name} is from {low:g} to {high:g}, but priors.{name} is "
+                f"{list(prior)}"
             )
         return prior
 
@@ -131,9 +132,9 @@ class ArraySet:
         low, high = limits
         if np.isfinite(mean) and not low < mean < high:
             raise RecordError(
-                f"{self._where(0)} has volumes of mean {mean:.4g}; of data.unit = "
-                f'"{self._data.unit}" it is from {low:g} to {high:g}; with "mass" volumes are '
-                "divided by their means"
+                f"{self._where(0)} has volumes of mean {mean:.4g}; with data.unit = "
+                f'"{self._data.unit}" it must be from {low:g} to {high:g}; with "mass", volumes '
+                "are divided by their means"
             )
 
     def _file(self, number: int) -> Path:
@@ -189,8 +190,8 @@ class ArraySet:
         if not np.isfinite(values).all() or values.min() < 0:
             what = "below -1" if self._data.unit == "overdensity" else "negative"
             raise RecordError(
-                f"volume {number} of {self._where(number)} has values that are not finite or "
-                f"{what}: no {self._data.unit}"
+                f"volume {number} of {self._where(number)} has values that are {what} or "
+                f'not finite: data.unit = "{self._data.unit}" allows neither'
             )
         return values.astype(np.float32)
 

@@ -335,7 +335,7 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
     counts: dict[int, dict[Block, int]] = defaultdict(dict)
     for path, _, number, block in files:
         if (block.rows, block.cols) != header.blocks:
-            raise RecordError(f"{path} is not of {header.blocks} blocks: move it away")
+            raise RecordError(f"{path} is not split into {header.blocks} blocks: move it away")
         counts[number][block] = len(record_bounds(path)) - 1
     wanted = header.blocks[0] * header.blocks[1]
     for number, of_block in counts.items():
@@ -375,7 +375,7 @@ def dataset_files(folder: Path, split: str) -> list[Path]:
         known = public_splits(folder)
     if not known and split_files(folder):
         raise RecordError(
-            f"{folder} has record files, and no {DATASET}: writing it was not finished "
+            f"{folder} has record files, but no {DATASET}: writing it was not finished "
             "(finish_dataset does it)"
         )
     there = f"the splits there are: {', '.join(known)}" if known else "there is none"

@@ -300,8 +300,8 @@ def _check_staging(into: Path, split: str, targets: Mapping[Path, Path]) -> None
     free = shutil.disk_usage(ground).free
     if needed > free:
         raise RecordError(
-            f"{ground} has {human_size(free)} free, the {len(missing)} files of split {split!r} "
-            f"still to be staged need {human_size(needed)}"
+            f"{ground} has {human_size(free)} free, but the {len(missing)} files of split "
+            f"{split!r} still to be staged need {human_size(needed)}"
         )
 
 

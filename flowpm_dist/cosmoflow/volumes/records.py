@@ -325,7 +325,7 @@ class RecordDataset(Dataset):
             first = bad[0] * pieces
             names = map(str, paths[first : first + pieces])
             numbers = dict(zip(names, counts[bad[0]].tolist(), strict=True))
-            raise RecordError(f"blocks of the same samples with unequal numbers of them: {numbers}")
+            raise RecordError(f"the blocks of one file hold unequal numbers of samples: {numbers}")
         starts = [
             np.stack([bounds[:-1] for bounds in found[at : at + pieces]], axis=1)
             for at in range(0, len(found), pieces)
@@ -337,7 +337,8 @@ class RecordDataset(Dataset):
             short = np.flatnonzero(counts[:, 0] < self.header.samples_per_file) * pieces
             raise RecordError(
                 f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, must "
-                f"be {expected or 'some'}; not full are {', '.join(paths[n].name for n in short)}"
+                f"be {expected or 'some'}; incomplete files: "
+                f"{', '.join(paths[n].name for n in short)}"
             )
 
     def __len__(self) -> int:
@@ -353,7 +354,7 @@ class RecordDataset(Dataset):
         indices = [index for *_, index in pieces]
         if len(set(indices)) > 1:
             found = dict(zip(paths, indices, strict=True))
-            raise RecordError(f"blocks of different simulations at the same place: {found}")
+            raise RecordError(f"the blocks of one sample are of different simulations: {found}")
         values = iter(values for values, *_ in pieces)
         rows = [[next(values)[x, y] for *_, x, y in line] for line in self._crops]
         volume = np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(np.float32)

@@ -297,7 +297,7 @@ def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
     """
     found = np.searchsorted(kicks, times, side="right") - 1
     if (found < 0).any():
-        raise ValueError("no force is known yet that early: begin the run earlier")
+        raise ValueError("a time lies before the first force is known: start the run earlier")
     return found
 
 

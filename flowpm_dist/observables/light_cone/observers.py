@@ -185,7 +185,7 @@ class ConvergencePainter(MapPainter):
                 if reach > end * (1 + 1e-6):
                     raise ValueError(
                         f"sources[{number}] reach to z = {float(distances.redshift(reach)):.4g}, "
-                        f"behind z_max = {geometry.sky.z_max:g}: see farther, or cut their "
+                        f"beyond z_max = {geometry.sky.z_max:g}: increase it, or cut their "
                         "distribution"
                     )
             nodes = geometry.nodes(distances)

@@ -93,7 +93,7 @@ class SkyOptions(Options, abc.ABC):
             a: scale factor of the run's first particles.
         """
         if self.earliest < a:
-            begin = f"the run begins at z = {1 / a - 1:.4g}; begin it earlier, or see less far"
+            begin = f"the run begins at z = {1 / a - 1:.4g}; start it earlier, or reduce z_max"
             yield Problem("z_max", f"= {self.z_max:g}: {begin}")
 
     def run_problems(
@@ -234,8 +234,8 @@ class FullSky(SkyOptions):
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))
             yield self.problem(
                 "z_max",
-                f"the sphere that is seen holds the box {boxes:.0f} times, and may {MOST_BOXES} "
-                f"times: take a box that is {larger} times as wide, or see less far",
+                f"the observed sphere holds the box {boxes:.0f} times, at most {MOST_BOXES} are "
+                f"possible: take a box that is {larger} times as wide, or reduce z_max",
             )
 
     def shell_count(self, width: float, end: float) -> int:

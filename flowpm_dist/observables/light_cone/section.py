@@ -1,4 +1,4 @@
-"""The section [lightcone] of run files: sources, maps, and the memory and disk these take.
+"""The section [lightcone] of run files: sources, maps, and the memory and disk space they need.
 
 Nothing here imports TensorFlow.
 """
@@ -75,7 +75,7 @@ class LensedSky(SkyOptions):
     sources: Annotated[tuple[SourceOptions, ...], Field(min_length=1), table_of(SourceOptions)] = (
         Field(
             description="a list of tables such as { redshift = 1.0 }, { smail = [0.3, 2.0, 1.5], "
-            'z_max = 1.5 } or { file = "nz.txt" }, each with a shift if need be'
+            'z_max = 1.5 } or { file = "nz.txt" }, each with an optional shift'
         )
     )
     alignment: Annotated[AlignmentOptions | None, table_of(AlignmentOptions)] = Field(
@@ -98,10 +98,10 @@ class LensedSky(SkyOptions):
             elif farthest > self.z_max * (1 + Z_TOLERANCE):
                 cut = ", or cut them with their own z_max" if source.smail else ""
                 cut = ", or end the table there" if source.file else cut
-                what = f"reach to z = {farthest:.4g}, behind z_max = {self.z_max:g}: see farther"
+                what = f"reach to z = {farthest:.4g}, beyond z_max = {self.z_max:g}: increase it"
                 yield Problem(key, f"{what}{cut}")
             if source.redshift is not None and self.alignment is not None:
-                yield Problem(key, "are at one redshift: alignments need smail or file")
+                yield Problem(key, "are at one redshift: an alignment needs smail or file")
 
     @property
     def tables(self) -> dict[str, SourceOptions]:
@@ -158,7 +158,7 @@ class FlatLensingOptions(ConvergenceOptions):
 
     Attributes:
         sky: "flat".
-        particles: whether the particles that are seen are written, too.
+        particles: whether the particles on the light cone are written, too.
         ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
         plane_width: width of planes of matter [Mpc/h].
         planes: whether planes of matter are written.
@@ -185,7 +185,7 @@ class FlatLensingOptions(ConvergenceOptions):
         """See `Options.problems`."""
         yield from super().problems()
         if self.alignment is not None and self.ray_tracing:
-            what = "is given together with ray_tracing, which has none: leave one of them out"
+            what = "cannot be combined with ray_tracing: leave one of them out"
             yield Problem("alignment", what)
 
     @property
@@ -195,11 +195,11 @@ class FlatLensingOptions(ConvergenceOptions):
 
 
 class FullSkyLensingOptions(LensedSky, FullSky):
-    """A simulation's light cone on the whole sky, and the lensing by it: [lightcone] likewise.
+    """A simulation's light cone on the full sky, and the lensing by it: also [lightcone].
 
     Attributes:
         sky: "full".
-        particles: whether the particles that are seen are written, too.
+        particles: whether the particles on the light cone are written, too.
         shells: whether shells of matter are written.
         shell_width: width of shells of matter [Mpc/h].
     """
@@ -245,8 +245,8 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
     Args:
         z: the redshift.
         cosmology: parameters of the run.
-        priors: has the lowest and the highest value of those that vary, by name; the distance is
-            then the largest.
+        priors: the lowest and the highest value of each parameter that varies, as attributes. The
+            result is then the largest distance.
     """
     names = ("Omega_m", "w0", "wa")
     ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
@@ -260,7 +260,7 @@ def pixel_warnings(
     size: Sequence[float],
     cells: Sequence[float],
 ) -> tuple[str, ...]:
-    """Returns a warning where pixels are finer than what is simulated.
+    """Returns a warning if the pixels are finer than the simulation resolves.
 
     Args:
         cone: the light cone.
@@ -295,7 +295,7 @@ class LightConeWork:
         planes: number of planes, or shells, of matter that are painted.
         plane_width: width of the first of them [Mpc/h].
         particles: number of particles that are written, about.
-        warnings: what a user should know; kept with the maps.
+        warnings: warnings for the user; they are stored with the maps.
     """
 
     options: LensingOptions
@@ -335,7 +335,7 @@ class LightConeWork:
             if boxes > MANY_BOXES:
                 seconds = boxes * math.prod(grid) * NS_PER_COPY * 1e-9
                 warnings.append(
-                    f"lightcone.z_max = {cone.z_max:g}: the sphere that is seen holds the box "
+                    f"lightcone.z_max = {cone.z_max:g}: the observed sphere holds the box "
                     f"{boxes:.0f} times, with the same structure; painting takes about "
                     f"{seconds:.2g} s of processor time, summed over ranks; a larger box "
                     "is repeated less"
@@ -354,7 +354,7 @@ class LightConeWork:
         return cls(cone, end, planes, width, particles, tuple(warnings))
 
     def coarser(self) -> Iterator[tuple[str, LightConeWork]]:
-        """Yields the same work with fewer and fewer pixels, and the key and number of these."""
+        """Yields the same work with ever fewer pixels, and the setting that gives them."""
         key, options = self.options.PIXELS, self.options
         while (pixels := options.enough_pixels(0.5)) < getattr(options, key):
             options = options.model_copy(update={key: pixels})
