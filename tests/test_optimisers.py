@@ -20,7 +20,12 @@ from flowpm_dist.cosmoflow.network.optimisers import (
     Polynomial,
     StepDecay,
 )
-from flowpm_dist.cosmoflow.planning.options import SC18_TRUST, MomentumOptions, TrainingOptions
+from flowpm_dist.cosmoflow.planning.options import (
+    SC18_TRUST,
+    MomentumOptions,
+    NetworkOptions,
+    TrainingOptions,
+)
 
 SHAPES = [(2, 2, 3, 4), (4,), (5, 3), ()]
 # Keras rounds its constants to float32: these stay what they are, as do binary fractions below.
@@ -309,7 +314,7 @@ def test_rates_for_more_samples_in_a_step():
 
 def sample(loss: str, batch: int = 5, parameters: int = 3) -> tuple[tf.Tensor, tf.Tensor]:
     rng = np.random.default_rng(7)
-    outputs = rng.standard_normal((batch, layers.outputs_of(loss, parameters)))
+    outputs = rng.standard_normal((batch, NetworkOptions(loss=loss).outputs_of(parameters)))
     return tf.constant(rng.standard_normal((batch, parameters))), tf.constant(outputs)
 
 

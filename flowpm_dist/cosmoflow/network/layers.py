@@ -243,22 +243,17 @@ LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 """Losses by name: functions (targets, outputs) -> [batch]."""
 
 
-def outputs_of(loss: str, parameters: int) -> int:
-    """Returns the number of outputs of a network."""
-    return parameters * (2 if loss == "likelihood" else 1)
-
-
 def split_prediction(loss: str, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
     """The predicted means, and their standard deviations where the loss trains them, else None.
 
     Args:
         loss: a name of `LOSSES`.
-        outputs: the network's outputs [..., outputs_of(loss, parameters)].
+        outputs: the network's outputs [..., output], see `NetworkOptions.outputs_of`.
 
     Returns:
         Each [..., parameter], in standardised units.
     """
-    if outputs_of(loss, 1) == 1:
+    if loss != "likelihood":
         return outputs, None
     mean, log_variance = _mean_and_log_variance(outputs)
     return mean, tf.exp(0.5 * log_variance)

@@ -18,7 +18,6 @@ from flowpm_dist.cosmoflow.network.layers import (
     LOSSES,
     SPLIT_CHANNEL,
     mesh_outputs,
-    outputs_of,
     whole_outputs,
 )
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, Dense, Stage, declaration
@@ -94,7 +93,7 @@ class BaseNetwork(tf.Module):
         self.declaration, self.mesh = network, mesh
         self.width, self.batch, self.channels, self.within = width, batch, channels, within
         self.loss, self.input = self.options.loss, self.options.input or "log1p"
-        self.parameters, self.outputs = parameters, outputs_of(self.loss, parameters)
+        self.parameters, self.outputs = parameters, self.options.outputs_of(parameters)
         self.master = tf.float64 if self.options.precision == "float64" else tf.float32
         self.stopwatch = Stopwatch()
         replicas = mesh.axis_size("replica")

@@ -242,17 +242,15 @@ class Optimiser(tf.Module):
                     gradient *= tf.cast(tf.minimum(self.clip_norm / norm, 1.0), gradient.dtype)
                 slots = [self.slots[name][n] for name in self.SLOTS]
                 change = self._step(gradient, variable, slots, rate)
-                variable.assign(self._decayed(variable, rate) - change)
+                kept: tf.Tensor = variable
+                if self.weight_decay:
+                    kept = variable * tf.cast(1.0 - rate * self.weight_decay, variable.dtype)
+                variable.assign(kept - change)
             self.iterations.assign_add(1)
             return tf.constant(True)
 
         finite = tf.cond(tf.math.is_finite(norm), update, lambda: tf.constant(False))
         return {"rate": rate, "gradient_norm": norm, "finite": finite}
-
-    def _decayed(self, variable: tf.Variable, rate: tf.Tensor) -> tf.Tensor:
-        if not self.weight_decay:
-            return variable
-        return variable * tf.cast(1.0 - rate * self.weight_decay, variable.dtype)
 
     @abstractmethod
     def _step(

@@ -144,6 +144,10 @@ class NetworkOptions(Options):
     gather_below: int = count(4)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="a share from 0 to below 1")
 
+    def outputs_of(self, parameters: int) -> int:
+        """Returns the number of outputs: a likelihood adds an error bar for each parameter."""
+        return parameters * (2 if self.loss == "likelihood" else 1)
+
     @property
     def is_keras(self) -> bool:
         """Whether the network is a Keras model."""

@@ -217,8 +217,8 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def outputs(self) -> int:
-        """Number of the network's outputs: a likelihood adds an error bar for each parameter."""
-        return len(self.parameters) * (2 if self.network.loss == "likelihood" else 1)
+        """Number of the network's outputs."""
+        return self.network.outputs_of(len(self.parameters))
 
     @property
     def declaration(self) -> Declaration:
