@@ -152,7 +152,7 @@ def mesh_step(job: Job, volume: Any, target: Any) -> tuple[Callable[[], Any], in
     import tensorflow as tf
 
     from flowpm_dist.cosmoflow.network.network import Network
-    from flowpm_dist.cosmoflow.network.optimisers import Adam, Constant
+    from flowpm_dist.cosmoflow.network.optimisers import Adam, Schedule
     from meshimpl.process_mesh import ProcessMesh
 
     network = Network(
@@ -164,7 +164,7 @@ def mesh_step(job: Job, volume: Any, target: Any) -> tuple[Callable[[], Any], in
         input="density",
         precision=job.precision,
     )
-    optimiser = Adam(Constant(RATE), clip_norm=None)
+    optimiser = Adam(Schedule(RATE), clip_norm=None)
     block, wanted = tf.constant(volume), tf.constant(target)
     samples = tf.range(len(target), dtype=tf.int64)
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from full_disk import disk_of
 
-from flowpm_dist.cosmoflow.network.optimisers import Constant, Momentum
+from flowpm_dist.cosmoflow.network.optimisers import Momentum, Schedule
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
 from flowpm_dist.cosmoflow.training.logs import TrainingLogs
@@ -22,7 +22,7 @@ DATA = ".data-00000-of-00001"
 
 def checkpoints(folder: Path) -> tuple[Checkpoints, tf.Variable]:
     weights = tf.Variable(np.arange(2000.0, dtype=np.float32))
-    optimiser = Momentum(Constant(0.1))
+    optimiser = Momentum(Schedule(0.1))
     optimiser.build([weights])
     return Checkpoints(folder, MESH, [weights], optimiser, 3), weights
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_network_is_not_damaged(three):
 def test_the_best_weights_are_kept_and_known_when_a_training_goes_on(tmp_path):
     def session():
         weights = tf.Variable(tf.zeros([3]))
-        optimiser = Momentum(Constant(0.1))
+        optimiser = Momentum(Schedule(0.1))
         optimiser.build([weights])
         kept = Checkpoints(tmp_path / "all", MESH, [weights], optimiser, 2, tmp_path / "best")
         return kept, weights

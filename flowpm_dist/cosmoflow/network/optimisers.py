@@ -10,27 +10,46 @@ first takes `rate(0)`), so that a resumed training has the rates that it would h
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
 import tensorflow as tf
-from pydantic import Field
+from pydantic import Field, InstanceOf
 from pydantic.dataclasses import dataclass
 
-from flowpm_dist.cosmoflow.planning.options import TRAINING_DEFAULTS, Milestones, MomentumOptions
+from flowpm_dist.cosmoflow.planning.options import (
+    TRAINING_DEFAULTS,
+    ConstantDecay,
+    CosineDecay,
+    EpochDecay,
+    MilestoneDecay,
+    MomentumOptions,
+    PolynomialDecay,
+)
+from flowpm_dist.options import Options
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
-    """A linear warm-up to the base rate, then the rates of the subclass.
+class Schedule:
+    """The learning rates of a training: a linear warm-up to the base rate, then a decay.
+
+    Polynomial decay is end + (base - end) (1 - t)^power, with t from 0 to 1 (SC18 CosmoFlow,
+    arXiv:1808.04728). Cosine decay is half a cosine from base to end (Loshchilov and Hutter,
+    arXiv:1608.03983, no restarts). Milestones count steps from the start of the training. With
+    `EpochDecay` rates change between epochs alone, as in the reference of MLPerf HPC CosmoFlow:
+    warm-up and milestones count epochs from 0, and a factor holds for epochs *after* its milestone.
+    With (32, 0.25) epoch 32 has the base rate, epoch 33 a quarter of it.
 
     Attributes:
         base: the rate at the end of the warm-up.
+        decay: what follows the warm-up; by default a constant rate.
+        steps, epochs: length of the whole training, at whose end a decay ends.
         warmup_steps: steps of the warm-up; `rate(warmup_steps)` is the first after it.
         start_factor: the warm-up starts from base x start_factor.
 
@@ -39,111 +58,35 @@ class Schedule(ABC):
     """
 
     base: Positive
+    decay: InstanceOf[Options] = ConstantDecay()
+    steps: AtLeastOne = field(default=1, kw_only=True)
+    epochs: AtLeastOne | None = field(default=None, kw_only=True)
     warmup_steps: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
     start_factor: NotNegative = field(default=0.1, kw_only=True)
 
     def rate(self, step: Any) -> tf.Tensor:
         """Returns the learning rate of a step, or of several [...], float64."""
         step = tf.cast(step, tf.float64)
+        if isinstance(self.decay, EpochDecay):
+            step = tf.floor(step * self.epochs / self.steps)
         done = step / max(self.warmup_steps, 1)
         warming = self.base * (self.start_factor + (1 - self.start_factor) * done)
         return tf.where(step < self.warmup_steps, warming, self._after_warmup(step))
 
-    @abstractmethod
     def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the rate at a float64 step."""
-
-
-@dataclass(frozen=True)
-class Constant(Schedule):
-    """The base rate for ever."""
-
-    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        return self.base * tf.ones_like(step)
-
-
-@dataclass(frozen=True)
-class _Decay(Schedule):
-    """A decay after the warm-up: base rate to end rate in `decay_steps` steps, then constant.
-
-    Attributes:
-        end: the rate from step warmup_steps + decay_steps on.
-        decay_steps: steps of the decay.
-    """
-
-    end: NotNegative = field(kw_only=True)
-    decay_steps: Annotated[int, Field(ge=1)] = field(kw_only=True)
-
-    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        left = 1 - (step - self.warmup_steps) / self.decay_steps
-        share = self._share(tf.minimum(tf.maximum(left, 0.0), 1.0))
-        return self.base * share + self.end * (1 - share)
-
-    @abstractmethod
-    def _share(self, left: tf.Tensor) -> tf.Tensor:
-        """Returns the base rate's share of the rate; `left` of the decay falls from 1 to 0."""
-
-
-@dataclass(frozen=True)
-class Polynomial(_Decay):
-    """Polynomial decay, linear by default: end + (base - end) (1 - t)^power, t from 0 to 1.
-
-    The decay of SC18 CosmoFlow (arXiv:1808.04728).
-    """
-
-    power: Positive = field(default=1.0, kw_only=True)
-
-    def _share(self, left: tf.Tensor) -> tf.Tensor:
-        return left**self.power
-
-
-@dataclass(frozen=True)
-class Cosine(_Decay):
-    """Half a cosine from base to end (Loshchilov and Hutter, arXiv:1608.03983, no restarts)."""
-
-    def _share(self, left: tf.Tensor) -> tf.Tensor:
-        return 0.5 - 0.5 * tf.cos(math.pi * left)
-
-
-@dataclass(frozen=True)
-class StepDecay(Schedule):
-    """Base x the factor of the last milestone reached.
-
-    Attributes:
-        milestones: (step, factor) in rising order of steps, which count from the start of the
-            training; factors multiply the base rate, not the rate before.
-    """
-
-    milestones: Milestones = field(kw_only=True)
-
-    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        base = self.base * tf.ones_like(step)
-        rate = base
-        for start, factor in self.milestones:
-            rate = tf.where(step >= start, base * factor, rate)
+        decay, rate = self.decay, self.base * tf.ones_like(step)
+        if isinstance(decay, MilestoneDecay):
+            base, after = rate, step - 1 if isinstance(decay, EpochDecay) else step
+            for start, factor in decay.milestones:
+                rate = tf.where(after >= start, base * factor, rate)
+        elif isinstance(decay, CosineDecay):
+            left = 1 - (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+            left = tf.minimum(tf.maximum(left, 0.0), 1.0)
+            share = 0.5 - 0.5 * tf.cos(math.pi * left)
+            if isinstance(decay, PolynomialDecay):
+                share = left**decay.power
+            rate = self.base * share + decay.end_rate * (1 - share)
         return rate
-
-
-@dataclass(frozen=True)
-class ByEpochs(StepDecay):
-    """Rates that change between epochs alone, as in the reference of MLPerf HPC CosmoFlow.
-
-    `warmup_steps` and the milestones count epochs, from 0. A factor holds for epochs *after* its
-    milestone: with (32, 0.25) epoch 32 has the base rate, epoch 33 a quarter of it.
-
-    Attributes:
-        steps, epochs: length of the whole training.
-    """
-
-    steps: int = field(kw_only=True)
-    epochs: int = field(kw_only=True)
-
-    def rate(self, step: Any) -> tf.Tensor:
-        """Returns the learning rate of a step, see `Schedule.rate`."""
-        return super().rate(tf.floor(tf.cast(step, tf.float64) * self.epochs / self.steps))
-
-    def _after_warmup(self, step: tf.Tensor) -> tf.Tensor:
-        return super()._after_warmup(step - 1)
 
 
 class Optimiser(tf.Module):

@@ -13,24 +13,8 @@ from flowpm_dist.cosmoflow.network import layers
 from flowpm_dist.cosmoflow.network.keras_network import KerasNetwork
 from flowpm_dist.cosmoflow.network.layers import Standardiser
 from flowpm_dist.cosmoflow.network.network import BaseNetwork, Network, of_all_replicas
-from flowpm_dist.cosmoflow.network.optimisers import (
-    Adam,
-    ByEpochs,
-    Constant,
-    Cosine,
-    Momentum,
-    Optimiser,
-    Polynomial,
-    Schedule,
-    StepDecay,
-)
-from flowpm_dist.cosmoflow.planning.options import (
-    CosineDecay,
-    EpochDecay,
-    MilestoneDecay,
-    MomentumOptions,
-    PolynomialDecay,
-)
+from flowpm_dist.cosmoflow.network.optimisers import Adam, Momentum, Optimiser, Schedule
+from flowpm_dist.cosmoflow.planning.options import MomentumOptions
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import Predictions
 from flowpm_dist.cosmoflow.volumes.draws import hashed
@@ -251,17 +235,14 @@ def optimiser_of(plan: TrainingPlan) -> Optimiser:
 
 def schedule_of(plan: TrainingPlan) -> Schedule:
     """Returns the learning rate of each step."""
-    asked, base, decay = plan.training, plan.training.base_rate, plan.training.decay
-    warm: dict[str, Any] = {"warmup_steps": asked.warmup}
-    falling = {"end": asked.end_rate, "decay_steps": max(1, asked.steps - asked.warmup), **warm}
-    if isinstance(decay, PolynomialDecay):
-        return Polynomial(base, power=decay.power, **falling)
-    if isinstance(decay, CosineDecay):
-        return Cosine(base, **falling)
-    if isinstance(decay, EpochDecay):
-        length: dict[str, Any] = {"steps": asked.steps, "epochs": asked.epochs, **warm}
-        start = asked.learning_rate / base
-        return ByEpochs(base, milestones=decay.milestones, start_factor=start, **length)
-    if isinstance(decay, MilestoneDecay):
-        return StepDecay(base, milestones=decay.milestones, **warm)
-    return Constant(base, **warm)
+    asked = plan.training
+    # As in MLPerf's reference, where the warm-up starts from the rate without a rule for batches.
+    start = asked.learning_rate / asked.base_rate if asked.by_epochs else Schedule.start_factor
+    return Schedule(
+        asked.base_rate,
+        asked.decay,
+        steps=asked.steps,
+        epochs=asked.epochs,
+        warmup_steps=asked.warmup,
+        start_factor=start,
+    )
