@@ -424,7 +424,8 @@ def test_fresh_test_sets_are_simulated_once_and_draws_are_independent(
     monkeypatch.setattr(VolumeMaker, "make", None)
     with monkeypatch.context() as without:
         elsewhere = TrainingFolder(training).path / "nowhere"  # as where held-out is not copied
-        without.setattr(TrainingFolder, "held_out", elsewhere)
+        held_out = property(lambda folder: elsewhere, lambda folder, value: None)
+        without.setattr(TrainingFolder, "held_out", held_out, raising=False)
         again = judged([training, another_seed], None, split)
     if world().rank:
         return

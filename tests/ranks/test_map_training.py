@@ -164,5 +164,5 @@ def check_answers(training, mesh, shared):
     check_question(training, shared / "same" / "lightcone.zarr", None)
     with pytest.raises(ObservationError, match="of another light cone .*: z_max differ"):
         check_question(training, shared / "other" / "lightcone.zarr", None)
-    with pytest.raises(ObservationError, match="the network sees maps"):
+    with pytest.raises(ObservationError, match="the network takes maps"):
         check_question(training, shared / "maps-0.npy", 160.0)
