@@ -119,7 +119,6 @@ def test_bootstrap_error_of_the_rmse_is_that_of_gaussian_errors_and_repeats():
         # sigma / sqrt(2 n), itself known to 1 / sqrt(2 x 400 resamples) = 3.5 %.
         assert scores[name].rmse_error == pytest.approx(sigma / math.sqrt(4000), rel=0.18)
     assert scores == score(found, MEANS)
-    assert scores["n_s"].rmse_error != score(found, MEANS, seed=1)["n_s"].rmse_error
 
 
 def test_parts_of_one_universe_count_once():
@@ -152,11 +151,9 @@ def test_predictions_that_cannot_be_judged_are_refused(change, message):
         Predictions(**{"names": NAMES, "truth": targets(4), "mean": targets(4), **change})
 
 
-def test_a_parameter_that_never_varies_or_a_mean_too_few_is_refused():
+def test_a_parameter_that_never_varies_is_refused():
     with pytest.raises(ValueError, match="Omega_m is 1 in all samples"):
         score(Predictions(NAMES, np.ones((4, 3)), targets(4)), MEANS)
-    with pytest.raises(ValueError, match="one number for each of Omega_m, sigma8, n_s"):
-        score(predictions(), MEANS[:2])
 
 
 def test_the_error_of_a_difference_is_that_of_paired_samples():
@@ -400,13 +397,11 @@ def test_the_predicted_figure_shows_the_network_and_the_best_of_the_others(tmp_p
     assert bars == [int(with_sigma)] * 3
 
 
-def test_the_calibration_figure_states_the_coverage_and_wants_error_bars(tmp_path):
+def test_the_calibration_figure_states_the_coverage(tmp_path):
     found = predictions(500)
     texts = drawn(figures.calibration_figure(found), tmp_path / "calibration.png")
     coverage = score(found, MEANS)["Omega_m"].coverage_1
     assert any(f"{100 * coverage:.0f} %" in text for text in texts)
-    with pytest.raises(ValueError, match="no sigma"):
-        figures.calibration_figure(predictions(with_sigma=False))
 
 
 def test_the_learning_curve_figure_takes_seeds_and_gaps(tmp_path):

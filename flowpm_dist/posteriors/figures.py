@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from flowpm_dist.io.figures import (
     MUTED,
     PLAIN_LEGEND,
     SMALL_TITLE,
-    THEORY,
     new_figure,
     style_axes,
     symbol,
@@ -92,15 +91,12 @@ def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
     return figure
 
 
-def corner_figure(
-    samples: np.ndarray, priors: UniformPriors, truth: Sequence[float] | None = None
-) -> Figure:
+def corner_figure(samples: np.ndarray, priors: UniformPriors) -> Figure:
     """Returns a corner plot of samples: 68 and 95 % contours, medians and 68 % intervals.
 
     Args:
         samples: [sample, p] [physical units].
         priors: the priors; their ranges are the limits of the axes.
-        truth: true parameters to mark, [p].
     """
     names, count = priors.names, len(priors.names)
     figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4)
@@ -122,9 +118,6 @@ def corner_figure(
                     axes.tick_params(labelleft=False)
                 else:
                     axes.set_ylabel(symbol(names[i]))
-            for place, mark in ((j, axes.axvline), (i, axes.axhline)):
-                if truth is not None and (place == j or i != j):
-                    mark(truth[place], color=THEORY, lw=1)
         grid[-1, i].set_xlabel(symbol(names[i]))
     return figure
 

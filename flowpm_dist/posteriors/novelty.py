@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +69,7 @@ class FeatureDensity:
         count = min(most, int(np.searchsorted(share, KEPT)) + 1)
         plane, along = rows[:count], np.sqrt(np.maximum(variance[:count], 1e-12))
         density = cls(shift, scale, plane / along[:, np.newaxis], plane, np.empty((0, 2)))
-        known = density.distances(held_out)
-        return cls(shift, scale, density.axes, plane, known)
+        return replace(density, known=density.distances(held_out))
 
     def save(self, path: Path) -> None:
         """Writes the density to a .npz file. Raises WriteError."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowpm_dist.reconstruction.microcanonical import Isokinetic, Moving
+from flowpm_dist.reconstruction.microcanonical import Isokinetic
 from flowpm_dist.reconstruction.sampler import MetropolisSampler, Proposal
 from flowpm_dist.reconstruction.sampler_options import AdjustedMicrocanonicalOptions
 from flowpm_dist.reconstruction.unknowns import Use
@@ -33,11 +33,12 @@ class AdjustedMicrocanonical(Isokinetic, MetropolisSampler):
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
         velocity = self._unit(self._normal(Use.VELOCITY, self._count))
-        moving, gained = Moving(self._place, self._here, velocity), np.zeros_like(self._here.loss)
+        moving, gained = (self._place, self._here, velocity), np.zeros_like(self._here.loss)
         for _ in range(leaps):
             made = self._isokinetic_step(moving, step)
             if made is None:
                 return None
             moving, change = made
             gained = gained + change
-        return moving.place, moving.here, gained
+        place, here, _ = moving
+        return place, here, gained

@@ -131,6 +131,23 @@ def sampling_facts(
         if truth.get(name) is not None:
             facts["truth"] = truth[name]
         numbers[name] = facts
+    of_moves = {
+        name: np.array([float(row[name]) for row in drawn])
+        for name in ("acceptance", "energy_error", "step")
+    }
+    of_modes: dict[str, Any] = {"count": modes.shape[-1]}
+    if enough:
+        checked = convergence(modes)
+        of_modes |= {
+            "rhat_max": float(checked.rhat.max()),
+            "rhat_median": float(np.median(checked.rhat)),
+            "ess_min": float(checked.ess.min()),
+            "ess_median": float(np.median(checked.ess)),
+        }
+    if truth:
+        true = np.array([truth[name] for name in mode_names()])
+        away = (true - modes.mean((0, 1))) / modes.std((0, 1))
+        of_modes["mean_square_of_truth_in_standard_deviations"] = float(np.mean(away**2))
     return {
         "method": sampler.name,
         "chains": sampler.chains,
@@ -138,32 +155,9 @@ def sampling_facts(
         "warm_up": sampler.warm_up,
         "start": sampler.start,
         "seconds": sum(float(row["seconds"]) for row in rows[:: sampler.chains]),
-        **{name: _finite_mean(drawn, name) for name in ("acceptance", "energy_error", "step")},
+        # Where a move failed, its energy error is not finite.
+        **{name: float(np.mean(x[np.isfinite(x)])) for name, x in of_moves.items()},
         "loss": numbers.pop("loss"),
-        "modes": _of_modes(modes, convergence(modes) if enough else None, truth),
+        "modes": of_modes,
         "parameters": numbers,
     }
-
-
-def _finite_mean(rows: Rows, name: str) -> float:
-    """Returns the mean of what is finite: where a move failed, its energy error is not."""
-    values = np.array([float(row[name]) for row in rows])
-    return float(np.mean(values[np.isfinite(values)]))
-
-
-def _of_modes(
-    modes: np.ndarray, found: Convergence | None, truth: Mapping[str, float]
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {"count": modes.shape[-1]}
-    if found is not None:
-        facts |= {
-            "rhat_max": float(found.rhat.max()),
-            "rhat_median": float(np.median(found.rhat)),
-            "ess_min": float(found.ess.min()),
-            "ess_median": float(np.median(found.ess)),
-        }
-    if truth:
-        true = np.array([truth[name] for name in mode_names()])
-        away = (true - modes.mean((0, 1))) / modes.std((0, 1))
-        facts["mean_square_of_truth_in_standard_deviations"] = float(np.mean(away**2))
-    return facts

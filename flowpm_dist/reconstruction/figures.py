@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
@@ -21,8 +20,16 @@ from flowpm_dist.io.figures import (
     style_axes,
 )
 
+SIGNED = "RdBu_r"
+"""Colours of maps around 0."""
+
 MOST_MARKED = 12
 """Greatest number of stages of a search for which each has a label."""
+
+Panels = tuple[Mapping[str, np.ndarray], Normalize, str, str]
+"""Maps with one colour bar: maps [x, y] by title, NaN where there is nothing; the colour scale, the
+label of the bar, and the name of the colours.
+"""
 
 LEAST = 0.05
 """Least density of a logarithmic colour scale [mean density]; less is shown as empty."""
@@ -48,8 +55,8 @@ def slabs_figure(
     around = Normalize(-most, most)
     figure = _side_by_side(
         (
-            Panels(densities, norm, "density / mean density", "inferno"),
-            Panels({"data - reconstruction": residual}, around, "difference / mean density"),
+            (densities, norm, "density / mean density", "inferno"),
+            ({"data - reconstruction": residual}, around, "difference / mean density", SIGNED),
         ),
         size,
         r"[Mpc/$h$]",
@@ -73,27 +80,10 @@ def maps_figure(maps: Mapping[str, np.ndarray], field_of_view: float, source: st
     groups = []
     for each in (smooth, noisy):
         most = float(np.percentile(np.abs(np.stack(list(each.values()))), 99.7)) or 1e-12
-        groups.append(Panels(each, Normalize(-most, most), r"convergence $\kappa$"))
+        groups.append((each, Normalize(-most, most), r"convergence $\kappa$", SIGNED))
     figure = _side_by_side(groups, (field_of_view, field_of_view), "[deg]")
     figure.suptitle(f"sources: {source}", **SMALL_TITLE)
     return figure
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Maps with one colour bar.
-
-    Attributes:
-        maps: maps [x, y] by title; NaN where there is nothing.
-        norm: the colour scale.
-        label: the label of the colour bar.
-        colours: the name of the colours.
-    """
-
-    maps: Mapping[str, np.ndarray]
-    norm: Normalize
-    label: str
-    colours: str = "RdBu_r"
 
 
 def _side_by_side(groups: Sequence[Panels], size: tuple[float, float], unit: str) -> Figure:
@@ -104,26 +94,21 @@ def _side_by_side(groups: Sequence[Panels], size: tuple[float, float], unit: str
         size: the size of the maps along x and y.
         unit: its unit.
     """
-    count = sum(len(group.maps) for group in groups)
+    count = sum(len(maps) for maps, *_ in groups)
     figure = new_figure(3.3 * count + 1.6, 3.9)
     panels = list(figure.subplots(1, count, sharey=True))
     panels[0].set_ylabel(f"$y$  {unit}")
-    for group in groups:
-        own, panels = panels[: len(group.maps)], panels[len(group.maps) :]
-        for axes, (title, values) in zip(own, group.maps.items(), strict=True):
+    for maps, norm, label, colours in groups:
+        own, panels = panels[: len(maps)], panels[len(maps) :]
+        for axes, (title, values) in zip(own, maps.items(), strict=True):
             axes.set_facecolor("0.8")
-            image = axes.imshow(
-                values.T,
-                origin="lower",
-                extent=(0, size[0], 0, size[1]),
-                norm=group.norm,
-                cmap=group.colours,
-            )
+            extent = (0, size[0], 0, size[1])
+            image = axes.imshow(values.T, colours, norm, origin="lower", extent=extent)
             axes.set_title(title, fontsize=10)
             axes.set_xlabel(f"$x$  {unit}")
         bar = figure.colorbar(image, ax=own, extend="both", fraction=0.05, pad=0.01)
-        bar.set_label(group.label)
-        if isinstance(group.norm, LogNorm):
+        bar.set_label(label)
+        if isinstance(norm, LogNorm):
             plain_log_ticks(bar.ax.yaxis)
     return figure
 

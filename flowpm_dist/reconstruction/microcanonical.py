@@ -8,7 +8,6 @@ motion: Ver Steeg and Galstyan 2021 (arXiv:2111.02434).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,10 @@ TRIES = 8
 """Number of failed moves in a row after which sampling ends with an error."""
 
 
-@dataclass(frozen=True)
-class Moving:
-    """Chains on their way.
-
-    Attributes:
-        place: coordinates of even curvature.
-        here: the evaluation there.
-        velocity: of length 1.
-    """
-
-    place: Unknowns
-    here: Evaluation
-    velocity: Unknowns
+Moving = tuple[Unknowns, Evaluation, Unknowns]
+"""Where chains are: coordinates of even curvature, the evaluation there, and the velocity, of
+length 1.
+"""
 
 
 class Isokinetic(Sampler):
@@ -53,13 +43,14 @@ class Isokinetic(Sampler):
         Returns:
             Where they are then, and the change of the energy [...]; None if the model fails.
         """
-        velocity, first = self._turned(moving.velocity, moving.here.gradient, step / 2)
-        place = moving.place.plus(step * math.sqrt(self._unknowns), velocity)
+        place, here, velocity = moving
+        velocity, first = self._turned(velocity, here.gradient, step / 2)
+        place = place.plus(step * math.sqrt(self._unknowns), velocity)
         found = self._evaluated(place)
         if found is None:
             return None
         velocity, second = self._turned(velocity, found.gradient, step / 2)
-        return Moving(place, found, velocity), first + second + found.loss - moving.here.loss
+        return (place, found, velocity), first + second + found.loss - here.loss
 
     def _turned(
         self, velocity: Unknowns, gradient: Unknowns, step: float
@@ -198,14 +189,13 @@ class Microcanonical(Isokinetic):
         Returns:
             The change of the energy [...]. It is not finite if the model fails; then nothing moves.
         """
-        moved = self._isokinetic_step(Moving(self._place, self._here, self._velocity), step)
+        moved = self._isokinetic_step((self._place, self._here, self._velocity), step)
         if moved is None:
             return np.full_like(self._here.loss, np.nan)
-        moving, change = moved
+        (self._place, self._here, velocity), change = moved
         turn = math.sqrt(math.expm1(2 * step / self._asked.length) / self._unknowns)
-        turned = moving.velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
+        turned = velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
         self._velocity = self._unit(turned)
-        self._place, self._here = moving.place, moving.here
         return change
 
     def memory(self) -> Memory:

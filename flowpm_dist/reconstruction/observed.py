@@ -275,7 +275,8 @@ class ObservedMaps(Observed):
 
     def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
         super().__init__(options, model)
-        cone = self._cone = _cone_of(options)
+        assert options.lightcone is not None
+        cone = self._cone = options.lightcone
         if self.truth is None:
             self.data = options.read_maps()
         else:
@@ -289,7 +290,8 @@ class ObservedMaps(Observed):
     def kept_likelihood(options: ReconstructionOptions, box: Box, folder: Path) -> Likelihood:
         """See `Observed.kept_likelihood`."""
         maps = load_snapshot(folder / MAPS[0])["data"]
-        return _likelihood_of_maps(_cone_of(options), box, np.swapaxes(maps, -1, -2))
+        assert options.lightcone is not None
+        return _likelihood_of_maps(options.lightcone, box, np.swapaxes(maps, -1, -2))
 
     def facts(self, maps: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Returns how far the maps agree with the truth, where it is known. See `Observed`."""
@@ -327,11 +329,6 @@ class ObservedMaps(Observed):
         write_spectra(table, _spectra(cone, maps))
         last = {name: each[-1] for name, each in maps.items()}
         save_figure(maps_figure(last, cone.field_of_view, cone.sources[-1].name), picture)
-
-
-def _cone_of(options: ReconstructionOptions) -> ConvergenceOptions:
-    assert options.lightcone is not None
-    return options.lightcone
 
 
 def _likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) -> GaussianMaps:

@@ -227,20 +227,16 @@ class MetropolisSampler(Sampler):
         acceptance = np.exp(np.minimum(0.0, -gain))
         accepted = chance < acceptance
         if moved is not None and accepted.any():
-            self._move_to(accepted, place, found)
+            here, chosen = self._here, self._space.chosen
+            self._place = chosen(accepted, place, self._place)
+            self._here = Evaluation(
+                np.where(accepted, found.data, here.data),
+                np.where(accepted, found.prior, here.prior),
+                chosen(accepted, found.gradient, here.gradient),
+                np.where(accepted, found.volume, here.volume),
+            )
         if learn:
             self._size.learn(float(np.mean(acceptance)))
         error = gain**2 / self._unknowns
         spent = self._spent - spent
         return Draw(self._point(), self._here, accepted, acceptance, error, step, spent)
-
-    def _move_to(self, which: np.ndarray, place: Unknowns, found: Evaluation) -> None:
-        """Moves the chains that are chosen, and leaves the others where they are."""
-        here, chosen = self._here, self._space.chosen
-        self._place = chosen(which, place, self._place)
-        self._here = Evaluation(
-            np.where(which, found.data, here.data),
-            np.where(which, found.prior, here.prior),
-            chosen(which, found.gradient, here.gradient),
-            np.where(which, found.volume, here.volume),
-        )

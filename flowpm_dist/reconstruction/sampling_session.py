@@ -7,7 +7,6 @@ import shutil
 import time
 from collections import deque
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import tensorflow as tf
 import zarr
 from scipy.stats import norm
 
-from flowpm_dist.grid.box import Box
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import WriteError, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
@@ -60,61 +58,6 @@ MEANINGS = {
 }
 
 
-class SampleFile:
-    """The draws of the white noise, their mean and their standard deviation, in a file.
-
-    It creates the arrays, or uses those that exist. Must be made on all ranks together.
-
-    Args:
-        fields: the path of reconstruction.zarr, which must exist.
-        box: the box of the chains.
-        kept: the number of draws of each chain that are kept.
-        fresh: whether existing arrays are deleted.
-
-    Raises:
-        WriteError: on a rank that cannot write; the job must end then.
-    """
-
-    def __init__(self, fields: Path, box: Box, kept: int, *, fresh: bool) -> None:
-        self._path, self._box = fields / SAMPLES, box
-        if box.mesh.rank == 0 and (fresh or not self._path.exists()):
-            try:
-                shutil.rmtree(self._path, ignore_errors=True)
-                self._create(kept)
-            except OSError as error:
-                raise WriteError.of(self._path, error) from error
-        box.mesh.barrier()
-
-    def _create(self, kept: int) -> None:
-        box = self._box
-        group = zarr.create_group(self._path)
-        dtype = np.dtype(box.dtype.as_numpy_dtype)
-        chunk = chunk_shape(box.block, dtype.itemsize)
-        for name, meaning in MEANINGS.items():
-            more = (kept,) if name == "white_noise" else ()
-            shape, chunks = (*more, *box.shape.to_integer_list), (1,) * (len(more) + 1) + chunk
-            axes = ("draw", "chain", "x", "y", "z")[1 - len(more) :]
-            new_array(group, name, shape, chunks, dtype, axes, "1", meaning)
-
-    def write(self, name: str, point: Unknowns, *number: int) -> None:
-        """Writes the white noise of this rank's chains to one of the arrays.
-
-        Args:
-            name: the array, see `MEANINGS`.
-            point: the unknowns of all chains.
-            number: for a draw, its number among those that are kept, from 0.
-
-        Raises:
-            WriteError: on a rank that cannot write; the job must end then.
-        """
-        path = self._path / name
-        place: Any = (*number, *self._box.place)
-        try:
-            zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
-        except OSError as error:
-            raise WriteError.of(path, error) from error
-
-
 class SamplingSession:
     """One session of chains over the posterior of a reconstruction whose search has ended.
 
@@ -136,6 +79,7 @@ class SamplingSession:
         progress: Progress,
     ) -> None:
         self.mesh, self.folder, self.progress = mesh, folder, progress
+        self._samples = folder.fields / SAMPLES
         assert options.sampler is not None
         self.options, self.sampler = options, options.sampler
         asked = options.sampler
@@ -195,8 +139,9 @@ class SamplingSession:
         self.progress.note(f"{self.sampler.chains} chains begin; compiling")
         begun = self.folder.last_move() is not None
         resumed = bool(self.mesh.world.broadcast(tf.constant(begun)))
-        kept = self.sampler.draws // self.sampler.keep_every
-        self._file = SampleFile(self.folder.fields, self.box, kept, fresh=not resumed)
+        if self.mesh.rank == 0 and not (resumed and self._samples.exists()):
+            self._create_samples()
+        self.mesh.barrier()
         with ExitStack() as opened:
             opened.enter_context(self._stop.heard())
             self._opened = opened
@@ -204,7 +149,7 @@ class SamplingSession:
             self.chains.run(self._start, self._after_move, resume=resumed)
             self.chains.save()
         for name, moment in zip(MOMENTS, self.chains.moments(), strict=True):
-            self._file.write(name, moment)
+            self._write_sample(name, moment)
         self.mesh.barrier()
         truth = self._truth()
         facts: dict[str, Any] = {}
@@ -223,13 +168,50 @@ class SamplingSession:
         self.mesh.barrier()
         return facts
 
+    def _create_samples(self) -> None:
+        """Creates the arrays of the draws of the white noise and of their moments. On rank 0.
+
+        Raises:
+            WriteError: they cannot be written; the job must end then.
+        """
+        box, kept = self.box, self.sampler.draws // self.sampler.keep_every
+        dtype = np.dtype(box.dtype.as_numpy_dtype)
+        chunk = chunk_shape(box.block, dtype.itemsize)
+        try:
+            shutil.rmtree(self._samples, ignore_errors=True)
+            group = zarr.create_group(self._samples)
+            for name, meaning in MEANINGS.items():
+                more = (kept,) if name == "white_noise" else ()
+                shape, chunks = (*more, *box.shape.to_integer_list), (1,) * (len(more) + 1) + chunk
+                axes = ("draw", "chain", "x", "y", "z")[1 - len(more) :]
+                new_array(group, name, shape, chunks, dtype, axes, "1", meaning)
+        except OSError as error:
+            raise WriteError.of(self._samples, error) from error
+
+    def _write_sample(self, name: str, point: Unknowns, *number: int) -> None:
+        """Writes the white noise of this rank's chains to one of the arrays.
+
+        Args:
+            name: the array, see `MEANINGS`.
+            point: the unknowns of all chains.
+            number: for a draw, its number among those that are kept, from 0.
+
+        Raises:
+            WriteError: on a rank that cannot write; the job must end then.
+        """
+        path, place = self._samples / name, (*number, *self.box.place)
+        try:
+            zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
+        except OSError as error:
+            raise WriteError.of(path, error) from error
+
     def _after_move(self, move: Move) -> None:
         """Adds rows and a line for a move, on every rank, and ends if a signal came."""
         now = time.perf_counter()
         draw, every = move.draw, self.sampler.keep_every
         modes = large_modes(draw.point.field, self.box)
         if move.drawn and move.drawn % every == 0:
-            self._file.write("white_noise", draw.point, move.drawn // every - 1)
+            self._write_sample("white_noise", draw.point, move.drawn // every - 1)
         if self.mesh.rank == 0:
             self._add(move, modes, now - self._lap)
         self._latest.append((draw.acceptance, draw.energy_error))

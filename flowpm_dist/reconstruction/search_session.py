@@ -144,7 +144,11 @@ class SearchSession:
             "threads_per_rank": launch.threads_per_rank(),
         }
         if self.mesh.rank == 0 and (rows := read_rows(self.folder.iterations)):
-            facts["seconds_per_evaluation"] = _typical_seconds(rows)
+            ends = np.array([0, *(int(row["evaluations"]) for row in rows)])
+            laps = np.array([float(row["seconds"]) for row in rows])
+            # The median, so that compilation does not count.
+            median = np.median(laps / np.maximum(1, np.diff(ends)))
+            facts["seconds_per_evaluation"] = float(median)
         facts = self._write_results(point, facts)
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=options.sampler is None, searched=True)
@@ -214,7 +218,12 @@ class SearchSession:
         if truth is not None:
             fields |= {f"truth_{name}": field for name, field in self._fields_of(truth).items()}
         (spectra, compared), maps = self._spectra_of(fields), observed.maps(found)
-        facts = {**self._facts_of(point, values), **_correlations(spectra, compared), **facts}
+        rows, k = {}, spectra[K]
+        for i in [_nearest_bin(k, wanted) for wanted in (LARGE, SMALL)] if compared else ():
+            of_fields = {f"r {name}": float(c.correlation[i]) for name, c in compared.items()}
+            rows[i] = {K: float(k[i]), **of_fields}
+        correlations = {"correlations": list(rows.values())} if rows else {}
+        facts = {**self._facts_of(point, values), **correlations, **facts}
         facts |= {**observed.facts(maps), "versions": versions()}
         cosmology = options.cosmology.model_dump(exclude_none=True)
         header = {
@@ -332,25 +341,3 @@ class SearchSession:
 
 def _nearest_bin(k: np.ndarray, wanted: float) -> int:
     return int(np.argmin(np.abs(np.log(k / wanted))))
-
-
-def _correlations(
-    spectra: Mapping[str, np.ndarray], compared: Mapping[str, Comparison]
-) -> dict[str, Any]:
-    """Returns the correlations with the truth at a few wavenumbers, for result.json."""
-    k, rows = spectra[K], {}
-    for wanted in (LARGE, SMALL) if compared else ():
-        i = _nearest_bin(k, wanted)
-        of_fields = {f"r {name}": float(c.correlation[i]) for name, c in compared.items()}
-        rows[i] = {K: float(k[i]), **of_fields}
-    return {"correlations": list(rows.values())} if rows else {}
-
-
-def _typical_seconds(rows: list[dict[str, str]]) -> float:
-    """Returns the seconds of one evaluation.
-
-    This is the median over the iterations, so that compilation does not count.
-    """
-    ends = np.array([0, *(int(row["evaluations"]) for row in rows)])
-    seconds = np.array([float(row["seconds"]) for row in rows])
-    return float(np.median(seconds / np.maximum(1, np.diff(ends))))

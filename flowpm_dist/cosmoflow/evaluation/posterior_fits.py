@@ -21,8 +21,6 @@ from flowpm_dist.cosmoflow.evaluation.trainings import (
 )
 from flowpm_dist.cosmoflow.network.layers import DOUBT
 from flowpm_dist.cosmoflow.scores.judging import (
-    Difference,
-    MeanDifference,
     Predictions,
     difference,
     mean_difference,
@@ -134,10 +132,27 @@ def judge_posteriors(
             _, answers[name, head] = fit(name, head, tables[largest], names)
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
-    errors = {key: _rmse_errors(one, groups) for key, one in answers.items()}
-    pairs, kept = _differences(main, answers, groups), answers[main]
+    predictions = {
+        key: Predictions(priors.names, one.truth, one.mean) for key, one in answers.items()
+    }
+    places = range(len(priors.names))
+    # One standard error of the RMSE of each parameter's mean, [p], by the bootstrap.
+    errors = {
+        key: np.array([resampled_scores(means, place, groups)[1][0].std() for place in places])
+        for key, means in predictions.items()
+    }
+    # How much better `main` is than each other of the same head.
+    pairs = {
+        key: (
+            mean_difference(answers[main].gain, one.gain, groups),
+            difference(predictions[main], predictions[key]),
+        )
+        for key, one in answers.items()
+        if key != main and key[1] in (main[1], OWN)
+    }
+    kept = answers[main]
     arrays = {
-        "names": np.array(kept.priors.names),
+        "names": np.array(priors.names),
         "truth": kept.truth,
         "samples": kept.samples.astype(np.float32),
         "gain": kept.gain,
@@ -164,34 +179,6 @@ def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
         "ln(q / prior) also counts what is known of their distribution, and ranks and TARP are of "
         "posteriors with that distribution as their prior."
     ]
-
-
-def _differences(
-    main: tuple[str, str], answers: Mapping[tuple[str, str], Answers], groups: np.ndarray
-) -> dict[tuple[str, str], tuple[MeanDifference, dict[str, Difference]]]:
-    """Returns by how much one method is better than each other of the same head."""
-    predictions = {key: _predictions(one) for key, one in answers.items()}
-    return {
-        key: (
-            mean_difference(answers[main].gain, one.gain, groups),
-            difference(predictions[main], predictions[key]),
-        )
-        for key, one in answers.items()
-        if key != main and key[1] in (main[1], OWN)
-    }
-
-
-def _predictions(answers: Answers) -> Predictions:
-    return Predictions(answers.priors.names, answers.truth, answers.mean)
-
-
-def _rmse_errors(answers: Answers, groups: np.ndarray) -> np.ndarray:
-    """Returns one standard error of the RMSE of each parameter's mean, [p], by the bootstrap."""
-    predictions = _predictions(answers)
-    places = range(len(predictions.names))
-    return np.array(
-        [resampled_scores(predictions, place, 0, groups)[1][0].std() for place in places]
-    )
 
 
 def own_answers(predictions: Predictions, priors: UniformPriors) -> Answers | None:

@@ -79,19 +79,9 @@ class PosteriorResults:
 
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""
-        sentences = self._wrong() if self.tested else []
-        for (name, head), (gain, _) in self.differences.items():
-            sentences.append(
-                f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
-                f"{gain.value:+.3f} ± {gain.error:.3f}."
-            )
-        return sentences
-
-    def _wrong(self) -> list[str]:
-        """Returns a sentence for each posterior that fails a test, of all that were made."""
         count = sum(len(one.ranks_p) + 1 for one in self.found.values())
         sentences = []
-        for (name, head), one in self.found.items():
+        for (name, head), one in self.found.items() if self.tested else ():
             tests = {
                 "ranks": dict(zip(one.names, one.ranks_p.tolist(), strict=True)),
                 "tarp": {"all parameters together": one.tarp_p},
@@ -105,6 +95,11 @@ class PosteriorResults:
                         f"{min(wrong.values()):.1g} is below {SUSPICIOUS:g} / {count}, the number "
                         f"of tests; see {drawn}."
                     )
+        for (name, head), (gain, _) in self.differences.items():
+            sentences.append(
+                f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
+                f"{gain.value:+.3f} ± {gain.error:.3f}."
+            )
         return sentences
 
     def markdown(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowpm_dist.cosmoflow.evaluation.posteriors import VolumePosterior, posterior_of_volume
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
-from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, RecordError, read_header
+from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, Block, RecordError, read_header
 from flowpm_dist.cosmoflow.volumes.volume import (
     as_observed,
     check_values,
@@ -221,8 +221,11 @@ def _volume(
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     notes += check_observation_once(plan.record, volume, mesh)
     progress.note(f"reading {volume.where}")
-    block = _read_block(volume, mesh, _observed_by(training))
-    mean = _checked_mean(volume, block, mesh, _observed_by(training))
+    cut, seen = Block.of(mesh).cut(volume.array.shape), _observed_by(training)
+    # Masked as the training's volumes.
+    block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, seen)
+    block = block[..., np.newaxis] if block.ndim == 3 else block
+    mean = _checked_mean(volume, block, mesh, seen)
     shown = ", ".join(f"{value:.6g}" for value in mean)
     other_mean = bool(np.any(np.abs(mean - 1) > MEAN_TOLERANCE))
     if training.divides_by_mean(header):
@@ -268,15 +271,6 @@ def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
         f"{path} has maps without the noise of shapes: no such maps were in the training. Do not "
         f"rely on the answer: add noise of {cone.pixel_sigma():.3g} to each pixel, and ask again."
     ]
-
-
-def _read_block(volume: Volume, mesh: ProcessMesh, seen: ObservationOptions | None) -> np.ndarray:
-    """Returns this rank's block [x, y, z, channel], float64, masked as the training's volumes."""
-    from flowpm_dist.cosmoflow.volumes.record_files import Block
-
-    cut = Block.of(mesh).cut(volume.array.shape)
-    block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, seen)
-    return block[..., np.newaxis] if block.ndim == 3 else block
 
 
 def _checked_mean(

@@ -24,7 +24,6 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Differences,
     LearningCurve,
     Predictions,
-    Score,
     Scores,
 )
 from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays
@@ -167,25 +166,15 @@ class Evaluation:
         return older.get("posteriors") if same_volumes else None
 
     def _write_into(self, folder: Path, kept: Any) -> None:
+        from flowpm_dist.cosmoflow.scores import figures
+        from flowpm_dist.io.figures import save_figure
+
         (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
         write_csv(self.scores, folder / "table.csv")
         main = self.predictions[self.main]
         arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
         arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
         np.savez(folder / "predictions.npz", **arrays)
-        self._draw_into(folder)
-        if self.posteriors is not None:
-            self.posteriors.write_into(folder)
-            kept = self.posteriors.numbers()
-        numbers = self._numbers() | ({} if kept is None else {"posteriors": kept})
-        text = json.dumps(plain(numbers), indent=1, allow_nan=False)
-        (folder / SCORES).write_text(text + "\n", encoding="utf-8")
-
-    def _draw_into(self, folder: Path) -> None:
-        from flowpm_dist.cosmoflow.scores import figures
-        from flowpm_dist.io.figures import save_figure
-
-        main = self.predictions[self.main]
         networks = set(self.collapse) | {self.main}
         others = {name: p for name, p in self.predictions.items() if name not in networks}
         drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
@@ -194,14 +183,10 @@ class Evaluation:
             save_figure(figures.calibration_figure(main), folder / "calibration.png")
         curves = figures.learning_curve_figure(self.curves)
         save_figure(curves, folder / "learning_curve.png")
-
-    def _numbers(self) -> dict[str, Any]:
-        main = self.predictions[self.main]
-        curves = {
-            method: {"sizes": curve.sizes, "rmse_over_mean": dict(curve.errors)}
-            for method, curve in self.curves.items()
-        }
-        return {
+        if self.posteriors is not None:
+            self.posteriors.write_into(folder)
+            kept = self.posteriors.numbers()
+        numbers = {
             "generator": GENERATOR,
             "main": self.main,
             "split": self.split,
@@ -210,11 +195,17 @@ class Evaluation:
             "scores": self.scores,
             "differences": self.differences,
             "seeds": self.seeds,
-            "learning_curves": curves,
+            "learning_curves": {
+                method: {"sizes": curve.sizes, "rmse_over_mean": dict(curve.errors)}
+                for method, curve in self.curves.items()
+            },
             "collapse": self.collapse,
             "notes": self.notes,
             "trainings": self.trainings,
+            **({} if kept is None else {"posteriors": kept}),
         }
+        text = json.dumps(plain(numbers), indent=1, allow_nan=False)
+        (folder / SCORES).write_text(text + "\n", encoding="utf-8")
 
 
 def check_evaluation_folder(folder: Path) -> None:
@@ -345,22 +336,20 @@ def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
 
     A cell without a value is empty.
     """
-    columns = ["parameter", "method", *(field.name for field in dataclasses.fields(Score))]
+    rows = table(scores)
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(table(scores))
+        writer.writerows(rows)
 
 
 def markdown_of_differences(main: str, differences: Differences) -> str:
     """Returns a table in Markdown: the first method less each of the others."""
-    heading = f"{main} beside"
-    rows = [["parameter", heading, "R² higher by", "RMSE lower by", "smaller RMSE in"]]
+    rows = [["parameter", f"{main} beside", "R² higher by", "RMSE lower by", "smaller RMSE in"]]
     names = dict.fromkeys(name for of_method in differences.values() for name in of_method)
     for name in names:
         for method, of_method in differences.items():
             d = of_method[name]
-            gain, gain_error = f"{d.r2:z.3f}", f"{d.r2_error:.3f}"
-            cells = [f"{gain}±{gain_error}", f"{d.rmse:.2g}±{d.rmse_error:.1g}"]
+            cells = [f"{d.r2:z.3f}±{d.r2_error:.3f}", f"{d.rmse:.2g}±{d.rmse_error:.1g}"]
             rows.append([name, method, *cells, f"{100 * d.better:.0f} %"])
     return markdown_table(rows)

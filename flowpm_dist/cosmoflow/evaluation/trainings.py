@@ -88,9 +88,7 @@ def posterior_options(
         PosteriorError: there is no such head or statistic.
     """
     sets = tuple(tuple(dict.fromkeys(names.split("+"))) for names in baselines or ())
-    known, all_sets = STATISTICS, BASELINES
-    if of_maps:
-        known, all_sets = MAP_STATISTICS, MAP_BASELINES
+    known, all_sets = (MAP_STATISTICS, MAP_BASELINES) if of_maps else (STATISTICS, BASELINES)
     chosen = PosteriorOptions(tuple(heads or HEADS), sets or all_sets, of_maps=of_maps)
     try:
         for head in chosen.heads:

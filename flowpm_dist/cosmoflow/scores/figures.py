@@ -42,18 +42,15 @@ def _legend_above(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=3, **PLAIN_LEGEND)
 
 
-def predicted_figure(
-    predictions: Mapping[str, Predictions], train_mean: np.ndarray, seed: int = 0
-) -> Figure:
+def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndarray) -> Figure:
     """Returns a figure of predicted against true values, with a panel for each parameter.
 
     Args:
         predictions: predictions for one test set by method, the network first. The best
             other method by its mean R^2 is drawn lighter, below the network.
         train_mean: the mean of the training targets, [p].
-        seed: the seed of the choice of samples with error bars.
     """
-    scores = {method: score(found, train_mean, seed) for method, found in predictions.items()}
+    scores = {method: score(found, train_mean) for method, found in predictions.items()}
     network, *others = predictions
     best = sorted(others, key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))[:1]
     names = predictions[network].names
@@ -65,7 +62,7 @@ def predicted_figure(
         truth, mean = predictions[network].truth[:, i], predictions[network].mean[:, i]
         sigma = predictions[network].sigma
         if sigma is not None:
-            some = np.random.default_rng(seed).permutation(len(truth))[:MOST_BARS]
+            some = np.random.default_rng(0).permutation(len(truth))[:MOST_BARS]
             axes.errorbar(truth[some], mean[some], sigma[some, i], fmt="none", ecolor=MEASURED,
                           elinewidth=0.6, alpha=0.5, zorder=3)  # fmt: skip
         low, high = axes.get_ylim()
@@ -167,11 +164,10 @@ def calibration_figure(predictions: Predictions) -> Figure:
 
     Each parameter has a panel. Values beyond 5 sigma are counted in the outermost bins.
 
-    Raises:
-        ValueError: if the predictions have no sigma.
+    Args:
+        predictions: with their sigma.
     """
-    if predictions.sigma is None:
-        raise ValueError("these predictions have no sigma: there is nothing to calibrate")
+    assert predictions.sigma is not None
     figure, panels = _panels(len(predictions.names), 3.6, sharey=True)
     fine = np.linspace(-5, 5, 301)
     bins = np.linspace(-5, 5, int(np.clip(np.sqrt(len(predictions.truth)) * 2, 10, 50)) + 1)

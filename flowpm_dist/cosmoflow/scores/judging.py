@@ -146,75 +146,62 @@ class Score:
 Scores = Mapping[str, Score]
 
 
-def score(predictions: Predictions, train_mean: np.ndarray, seed: int = 0) -> dict[str, Score]:
+def score(predictions: Predictions, train_mean: np.ndarray) -> dict[str, Score]:
     """Returns the score of each parameter, by name.
 
     Args:
         predictions: predictions for samples that the method was not fitted to in any way.
         train_mean: the mean of the training targets, [p]: the prediction of the mean predictor.
-        seed: the seed of the bootstrap.
 
     Raises:
-        ValueError: if `train_mean` has another length, or a parameter is the same in all samples.
+        ValueError: if a parameter is the same in all samples.
     """
-    train_mean = np.asarray(train_mean, dtype=np.float64)
-    if train_mean.shape != (len(predictions.names),):
-        raise ValueError(
-            f"train_mean has shape {train_mean.shape}; must be one number for each of "
-            f"{', '.join(predictions.names)}"
+    groups, scores = universes(predictions.truth), {}
+    for place, name in enumerate(predictions.names):
+        truth, mean = predictions.truth[:, place], predictions.mean[:, place]
+        if np.ptp(truth) == 0:
+            raise ValueError(f"{name} is {truth[0]:g} in all samples: it must vary to be judged")
+        error, naive = mean - truth, float(train_mean[place]) - truth
+        (rmse, r2), resampled = resampled_scores(predictions, place, groups)
+        rmse_error, r2_error = (float(np.nanstd(values)) for values in resampled)
+        bars = {}
+        if predictions.sigma is not None:
+            sigma = predictions.sigma[:, place]
+            pull = error / sigma
+            bars = {
+                "coverage_1": float((np.abs(pull) <= 1).mean()),
+                "coverage_2": float((np.abs(pull) <= 2).mean()),
+                "chi2": float((pull**2).mean()),
+                "mean_sigma": float(sigma.mean()),
+                "nll": float((pull**2 / 2 + np.log(sigma)).mean() + math.log(2 * math.pi) / 2),
+            }
+        scores[name] = Score(
+            count=len(truth),
+            rmse=rmse,
+            rmse_error=rmse_error,
+            r2=r2,
+            r2_error=r2_error,
+            bias=float(error.mean()),
+            bias_error=error_of_mean(error, groups),
+            mae=float(np.abs(error).mean()),
+            mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
+            rmse_over_mean=float(rmse / math.sqrt((naive**2).mean())),
+            spread=float(mean.std() / truth.std()),
+            **bars,
         )
-    return {
-        name: _score(predictions, i, float(train_mean[i]), seed)
-        for i, name in enumerate(predictions.names)
-    }
-
-
-def _score(predictions: Predictions, place: int, train_mean: float, seed: int) -> Score:
-    truth, mean = predictions.truth[:, place], predictions.mean[:, place]
-    sigma = None if predictions.sigma is None else predictions.sigma[:, place]
-    if np.ptp(truth) == 0:
-        name = predictions.names[place]
-        raise ValueError(f"{name} is {truth[0]:g} in all samples: it must vary to be judged")
-    error, naive = mean - truth, train_mean - truth
-    groups = universes(predictions.truth)
-    (rmse, r2), resampled = resampled_scores(predictions, place, seed, groups)
-    rmse_error, r2_error = (float(np.nanstd(values)) for values in resampled)
-    bars = {}
-    if sigma is not None:
-        pull = error / sigma
-        bars = {
-            "coverage_1": float((np.abs(pull) <= 1).mean()),
-            "coverage_2": float((np.abs(pull) <= 2).mean()),
-            "chi2": float((pull**2).mean()),
-            "mean_sigma": float(sigma.mean()),
-            "nll": float((pull**2 / 2 + np.log(sigma)).mean() + math.log(2 * math.pi) / 2),
-        }
-    return Score(
-        count=len(truth),
-        rmse=rmse,
-        rmse_error=rmse_error,
-        r2=r2,
-        r2_error=r2_error,
-        bias=float(error.mean()),
-        bias_error=error_of_mean(error, groups),
-        mae=float(np.abs(error).mean()),
-        mae_over_mean=float(np.abs(error).mean() / np.abs(naive).mean()),
-        rmse_over_mean=float(rmse / math.sqrt((naive**2).mean())),
-        spread=float(mean.std() / truth.std()),
-        **bars,
-    )
+    return scores
 
 
 def resampled_scores(
-    predictions: Predictions, place: int, seed: int, groups: np.ndarray
+    predictions: Predictions, place: int, groups: np.ndarray
 ) -> tuple[tuple[float, float], tuple[np.ndarray, np.ndarray]]:
     """Returns RMSE and R^2 of a parameter, of the samples and of bootstrap resamples of them.
 
     Args:
         predictions: predictions for the samples.
         place: number of the parameter.
-        seed: seed of the resamples, which are the same for all methods.
-        groups: group of each sample; groups are drawn as a whole, see `universes`.
+        groups: group of each sample; groups are drawn as a whole, see `universes`. The resamples
+            are the same for all methods.
 
     Returns:
         (RMSE, R^2), and the same [resample] each.
@@ -222,7 +209,7 @@ def resampled_scores(
     truth = predictions.truth[:, place]
     error = predictions.mean[:, place] - truth
     rmse, r2 = _rmse_and_r2(np.ones((1, len(truth))), truth, error)
-    weights = resamples(groups, np.random.default_rng([seed, place]))
+    weights = resamples(groups, np.random.default_rng([0, place]))
     return (float(rmse[0]), float(r2[0])), _rmse_and_r2(weights, truth, error)
 
 
@@ -327,12 +314,12 @@ class Difference:
         )
 
 
-def difference(first: Predictions, second: Predictions, seed: int = 0) -> dict[str, Difference]:
+def difference(first: Predictions, second: Predictions) -> dict[str, Difference]:
     """Returns the difference of two methods for each parameter, by name.
 
     Args:
-        first, second: predictions for the same samples in the same order.
-        seed: the seed of the bootstrap. With the seed of `score`, the resamples are the same.
+        first, second: predictions for the same samples in the same order. The resamples are those
+            of `score`.
 
     Raises:
         ValueError: if the parameters differ, or the truth by more than float32 rounds it.
@@ -341,7 +328,7 @@ def difference(first: Predictions, second: Predictions, seed: int = 0) -> dict[s
         raise ValueError("only predictions for the same samples can be compared in pairs")
     found, groups = {}, universes(first.truth)
     for i, name in enumerate(first.names):
-        scores = [resampled_scores(method, i, seed, groups) for method in (first, second)]
+        scores = [resampled_scores(method, i, groups) for method in (first, second)]
         (rmse, r2), (other_rmse, other_r2) = (whole for whole, _ in scores)
         (rmses, r2s), (other_rmses, other_r2s) = (resampled for _, resampled in scores)
         found[name] = Difference(
@@ -368,18 +355,15 @@ class MeanDifference:
     larger: float
 
 
-def mean_difference(
-    first: np.ndarray, second: np.ndarray, groups: np.ndarray, seed: int = 0
-) -> MeanDifference:
+def mean_difference(first: np.ndarray, second: np.ndarray, groups: np.ndarray) -> MeanDifference:
     """Returns the difference of the means of numbers of the same samples.
 
     Args:
         first, second: [n].
         groups: group of each sample; groups are drawn as a whole, see `universes`.
-        seed: seed of the bootstrap.
     """
     difference = first - second
-    weights = resamples(groups, np.random.default_rng(seed))
+    weights = resamples(groups, np.random.default_rng(0))
     means = weights @ difference / weights.sum(axis=1)
     return MeanDifference(float(difference.mean()), float(means.std()), float((means > 0).mean()))
 
