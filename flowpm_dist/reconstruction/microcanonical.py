@@ -166,7 +166,7 @@ class Microcanonical(Isokinetic):
         return self._size.now / 2**self._failed
 
     def _walk(self, *, learn: bool) -> np.ndarray:
-        """Makes all steps of a move.
+        """Makes all steps of a move, each of isokinetic motion and a random turn.
 
         Returns:
             The mean square of their change of energy divided by the number of unknowns [...];
@@ -175,28 +175,17 @@ class Microcanonical(Isokinetic):
         errors = []
         for leap in range(self._asked.leaps):
             step = self._step_size
-            change = self._step(leap, step)
-            if not np.isfinite(change).all():
-                return np.full_like(change, np.inf)
+            moved = self._isokinetic_step((self._place, self._here, self._velocity), step)
+            if moved is None or not np.isfinite(moved[1]).all():
+                return np.full_like(self._here.loss, np.inf)
+            (self._place, self._here, velocity), change = moved
+            turn = math.sqrt(math.expm1(2 * step / self._asked.length) / self._unknowns)
+            turned = velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
+            self._velocity = self._unit(turned)
             errors.append(change**2 / self._unknowns)
             if learn:
                 self._size.learn(step, float(np.mean(np.sqrt(errors[-1]))))
         return np.mean(errors, axis=0)
-
-    def _step(self, leap: int, step: float) -> np.ndarray:
-        """Makes one step of isokinetic motion, and a random turn.
-
-        Returns:
-            The change of the energy [...]. It is not finite if the model fails; then nothing moves.
-        """
-        moved = self._isokinetic_step((self._place, self._here, self._velocity), step)
-        if moved is None:
-            return np.full_like(self._here.loss, np.nan)
-        (self._place, self._here, velocity), change = moved
-        turn = math.sqrt(math.expm1(2 * step / self._asked.length) / self._unknowns)
-        turned = velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
-        self._velocity = self._unit(turned)
-        return change
 
     def memory(self) -> Memory:
         """See `Sampler.memory`."""

@@ -199,7 +199,8 @@ class SamplingSession:
         Raises:
             WriteError: on a rank that cannot write; the job must end then.
         """
-        path, place = self._samples / name, (*number, *self.box.place)
+        path = self._samples / name
+        place: Any = (*number, *self.box.place)
         try:
             zarr.open_array(path, mode="r+")[place] = np.asarray(point.field)
         except OSError as error:

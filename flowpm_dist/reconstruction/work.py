@@ -29,10 +29,6 @@ CHECKSUMS = "checksums.json"
 FIELDS = "reconstruction.zarr"
 MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
 FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
-CONTENTS = (
-    MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
-    "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
-)  # fmt: skip
 
 
 class ReconstructionFolder(WorkFolder):
@@ -47,7 +43,10 @@ class ReconstructionFolder(WorkFolder):
     """
 
     kind = "reconstruction"
-    contents = CONTENTS
+    contents = (
+        MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
+        "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
+    )  # fmt: skip
     begun = MARK
     kept = ("searched",)
 

@@ -101,14 +101,21 @@ def evaluate(
     steps = mesh.world.broadcast(tf.constant([t.steps_made for t in trainings])).numpy()
     trainings = [replace(t, steps=int(n)) for t, n in zip(trainings, steps, strict=True)]
     if is_fresh(split):
-        first = trainings[0]
+        plan, folder = trainings[0].plan, trainings[0].folder
         for training in trainings:
             training.check_held_out()  # what was seen is seen now, too
-        hold_out(first.plan, mesh, first.folder, progress, [split])
-        trainings = [replace(training, fresh_in=first.folder) for training in trainings]
+        hold_out(plan, mesh, folder, progress, [split])
+        trainings = [replace(training, fresh_in=folder) for training in trainings]
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
-    _check_truths(asked)
-    same_method = [found for found in asked if found.method == asked[0].method]
+    first = asked[0]
+    for other in asked[1:]:
+        ours, theirs = first.predictions, other.predictions
+        if ours.names != theirs.names or not np.array_equal(ours.truth, theirs.truth):
+            raise TrainedError(
+                f"{first.training.folder.path} and {other.training.folder.path} have different "
+                "test sets: their parameters are not the same"
+            )
+    same_method = [found for found in asked if found.method == first.method]
     largest = max(same_method, key=lambda found: found.samples)
     notes = [
         f"{found.training.folder.path} is not complete: {found.training.progress_note(found.step)}."
@@ -127,8 +134,7 @@ def evaluate(
     tables = []
     if posteriors is not None:
         names = [posteriors.statistics if found is largest else () for found in asked]
-        theirs = [found.training for found in asked]
-        tables = summaries.summarise(theirs, tuple(needed), names, mesh, progress, which)
+        tables = summaries.summarise(trainings, tuple(needed), names, mesh, progress, which)
     if mesh.rank != 0:
         return None
     notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
@@ -203,17 +209,6 @@ def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictio
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
 
-def _check_truths(asked: Sequence[Judged]) -> None:
-    first = asked[0]
-    for other in asked[1:]:
-        ours, theirs = first.predictions, other.predictions
-        if ours.names != theirs.names or not np.array_equal(ours.truth, theirs.truth):
-            raise TrainedError(
-                f"{first.training.folder.path} and {other.training.folder.path} have different "
-                "test sets: their parameters are not the same"
-            )
-
-
 def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file of the statistics of a split, which are measured if there are none."""
     plan, own = training.plan, training.keeper(split).statistics(split)
@@ -286,7 +281,11 @@ def judge(
         train_mean, sets = found["train"].truth.mean(axis=0), found
     except (KeyError, ValueError) as error:
         notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
-        train_mean = _train_mean(paths["train"], largest)
+        training = largest.training
+        try:
+            train_mean = read_arrays(paths["train"])["parameters"].mean(axis=0)
+        except (UnreadableError, KeyError):  # the mean of the priors
+            train_mean = standardiser_of(training.plan, training.header()).centre
     networks, groups = networks_of(asked)
     scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in networks.items()}
     curves = network_curves(groups, scores)
@@ -304,7 +303,10 @@ def judge(
         predicted = {name: method(sets[split]) for name, method in fitted.items()}
         baselines = {name: in_order_of_truth(p) for name, p in predicted.items()}
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
-        sizes = curve_sizes(len(sets["train"].truth))
+        sizes, count = [SMALLEST], len(sets["train"].truth)
+        while sizes[-1] < count:
+            sizes.append(2 * sizes[-1])
+        sizes[-1] = count
         splits = sets["train"], sets["validation"], sets[split]
         curves |= methods.learning_curve(known[1:], *splits, sizes)
     main, predictions = next(iter(networks)), {**networks, **baselines}
@@ -324,15 +326,6 @@ def judge(
     )
 
 
-def _train_mean(path: Path, largest: Judged) -> np.ndarray:
-    """Returns the mean of the training targets, or of their priors where those are not known."""
-    try:
-        return read_arrays(path)["parameters"].mean(axis=0)
-    except (UnreadableError, KeyError):
-        training = largest.training
-        return standardiser_of(training.plan, training.header()).centre
-
-
 def _summary_of(found: Judged, which: str) -> dict[str, Any]:
     training = found.training
     return {
@@ -344,12 +337,3 @@ def _summary_of(found: Judged, which: str) -> dict[str, Any]:
         "seed": found.seed,
         "samples": found.samples,
     }
-
-
-def curve_sizes(count: int) -> list[int]:
-    """Returns the sizes of the baselines' learning curve [simulations]: 125, 250, ... up to all."""
-    sizes, size = [], SMALLEST
-    while size < count:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, count]

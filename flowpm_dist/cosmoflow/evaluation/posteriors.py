@@ -25,8 +25,6 @@ SUSPICIOUS = 0.01
 """Probability with which some posterior is said to be not right if all are: a P-value is compared
 with this over the number of tests (Bonferroni).
 """
-VALIDATION = "validation"
-"""The split that heads are chosen by: its P-values would say nothing."""
 
 Key = tuple[str, str]
 """Name of the features, and of the head."""
@@ -55,13 +53,9 @@ class PosteriorResults:
     judged_by: str = "test"
 
     @property
-    def _names(self) -> tuple[str, ...]:
-        return self.found[self.main].names
-
-    @property
     def tested(self) -> bool:
-        """Whether P-values mean something: the volumes have chosen nothing."""
-        return self.judged_by != VALIDATION
+        """Whether P-values mean something: heads are chosen by the validation set."""
+        return self.judged_by != "validation"
 
     def _p(self, value: float) -> str:
         return f"{value:.2g}" if self.tested else "-"
@@ -104,8 +98,9 @@ class PosteriorResults:
 
     def markdown(self) -> str:
         """Returns the tables in Markdown."""
+        main = self.found[self.main]
         rows = [["posterior of", "head", "ln(q / prior)", "TARP P"]]
-        for name in self._names:
+        for name in main.names:
             shares = [f"in {level:.1%}" for level in LEVELS]
             rows[0] += [f"{name} RMSE", "width", *shares, "ranks P"]
         for (name, head), one in self.found.items():
@@ -117,12 +112,11 @@ class PosteriorResults:
                 row.append(self._p(one.ranks_p[i]))
             rows.append(row)
         pairs = [["posterior of", "head", "ln(q / prior) higher by", "in"]]
-        pairs[0] += [f"{name} RMSE lower by" for name in self._names]
+        pairs[0] += [f"{name} RMSE lower by" for name in main.names]
         for (name, head), (gain, each) in self.differences.items():
             row = [name, head, _with_error(gain.value, gain.error), f"{gain.larger:.0%}"]
-            row += [f"{each[n].rmse:.2g}±{each[n].rmse_error:.1g}" for n in self._names]
+            row += [f"{each[n].rmse:.2g}±{each[n].rmse_error:.1g}" for n in main.names]
             pairs.append(row)
-        main = self.found[self.main]
         used = "".join(f"- {name} uses the {part}.\n" for name, part in self.chosen.items())
         return (
             f"On {main.count} volumes of {main.groups} universes:\n\n{markdown_table(rows)}\n"
@@ -132,22 +126,21 @@ class PosteriorResults:
 
     def numbers(self) -> dict[str, Any]:
         """Returns all numbers by name."""
+        scores = []
+        for (name, head), one in self.found.items():
+            errors = dict(zip(one.names, self.rmse_error[name, head].tolist(), strict=True))
+            numbers = one.as_dict() | {"rmse_error": errors}
+            kept = {k: v for k, v in numbers.items() if self.tested or not k.endswith("_p")}
+            scores.append({"of": name, "head": head, **kept})
         return {
             "main": list(self.main),
-            "scores": [
-                {"of": name, "head": head, **self._scores(name, head)} for name, head in self.found
-            ],
+            "scores": scores,
             "differences": [
                 {"from": name, "head": head, "gain": gain, **each}
                 for (name, head), (gain, each) in self.differences.items()
             ],
             "features": dict(self.chosen),
         }
-
-    def _scores(self, name: str, head: str) -> dict[str, Any]:
-        errors = dict(zip(self._names, self.rmse_error[name, head].tolist(), strict=True))
-        scores = self.found[name, head].as_dict() | {"rmse_error": errors}
-        return {key: v for key, v in scores.items() if self.tested or not key.endswith("_p")}
 
     def write_into(self, folder: Path) -> None:
         """Writes tables, samples and figures into a folder."""

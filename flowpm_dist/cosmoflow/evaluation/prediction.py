@@ -28,7 +28,6 @@ from flowpm_dist.observables.options import ObservationError, ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.network.layers import Standardiser
     from meshimpl.process_mesh import ProcessMesh
 
 COUNTED = ("one particle", ONE_COUNT)
@@ -203,8 +202,16 @@ def predict_volume(
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
         notes.append(f"The training is not complete: {training.progress_note(step)}.")
-    if posterior is None:
-        notes += _beyond(parameters, standardiser)
+    ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
+    for (name, value, bar), low, high in ends if posterior is None else ():
+        trained = f"the {low:g} to {high:g} it was trained on"
+        if not low <= value <= high:
+            notes.append(f"{name} = {value:.4g} is outside {trained}: do not rely on it.")
+        elif bar is not None and min(value - low, high - value) < bar:
+            notes.append(
+                f"{name} = {value:.4g} ± {bar:.2g} is within its error bar of the edge of "
+                f"{trained}: the network is drawn to the middle there."
+            )
     return Found(parameters, tuple(notes), posterior)
 
 
@@ -289,21 +296,3 @@ def _checked_mean(
     if not totals[2:].all():
         raise VolumeError(f"{volume.where} is empty: its mean is 0")
     return totals[2:]
-
-
-def _beyond(
-    parameters: tuple[tuple[str, float, float | None], ...], standardiser: Standardiser
-) -> list[str]:
-    """Returns warnings of values outside the priors, or within an error bar of their edge."""
-    notes = []
-    ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
-    for (name, value, sigma), low, high in ends:
-        trained = f"the {low:g} to {high:g} it was trained on"
-        if not low <= value <= high:
-            notes.append(f"{name} = {value:.4g} is outside {trained}: do not rely on it.")
-        elif sigma is not None and min(value - low, high - value) < sigma:
-            notes.append(
-                f"{name} = {value:.4g} ± {sigma:.2g} is within its error bar of the edge of "
-                f"{trained}: the network is drawn to the middle there."
-            )
-    return notes

@@ -89,20 +89,13 @@ class Evaluation:
             for method, names in self.seeds.items()
             for name, of in names.items()
         ]
-        of_posteriors = self.posteriors.sentences() if self.posteriors else []
-        return [*sentences, *over, *self._against_the_best(), *of_posteriors, *self.notes]
-
-    def _against_the_best(self) -> list[str]:
-        """Returns how `main` compares with the best method of another kind for each parameter."""
-        networks = {*self.collapse, self.main}
-        others = [name for name in self.differences if name not in networks]
-        if not others:
-            return []
-        sentences = []
-        for name in self.predictions[self.main].names:
+        # How `main` compares with the best method of another kind for each parameter.
+        others = [name for name in self.differences if name not in {*self.collapse, self.main}]
+        for name in self.predictions[self.main].names if others else ():
             best = min(others, key=lambda method: self.scores[method][name].rmse)
-            sentences.append(self.differences[best][name].sentence(name, self.main, best))
-        return sentences
+            over.append(self.differences[best][name].sentence(name, self.main, best))
+        of_posteriors = self.posteriors.sentences() if self.posteriors else []
+        return [*sentences, *over, *of_posteriors, *self.notes]
 
     def markdown(self) -> str:
         """Returns the tables and the sentences in Markdown."""
