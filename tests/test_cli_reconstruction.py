@@ -16,7 +16,6 @@ from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.search_session import COLUMNS
 from flowpm_dist.reconstruction.work import (
-    CONTENTS,
     MARK,
     ReconstructionFolder,
     ReconstructionJob,
@@ -104,7 +103,7 @@ def test_overwriting_clears_what_was_there_and_nothing_else(here):
     del folder  # and its lock
     again.begin(resume=False, overwrite=True)
     assert {path.name for path in again.path.iterdir()} - {"notes.txt", ".lock"} == {MARK}
-    assert {"run.toml", "iterations.csv", "checkpoints"} <= set(CONTENTS)
+    assert {"run.toml", "iterations.csv", "checkpoints"} <= set(ReconstructionFolder.contents)
 
 
 def test_a_complete_one_is_not_done_again(here):

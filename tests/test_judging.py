@@ -367,8 +367,6 @@ def test_learning_curve_fits_the_first_simulations_and_falls():
     expected = score(few, train.truth.mean(axis=0))["sigma8"].rmse_over_mean
     assert curves["mean"].errors["sigma8"][0] == pytest.approx(expected)
     assert curves["mean"].errors["sigma8"][1] == pytest.approx(1)
-    with pytest.raises(ValueError, match=r"sizes \[201\]; must be from 2 to the 200"):
-        baselines.learning_curve(chosen, train, validation, test, (201,))
 
 
 def drawn(figure, path) -> list[str]:

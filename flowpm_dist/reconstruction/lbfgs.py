@@ -93,7 +93,11 @@ class LBFGS:
         for _ in range(MOST_TRIES):
             trial = self._point.plus(length, direction)
             found = self._finite_evaluation(trial)
-            if found is not None and self._enough(here, found, length, slope):
+            # Near the minimum the decrease is below rounding; the gradient is still significant.
+            size = abs(float(here.loss))
+            rounding = 4e-7 * size if slope > -1e-5 * size else 0.0
+            enough = float(here.loss) + SUFFICIENT * length * slope + rounding
+            if found is not None and float(found.loss) <= enough:
                 s, y = trial - self._point, found.gradient - here.gradient
                 if float(space.dot(s, y)) > 1e-10 * float(space.dot(y, y)):
                     self._pairs = [*self._pairs, (s, y)][-self._history :]
@@ -118,12 +122,6 @@ class LBFGS:
         square = self._objective.space.dot(found.gradient, found.gradient)
         finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
         return found if finite else None
-
-    @staticmethod
-    def _enough(here: Evaluation, found: Evaluation, length: float, slope: float) -> bool:
-        # Near the minimum the decrease is below rounding; the gradient is still significant.
-        rounding = 4e-7 * abs(float(here.loss)) if slope > -1e-5 * abs(float(here.loss)) else 0.0
-        return float(found.loss) <= float(here.loss) + SUFFICIENT * length * slope + rounding
 
     def _direction(self, gradient: Unknowns) -> Unknowns:
         """Returns minus the approximate inverse Hessian times the gradient (two-loop recursion)."""

@@ -252,20 +252,18 @@ class SamplingSession:
     def _say(self, move: Move) -> None:
         found, cells = move.draw.evaluation, self.box.cells
         data = float(np.mean(found.data)) / max(1, self.posterior.likelihood.count)
+        # What leads the step size, of the latest moves.
+        acceptance = np.mean([accepted for accepted, _ in self._latest])
+        quality = f"acceptance {acceptance:.2f}"
+        if self.sampler.name == "microcanonical":
+            errors = [error for _, error in self._latest if np.isfinite(error).all()]
+            quality = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
+            quality += "" if acceptance == 1 else f"  failed {1 - acceptance:.0%}"
         state = (
             f"data {data:.4f}  prior {float(np.mean(found.prior)) / cells:.4f}  "
-            f"{self._quality()}  step {move.draw.step:.3f}"
+            f"{quality}  step {move.draw.step:.3f}"
         )
         self.progress("draws" if move.drawn else "warm-up", move.number, self.chains.moves, state)
-
-    def _quality(self) -> str:
-        """Returns what leads the step size, of the latest moves."""
-        acceptance = np.mean([accepted for accepted, _ in self._latest])
-        if self.sampler.name != "microcanonical":
-            return f"acceptance {acceptance:.2f}"
-        errors = [error for _, error in self._latest if np.isfinite(error).all()]
-        error = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
-        return error if acceptance == 1 else f"{error}  failed {1 - acceptance:.0%}"
 
     def _truth(self) -> dict[str, float] | None:
         """Returns the true values of the modes and parameters that are watched, where known.

@@ -159,7 +159,15 @@ class SearchSession:
         seconds = time.perf_counter() - self._lap
         values = {name: float(x) for name, x in self.posterior.parameters(point).items()}
         values |= self._compared(row, point)
-        self._say(row)
+        data = row.data / max(1, self.posterior.likelihood.count)
+        state = (
+            f"loss {row.loss:.6g}  data {data:.4f}  "
+            f"prior {row.prior / self.model.simulation.box.cells:.4f}  "
+            f"|gradient| {row.gradient_norm:.3g}{self._correlation}"
+        )
+        total = self.options.search.total
+        stage = f"stage {row.stage}/{len(self.search.stages)}"
+        self.progress(stage, min(row.evaluations, total), total, state)
         if self.mesh.rank == 0:
             if self._table is None:
                 columns = (*COLUMNS, *self.posterior.space.names)
@@ -168,7 +176,7 @@ class SearchSession:
             self._table.add({**dataclasses.asdict(row), "seconds": seconds, **values})
         if (signal := self._stop.name()) is not None:
             self.search.save()
-            now, total = self.search.progress, self.options.search.total
+            now = self.search.progress
             at = f"after iteration {now.iteration}, {now.evaluations} of {total} gradients"
             raise StopError(signal, at)
         self._lap = time.perf_counter()
@@ -184,17 +192,6 @@ class SearchSession:
         self._correlation = "  " + "  ".join(dict.fromkeys(shown))
         names = (f"r({LARGE})", f"r({SMALL})")
         return {n: float(found.correlation[i]) for n, i in zip(names, places, strict=True)}
-
-    def _say(self, row: Row) -> None:
-        cells = self.model.simulation.box.cells
-        data = row.data / max(1, self.posterior.likelihood.count)
-        state = (
-            f"loss {row.loss:.6g}  data {data:.4f}  prior {row.prior / cells:.4f}  "
-            f"|gradient| {row.gradient_norm:.3g}{self._correlation}"
-        )
-        total = self.options.search.total
-        stage = f"stage {row.stage}/{len(self.search.stages)}"
-        self.progress(stage, min(row.evaluations, total), total, state)
 
     def _write_results(self, point: Unknowns, facts: dict[str, Any]) -> dict[str, Any]:
         """Writes what was found; the fields are moved into place last. On all ranks together.

@@ -186,11 +186,34 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         """Searches, and draws where draws are asked for; returns what result.json holds.
 
         See `Job.work`.
+
+        Raises:
+            StopError: a signal stopped it; a checkpoint was written.
+            VolumeError, HaloError, NoProgressError, CheckpointError, WriteError: see
+                `SearchSession` and `SamplingSession`.
         """
+        import tensorflow as tf
+
+        from flowpm_dist.reconstruction.sampling_session import SamplingSession
+        from flowpm_dist.reconstruction.search_session import SearchSession
+        from meshimpl.process_mesh import ProcessMesh
+
         options, folder = self.options, self.folder
         if launch.detect().rank == 0 and options.files and not folder.checksums():
             folder.write_checksums(options.checksums())
-        return reconstruct(options, self.mesh, folder, progress, resume=self.resume)
+        whole = search_mesh(self.mesh)  # all ranks, for one universe
+        mesh = ProcessMesh(whole)
+        is_searched = self.resume and bool(folder.mark().get("searched"))
+        if bool(mesh.world.broadcast(tf.constant(is_searched))):
+            facts: dict[str, Any] = json.loads(folder.result.read_text())
+        else:
+            search = SearchSession(options.with_mesh(whole), mesh, folder, progress)
+            facts = search.run(resume=self.resume)
+        if options.sampler is not None:
+            sampled = SamplingSession(options, ProcessMesh(self.mesh), folder, progress).run()
+            facts = {**facts, "sampling": sampled}
+        mesh.barrier()  # all is written
+        return facts
 
     def report(self, result: dict[str, Any]) -> str:
         """Returns where to look, and the figures that come first."""
@@ -247,51 +270,6 @@ Reconstruction in {path}:
         rows = read_rows(folder.iterations)
         steps = f"{len(rows)} iterations" if rows else ""
         return record_of_work(folder, steps, results)
-
-
-def reconstruct(
-    options: ReconstructionOptions,
-    shape: str,
-    folder: ReconstructionFolder,
-    progress: Progress,
-    *,
-    resume: bool,
-) -> dict[str, Any]:
-    """Searches, and draws where draws are asked for. On all ranks together.
-
-    Args:
-        options: the checked run file.
-        shape: the mesh; the search uses all its ranks for one universe.
-        folder: the folder, begun on rank 0.
-        progress: the progress of this rank.
-        resume: whether to go on from the latest checkpoint, if there is one.
-
-    Returns:
-        The contents of result.json.
-
-    Raises:
-        StopError: a signal stopped it; a checkpoint was written.
-        VolumeError, HaloError, NoProgressError, CheckpointError, WriteError: see `SearchSession`
-            and `SamplingSession`.
-    """
-    import tensorflow as tf
-
-    from flowpm_dist.reconstruction.sampling_session import SamplingSession
-    from flowpm_dist.reconstruction.search_session import SearchSession
-    from meshimpl.process_mesh import ProcessMesh
-
-    mesh = ProcessMesh(search_mesh(shape))
-    is_searched = resume and bool(folder.mark().get("searched"))
-    if bool(mesh.world.broadcast(tf.constant(is_searched))):
-        facts: dict[str, Any] = json.loads(folder.result.read_text())
-    else:
-        searched = options.with_mesh(search_mesh(shape))
-        facts = SearchSession(searched, mesh, folder, progress).run(resume=resume)
-    if options.sampler is not None:
-        sampled = SamplingSession(options, ProcessMesh(shape), folder, progress).run()
-        facts = {**facts, "sampling": sampled}
-    mesh.barrier()  # all is written
-    return facts
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
 from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
+from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.session import StopError
 from flowpm_dist.observables import ForwardModel
@@ -38,7 +40,7 @@ from flowpm_dist.reconstruction import (
 from flowpm_dist.reconstruction.chains import Chains, Phase
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.unknowns import Use, random_numbers
-from flowpm_dist.reconstruction.work import ReconstructionFolder, reconstruct
+from flowpm_dist.reconstruction.work import ReconstructionFolder, ReconstructionJob
 
 SIGMA8, CELLS = (0.5, 1.1), 8
 
@@ -350,15 +352,16 @@ class Interrupted(Progress):
 
 def sampled(path, config, progress=None, resume=False):
     """What stopped all that the run file asks for, and the moves."""
-    folder = ReconstructionFolder(path)
-    ranks = process_mesh(f"row:{SIZE}")
+    asked = Request(Path("run.toml"), SIZE, path, resume=resume)
+    job = ReconstructionJob(config, CHAIN_MESH[SIZE], asked)
+    folder, ranks = job.folder, process_mesh(f"row:{SIZE}")
     if ranks.rank == 0:
         folder.begin(resume=resume)
     ranks.barrier()
     progress = progress or Progress(rank=1)
     stopped = None
     try:
-        reconstruct(config, CHAIN_MESH[SIZE], folder, progress, resume=resume)
+        job.work(progress)
     except StopError as error:
         stopped = error
     folder.release()

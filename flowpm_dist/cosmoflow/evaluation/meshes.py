@@ -48,7 +48,10 @@ def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | 
     if shape is None:
         batch = max(n for n in range(1, ranks + 1) if ranks % n == 0 and n <= samples)
     else:
-        batch = _replicas(shape)
+        try:
+            batch = parse_mesh(shape, batched=True).get("replica", 1)
+        except ValueError:
+            batch = 1  # `check_training_mesh` says what is wrong
         if batch > samples:
             raise TrainedError(f"mesh {shape}: {batch} replicas are more than {samples} volumes")
     plan = plan.with_mesh(None)
@@ -165,13 +168,6 @@ def asking_demand(
         lambda ranks: prediction_mesh(training, ranks, None),
         grid_is_free=False,
     )
-
-
-def _replicas(shape: str) -> int:
-    try:
-        return parse_mesh(shape, batched=True).get("replica", 1)
-    except ValueError:
-        return 1  # `check_training_mesh` says what is wrong
 
 
 def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> str:

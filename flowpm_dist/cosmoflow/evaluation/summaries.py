@@ -119,8 +119,16 @@ def summarise(
     for split in splits:
         there = [mesh.rank == 0 and question.is_answered(split) for question in questions]
         known = mesh.world.broadcast(tf.constant(there, tf.int32)).numpy()
-        open_ones = [q for q, is_known in zip(questions, known, strict=True) if not is_known]
-        for alike in _of_the_same_volumes(open_ones, split):
+        # Questions about the same volumes, of which each may ask about fewer where universes are
+        # simulated again. Of splits in files the first are not the same where their numbers differ:
+        # ranks wrote them in turns.
+        groups: dict[int, list[_Question]] = {}
+        for question, is_known in zip(questions, known, strict=True):
+            if not is_known:
+                again = question.training.plan.simulates and split == "train"
+                count = 0 if again else count_of(question.training, split)
+                groups.setdefault(count, []).append(question)
+        for alike in groups.values():
             _answer(alike, split, lanes, mesh, progress)
         if mesh.rank == 0:
             for question, tables in zip(questions, found, strict=True):
@@ -218,20 +226,6 @@ def count_of(training: SavedTraining, split: str) -> int:
         return trained_on(training)
     count = training.samples(split)
     return count if training.plan.simulates else min(count, MOST)
-
-
-def _of_the_same_volumes(questions: Sequence[_Question], split: str) -> list[list[_Question]]:
-    """Returns groups of questions about the same volumes, of which each may ask about fewer.
-
-    Those are universes that are simulated again. Of splits in files the first are not the same
-    where their numbers differ: ranks wrote them in turns.
-    """
-    groups: dict[int, list[_Question]] = {}
-    for question in questions:
-        again = question.training.plan.simulates and split == "train"
-        count = 0 if again else count_of(question.training, split)
-        groups.setdefault(count, []).append(question)
-    return list(groups.values())
 
 
 def _answer(

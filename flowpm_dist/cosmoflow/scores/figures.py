@@ -56,9 +56,13 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
     names = predictions[network].names
     figure, panels = _panels(len(names), 4.1, sharey=False)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        _scatter(axes, predictions[network], i, MEASURED, network, 3)
-        for method in best:
-            _scatter(axes, predictions[method], i, LIGHTER, method, 2)
+        for method, colour, order in zip(
+            [network, *best], (MEASURED, LIGHTER), (3, 2), strict=False
+        ):
+            found = predictions[method]
+            size = float(np.clip(60 / np.sqrt(len(found.truth)), 1.5, 4))
+            axes.plot(found.truth[:, i], found.mean[:, i], "o", ms=size, color=colour, mew=0,
+                      alpha=0.8, label=method, zorder=order)  # fmt: skip
         truth, mean = predictions[network].truth[:, i], predictions[network].mean[:, i]
         sigma = predictions[network].sigma
         if sigma is not None:
@@ -70,19 +74,13 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
         axes.axline((truth[0], truth[0]), slope=1, color=MUTED, lw=1, zorder=1)
         axes.axhline(train_mean[i], color=MUTED, lw=1, ls=":", label="mean of the training set")
         for line, method in enumerate([network, *best]):
-            found, colour = scores[method][name], (MEASURED, THEORY)[line]
-            grade = f"$R^2$ = {found.r2:.3f},  RMSE = {found.rmse:#.2g}"
-            _write(axes, grade, 0.96 - 0.075 * line, colour)
+            one = scores[method][name]
+            grade = f"$R^2$ = {one.r2:.3f},  RMSE = {one.rmse:#.2g}"
+            _write(axes, grade, 0.96 - 0.075 * line, (MEASURED, THEORY)[line])
         axes.set(xlabel=f"true {symbol(name)}", ylabel=f"predicted {symbol(name)}")
         axes.xaxis.set_major_locator(MaxNLocator(5))
     _legend_above(figure, panels[0])
     return figure
-
-
-def _scatter(axes: Axes, found: Predictions, i: int, colour: str, label: str, order: int) -> None:
-    truth, mean = found.truth[:, i], found.mean[:, i]
-    size = float(np.clip(60 / np.sqrt(len(truth)), 1.5, 4))
-    axes.plot(truth, mean, "o", ms=size, color=colour, mew=0, alpha=0.8, label=label, zorder=order)
 
 
 def _write(axes: Axes, text: str, height: float, colour: str) -> None:
