@@ -76,11 +76,9 @@ class PosteriorResults:
         count = sum(len(one.ranks_p) + 1 for one in self.found.values())
         sentences = []
         for (name, head), one in self.found.items() if self.tested else ():
-            tests = {
-                "ranks": dict(zip(one.names, one.ranks_p.tolist(), strict=True)),
-                "tarp": {"all parameters together": one.tarp_p},
-            }
-            for kind, values in tests.items():
+            of_ranks = dict(zip(one.names, one.ranks_p.tolist(), strict=True))
+            of_tarp = {"all parameters together": one.tarp_p}
+            for kind, values in (("ranks", of_ranks), ("tarp", of_tarp)):
                 wrong = {n: p for n, p in values.items() if p < SUSPICIOUS / count}
                 drawn = f"{kind}.png" if head == self.main[1] else FILES[0]
                 if wrong:

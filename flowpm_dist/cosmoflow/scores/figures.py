@@ -52,13 +52,12 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
     """
     scores = {method: score(found, train_mean) for method, found in predictions.items()}
     network, *others = predictions
-    best = sorted(others, key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))[:1]
+    others.sort(key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))
+    shown = [network, *others[:1]]
     names = predictions[network].names
     figure, panels = _panels(len(names), 4.1, sharey=False)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        for method, colour, order in zip(
-            [network, *best], (MEASURED, LIGHTER), (3, 2), strict=False
-        ):
+        for method, colour, order in zip(shown, (MEASURED, LIGHTER), (3, 2), strict=False):
             found = predictions[method]
             size = float(np.clip(60 / np.sqrt(len(found.truth)), 1.5, 4))
             axes.plot(found.truth[:, i], found.mean[:, i], "o", ms=size, color=colour, mew=0,
@@ -73,7 +72,7 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
         axes.set_ylim(low, high + 0.2 * (high - low))  # room for two lines of text
         axes.axline((truth[0], truth[0]), slope=1, color=MUTED, lw=1, zorder=1)
         axes.axhline(train_mean[i], color=MUTED, lw=1, ls=":", label="mean of the training set")
-        for line, method in enumerate([network, *best]):
+        for line, method in enumerate(shown):
             one = scores[method][name]
             grade = f"$R^2$ = {one.r2:.3f},  RMSE = {one.rmse:#.2g}"
             _write(axes, grade, 0.96 - 0.075 * line, (MEASURED, THEORY)[line])
