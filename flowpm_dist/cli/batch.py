@@ -226,21 +226,20 @@ class BatchJob:
 
     def script(self) -> str:
         """Returns the text of the script, from the template `job.sbatch`."""
-        body = _filled(self._values(), self._parts()).partition("\n\n")[2]
-        return _filled({**self._values(), "digest": _digest(body)}, self._parts())
-
-    def _parts(self) -> set[str]:
-        """Returns the names of the template's parts that this script has."""
-        return {
+        values = self._values()
+        parts = {
             self.site.launcher,
             "array" if self.elements else "single",
             "begun" if self.begun else "anew",
             "bound" if self.site.threads else "unbound",
         }
+        body = _filled(values, parts).partition("\n\n")[2]
+        return _filled({**values, "digest": _digest(body)}, parts)
 
     def _values(self) -> dict[str, object]:
         """Returns what the template's names stand for; its lines with an empty one are left out."""
         site, keys = self.site, self.settings
+        array = _ranges([n for n in range(self.elements) if n not in set(self.complete)])
         names = {key: key.replace(".", "_") for key in keys}
         # srun's tasks get the signal themselves; mpirun gets it from the script.
         signal = "USR1" if site.launcher == "srun" else "B:USR1"
@@ -267,7 +266,7 @@ class BatchJob:
             "threads": site.threads or "",
             "gpus": self.ranks_per_node * site.gpus_per_rank or "",
             "signal": f"{signal}@{site.warn}" if self.begun else "",
-            "array": self._array(),
+            "array": array + (f"%{self.at_once}" if self.at_once and array else ""),
             "directives": "\n#SBATCH ".join(site.directives),
             "setup": "\n".join(site.setup),
             "values": "\n".join(f"{names[key]}=({shlex.join(keys[key])})" for key in keys),
@@ -278,10 +277,6 @@ class BatchJob:
             "host_lost": launch.HOST_LOST,
             "restarts": site.restarts,
         }
-
-    def _array(self) -> str:
-        left = [n for n in range(self.elements) if n not in set(self.complete)]
-        return _ranges(left) + (f"%{self.at_once}" if self.at_once and left else "")
 
 
 def _filled(values: Mapping[str, object], parts: set[str]) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import typer
@@ -100,10 +99,8 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
         ranks: value of `--ranks`.
         stop_as: see `launch.relaunch`.
     """
-    try:
+    with planning():
         launch.check_launcher()
-    except launch.LaunchError as error:
-        refuse(str(error))
     if ranks is None and (tasks := launch.unused_tasks()):
         print(
             f"warning: this Slurm job has {tasks} tasks, and this is one rank alone: start it with "
@@ -226,29 +223,6 @@ def leave(status: int) -> NoReturn:
     if launch.detect().size > 1:
         launch.abort(status)
     sys.exit(status)
-
-
-@contextmanager
-def stoppable(kept: Callable[[], str]) -> Iterator[None]:
-    """Exit with a message if a signal comes inside, while the work does not handle it itself.
-
-    Args:
-        kept: returns a sentence on what is saved, which is added to the message.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    for signal_number in launch.STOP_SIGNALS:
-        signal.signal(signal_number, stop)
-    try:
-        yield
-    except SystemExit as end:
-        number = int(end.code or 0) - 128
-        if number not in launch.STOP_SIGNALS:
-            raise
-        name = launch.stop_name(signal.Signals(number).name)
-        refuse(f"stopped by {name}; {kept()}", status=128 + number)
 
 
 def default_output(run_file: Path, kind: str) -> Path:

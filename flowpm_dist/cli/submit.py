@@ -107,14 +107,13 @@ def submit(
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
     with planning():
-        options = _site(
-            site,
-            threads=threads,
-            gpus_per_rank=gpus_per_rank,
-            partition=partition,
-            account=account,
-            qos=qos,
+        own = {"threads": threads, "gpus_per_rank": gpus_per_rank, "partition": partition}
+        own |= {"account": account, "qos": qos}
+        options = load_site(site).model_copy(
+            update={name: value for name, value in own.items() if value is not None}
         )
+        if options.launcher == "srun" and not options.program:
+            launch.check_srun_mpi(options.mpi)
         limit = seconds_of(time)
         if limit <= options.warn and command in JOBS:
             raise UserError(
@@ -122,7 +121,7 @@ def submit(
                 f"{human_time(options.warn)} before their limit: give more, or lower site.warn"
             )
         _check_gpus(options, ranks_per_node)
-        given, own = _operands(command, operands)
+        given, further = _operands(command, operands)
         kind = job_class(command) if command in JOBS else None
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
@@ -140,7 +139,7 @@ def submit(
             name=results.name,
             written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
             program=shlex.split(options.program) or PROGRAM,
-            words=[*words, *own],
+            words=[*words, *further],
             output=str(results) if has_folder else "",
             begun=kind.folder_type.begun if kind else "",
             again="--overwrite" if command == "dataset" else "",
@@ -157,7 +156,16 @@ def submit(
         else:
             job = _checked(kind, given[0], job, mesh, changes or [])
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
-        _write(path, job.script())
+        try:
+            if path.exists() and is_edited(path.read_text()):
+                raise UserError(
+                    f"{path} is there and was edited: submit it with sbatch, remove it, or give "
+                    "another --script"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(job.script())
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
@@ -222,15 +230,6 @@ def _try(command: Command, job: BatchJob) -> None:
         raise UserError(f"submit {command}: {message}" if message.startswith("Usage") else message)
 
 
-def _site(path: Path | None, **given: Any) -> SiteOptions:
-    """Returns the site's options, some replaced by the command line."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    options = load_site(path).model_copy(update=chosen)
-    if options.launcher == "srun" and not options.program:
-        launch.check_srun_mpi(options.mpi)
-    return options
-
-
 def _checked(
     kind: Any, run_file: Path, job: BatchJob, mesh: str | None, changes: Sequence[str]
 ) -> BatchJob:
@@ -280,24 +279,6 @@ def _planned(kind: Any, asked: Request) -> Any:
         if "--ranks " not in str(error):
             raise
         raise UserError(f"{error}\n(here --ranks is --nodes times --ranks-per-node)") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a script, but not over one that somebody has edited.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        if path.exists() and is_edited(path.read_text()):
-            raise UserError(
-                f"{path} is there and was edited: submit it with sbatch, remove it, or give "
-                "another --script"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _described(job: BatchJob) -> str:
