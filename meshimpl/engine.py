@@ -87,7 +87,7 @@ class HorovodEngine:
             lines: sorted, without duplicates, of at least two ranks; the same on every rank.
 
         Raises:
-            CollectiveError: Horovod is running already and lacks one of the groups.
+            CollectiveError: there is no Horovod, or it runs already and lacks one of the groups.
         """
         hvd = self._hvd
         if not hvd.is_initialized():
@@ -192,19 +192,5 @@ class HorovodEngine:
 
 @functools.cache
 def current() -> HorovodEngine:
-    """Returns this process's engine; it is not started before `start`."""
+    """Returns this process's engine; see `HorovodEngine.start`."""
     return HorovodEngine()
-
-
-def start(lines: Sequence[Lines]) -> None:
-    """Starts the engine if any of the groups has more than one rank.
-
-    Args:
-        lines: the same on every rank; groups of one rank and duplicates may be among them.
-
-    Raises:
-        CollectiveError: there is no engine, or it is running already and lacks one of the groups.
-    """
-    wanted = sorted({line for line in lines if line.length > 1})
-    if wanted:
-        current().start(wanted)

@@ -72,8 +72,8 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
     if ranks == 1:
         launch.place_devices()
     with launch.start_in_time():
-        engine.start([lines for axes in parsed for lines in lines_of(axes)])
         if ranks > 1:
+            engine.current().start(sorted({each for axes in parsed for each in lines_of(axes)}))
             rendezvous.stay_together(tuple(range(ranks)))
     if ranks > 1 and engine.current().wants_own_gpus:
         rendezvous.check_gpus(tuple(range(ranks)))
@@ -113,13 +113,7 @@ class ProcessMesh:
     @property
     def coordinates(self) -> tuple[int, ...]:
         """This rank's place along each axis."""
-        return self.coordinates_of(self.rank)
-
-    def coordinates_of(self, rank: int) -> tuple[int, ...]:
-        """Returns a rank's place along each axis."""
-        if not 0 <= rank < self.size:
-            raise MeshError(f"rank {rank} is not on the mesh {self} of {self.size} ranks")
-        return tuple(int(c) for c in np.unravel_index(rank, self.shape)) if self.axes else ()
+        return tuple(int(c) for c in np.unravel_index(self.rank, self.shape)) if self.axes else ()
 
     def axis_size(self, name: str) -> int:
         """Returns the size of an axis; 1 for an axis that the mesh does not have."""

@@ -60,7 +60,8 @@ def test_derivatives_of_distances():
         distances = Distances(cosmology)
         chi = distances.comoving([0.3, 0.7]) / 1000
         a = distances.scale_factor([500.0, 3000.0])
-        weight = lensing_weight(cosmology, [500.0, 3000.0], distances.comoving(0.2)) * 1e4
+        efficiency = SourcePlane(4.0).efficiency([500.0, 3000.0], distances)
+        weight = lensing_weight(cosmology, [500.0, 3000.0]) * efficiency * 1e4
         return tf.reduce_sum((chi + a + weight) * [1.0, -0.4])
 
     def slope(values):

@@ -99,27 +99,21 @@ class Distances:
         return root + (self._of_root(root) - chi) / slope
 
 
-def lensing_weight(
-    cosmology: Cosmology, chi: Any, chi_source: Any | None = None, a: Any | None = None
-) -> tf.Tensor:
-    """Returns W(chi) = 3/2 Omega_m (H0/c)^2 chi / a (1 - chi / chi_s)+ [h/Mpc], float64.
+def lensing_weight(cosmology: Cosmology, chi: Any, a: Any | None = None) -> tf.Tensor:
+    """Returns W(chi) = 3/2 Omega_m (H0/c)^2 chi / a [h/Mpc], float64.
 
-    The convergence of a source at chi_s is the integral of W delta over chi (Bartelmann and
-    Schneider 2001, astro-ph/9912508, equation 6.17), in a flat universe. Differentiable.
+    The convergence of a source at chi_s is the integral of W (1 - chi / chi_s)+ delta over chi
+    (Bartelmann and Schneider 2001, astro-ph/9912508, equation 6.17), in a flat universe.
+    Differentiable.
 
     Args:
         cosmology: the parameters.
         chi: comoving distances [Mpc/h].
-        chi_source: comoving distances of the sources [Mpc/h], which broadcast with `chi`; by
-            default infinite.
         a: the scale factors [1] at `chi`; by default computed from the cosmology.
     """
     chi = as_float64(chi)
     a = Distances(cosmology).scale_factor(chi) if a is None else as_float64(a)
-    strength = 1.5 * as_float64(cosmology.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
-    if chi_source is None:
-        return strength
-    return strength * tf.nn.relu(1.0 - chi / as_float64(chi_source))
+    return 1.5 * as_float64(cosmology.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
 
 
 def limber_power(ell: Any, chi: Any, a: Any, widths: Any, kernels: Any, power: Power) -> tf.Tensor:

@@ -109,7 +109,7 @@ class Halofit:
 
 
 class NonlinearPower:
-    """The non-linear power P(k, a) of CAMB as a table: `power(k, a)`, for 0 <= z <= z_max.
+    """The non-linear power P(k, a) of CAMB as a table: `power(k, a)`, for 0 <= z <= 4.
 
     Neutrinos are massless. CAMB includes radiation, which slows the growth by about 1e-3. There are
     no gradients by the cosmology, and computing one raises LookupError; `Halofit` has gradients.
@@ -117,19 +117,18 @@ class NonlinearPower:
     Args:
         cosmology: the parameters; CAMB is used whatever its `transfer` is.
         model: one of `MODELS`.
-        z_max: the largest redshift [1].
 
     Raises:
         ValueError: an unknown model; parameters that only a graph knows (inside a tf.function).
         ImportError: the package camb is missing.
     """
 
-    def __init__(self, cosmology: Cosmology, model: str = "takahashi", z_max: float = 4.0) -> None:
+    def __init__(self, cosmology: Cosmology, model: str = "takahashi") -> None:
         if model not in MODELS:
             raise ValueError(f"model {model!r}: one of {', '.join(map(repr, MODELS))}")
         numbers = {name: known_number(name, getattr(cosmology, name)) for name in SHAPE}
         amplitude = LinearPower(cosmology.replace(transfer="camb")).A_s
-        redshifts = np.expm1(np.linspace(0.0, np.log1p(z_max), 33))
+        redshifts = np.expm1(np.linspace(0.0, np.log1p(4.0), 33))
         k, power = camb_power_table(
             tuple(redshifts), model, known_number("A_s", amplitude), **numbers
         )

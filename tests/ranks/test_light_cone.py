@@ -225,8 +225,8 @@ def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
     cone = LightCone(FlatField(**{**CONE.sky.model_dump(), "pixels": 7, **cone}))
     distances, box = Distances(sim.cosmology), sim.box
     layers = Layers.of(box, farthest(cone.sky, sim.cosmology), cone.sky.tiles)
-    source = distances.comoving(1 / 1.2)
-    weights = lensing_weight(sim.cosmology, layers.distances, source).numpy()
+    efficiency = SourcePlane(0.2).efficiency(layers.distances, distances)
+    weights = (lensing_weight(sim.cosmology, layers.distances) * efficiency).numpy()
     slopes = np.gradient(weights, layers.distances)
     states = sim.run(seed=3, outputs=distances.scale_factor(layers.distances).numpy())
     lattice = np.stack(np.meshgrid(*map(np.arange, box.grid), indexing="ij"), axis=-1)
