@@ -14,7 +14,6 @@ from meshimpl.launch import user_cache
 EXAMPLE = "flowpm-dist build kernels horovod"
 
 Part = StrEnum("Part", ["kernels", "horovod"])
-MINUTES = "a minute or two on two cores"
 
 
 def build(
@@ -32,13 +31,18 @@ def build(
         if part is Part.kernels:
             _kernels()
         else:
-            _horovod(mpi)
+            from meshimpl.horovod_wheel import wheel
+
+            try:
+                wheel.install(mpi)
+            except (wheel.BuildError, OSError) as error:
+                refuse(str(error), status=1)
 
 
 def _kernels() -> None:
     from meshimpl.imports import import_tensorflow
 
-    print(f"compiling the particle kernels ({MINUTES})", flush=True)
+    print("compiling the particle kernels (a minute or two on two cores)", flush=True)
     import_tensorflow()
     from flowpm_dist.particle_mesh.kernels import compiled
     from flowpm_dist.particle_mesh.kernels.build import BuildError
@@ -55,12 +59,3 @@ def _kernels() -> None:
     if (reason := compiled.load()[1]) is not None:
         refuse(f"the particle kernels were built, but {reason}; see {log}", status=1)
     print(f"particle kernels compiled: {path}")
-
-
-def _horovod(mpi: str) -> None:
-    from meshimpl.horovod_wheel import wheel
-
-    try:
-        wheel.install(mpi)
-    except (wheel.BuildError, OSError) as error:
-        refuse(str(error), status=1)

@@ -9,16 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flowpm_dist.cli.common import (
-    Check,
-    IgnoreMemory,
-    Mesh,
-    Preview,
-    Ranks,
-    Set,
-    job_size,
-    planning,
-)
+from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.planning.memory import check_training_mesh, dataset_memory
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
@@ -29,17 +20,14 @@ from meshimpl import launch
 
 EXAMPLE = "flowpm-dist dataset run.toml --output volumes --split train"
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")]
-
-
 Split = StrEnum("Split", ["train", "validation", "test"])
 
 
 def dataset(
-    run_file: RunFile,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="What to simulate.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")],
-    ranks: Ranks = None,
-    mesh: Mesh = None,
+    ranks: common.Ranks = None,
+    mesh: common.Mesh = None,
     split: Annotated[
         list[Split] | None, typer.Option(help="Write only this split; can be repeated.")
     ] = None,
@@ -53,16 +41,16 @@ def dataset(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace these splits in DIR.")
     ] = False,
-    check: Check = False,
-    ignore_memory: IgnoreMemory = False,
-    changes: Set = None,
+    check: common.Check = False,
+    ignore_memory: common.IgnoreMemory = False,
+    changes: common.Set = None,
 ) -> None:
     """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
     splits = [chosen.value for chosen in split or Split]
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
-    with planning():
+    with common.planning():
         plan = TrainingPlan.load(run_file, parse_settings(changes or []))
-        shape = check_training_mesh(plan, job_size(ranks), source=run_file, shape=mesh)
+        shape = check_training_mesh(plan, common.job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
             "the dataset",
             plan.grid,
@@ -72,7 +60,7 @@ def dataset(
         )
         needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
         resolved = plan.with_mesh(shape).resolved()
-        work = Preview(resolved, demand, demand.estimate(needed), output)
+        work = common.Preview(resolved, demand, demand.estimate(needed), output)
         work.check_memory(ignore=ignore_memory)
         # Rank 0 alone looks: soon the ranks write there.
         if launch.detect().rank == 0:

@@ -8,16 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from flowpm_dist.cli.common import (
-    Check,
-    IgnoreMemory,
-    Mesh,
-    Preview,
-    Ranks,
-    Which,
-    job_size,
-    planning,
-)
+from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder
 from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
@@ -39,8 +30,8 @@ def evaluate(
     trainings: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Trainings that differ in their seeds.")
     ],
-    ranks: Ranks = None,
-    mesh: Mesh = None,
+    ranks: common.Ranks = None,
+    mesh: common.Mesh = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +49,7 @@ def evaluate(
             min=1, metavar="N", help="Simulate a fresh test set, the N-th, and judge on that."
         ),
     ] = None,
-    checkpoint: Which = "best",
+    checkpoint: common.Which = "best",
     posteriors: Annotated[
         bool,
         typer.Option(
@@ -79,11 +70,11 @@ def evaluate(
             metavar="A+B", help='Statistics such as power+histograms+"package.module:function".'
         ),
     ] = None,
-    check: Check = False,
-    ignore_memory: IgnoreMemory = False,
+    check: common.Check = False,
+    ignore_memory: common.IgnoreMemory = False,
 ) -> None:
     """Judge trained networks on new simulations, and compare them with other methods."""
-    with planning():
+    with common.planning():
         fits = bool(posteriors or head or baseline)
         asked = split if fresh is None else fresh_split(fresh)
         if fresh is not None and split == "validation":
@@ -92,17 +83,16 @@ def evaluate(
         check_comparable(read, asked)
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
-        shape = common_mesh(read, job_size(ranks), mesh, asked, fits=fits, planned=True)
-        measured = wanted.statistics if wanted else ()
+        shape = common_mesh(read, common.job_size(ranks), mesh, asked, fits=fits, planned=True)
         demand = asking_demand(
             read[0],
             shape,
             "the evaluation",
             networks=len(read),
             simulating=fits or fresh is not None,
-            statistics=measured,
+            statistics=wanted.statistics if wanted else (),
         )
-        work = Preview(read[0].plan.resolved(), demand, demand.estimate())
+        work = common.Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
         folder, plan = read[0].folder, read[0].plan
         if fresh is not None and not folder.dataset(asked).exists():

@@ -7,16 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowpm_dist.cli.common import (
-    Check,
-    IgnoreMemory,
-    Mesh,
-    Preview,
-    Ranks,
-    Which,
-    job_size,
-    planning,
-)
+from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, prediction_mesh
 from flowpm_dist.cosmoflow.evaluation.posteriors import (
     ANSWER_FILES,
@@ -41,12 +32,12 @@ def predict(
             help="A density or counts: .npy, zarr or HDF5; or maps of lensing.",
         ),
     ],
-    ranks: Ranks = None,
-    mesh: Mesh = None,
+    ranks: common.Ranks = None,
+    mesh: common.Mesh = None,
     box_size: Annotated[
         float | None, typer.Option(help="Side of the volume in Mpc/h, if its file does not say.")
     ] = None,
-    checkpoint: Which = "best",
+    checkpoint: common.Which = "best",
     head: Annotated[
         str | None,
         typer.Option(
@@ -60,13 +51,13 @@ def predict(
             help="Folder of the posterior's samples; by default DIR/predictions/VOLUME.",
         ),
     ] = None,
-    check: Check = False,
-    ignore_memory: IgnoreMemory = False,
+    check: common.Check = False,
+    ignore_memory: common.IgnoreMemory = False,
 ) -> None:
     """Find the parameters of a volume, or of maps of lensing, with a trained network."""
-    with planning():
+    with common.planning():
         trained = read_training(training)
-        shape = prediction_mesh(trained, job_size(ranks), mesh)
+        shape = prediction_mesh(trained, common.job_size(ranks), mesh)
         # Rank 0 alone looks: one pass through the volume is enough.
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
@@ -80,7 +71,7 @@ def predict(
                 f"flowpm-dist evaluate {training} --posteriors fits one"
             )
         demand = asking_demand(trained, shape, "the prediction")
-        work = Preview(trained.plan.resolved(), demand, demand.estimate())
+        work = common.Preview(trained.plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
     with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh

@@ -19,22 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from flowpm_dist.cli.common import (
-    MESSAGE_SECONDS,
-    Check,
-    IgnoreMemory,
-    Preview,
-    Ranks,
-    Set,
-    begin_job,
-    default_output,
-    job_size,
-    leave,
-    mesh_option,
-    planning,
-    refuse,
-    working,
-)
+from flowpm_dist.cli import common
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, Job, Request, job_class
 from flowpm_dist.jobs.progress import Verbosity
@@ -50,8 +35,8 @@ def command_of(kind: Kind) -> Callable[..., None]:
 
     def run(
         run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help=kind.asks)],
-        ranks: Ranks = None,
-        mesh: Annotated[str | None, mesh_option(kind.mesh_example)] = None,
+        ranks: common.Ranks = None,
+        mesh: Annotated[str | None, common.mesh_option(kind.mesh_example)] = None,
         output: Annotated[
             Path | None,
             typer.Option(metavar="DIR", help=f"Folder of the {what}; by default RUN-{named}."),
@@ -62,16 +47,16 @@ def command_of(kind: Kind) -> Callable[..., None]:
         overwrite: Annotated[
             bool, typer.Option("--overwrite", help=f"Replace the {what} in DIR.")
         ] = False,
-        check: Check = False,
-        ignore_memory: IgnoreMemory = False,
-        changes: Set = None,
+        check: common.Check = False,
+        ignore_memory: common.IgnoreMemory = False,
+        changes: common.Set = None,
     ) -> None:
-        output = output or default_output(run_file, named)
-        with planning():
+        output = output or common.default_output(run_file, named)
+        with common.planning():
             if resume and overwrite:
                 raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
             settings = parse_settings(changes or [])
-            size = job_size(ranks)
+            size = common.job_size(ranks)
             job = kind.plan(Request(run_file, size, output, resume, overwrite, mesh, settings))
             if not job.is_complete:
                 preview(job).check_memory(ignore=ignore_memory)
@@ -81,16 +66,16 @@ def command_of(kind: Kind) -> Callable[..., None]:
         elif check:
             preview(job).show()
         else:
-            begin_job(ranks, stop_as=signal.SIGUSR1)
+            common.begin_job(ranks, stop_as=signal.SIGUSR1)
             work(job)
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
 
 
-def preview(job: Job[Any, Any]) -> Preview:
+def preview(job: Job[Any, Any]) -> common.Preview:
     """Returns what is printed of a job before it begins."""
-    return Preview(
+    return common.Preview(
         job.resolved,
         job.demand,
         job.estimate,
@@ -116,7 +101,7 @@ def work(job: Job[Any, Any]) -> None:
         if number not in launch.STOP_SIGNALS:
             raise
         name = launch.stop_name(signal.Signals(number).name)
-        refuse(f"stopped by {name}; {job.saved()}", status=128 + number)
+        common.refuse(f"stopped by {name}; {job.saved()}", status=128 + number)
     if stopped_by is not None:
         sys.exit(128 + signal.Signals[stopped_by])
 
@@ -126,7 +111,7 @@ def _work(job: Job[Any, Any]) -> str | None:
     rank = launch.detect().rank
     stopped_by, last_words = None, ""
     first = f"{job.describe()}\n{preview(job).message}"
-    with working(first, job.saved, job.during_tensorflow_import()) as progress:
+    with common.working(first, job.saved, job.during_tensorflow_import()) as progress:
         from flowpm_dist.jobs.session import StopError, check_seen_by_all
         from meshimpl import ProcessMesh, initialise
 
@@ -252,5 +237,5 @@ def main() -> None:
         status = getattr(error, "exit_code", None)
         if status is None:
             raise
-        time.sleep(MESSAGE_SECONDS)
-        leave(status)
+        time.sleep(common.MESSAGE_SECONDS)
+        common.leave(status)

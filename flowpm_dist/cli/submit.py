@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowpm_dist.cli.batch import (
-    BatchJob,
-    SiteOptions,
-    array_settings,
-    default_site_file,
-    gpus_of_a_node,
-    is_edited,
-    load_site,
-    seconds_of,
-)
-from flowpm_dist.cli.common import Set, default_output, mesh_option, planning, refuse
+from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Estimate, human_time
@@ -89,8 +79,8 @@ def submit(
     at_once: Annotated[
         int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
     ] = 0,
-    mesh: Annotated[str | None, mesh_option("row:4,col:8")] = None,
-    changes: Set = None,
+    mesh: Annotated[str | None, common.mesh_option("row:4,col:8")] = None,
+    changes: common.Set = None,
     site: Annotated[
         Path | None,
         typer.Option(
@@ -106,15 +96,15 @@ def submit(
     ] = False,
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
-    with planning():
+    with common.planning():
         own = {"threads": threads, "gpus_per_rank": gpus_per_rank, "partition": partition}
         own |= {"account": account, "qos": qos}
-        options = load_site(site).model_copy(
+        options = batch.load_site(site).model_copy(
             update={name: value for name, value in own.items() if value is not None}
         )
         if options.launcher == "srun" and not options.program:
             launch.check_srun_mpi(options.mpi)
-        limit = seconds_of(time)
+        limit = batch.seconds_of(time)
         if limit <= options.warn and command in JOBS:
             raise UserError(
                 f"--time {time} is {human_time(limit)}, and jobs are asked to stop "
@@ -126,7 +116,7 @@ def submit(
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
-        settings = array_settings(array or [])
+        settings = batch.array_settings(array or [])
         if both := [key for key in map(".".join, parse_settings(changes or [])) if key in settings]:
             raise UserError(f"{both[0]} is given by --array and by --set: leave one of them out")
         if at_once and not settings:
@@ -135,7 +125,7 @@ def submit(
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
         has_folder = command in (*JOBS, "dataset") or output is not None
-        job = BatchJob(
+        job = batch.BatchJob(
             name=results.name,
             written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
             program=shlex.split(options.program) or PROGRAM,
@@ -157,7 +147,7 @@ def submit(
             job = _checked(kind, given[0], job, mesh, changes or [])
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         try:
-            if path.exists() and is_edited(path.read_text()):
+            if path.exists() and batch.is_edited(path.read_text()):
                 raise UserError(
                     f"{path} is there and was edited: submit it with sbatch, remove it, or give "
                     "another --script"
@@ -189,16 +179,16 @@ def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[
 def _default_results(command: Command, first: Path, kind: Any) -> Path:
     if command in ("evaluate", "predict"):
         return Path(f"{first.absolute().name}-{_SUFFIXES[command]}")
-    return default_output(first, kind.named() if kind else _SUFFIXES[command])
+    return common.default_output(first, kind.named() if kind else _SUFFIXES[command])
 
 
-def _check_gpus(options: SiteOptions, ranks_per_node: int) -> None:
+def _check_gpus(options: batch.SiteOptions, ranks_per_node: int) -> None:
     """Checks that no two ranks get one GPU, if this Horovod carries messages by NCCL.
 
     Raises:
         UserError: they would.
     """
-    gpus = gpus_of_a_node(options.directives)
+    gpus = batch.gpus_of_a_node(options.directives)
     if gpus is not None and options.gpus_per_rank:
         raise UserError(
             "site.directives ask for GPUs, and so does --gpus-per-rank, or site.gpus_per_rank: "
@@ -211,7 +201,7 @@ def _check_gpus(options: SiteOptions, ranks_per_node: int) -> None:
         )
 
 
-def _try(command: Command, job: BatchJob) -> None:
+def _try(command: Command, job: batch.BatchJob) -> None:
     """Let a command check what it would be given, in an array for its first job.
 
     Raises:
@@ -231,8 +221,8 @@ def _try(command: Command, job: BatchJob) -> None:
 
 
 def _checked(
-    kind: Any, run_file: Path, job: BatchJob, mesh: str | None, changes: Sequence[str]
-) -> BatchJob:
+    kind: Any, run_file: Path, job: batch.BatchJob, mesh: str | None, changes: Sequence[str]
+) -> batch.BatchJob:
     """Returns the job without the work that is complete; each is checked as by its own command.
 
     Raises:
@@ -281,10 +271,10 @@ def _planned(kind: Any, asked: Request) -> Any:
         raise UserError(f"{error}\n(here --ranks is --nodes times --ranks-per-node)") from None
 
 
-def _described(job: BatchJob) -> str:
+def _described(job: batch.BatchJob) -> str:
     ranks = job.nodes * job.ranks_per_node
     size = f"{ranks} rank{'s' * (ranks > 1)} on {job.nodes} node{'s' * (job.nodes > 1)}"
-    size += f", {human_time(seconds_of(job.time))}"
+    size += f", {human_time(batch.seconds_of(job.time))}"
     size += f", about {job.memory} of memory a node" if job.memory else ""
     if not job.elements:
         return size
@@ -297,11 +287,13 @@ def _submit(path: Path) -> None:
     try:
         done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, timeout=120)
     except FileNotFoundError:
-        refuse(f"there is no sbatch here: submit {path} where Slurm is", status=1)
+        common.refuse(f"there is no sbatch here: submit {path} where Slurm is", status=1)
     except subprocess.TimeoutExpired:
-        refuse("sbatch has not answered within two minutes: see whether Slurm runs", status=1)
+        common.refuse(
+            "sbatch has not answered within two minutes: see whether Slurm runs", status=1
+        )
     if done.returncode:
         # Slurm's own words name the option.
-        refuse(f"{done.stderr.strip()}\nWhat is always the same here belongs in "
-               f"{default_site_file()}", status=1)  # fmt: skip
+        common.refuse(f"{done.stderr.strip()}\nWhat is always the same here belongs in "
+                      f"{batch.default_site_file()}", status=1)  # fmt: skip
     print(done.stdout.strip())

@@ -26,9 +26,6 @@ class OutputError(UserError):
     """A folder that results cannot go to; found before any work."""
 
 
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
 def _lock_soon(file: IO[str]) -> None:
     """Locks a file; `flowpm-dist runs`, which only looks, may have locked it for an instant.
 
@@ -275,7 +272,7 @@ class JobFolder(ABC):
             ) from None
         except OSError as error:
             lock.close()
-            if error.errno not in _WITHOUT_LOCKS:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             raise OutputError(
                 f"the file system of {self.path} grants no locks, so that two jobs could write in "
@@ -346,7 +343,11 @@ class WorkFolder(JobFolder):
                 self.check_contents(overwrite=overwrite)
                 # The mark goes last: should this be interrupted, the rest is known to be ours.
                 for name in reversed(self.contents):
-                    _remove(self.path / name)
+                    path = self.path / name
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
             mark = self.mark()
             self.write_mark(
                 complete=False, **{name: mark[name] for name in self.kept if name in mark}
@@ -356,10 +357,3 @@ class WorkFolder(JobFolder):
         """Write the mark: whether the job is complete, and what else is known. On rank 0."""
         mark = {"generator": GENERATOR, "complete": complete, **more}
         write_text(self.path / self.contents[0], json.dumps(mark, indent=1) + "\n")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()

@@ -44,8 +44,8 @@ from flowpm_dist.jobs.estimate import (
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
-from flowpm_dist.jobs.run_file import Settings, check_same_values
-from flowpm_dist.options import Options
+from flowpm_dist.jobs.run_file import ConfigError, Settings
+from flowpm_dist.options import Options, Problem
 from meshimpl import launch
 
 
@@ -166,7 +166,14 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         if self.folder.run_file.exists():
             options.check_resumed(self.folder.run_file, self.run_file, begun)
         if then := self.folder.checksums():
-            check_same_values(then, options.checksums(), options.files, self.run_file, begun)
+            what = f"it has other values than when {begun} was begun"
+            problems = [
+                Problem(key, f'= "{options.files[key]}": {what}')
+                for key, found in options.checksums().items()
+                if then.get(key, found) != found
+            ]
+            if problems:
+                raise ConfigError(self.run_file, problems)
 
     @property
     def kind(self) -> str:

@@ -218,32 +218,6 @@ def _not_toml(text: str, message: str) -> Problem:
     return Problem("", f"{where}{name} is given twice: give each key once")
 
 
-def check_same_values(
-    then: Mapping[str, str],
-    now: Mapping[str, str],
-    files: Mapping[str, Path | None],
-    source: Path,
-    begun: str,
-) -> None:
-    """Check that the files named in a run file still hold the values of the start of the work.
-
-    Args:
-        then, now: checksums of the values at the start of the work and now, by key.
-        files: the paths of the files, by key.
-        source, begun: as for `check_resumed`.
-
-    Raises:
-        ConfigError: some files have other values now; it lists one problem for each.
-    """
-    problems = [
-        Problem(key, f'= "{files[key]}": it has other values than when {begun} was begun')
-        for key, found in now.items()
-        if then.get(key, found) != found
-    ]
-    if problems:
-        raise ConfigError(source, problems)
-
-
 def fitting_mesh(
     asked: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
 ) -> str:

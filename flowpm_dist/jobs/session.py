@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -77,11 +77,29 @@ class StopRequest:
                 raise SystemExit(128 + number)
             self._received = number
 
+        # Python calls a signal's handler only between two of its own instructions, and a step of
+        # TensorFlow is one of them. What the interpreter writes to the wakeup file, it writes at
+        # once.
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+
+        def answer() -> None:
+            while number := os.read(reader, 1):
+                if number[0] in launch.STOP_SIGNALS:
+                    self._say(f"stopping after this {self._step} ...")
+                    break
+
         before = {number: signal.signal(number, note) for number in launch.STOP_SIGNALS}
+        woken_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        thread = threading.Thread(target=answer, name=launch.WITHOUT_RANKS, daemon=True)
+        thread.start()
         try:
-            with _answered(f"stopping after this {self._step} ...", self._say):
-                yield self
+            yield self
         finally:
+            signal.set_wakeup_fd(woken_before)
+            os.close(writer)
+            thread.join()
+            os.close(reader)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -92,34 +110,6 @@ class StopRequest:
         """
         received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
         return signal.Signals(received).name if received else None
-
-
-@contextmanager
-def _answered(line: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the first of `launch.STOP_SIGNALS` is answered with a line.
-
-    Python calls a signal's handler only between two of its own instructions, and a step of
-    TensorFlow is one of them. What the interpreter writes to the wakeup file, it writes at once.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def answer() -> None:
-        while number := os.read(reader, 1):
-            if number[0] in launch.STOP_SIGNALS:
-                say(line)
-                break
-
-    thread = threading.Thread(target=answer, name=launch.WITHOUT_RANKS, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)
-        thread.join()
-        os.close(reader)
 
 
 def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -> None:
@@ -142,18 +132,14 @@ def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -
         return
     unseen = sorted(host for host, code in wrong.items() if code == NOT_SEEN)
     if unseen:
+        shown = ", ".join(unseen[:8]) + ", ..." * (len(unseen) > 8)
         raise OutputError(
-            f"{existing_part(path)} is not the same folder on all hosts: {_list(unseen)} "
-            f"not see what {found[0][0]} writes there; give an {option} on a file system that "
-            "all hosts share"
+            f"{existing_part(path)} is not the same folder on all hosts: {shown} "
+            f"{'does' if len(unseen) == 1 else 'do'} not see what {found[0][0]} writes there; give "
+            f"an {option} on a file system that all hosts share"
         )
     hosts = ", ".join(sorted(wrong))
     raise OutputError(f"no permission to write in {existing_part(path)} on {hosts}")
-
-
-def _list(hosts: Sequence[str]) -> str:
-    shown = ", ".join(hosts[:8]) + ", ..." * (len(hosts) > 8)
-    return f"{shown} {'does' if len(hosts) == 1 else 'do'}"
 
 
 def seen_by(path: Path, mesh: ProcessMesh) -> list[tuple[str, int]]:

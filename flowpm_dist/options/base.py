@@ -278,7 +278,8 @@ def _what(
 
 def _of_variant(error: VariantError, sections: Mapping[str, type[BaseModel]]) -> Iterator[Problem]:
     """Yields the problems of a chosen variant; keys of another one name what they go with."""
-    for problem in _found(error.model, error.given, _details(error.error), sections):
+    model, details = error.variants.models[error.name], _details(error.error)
+    for problem in _found(model, error.given, details, sections):
         if others := error.variants.owners(problem.key, but=error.name):
             named = " or ".join(map(as_written, others))
             what = (

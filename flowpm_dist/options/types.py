@@ -307,11 +307,6 @@ class VariantError(ValueError):
         self.variants, self.name, self.given, self.error = variants, name, given, error
         super().__init__(str(error))
 
-    @property
-    def model(self) -> type[BaseModel]:
-        """The chosen model."""
-        return self.variants.models[self.name]
-
 
 @dataclass(frozen=True)
 class Variants:

@@ -333,11 +333,22 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
     def work(self, progress: Progress) -> Summary | None:
         """See `Job.work`. Returns the summary on rank 0."""
-        from flowpm_dist.simulate.session import SimulationSession, unfinished_removed
+        from flowpm_dist.jobs.session import StopError
+        from flowpm_dist.simulate.session import SimulationSession
 
-        with unfinished_removed(self.folder):
+        try:
             session = SimulationSession(self.options, self.folder, progress)
             return session.run(resume=self.resume)
+        except StopError:
+            self.folder.release()
+            raise
+        except WriteError:
+            # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
+            self.folder.remove_partial()
+            raise
+        except BaseException:  # what was written so far is removed, but checkpoints
+            self.folder.discard()
+            raise
 
     def report(self, result: Summary | None) -> str:
         """Returns where the results are, and the first numbers."""

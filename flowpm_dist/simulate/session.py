@@ -6,8 +6,8 @@ import json
 import resource
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ import numpy as np
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.io.files import WriteError, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_fields
@@ -84,19 +83,29 @@ def write_results(
     Raises:
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
-    from flowpm_dist.io.figures import project
+    from flowpm_dist.io import figures
 
-    mesh = state.box.mesh
+    mesh, grid, size = state.box.mesh, options.box.grid, options.box.size
     density, spectrum, theory = write_state(folder.partial, options, state, linear)
-    cells = max(1, options.box.grid[2] // 8)
-    slab = project(density, cells)
+    cells = max(1, grid[2] // 8)
+    slab = figures.project(density, cells)
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
     if slab is not None and memory is not None:
         peaks = [int(m[0]) for m in memory]
         try:
             summary = _write_texts(folder.partial, options, state, spectrum, theory, peaks)
-            _draw(folder.partial, options.box, state.a, spectrum, linear, slab, cells)
+            figure = figures.density_figure(slab, size, cells * size[2] / grid[2], state.a)
+            figures.save_figure(figure, folder.partial / "density.png")
+            figure = figures.power_spectrum_figure(
+                spectrum.k,
+                spectrum.power,
+                spectrum.modes,
+                lambda k: np.asarray(linear(k, state.a)),
+                nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
+                a=state.a,
+            )
+            figures.save_figure(figure, folder.partial / "power_spectrum.png")
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
         folder.publish()
@@ -196,32 +205,6 @@ def _write_texts(
     )
 
 
-def _draw(
-    folder: Path,
-    box: BoxOptions,
-    a: float,
-    spectrum: PowerSpectrum,
-    linear: LinearPower,
-    slab: np.ndarray,
-    cells: int,
-) -> None:
-    from flowpm_dist.io.figures import density_figure, power_spectrum_figure, save_figure
-
-    grid, size = box.grid, box.size
-    thickness = cells * size[2] / grid[2]
-    save_figure(density_figure(slab, size, thickness, a), folder / "density.png")
-    nyquist = min(np.pi * n / length for n, length in zip(grid, size, strict=True))
-    figure = power_spectrum_figure(
-        spectrum.k,
-        spectrum.power,
-        spectrum.modes,
-        lambda k: np.asarray(linear(k, a)),
-        nyquist=nyquist,
-        a=a,
-    )
-    save_figure(figure, folder / "power_spectrum.png")
-
-
 class SimulationSession:
     """One session of a simulation.
 
@@ -280,40 +263,35 @@ class SimulationSession:
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
         initial, cone, maps = options.initial, options.light_cone, list[Any]()
         noise = None if initial.white_noise is None else open_white_noise(initial.white_noise)
-        try:
-            with self._stop.heard(), self._particles or nullcontext():
-                state = self.simulation.run_resumably(
-                    seed=initial.seed,
-                    white_noise=noise,
-                    paired=initial.paired,
-                    progress=self.progress.step,
-                    outputs=times or None,
-                    on_output=self._output,
-                    observers=[] if cone is None else observers_of(cone.options, self._particles),
-                    on_seen=maps.extend,
-                    after_step=self._after_step,
-                    resume=None if found is None else lambda _: self._restored(*found),
+        with self._stop.heard(), self._particles or nullcontext():
+            state = self.simulation.run_resumably(
+                seed=initial.seed,
+                white_noise=noise,
+                paired=initial.paired,
+                progress=self.progress.step,
+                outputs=times or None,
+                on_output=self._output,
+                observers=[] if cone is None else observers_of(cone.options, self._particles),
+                on_seen=maps.extend,
+                after_step=self._after_step,
+                resume=None if found is None else lambda _: self._restored(*found),
+            )
+            # A signal that comes now lets the results be written.
+            self.progress.note("writing")
+            if self._particles is not None:
+                self._particles.complete()
+            if cone is not None and mesh.rank == 0:
+                about = {
+                    **state.header(),
+                    "config": options.resolved(),
+                    "checksums": self._checksums,
+                    "versions": versions(),
+                }
+                write_light_cone_results(
+                    self.folder.partial, cone, maps, self.simulation.cosmology, about
                 )
-                # A signal that comes now lets the results be written.
-                self.progress.note("writing")
-                if self._particles is not None:
-                    self._particles.complete()
-                if cone is not None and mesh.rank == 0:
-                    about = {
-                        **state.header(),
-                        "config": options.resolved(),
-                        "checksums": self._checksums,
-                        "versions": versions(),
-                    }
-                    write_light_cone_results(
-                        self.folder.partial, cone, maps, self.simulation.cosmology, about
-                    )
-                maps.clear()
-                summary = write_results(self.folder, options, state, self.simulation.power)
-        except StopError:
-            self.folder.release()
-            raise
-        return summary
+            maps.clear()
+            return write_results(self.folder, options, state, self.simulation.power)
 
     def _output(self, state: State) -> None:
         """Writes a state before the last one, in a folder of its own. On every rank."""
@@ -359,19 +337,3 @@ class SimulationSession:
         rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
         maps = {n.removeprefix("seen_"): self.checkpoints.whole(path, n) for n in about["seen"]}
         return MidRun(particles=particles, seen=lambda: maps, **rest)
-
-
-@contextmanager
-def unfinished_removed(folder: SimulationFolder) -> Iterator[None]:
-    """Inside, an error or a signal removes what was written so far, but checkpoints."""
-    try:
-        yield
-    except StopError:
-        raise
-    except WriteError:
-        # On any rank: a barrier was passed since rank 0 began, so the partial is this job's.
-        folder.remove_partial()
-        raise
-    except BaseException:
-        folder.discard()
-        raise

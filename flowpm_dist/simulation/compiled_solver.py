@@ -106,19 +106,6 @@ class CompiledSolver:
         linear = self.initial.linear_field(noise, self.amplitude(cosmologies))
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 
-    def particles(
-        self, noise: tf.Tensor, cosmologies: LocalCosmologies, factors: tf.Tensor
-    ) -> tuple[Particles, tuple[tf.Tensor, ...]]:
-        """Returns the particles by LPT, and the LPT fields that the integrator uses.
-
-        Args:
-            noise: white noise, block [..., x, y, z].
-            cosmologies: the universes of this rank.
-            factors: of displacement and velocity, [..., 2, terms]; see `lpt_function`.
-        """
-        x, v, lpt = self.initial.particles(noise, self.amplitude(cosmologies), factors)
-        return Particles(x, v), lpt
-
     def suggested_halo(
         self, particles: Particles, growth: float = 1.0, from_rest: float | None = None
     ) -> int:
@@ -235,9 +222,11 @@ def lpt_particles(
         a: scale factor.
         integrator: whose velocity the particles have.
     """
-    local, order = inputs.cosmologies, inputs.options.lpt_order
+    solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
     factors = local.of_growths(lambda growth: integrator.initial(growth, a, order))
-    return inputs.solver.particles(inputs.white_noise(), local, local.stack(factors))
+    noise, amplitude = inputs.white_noise(), solver.amplitude(local)
+    x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors))
+    return Particles(x, v), lpt
 
 
 def halo_for(start: MidRun, inputs: Inputs) -> int:
