@@ -27,7 +27,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_fits import OWN
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.posteriors import posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
-from flowpm_dist.cosmoflow.evaluation.results import FILES, Evaluation
+from flowpm_dist.cosmoflow.evaluation.results import FILES
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, fresh_split
 from flowpm_dist.cosmoflow.planning.options import DummyData
@@ -573,7 +573,6 @@ def check_posteriors(found, folder, monkeypatch):
     without.write(written)
     assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
     assert json.loads((written / "scores.json").read_text())["posteriors"] == numbers
-    monkeypatch.setattr(Evaluation, "_draw_into", lambda *_: None)
     moved = {name: replace(one, truth=one.truth + 1) for name, one in found.predictions.items()}
     for number, (change, same) in enumerate((
         ({"folder": "by another path"}, True),
@@ -584,7 +583,9 @@ def check_posteriors(found, folder, monkeypatch):
         shutil.copytree(written, copy := folder / f"{number}")
         trainings = tuple(one | change for one in found.trainings)
         other = replace(without, trainings=trainings)
-        replace(other, predictions=other.predictions if change else moved).write(copy)
+        with monkeypatch.context() as fast:
+            fast.setattr("flowpm_dist.io.figures.save_figure", lambda *_: None)
+            replace(other, predictions=other.predictions if change else moved).write(copy)
         assert ("posteriors" in json.loads((copy / "scores.json").read_text())) == same
         assert {path.name for path in copy.iterdir()} >= set(OF_POSTERIORS) or not same
         assert not {path.name for path in copy.iterdir()} & set(OF_POSTERIORS) or same
