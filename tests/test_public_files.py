@@ -125,15 +125,15 @@ def test_a_cache_that_cannot_be_read_or_written_does_no_harm(packed, opened, tmp
     (kept,) = (tmp_path / "cache" / "indexes").iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
     opened.clear()
-    assert len(public_index(packed, "train", 64).file) == MANY and len(opened) == 1 + MANY
+    assert len(public_index(packed, "train", 64)[1]) == MANY and len(opened) == 1 + MANY
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "file"))
-    assert len(public_index(packed, "train", 64).file) == MANY
+    assert len(public_index(packed, "train", 64)[1]) == MANY
 
 
 def test_of_plain_files_only_the_first_is_opened(tmp_path, opened):
     write_public(tmp_path / "train", poisson(20, 2), packed=False)
-    assert len(public_index(tmp_path, "train", 64).file) == 20
+    assert len(public_index(tmp_path, "train", 64)[1]) == 20
     assert len(opened) == 1
     assert samples_of_names(tmp_path, "train") == 20
 

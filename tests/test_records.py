@@ -422,7 +422,8 @@ def test_staging_refuses_what_cannot_come_out_whole(copy, tmp_path, monkeypatch)
 
 def test_dummy_data_has_the_shape_of_real_data_and_does_not_change():
     data = DummyDataset(GRID, NAMES, block=(1, 2, 0, 1), channels=2)
-    first, second = data.batches(4, (1, 2), seed=3, start_step=9, steps=2, shuffle=True)
+    batches = data.batches(4, (1, 2), seed=3, start_step=9, shuffle=True)
+    first, second = next(batches), next(batches)
     assert first[0].shape == (2, 4, 4, 6, 2) and first[1].shape == (2, 3)
     assert [part.dtype for part in first] == [np.float32, np.float32, np.int64]
     for a, b in zip(first, second, strict=True):

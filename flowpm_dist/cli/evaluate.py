@@ -10,7 +10,7 @@ from rich.console import Console
 
 from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
-from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder
+from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder, rich_table
 from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
 from flowpm_dist.cosmoflow.planning.memory import volume_bytes
@@ -118,7 +118,7 @@ def show(evaluation: Evaluation, folder: Path) -> None:
     count = len(evaluation.predictions[evaluation.main].truth)
     fitted = "" if evaluation.split == "validation" else ", which no method was fitted to"
     console.print(f"On {count} {evaluation.split} samples{fitted}:")
-    console.print(evaluation.table(console.width))
+    console.print(rich_table(evaluation.scores, console.width))
     if evaluation.posteriors is not None:
         console.print(evaluation.posteriors.table())
     lines = [

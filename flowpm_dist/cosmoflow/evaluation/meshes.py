@@ -160,14 +160,8 @@ def asking_demand(
     def memory(grid: Grid, axes: Mapping[str, int]) -> int:
         return max(kind(training.plan, grid, axes) for kind in kinds)
 
-    return Demand(
-        what,
-        training.plan.grid,
-        mesh,
-        memory,
-        lambda ranks: prediction_mesh(training, ranks, None),
-        grid_is_free=False,
-    )
+    mesh_of = functools.partial(prediction_mesh, training, shape=None)
+    return Demand(what, training.plan.grid, mesh, memory, mesh_of, grid_is_free=False)
 
 
 def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> str:

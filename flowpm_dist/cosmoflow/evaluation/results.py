@@ -75,10 +75,6 @@ class Evaluation:
     folder: Path
     posteriors: PosteriorResults | None = None
 
-    def table(self, width: int) -> Table:
-        """Returns the table for a terminal of so many characters a line, see `rich_table`."""
-        return rich_table(self.scores, width)
-
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""
         many = len(self.collapse) > 1

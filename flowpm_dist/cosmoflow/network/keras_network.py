@@ -184,13 +184,6 @@ def made_model(
         ) from error
     finally:
         keras.config.set_dtype_policy(before)
-    _check_model(model, name, shape, outputs)
-    return model
-
-
-def _check_model(model: Any, name: str, shape: tuple[int, ...], outputs: int) -> None:
-    import keras
-
     if not isinstance(model, keras.Model):
         raise ModelError(f"{name} returns {type(model).__name__}: it must return a keras.Model")
     wanted = (None, outputs)
@@ -202,6 +195,7 @@ def _check_model(model: Any, name: str, shape: tuple[int, ...], outputs: int) ->
         raise ModelError(f"{name}: its model cannot take volumes {shape}: {error}") from error
     if found != wanted:
         raise ModelError(f"{name}: its model gives {found} for volumes {shape}; wanted is {wanted}")
+    return model
 
 
 def _reason(error: Exception) -> str:

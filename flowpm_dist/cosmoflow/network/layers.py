@@ -73,7 +73,14 @@ def mesh_outputs(
         if split and _too_thin(stage, split, network.options.gather_below):
             x, split = layers.whole(x, list(split)), {}
         if isinstance(here, Convolution):
-            x = _convolved(network, x, next(rest), stage, here)
+            kernel, out = next(rest), "channel_out"
+            # Renaming adds what is still to be added over ranks, so only where it must split.
+            if network.split_channels is not None:
+                out = SPLIT_CHANNEL
+                kernel = mtf.rename_dimension(kernel, "channel_out", out)
+            edges = network.declaration.edges
+            x = convolution(x, kernel, stride=here.stride, edges=edges, name=stage.name)
+            x = mtf.rename_dimension(x, out, "channel")
         elif isinstance(here, Pool):
             x = layers.pool(x, here.kind, here.size, name=stage.name)
         elif isinstance(here, Shrink):
@@ -161,17 +168,6 @@ def _too_thin(stage: Stage, split: Mapping[str, int], gather_below: int) -> bool
     step = here.stride if isinstance(here, Convolution) else here.size
     blocks = [(stage.width // ranks, stage.width % ranks) for ranks in split.values()]
     return any(left or block % step or block < gather_below for block, left in blocks)
-
-
-def _convolved(network: Network, x: Any, kernel: Any, stage: Stage, here: Convolution) -> Any:
-    # Renaming adds what is still to be added over ranks, so only where it must split.
-    out = "channel_out"
-    if network.split_channels is not None:
-        out = SPLIT_CHANNEL
-        kernel = mtf.rename_dimension(kernel, "channel_out", out)
-    edges = network.declaration.edges
-    x = convolution(x, kernel, stride=here.stride, edges=edges, name=stage.name)
-    return mtf.rename_dimension(x, out, "channel")
 
 
 def _split_sides(volume: Any) -> dict[str, int]:

@@ -247,17 +247,11 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
         plan: of the training.
         shape: of the mesh, one that `check_training_mesh` has let pass.
     """
-    axes = parse_mesh(shape, batched=True)
-    free = plan.with_mesh(None)
-    return Demand(
-        "the training",
-        plan.grid,
-        shape,
-        functools.partial(training_memory, plan),
-        lambda ranks: check_training_mesh(free, ranks, source=Path()),
-        functools.partial(_lighter, plan, axes),
-        grid_is_free=plan.simulates,
-    )
+    free, what = plan.simulates, "the training"
+    memory = functools.partial(training_memory, plan)
+    mesh_of = functools.partial(check_training_mesh, plan.with_mesh(None), source=Path())
+    lighter = functools.partial(_lighter, plan, parse_mesh(shape, batched=True))
+    return Demand(what, plan.grid, shape, memory, mesh_of, lighter, grid_is_free=free)
 
 
 def _lighter(

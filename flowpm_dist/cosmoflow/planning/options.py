@@ -50,10 +50,6 @@ def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float
     return milestones
 
 
-def _seed() -> Any:
-    return Field(0, description=A_SEED)
-
-
 Milestones = Annotated[
     tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...],
     Field(min_length=1),
@@ -273,7 +269,7 @@ class TrainingOptions(Options):
     weight_decay: float = Field(default=0.0, ge=0, description="a number of at least 0")
     calibrate: int = count(DERIVED, least=0)
     centre: bool = Field(default=True, description="true or false")
-    seed: Seed = _seed()
+    seed: Seed = Field(default=0, description=A_SEED)
     start_from: AnyPath | None = Field(default=None, description="the folder of a training")
     steps: int = count(DERIVED)
     epochs: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
@@ -346,7 +342,7 @@ class _Split(DataOptions):
 
     validation: int = count(128)
     test: int = count(256)
-    seed: Seed = _seed()
+    seed: Seed = Field(default=0, description=A_SEED)
 
 
 class SimulatedData(_Split):

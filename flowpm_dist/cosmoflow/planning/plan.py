@@ -272,9 +272,8 @@ class TrainingPlan(SimulatedRun):
             of_variants = [getattr(part, name) for name in flat_variants(type(part))]
             given = set().union(*(each.model_fields_set for each in (part, *of_variants)))
             table[section] = {k: v for k, v in table.get(section, {}).items() if k in given}
-        table.get("lightcone", {}).get("shape_noise", {}).pop(
-            "seed", None
-        )  # of each universe its own
+        # Each universe has a seed of its noise.
+        table.get("lightcone", {}).get("shape_noise", {}).pop("seed", None)
         return {name: keys for name, keys in table.items() if keys}
 
     @property
@@ -282,12 +281,8 @@ class TrainingPlan(SimulatedRun):
         """What a user should know before the training begins."""
         if self.lightcone is None:
             return ()
-        return pixel_warnings(
-            self.lightcone,
-            CosmologyOptions.model_construct(**self.middle),
-            self.box_size,
-            self.force_cells,
-        )
+        middle = CosmologyOptions.model_construct(**self.middle)
+        return pixel_warnings(self.lightcone, middle, self.box_size, self.force_cells)
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""

@@ -36,16 +36,6 @@ class BestSoFar(tf.Module):
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.waited = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def add(self, loss: float, step: int) -> bool:
-        """Adds the validation loss after so many steps; returns whether it is the best."""
-        if not loss < float(self.loss):
-            self.waited.assign_add(1)
-            return False
-        self.loss.assign(loss)
-        self.step.assign(step)
-        self.waited.assign(0)
-        return True
-
 
 class Checkpoints:
     """The latest checkpoints of a training, and its best weights, written by rank 0.
@@ -113,7 +103,13 @@ class Checkpoints:
         Raises:
             WriteError: see `save`.
         """
-        if self.best.add(loss, step) and self._best_folder is not None:
+        if not loss < float(self.best.loss):
+            self.best.waited.assign_add(1)
+            return
+        self.best.loss.assign(loss)
+        self.best.step.assign(step)
+        self.best.waited.assign(0)
+        if self._best_folder is not None:
             self._step.assign(step)
             self._write(self._best_manager, self._best_folder, step)
 

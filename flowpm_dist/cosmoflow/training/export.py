@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowpm_dist.cosmoflow.planning.memory import weights_bytes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.observables.light_cone.map_files import cone_table
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 MARK = "network.json"
 GRAPH_BYTES = 4 * 2**20
@@ -93,12 +88,22 @@ def export_network(
     saved = tf.Module()
     saved.kept = network.saved
     saved.ask = tf.function(ask, input_signature=[volumes], autograph=False)
+    # What the network sees: its axes and extent, what was observed, and masked cells.
+    record, cone = training.plan.record, training.plan.lightcone
+    box_size = list(training.plan.box_size)
+    seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": box_size}
+    if cone is not None:
+        seen = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
+    if record is not None:
+        seen["observation"] = record.table()
+        if record.options.value("mask") is not None:
+            seen["unobserved_cells"] = record.options.unobserved
     about = {
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
         "volumes": [*training.plan.input_shape, network.channels],
         "divided_by_mean": over_mean,
-        **_seen_by(training.plan),
+        **seen,
         "network": training.plan.network.name,
         "weights_of_step": regressor.step,
     }
@@ -107,20 +112,7 @@ def export_network(
     return about
 
 
-def _seen_by(plan: TrainingPlan) -> dict[str, Any]:
-    """Returns what the network sees: its axes and extent, what was observed, and masked cells."""
-    record, cone = plan.record, plan.lightcone
-    seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
-    if cone is not None:
-        seen = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
-    if record is not None:
-        seen["observation"] = record.table()
-        if record.options.value("mask") is not None:
-            seen["unobserved_cells"] = record.options.unobserved
-    return seen
-
-
-def _save(saved: tf.Module, path: Path) -> None:
+def _save(saved: Any, path: Path) -> None:
     import tensorflow as tf
 
     try:

@@ -138,7 +138,19 @@ def simulate_dataset(
     """
     places = mesh.coordinate("replica"), mesh.axis_size("replica")
     if mesh.rank == 0:
-        _clear(folder, counts, header, statistics)
+        # Splits are removed, with what an interrupted session left of them, and from dataset.json.
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
+            for split in counts:
+                clear_split(folder, split)
+                statistics(split).unlink(missing_ok=True)
+            if split_files(folder):
+                finish_dataset(folder, header)
+            else:
+                (folder / DATASET).unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or folder), error) from error
     mesh.barrier()
     for split, count in counts.items():
         found = Statistics(statistics(split), mesh, maker.targets)
@@ -170,24 +182,6 @@ def _simulate_split(
             writer.write(volume, y, seed=int(seed), index=int(index))
         mesh.barrier()  # replicas are never further apart than a generation
         progress(f"simulating for {split}", min(count, (number + 1) * batch), count)
-
-
-def _clear(
-    folder: Path, splits: Iterable[str], header: DatasetHeader, statistics: Callable[[str], Path]
-) -> None:
-    """Removes splits, with what an interrupted session left of them, and from dataset.json."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
-        for split in splits:
-            clear_split(folder, split)
-            statistics(split).unlink(missing_ok=True)
-        if split_files(folder):
-            finish_dataset(folder, header)
-        else:
-            (folder / DATASET).unlink(missing_ok=True)
-    except OSError as error:
-        raise WriteError.of(Path(error.filename or folder), error) from error
 
 
 def hold_out(

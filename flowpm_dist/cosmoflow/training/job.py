@@ -79,7 +79,8 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         ours, other = self.options.data, read_training(start).plan.data
         if not (isinstance(ours, ArrayData) and isinstance(other, ArrayData)):
             return
-        if _volumes(ours) == _volumes(other):
+        (file, name), (there, named) = (file_and_name(data.volumes) for data in (ours, other))
+        if (file.resolve(), name) == (there.resolve(), named):
             keys = ("seed", "test", "validation")
             changed = [f"data.{key}" for key in keys if getattr(ours, key) != getattr(other, key)]
             if changed:
@@ -219,9 +220,3 @@ Next: flowpm-dist evaluate {path}"""
         if {"step", "steps"} <= set(mark):
             steps = f"{mark['step']}/{mark['steps']} steps"
         return record_of_work(folder, steps, results)
-
-
-def _volumes(data: ArrayData) -> tuple[Path, str]:
-    """Returns the file of a training's arrays, and the name of the data set in it."""
-    file, name = file_and_name(data.volumes)
-    return file.resolve(), name

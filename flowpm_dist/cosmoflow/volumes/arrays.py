@@ -79,7 +79,15 @@ class ArraySet:
                 "channels as a last dimension"
             )
         self.shape = tuple(shape)
-        self._check_number(first)
+        rows = len(self.parameters)
+        if not self._one_each and len(first) != rows:
+            raise RecordError(
+                f"{self.path} holds {len(first)} volumes, {self.table} has {rows} rows: one row "
+                "for each volume, in their order"
+            )
+        missing = (n for n in range(rows) if self._one_each and not self._file(n).exists())
+        if (number := next(missing, None)) is not None:
+            raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
         channels = shape[3] if len(shape) == 4 else 1
         unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
         settings: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
@@ -104,17 +112,6 @@ class ArraySet:
                 f"{list(prior)}"
             )
         return prior
-
-    def _check_number(self, first: Any) -> None:
-        rows = len(self.parameters)
-        if not self._one_each and len(first) != rows:
-            raise RecordError(
-                f"{self.path} holds {len(first)} volumes, {self.table} has {rows} rows: one row "
-                "for each volume, in their order"
-            )
-        missing = (n for n in range(rows) if self._one_each and not self._file(n).exists())
-        if (number := next(missing, None)) is not None:
-            raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
 
     def check_unit(self) -> None:
         """Check that the mean of the first volumes is that of densities, unless it is divided by.

@@ -19,7 +19,6 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -49,23 +48,6 @@ CHANNELS = (1, 4)
 READERS, AT_ONCE = 8, 256
 _UNREADABLE = -1
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PublicIndex:
-    """The samples of a split.
-
-    Attributes:
-        paths: of the files, sorted by their names, bytes [file].
-        packed: whether they are packed with gzip.
-        file: the number of the file of each sample, int64 [sample].
-        start: the byte, after unpacking, where the record of each sample begins, int64 [sample].
-    """
-
-    paths: np.ndarray
-    packed: bool
-    file: np.ndarray
-    start: np.ndarray
 
 
 def cube(values: int) -> tuple[int, int, int, int] | None:
@@ -127,7 +109,7 @@ def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
 
 def public_index(
     folder: Path, split: str, volume_bytes: int, mesh: ProcessMesh | None = None
-) -> PublicIndex:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the samples of a split.
 
     Args:
@@ -135,6 +117,11 @@ def public_index(
         split: a subfolder of it.
         volume_bytes: the size of a sample's volume.
         mesh: ranks that share the work, all of which must call this together; None for one.
+
+    Returns:
+        The paths of the files, sorted by their names, bytes [file]; the number of the file of each
+        sample, int64 [sample]; and the byte, after unpacking, where its record begins, int64
+        [sample].
 
     Raises:
         RecordError: on all ranks; if there are no files, or one is damaged or holds other volumes.
@@ -167,7 +154,7 @@ def public_index(
     file = np.repeat(np.arange(len(paths)), counts)
     start = np.zeros(len(file), np.int64)
     start[np.isin(file, unclear)] = starts
-    return PublicIndex(paths, packed, file, start)
+    return paths, file, start
 
 
 def _opened(

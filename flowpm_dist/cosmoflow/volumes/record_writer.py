@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +256,21 @@ def stage(
     }
     if (folder / DATASET).exists():
         targets[into / DATASET] = folder / DATASET
-    _check_staging(into, split, targets)
+    try:
+        there = set(dataset_files(into, split))
+    except RecordError:
+        there = set()
+    if foreign := sorted(there - set(targets)):
+        raise RecordError(f"{foreign[0]} is of another dataset: stage into another folder")
+    missing = [source for target, source in targets.items() if not _is_staged(source, target)]
+    needed = sum(_unpacked_size(source) for source in missing)
+    ground = existing_part(into)
+    free = shutil.disk_usage(ground).free
+    if needed > free:
+        raise RecordError(
+            f"{ground} has {human_size(free)} free, but the {len(missing)} files of split "
+            f"{split!r} still to be staged need {human_size(needed)}"
+        )
     for done, (target, source) in enumerate(targets.items()):
         if progress is not None:
             progress(done, len(targets))
@@ -285,24 +299,6 @@ def _is_staged(source: Path, target: Path) -> bool:
         return False
     there, mtime = target.stat(), int(source.stat().st_mtime)
     return int(there.st_mtime) == mtime and there.st_size == _unpacked_size(source)
-
-
-def _check_staging(into: Path, split: str, targets: Mapping[Path, Path]) -> None:
-    try:
-        there = set(dataset_files(into, split))
-    except RecordError:
-        there = set()
-    if foreign := sorted(there - set(targets)):
-        raise RecordError(f"{foreign[0]} is of another dataset: stage into another folder")
-    missing = [source for target, source in targets.items() if not _is_staged(source, target)]
-    needed = sum(_unpacked_size(source) for source in missing)
-    ground = existing_part(into)
-    free = shutil.disk_usage(ground).free
-    if needed > free:
-        raise RecordError(
-            f"{ground} has {human_size(free)} free, but the {len(missing)} files of split "
-            f"{split!r} still to be staged need {human_size(needed)}"
-        )
 
 
 def _copy(source: Path, target: Path) -> None:

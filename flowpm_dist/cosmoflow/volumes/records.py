@@ -209,20 +209,14 @@ class DummyDataset:
         return self._samples
 
     def batches(
-        self,
-        batch_size: int,
-        lane: tuple[int, int] | None = None,
-        *,
-        steps: int | None = None,
-        **_: object,
+        self, batch_size: int, lane: tuple[int, int] | None = None, **_: object
     ) -> Iterator[BatchOfSamples]:
-        """Returns batches as `Dataset.batches` does; its other arguments have no effect."""
+        """Returns endless batches like `Dataset.batches`; its other arguments have no effect."""
         first, count = check_lane(len(self), batch_size, lane)
         rng = np.random.default_rng([0, first])
         volume = rng.standard_exponential((count, *self.block_shape), np.float32)
         y = rng.random((count, self._parameters), np.float32)
-        batch = volume, y, np.arange(first, first + count)
-        return itertools.repeat(batch) if steps is None else itertools.repeat(batch, steps)
+        return itertools.repeat((volume, y, np.arange(first, first + count)))
 
 
 class RecordDataset(Dataset):
@@ -279,9 +273,9 @@ class RecordDataset(Dataset):
             for row, x in _cuts(wanted_x, header.grid[0] // header.blocks[0])
         ]
         if public:
-            index = public_index(self.folder, split, self.header.block_bytes, mesh)
-            self._paths, self._starts = index.paths[:, np.newaxis], index.start[:, np.newaxis]
-            self._file = index.file
+            size = self.header.block_bytes
+            paths, self._file, starts = public_index(self.folder, split, size, mesh)
+            self._paths, self._starts = paths[:, np.newaxis], starts[:, np.newaxis]
         else:
             self._paths = np.array([[os.fsencode(p) for p in row] for row in self._piece_files()])
             self._index_records()

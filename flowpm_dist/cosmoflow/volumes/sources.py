@@ -165,9 +165,10 @@ class InSituSource(BatchSource):
 
     Args:
         maker: the maker of the universes, of which the stream "train" is used.
-        mesh, augment, axis, clock: see `BatchSource`.
+        mesh: see `BatchSource`.
         draws: the order in which universes are made and used.
         made: called with every new generation.
+        options: augment, axis and clock of `BatchSource`.
     """
 
     maker: UniverseMaker
@@ -178,14 +179,10 @@ class InSituSource(BatchSource):
         mesh: ProcessMesh,
         draws: Draws,
         *,
-        augment: Augment,
-        axis: str | None = None,
-        clock: PhaseClock,
         made: Callable[[Generation], None] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            mesh, maker.lanes, seed=draws.seed, augment=augment, axis=axis, clock=clock
-        )
+        super().__init__(mesh, maker.lanes, seed=draws.seed, **options)
         self.maker, self.draws = maker, draws
         self._kept: deque[Generation] = deque(maxlen=draws.buffer // self.lanes.batch)
         self._number = 0  # of the generation that is added next
@@ -342,15 +339,13 @@ def source_of(
     Raises:
         RecordError: the files are damaged or do not match the plan.
     """
-    augment, observed = plan.data.augment or False, plan.record
-    axis = None if observed is None else observed.options.line_of_sight
+    axis = None if plan.record is None else plan.record.options.line_of_sight
+    options: dict[str, Any] = {"augment": plan.data.augment or False, "axis": axis, "clock": clock}
     if plan.simulates:
-        maker, draws = maker_of(plan, mesh, lanes), draws_of(plan)
-        return InSituSource(
-            maker, mesh, draws, augment=augment, axis=axis, clock=clock, made=made
-        )  # fmt: skip
-    files, seed = files_of(plan, mesh, folder, "train"), plan.training.seed
-    return FileSource(files, mesh, lanes, seed=seed, augment=augment, axis=axis, clock=clock)
+        maker = maker_of(plan, mesh, lanes)
+        return InSituSource(maker, mesh, draws_of(plan), made=made, **options)
+    files = files_of(plan, mesh, folder, "train")
+    return FileSource(files, mesh, lanes, seed=plan.training.seed, **options)
 
 
 def files_of(

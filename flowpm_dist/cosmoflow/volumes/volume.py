@@ -5,7 +5,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ def check_volume(
 
 
 def check_values(volume: Volume, seen: ObservationOptions | None = None) -> None:
-    """Checks that every value of a volume is that of a density, reading one part after the other.
+    """Checks that every value of a volume is that of a density, reading slabs along x in turn.
 
     Args:
         volume: opened.
@@ -84,7 +83,12 @@ def check_values(volume: Volume, seen: ObservationOptions | None = None) -> None
     """
     not_finite = negative = 0
     positive = seen is None or seen.is_positive
-    for first, part in _parts(volume):
+    array = volume.array
+    chunk = (getattr(array, "chunks", None) or (1,))[0]
+    plane = 8 * int(np.prod(array.shape[1:]))
+    slab = chunk * max(1, READ_AT_ONCE // max(1, chunk * plane))
+    for first in range(0, array.shape[0], slab):
+        part = read_part(volume, slice(first, first + slab))
         if np.isfinite(part).all() and not (positive and (part < 0).any()):
             continue  # whatever is observed of it, so that the mask need not be read
         part = as_observed(part, (first, 0), volume, seen)
@@ -139,16 +143,6 @@ def read_part(volume: Volume, cut: Any) -> np.ndarray:
         return np.array(volume.array[cut], dtype=np.float64)
     except (OSError, ValueError, RuntimeError) as error:
         raise VolumeError(f"{volume.where} cannot be read ({error})") from error
-
-
-def _parts(volume: Volume) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields slabs along x, of whole chunks, each with its first plane."""
-    array = volume.array
-    chunk = (getattr(array, "chunks", None) or (1,))[0]
-    plane = 8 * int(np.prod(array.shape[1:]))
-    slab = chunk * max(1, READ_AT_ONCE // max(1, chunk * plane))
-    for first in range(0, array.shape[0], slab):
-        yield first, read_part(volume, slice(first, first + slab))
 
 
 def _shown(sides: tuple[float, ...]) -> str:
