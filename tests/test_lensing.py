@@ -177,16 +177,17 @@ def test_second_derivatives_of_rays_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "step"),
     [
-        ("cosmology", [0.28, -0.9, 0.2]),
-        ("sources", [0.02, 0.3, 2.1, 1.6]),
-        ("n", [0.5, 1.5, 1.0, 0.3]),
-        ("alignment", [1.3, 0.7]),
-        ("edges", [10.0, 600.0, 1100.0, 1500.0, 2000.0]),
+        ("cosmology", [0.28, -0.9, 0.2], 1e-5),
+        ("sources", [0.02, 0.3, 2.1, 1.6], 1e-5),
+        ("n", [0.5, 1.5, 1.0, 0.3], 1e-5),
+        ("alignment", [1.3, 0.7], 1e-5),
+        # [Mpc/h]; with a smaller step the difference is lost in rounding errors
+        ("edges", [10.0, 600.0, 1100.0, 1500.0, 2000.0], 1e-2),
     ],
 )
-def test_derivatives_by_cosmology_and_sources(name, values):
+def test_derivatives_by_cosmology_and_sources(name, values, step):
     def function(values):
         given = {name: tf.convert_to_tensor(values)}
         Omega_m, w0, wa = tf.unstack(
@@ -208,7 +209,7 @@ def test_derivatives_by_cosmology_and_sources(name, values):
         planes = LensPlanes(given.get("edges", PLANES.edges))
         return weighted(ray_trace(DELTA, planes, sources, cosmology, FOV))
 
-    check_derivative(function, values, 1e-5)
+    check_derivative(function, values, step)
 
 
 def test_shear_and_back():
