@@ -108,8 +108,18 @@ def command(name: str, text: str) -> None:
 
 
 def simulate() -> set[str]:
+    from flowpm_dist.simulate import session
+
     found: set[str] = set()
-    with files_run(found):
+    save_fields = session.save_fields
+    with contextlib.ExitStack() as way:
+
+        def to_the_snapshot(*arguments: Any, **options: Any) -> None:
+            save_fields(*arguments, **options)
+            way.close()
+
+        session.save_fields = to_the_snapshot  # type: ignore[assignment]
+        way.enter_context(files_run(found))
         command("simulate", SIMULATE)
     return found
 
