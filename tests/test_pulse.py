@@ -19,7 +19,15 @@ import pytest
 from meshimpl.launch import HOST_LOST
 from meshimpl.launch.ending import JOB_FOLDER, JobFolder
 from meshimpl.pulse import rank as rank_side
-from meshimpl.pulse.judgement import IDLE_SECONDS, PROOF, Peer, is_deadlock, is_stuck, trouble
+from meshimpl.pulse.judgement import (
+    GRACE,
+    IDLE_SECONDS,
+    PROOF,
+    Peer,
+    is_deadlock,
+    is_stuck,
+    trouble,
+)
 from meshimpl.pulse.launchers import Activity, Srun, children_of, end_launcher
 from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Page, Place, Report, Wait
 from meshimpl.pulse.process import _STRANGERS, Settings
@@ -205,7 +213,7 @@ def test_a_silent_host_is_named_with_its_ranks():
 
 
 def test_a_rank_that_ends_is_left_to_the_launcher_for_a_while():
-    for ending, grace, status in ((GOES_ON, 2.0, HOST_LOST), (ABORTS, 10.0, 1)):
+    for ending, grace, status in ((GOES_ON, 5.0, HOST_LOST), (ABORTS, 10.0, 1)):
         ended = peer(1)
         ended.hear(Place(ending=ending))
         ended.gone = grace - 0.1
@@ -276,7 +284,7 @@ def test_a_process_that_does_nothing():
 
 def test_a_pulse_that_cannot_be_started(monkeypatch):
     """It is missed, unlike one that nobody wants."""
-    monkeypatch.setattr(rank_side, "_start_process", lambda arguments, page: None)
+    monkeypatch.setattr(rank_side, "_start_process", lambda files: None)
     heart = rank_side.Heart()
     assert heart.is_heard(0) is None
     heart.start(lambda data: data, stall=1, silence=1)
@@ -311,6 +319,9 @@ if sys.argv[2] in ("busy", "deaf"):
 if sys.argv[2] == "deaf":
     heart.stop()
     sys.exit(0)
+if sys.argv[2] == "bereft":
+    time.sleep(3 * {GRACE[GOES_ON]})
+    (folder / f"went-on-{{rank}}").touch()
 if sys.argv[2] == "busy" and rank == 1:
     ctypes.PyDLL(None).sleep({round(2 * LIMIT)})  # a library that keeps Python's lock
 if sys.argv[2] == "busy":
@@ -403,7 +414,7 @@ def is_there(process: int) -> bool:
 def jobs(tmp_path_factory):
     """One job for each test, begun together; their processes have ended at the end."""
     folder = tmp_path_factory.mktemp("jobs")
-    names = "frozen stopped killed busy apart orphaned root suspended deaf"
+    names = "frozen stopped killed busy apart orphaned root suspended deaf bereft"
     started = {name: Job(folder, name) for name in names.split()}
     started |= {name: Job(folder, name, ranks=3) for name in ("crossed", "passed")}
     pulses = {name: job.pulses() for name, job in started.items()}
@@ -416,7 +427,7 @@ def jobs(tmp_path_factory):
     when = time.monotonic()
     send(signal.SIGSTOP, started["frozen"].ranks[1], pulses["frozen"][1])
     send(signal.SIGSTOP, started["stopped"].ranks[1])
-    send(signal.SIGKILL, started["killed"].ranks[1])
+    send(signal.SIGKILL, started["killed"].ranks[1], *pulses["bereft"])
     send(signal.SIGKILL, started["orphaned"].starters[1].pid)
     send(signal.SIGSTOP, started["root"].ranks[0], pulses["root"][0])
     for job in started.values():
@@ -477,6 +488,22 @@ def test_rank_zero_is_missed_by_the_others(jobs):
 
 def test_a_killed_rank_is_missed_where_the_launcher_does_not_see_to_it(jobs):
     job = jobs[0]["killed"]
+    assert job.status(0) == HOST_LOST
+    assert f"rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(0)
+
+
+def test_a_pulse_that_is_killed_is_replaced(jobs):
+    """On both ranks; the message names it, and the new ones watch the ranks as the old ones did."""
+    job, killed = jobs[0]["bereft"], jobs[1]["bereft"]
+    limit = time.monotonic() + 4 * GRACE[GOES_ON]
+    went_on = [job.folder / f"went-on-{rank}" for rank in (0, 1)]
+    while not all(path.exists() for path in went_on) and time.monotonic() < limit:
+        time.sleep(0.1)
+    for rank, process in enumerate(killed):
+        assert went_on[rank].exists(), job.errors(rank)
+        assert f"warning: process {process}, by which" in job.errors(rank)
+        assert f"rank {rank} is alive, has ended (status -9)" in job.errors(rank)
+    send(signal.SIGKILL, job.ranks[1])
     assert job.status(0) == HOST_LOST
     assert f"rank 1 (process {job.ranks[1]}) on host {HERE} has ended" in job.errors(0)
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from meshimpl.launch.ending import HOST_LOST
 from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Place, Report
 
-GRACE = {GOES_ON: 2.0, ABORTS: 10.0}
-"""Time in which a launcher ends the others after a rank has ended [s], by the rank's last word."""
+GRACE = {GOES_ON: 5.0, ABORTS: 10.0}
+"""Time in which a launcher ends the others after a rank has ended [s], by the rank's last word, or
+in which a rank whose pulse alone has ended starts another one."""
 
 PROOF = 6.0
 """Time, of two beats or more, in which ranks that wait for each other have not moved [s]."""

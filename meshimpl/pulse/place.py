@@ -12,7 +12,6 @@ import hmac
 import json
 import mmap
 import os
-import resource
 import socket
 import struct
 import tempfile
@@ -215,9 +214,6 @@ def open_server(*, one_host: bool) -> socket.socket:
         one_host: whether all ranks are on this host, so that it listens to this host alone; if not,
             at all addresses.
     """
-    with contextlib.suppress(OSError, ValueError):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError):
         if socket.has_dualstack_ipv6() and not one_host:
             return socket.create_server(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import select
 import selectors
 import signal
@@ -28,7 +29,7 @@ from meshimpl.pulse.judgement import (
     who,
 )
 from meshimpl.pulse.launchers import Activity, Srun, end_launcher, stat_of, waited
-from meshimpl.pulse.place import LOOPBACK, Line, Page, Place, Report, addresses, open_server
+from meshimpl.pulse.place import GOES_ON, Line, Page, Place, Report
 from meshimpl.pulse.rank import HEARD
 
 TIME_TO_ABORT = 12.0
@@ -111,7 +112,7 @@ class Pulse:
             # Something else at this address would not answer with a report.
             select.select([connection], [], [], _CONNECTING)
             self.hear(line)
-            if self.peers:
+            if line.is_known:
                 self.tell_rank(HEARD)
                 return True
             self.close(connection)
@@ -127,17 +128,24 @@ class Pulse:
         for report in reports:
             self.take(line, report)
         if not more:
+            self.close(line.connection)
             for peer in self.peers.values():
                 if peer.line is line:
-                    peer.gone = 0.0
-            self.close(line.connection)
+                    self.miss(peer)
+
+    def miss(self, peer: Peer) -> None:
+        """Notes that a rank has ended. If only its pulse has, the rank starts another one."""
+        peer.gone = 0.0
+        if peer.rank == 0 and peer.place.ending == GOES_ON:
+            any(map(self._joined, self.settings.addresses))
 
     def take(self, line: Line, report: Report) -> None:
         """Notes what rank 0 reports, and ends the job if it does."""
         if report.end is not None:
             self.end(Cause("", report.end), speaks=False, after=_AFTER_ROOT)
         self.limit = report.limit, report.variable
-        peer = self.peers.setdefault(0, Peer(0, report.host, report.process, line))
+        peer = self.peers.setdefault(0, Peer(0, report.host, report.process))
+        peer.line, peer.gone = line, None
         peer.hear(report.place)
 
     def on_beat(self, place: Place) -> None:
@@ -264,13 +272,17 @@ class RootPulse(Pulse):
 
     def take(self, line: Line, report: Report) -> None:
         """Notes where a rank is; answers its first report."""
-        peer = self.peers.get(report.rank)
-        if peer is None:
-            peer = self.peers[report.rank] = Peer(report.rank, report.host, report.process, line)
+        new = Peer(report.rank, report.host, report.process)
+        peer = self.peers.setdefault(report.rank, new)
+        if (peer.host, peer.process) != (new.host, new.process):
+            return
+        if peer.line is not line:  # that of its first pulse, or of one that replaces another
+            if peer.line is not None:
+                self.close(peer.line.connection)
+            peer.line, peer.gone = line, None
             self.limit = self._limit()
             peer.send(self.report(self.page.read()))
-        if peer.line is line:
-            peer.hear(report.place)
+        peer.hear(report.place)
 
     def _limit(self) -> tuple[float, str]:
         """Returns the limit of silence [s] and the variable that sets it."""
@@ -351,17 +363,14 @@ def main(arguments: Sequence[str]) -> None:
     """Beats for the process that has started this one.
 
     Args:
-        arguments: descriptor of the page; on rank 0 "hosts", or "host" if all ranks are on this
-            one. Its pulse first writes the port and the addresses at which it is called. The
-            `Settings` are read as a line of JSON.
+        arguments: descriptor of the page, and on rank 0 of the socket at which the others call.
+            The `Settings` are read as a line of JSON.
     """
-    page, server = Page(int(arguments[0])), None
-    if arguments[1:]:
-        one_host = arguments[1] == "host"
-        server = open_server(one_host=one_host)
-        where = [LOOPBACK] if one_host else addresses()
-        about = {"port": server.getsockname()[1], "addresses": where}
-        os.write(1, json.dumps(about).encode() + b"\n")
+    page = Page(int(arguments[0]))
+    server = socket.socket(fileno=int(arguments[1])) if arguments[1:] else None
+    with contextlib.suppress(OSError, ValueError):  # a connection to each of many ranks
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Not by a buffered reader: `Pulse` waits for the end of the same input.
     text = b""
     while not text.endswith(b"\n"):

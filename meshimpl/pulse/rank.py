@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,15 +15,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshimpl.launch.ending import JobFolder, abort, before_abort
+from meshimpl.launch.ending import HOST_LOST, JobFolder, abort, before_abort
 from meshimpl.launch.rank import WITHOUT_RANKS, detect
 from meshimpl.mesh_shape import Ranks
-from meshimpl.pulse.place import ABORTS, LEAVES, Page, Place, Wait
+from meshimpl.pulse.place import (
+    ABORTS,
+    GOES_ON,
+    LEAVES,
+    LOOPBACK,
+    Page,
+    Place,
+    Wait,
+    addresses,
+    open_server,
+)
 
 ROOM = 1024
 """Bytes that rank 0 gives the other ranks at the start."""
 HEARD = b"heard\n"
 """What a pulse writes to its rank once rank 0 hears it. Anything else is the status of an end."""
+_RESTARTS = 5  # of a pulse that has ended before its rank
 _OF_A_RANK = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL")  # variables that a pulse must lack
 # Without site-packages, which a pulse does not need, it starts in 50 ms.
 _PROGRAM = (
@@ -47,6 +59,7 @@ class Heart:
         self.begun: dict[Ranks, Wait] = {}
         self.is_alone, self.is_wanted = True, False
         self.page: Page | None = None
+        self._server: socket.socket | None = None
         self._heard = threading.Event()
 
     def begin(self, ranks: Ranks) -> Wait | None:
@@ -80,13 +93,18 @@ class Heart:
         """
         self.is_wanted = True
         here, folder = detect(), JobFolder.of_this_rank()
-        page = Page.create()
-        role = [] if here.rank else ["host" if here.local_size == here.size else "hosts"]
-        pulse = _start_process([str(page.file), *role], page)
-        mine: dict[str, Any] = {}
-        if here.rank == 0 and pulse is not None:
-            mine = {**json.loads(_line_from(pulse) or "{}"), "secret": secrets.token_hex(16)}
-        shared = from_rank_zero(_fitting(mine))
+        page, files, mine = Page.create(), [], {}
+        if here.rank == 0:
+            one_host = here.local_size == here.size
+            self._server = open_server(one_host=one_host)
+            files.append(self._server.fileno())
+            mine = {
+                "port": self._server.getsockname()[1],
+                "addresses": [LOOPBACK] if one_host else addresses(),
+                "secret": secrets.token_hex(16),
+            }
+        pulse = _start_process([page.file, *files])
+        shared = from_rank_zero(_fitting(mine) if pulse else b"")
         if pulse is None or pulse.stdin is None or not shared:
             if pulse is not None and pulse.stdin is not None:
                 pulse.stdin.close()
@@ -100,13 +118,11 @@ class Heart:
             "silence": silence,
             "reported": str(folder.reported) if folder else "",
         }
-        with contextlib.suppress(OSError):  # it has ended: rank 0 misses it
-            pulse.stdin.write(json.dumps(settings).encode() + b"\n")
-            pulse.stdin.flush()
         self.page = page
         page.write(self.place)
         before_abort(lambda: page.end(ABORTS))
-        threading.Thread(target=self._listen, args=[pulse], name=WITHOUT_RANKS, daemon=True).start()
+        arguments = [pulse, json.dumps(settings).encode() + b"\n", [page.file, *files]]
+        threading.Thread(target=self._live, args=arguments, name=WITHOUT_RANKS, daemon=True).start()
 
     def is_heard(self, seconds: float) -> bool | None:
         """Returns whether rank 0's pulse hears this one within a time [s]; None if not wanted."""
@@ -119,12 +135,39 @@ class Heart:
         if self.page is not None:
             self.page.end(LEAVES)
 
-    def _listen(self, pulse: subprocess.Popen[bytes]) -> None:
-        while line := _line_from(pulse):
-            if line == HEARD:
-                self._heard.set()
-            else:
-                abort(int(line))
+    def _live(
+        self, pulse: subprocess.Popen[bytes] | None, settings: bytes, files: Sequence[int]
+    ) -> None:
+        """Does what the pulse asks for, and replaces a pulse that has ended before this rank."""
+        assert self.page is not None
+        for _ in range(_RESTARTS + 1):
+            if pulse is None or pulse.stdin is None or pulse.stdout is None:
+                break
+            with contextlib.suppress(OSError):  # it has ended
+                pulse.stdin.write(settings)
+                pulse.stdin.flush()
+            while line := pulse.stdout.readline():
+                if line == HEARD:
+                    self._heard.set()
+                else:
+                    abort(int(line))
+            status = pulse.wait()
+            if self.page.read().ending != GOES_ON:
+                return
+            ended, pulse = pulse.pid, _start_process(files)
+            print(
+                f"warning: process {ended}, by which the other ranks know that rank "
+                f"{detect().rank} is alive, has ended (status {status}). It is started again",
+                file=sys.stderr,
+                flush=True,
+            )
+        print(
+            f"error: process {ended}, by which the other ranks know that rank {detect().rank} is "
+            "alive, cannot be kept alive itself",
+            file=sys.stderr,
+            flush=True,
+        )
+        abort(HOST_LOST)
 
 
 heart = Heart()
@@ -156,15 +199,14 @@ def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]
         heart.go(outer.text, outer.inside, outer.wait)
 
 
-def _line_from(pulse: subprocess.Popen[bytes]) -> bytes:
-    assert pulse.stdout is not None
-    return pulse.stdout.readline()
+def _start_process(files: Sequence[int]) -> subprocess.Popen[bytes] | None:
+    """Returns a new pulse of this process; None if the system grants no process.
 
-
-def _start_process(arguments: Sequence[str], page: Page) -> subprocess.Popen[bytes] | None:
-    """Returns a new pulse of this process; None if the system grants no process."""
+    Args:
+        files: descriptors of the page and, on rank 0, of the socket at which the others call.
+    """
     program = _PROGRAM.format(str(Path(__file__).parents[2]))
-    words = [sys.executable, "-I", "-S", "-c", program, *arguments]
+    words = [sys.executable, "-I", "-S", "-c", program, *map(str, files)]
     # A pulse takes no notice of signals: they are for its rank.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -172,7 +214,7 @@ def _start_process(arguments: Sequence[str], page: Page) -> subprocess.Popen[byt
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[page.file],
+            pass_fds=files,
             env={k: v for k, v in os.environ.items() if not k.startswith(_OF_A_RANK)},
             process_group=0,  # mpirun ends the process group of a rank that aborts
         )
@@ -183,9 +225,11 @@ def _start_process(arguments: Sequence[str], page: Page) -> subprocess.Popen[byt
 
 
 def _fitting(mine: dict[str, Any]) -> bytes:
-    """Returns what rank 0 gives the others, with as many addresses as there is room for."""
-    if "port" not in mine:
-        return b""
+    """Returns what rank 0 gives the others, with as many addresses as there is room for.
+
+    Args:
+        mine: port, addresses and secret; empty on another rank.
+    """
     while len(text := json.dumps(mine).encode()) > ROOM:
         mine["addresses"].pop()
     return text
