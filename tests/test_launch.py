@@ -515,3 +515,36 @@ def test_a_second_interrupt_ends_ranks_that_were_asked_to_stop(tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         time.sleep(1)
     assert process.wait(timeout=30) == 128 + signal.SIGINT
+
+
+@pytest.fixture
+def without_home(tmp_path, monkeypatch):
+    """Of a user without a home, where the cache is to be."""
+    for name in ("FLOWPM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(rank_module.tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"flowpm-dist-{os.geteuid()}"
+
+
+def test_a_user_without_a_home_owns_the_cache(without_home):
+    for _ in range(2):
+        assert launch.user_cache() == without_home
+        assert without_home.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("fault", ["owner", "mode", "link", "file"])
+def test_a_cache_in_which_others_can_write_is_refused(without_home, monkeypatch, fault):
+    if fault == "link":
+        without_home.symlink_to(without_home.parent)
+    elif fault == "file":
+        without_home.touch()
+    else:
+        without_home.mkdir(0o700)
+        without_home.chmod(0o770 if fault == "mode" else 0o700)
+    if fault == "owner":
+        another = os.geteuid() + 1
+        without_home = without_home.rename(without_home.with_name(f"flowpm-dist-{another}"))
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(launch.LaunchError, match=f"{without_home} is not a folder.*FLOWPM_CACHE"):
+        launch.user_cache()

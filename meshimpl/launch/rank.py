@@ -4,10 +4,12 @@ The place is read from environment variables only. The share are cores, threads,
 the user's cache folder. All but `place_devices` can be asked before TensorFlow or MPI is loaded.
 """
 
+import contextlib
 import ctypes
 import math
 import os
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -388,11 +390,26 @@ def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) 
 def user_cache() -> Path:
     """Returns the user's cache folder, which may have to be made, and can be removed at any time.
 
-    It is FLOWPM_CACHE, or flowpm-dist in XDG_CACHE_HOME or ~/.cache.
+    It is FLOWPM_CACHE, or flowpm-dist in XDG_CACHE_HOME or ~/.cache. A user without a home, as in
+    some containers, has one in the folder for temporary files.
+
+    Raises:
+        LaunchError: others can write there: libraries are loaded from the cache.
     """
     if given := os.environ.get("FLOWPM_CACHE"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if base.startswith("~"):  # a user without a home, as in some containers
-        base = tempfile.gettempdir()
-    return Path(base) / "flowpm-dist"
+    if not base.startswith("~"):
+        return Path(base) / "flowpm-dist"
+    folder = Path(tempfile.gettempdir()) / f"flowpm-dist-{os.geteuid()}"
+    with contextlib.suppress(OSError):  # it exists, or cannot be made
+        folder.mkdir(mode=0o700)
+    with contextlib.suppress(FileNotFoundError):
+        found = folder.lstat()
+        mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise LaunchError(
+                f"the cache {folder} is not a folder that belongs to this user, and in which no "
+                "other user can write: set FLOWPM_CACHE to such a folder"
+            )
+    return folder
