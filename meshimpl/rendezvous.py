@@ -1,5 +1,7 @@
 """Meetings of ranks outside graphs: each says what it is about to do, and all must say the same.
 
+`check_equal` compares what the ranks were given for it.
+
 The engine knows an eager operation by its type alone, so that a barrier could pair with a sum made
 elsewhere in the program. Every eager collective therefore begins with a gather of one row from each
 rank: a digest of what the rank is about to do and where, and the data if they fit, which then need
@@ -12,11 +14,12 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import itertools
 import re
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +27,14 @@ import tensorflow as tf
 
 from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
+from meshimpl.facts import facts
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
 from meshimpl.launch.rank import UUID_BYTES
-from meshimpl.pulse import at, by_rank, heart
+from meshimpl.pulse import at, by_rank, heart, named
 from meshimpl.pulse.rank import ROOM as PULSE_ROOM
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
+_ROUNDING = 1e-9  # relative difference between numbers that ranks have computed
 ROOM = 2**16
 """Bytes of data, of all ranks together, that travel along with a meeting."""
 _next_build = 0
@@ -50,7 +55,7 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     Raises:
         CollectiveError: another rank said something else; on every rank of the group.
     """
-    digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST).digest()
+    digest = _digest_of(what)
     group = f"among {len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     mine = digest + data
     gathered = _gather(mine, ranks, f"{what}, {group}")
@@ -85,13 +90,19 @@ def _gather(mine: bytes, ranks: Ranks, where: str) -> np.ndarray:
 
 
 def _gather_texts(text: str, ranks: Ranks) -> list[str]:
+    rows = _gather_rows(text.encode()[:_TEXT], ranks)
+    return [row.decode(errors="ignore") for row in rows]
+
+
+def _gather_rows(mine: bytes, ranks: Ranks) -> list[bytes]:
+    """Returns what each rank brings, of any length."""
     where = "telling the other ranks where this one is"
-    gathered, texts, begin = bytes(_gather(text.encode()[:_TEXT], ranks, where)), [], 0
+    gathered, rows, begin = bytes(_gather(mine, ranks, where)), [], 0
     for _ in ranks:
         end = begin + _LENGTH + int.from_bytes(gathered[begin : begin + _LENGTH], "little")
-        texts.append(gathered[begin + _LENGTH : end].decode(errors="ignore"))
+        rows.append(gathered[begin + _LENGTH : end])
         begin = max(end, begin + _ROW)
-    return texts
+    return rows
 
 
 def eager_collective(
@@ -201,6 +212,72 @@ def succeed_together(groups: Sequence[Ranks], what: str, work: Callable[[], Any]
     if trouble:
         raise CollectiveError(trouble)
     return result
+
+
+def check_equal(groups: Sequence[Ranks], what: str, inputs: Mapping[str, Any]) -> None:
+    """Checks that the ranks were given the same inputs.
+
+    They compare one digest; only if it differs do they look for the input.
+
+    Args:
+        groups: in which all ranks meet, one after the other, as for `build_together`.
+        what: for messages, such as "a run"; the same on every rank.
+        inputs: by the names that users know; see `meshimpl.facts`.
+
+    Raises:
+        CollectiveError: an input differs; on every rank, with the values.
+    """
+    if not groups:
+        return
+    mine, trouble = list(facts(inputs)), ""
+    digest = _digest_of(repr(mine))
+    for ranks in groups:
+        rows = meet(ranks, f"comparing the inputs of {what}", bytes([bool(trouble)]) + digest)
+        if rows[:, 0].any():
+            trouble = next(filter(None, _gather_texts(trouble, ranks)))
+        elif (rows != rows[0]).any():
+            trouble = _first_difference(mine, ranks)
+    if trouble:
+        raise CollectiveError(f"{trouble}. All ranks must be given the same for {what}")
+
+
+def _first_difference(mine: Sequence[tuple[str, str]], ranks: Ranks) -> str:
+    """Returns which input differs, and what each rank has; "" if numbers differ by rounding."""
+    rows = _gather_rows(b"".join(_digest_of(repr(fact)) for fact in mine), ranks)
+    digests = [[row[i : i + _DIGEST] for i in range(0, len(row), _DIGEST)] for row in rows]
+    for number, column in enumerate(itertools.zip_longest(*digests)):
+        if len(set(column)) == 1:
+            continue
+        name, value = mine[number] if number < len(mine) else (mine[-1][0], "fewer parts")
+        values = _gather_texts(value, ranks)
+        if not _rounded_alike(values):
+            having = defaultdict(list)
+            for rank, text in zip(ranks, values, strict=True):
+                having[text].append(rank)
+            each = (
+                f"{named(who)} {'has' if len(who) == 1 else 'have'} {text}"
+                for text, who in having.items()
+            )
+            return f"{name} differs between ranks: {', '.join(each)}"
+    return ""
+
+
+def _digest_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST).digest()
+
+
+def _rounded_alike(texts: Sequence[str]) -> bool:
+    """Returns whether texts are numbers that differ by rounding, as results of other processors.
+
+    Whole numbers are not rounded.
+    """
+    if any(text.lstrip("-").isdigit() for text in texts):
+        return False
+    try:
+        numbers = np.array(texts, np.float64)
+    except ValueError:
+        return False
+    return bool(np.allclose(numbers, numbers[0], rtol=_ROUNDING, atol=0.0))
 
 
 def _tried(work: Callable[[], Any], what: str) -> tuple[Any, Exception | None, str]:

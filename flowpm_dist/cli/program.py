@@ -117,6 +117,8 @@ def _work(job: Job[Any, Any]) -> str | None:
 
         initialise(job.meshes)
         mesh = ProcessMesh(job.mesh)
+        again = {"resume": job.resume, "overwrite": job.overwrite}
+        mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
         check_seen_by_all(job.folder.path, mesh)
         if rank == 0:
             job.folder.begin(resume=job.resume, overwrite=job.overwrite)

@@ -189,6 +189,15 @@ class Box:
         """kx, ky, kz [h/Mpc] in the field's dtype, the same graph on every rank."""
         return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
 
+    def check_equal(self, what: str, **inputs: Any) -> None:
+        """Checks that all ranks were given this box, and the same inputs for work on it.
+
+        See `ProcessMesh.check_equal`.
+        """
+        own = {"grid": self.grid, "box_size": self.size, "precision": self.dtype.name}
+        own |= {"batch": self.batch, "mesh": str(self.mesh)}
+        self.mesh.check_equal(what, **own, **inputs)
+
     def function(self, build: Callable[..., Any], **inputs: Any) -> MeshFunction:
         """A mesh function on this box; inputs are shapes (of the box's dtype) or (shape, dtype)."""
         specs = {

@@ -238,6 +238,7 @@ def _moved(block: tf.Tensor, source: Box, target: Box) -> tf.Tensor:
     before, after = ([box.place_of(r) for r in ranks] for box in (source, target))
     if before == after:
         return tf.convert_to_tensor(block)
+    target.check_equal("a field on another mesh", its_mesh=str(source.mesh))
     me = source.mesh.rank
 
     @tf.custom_gradient

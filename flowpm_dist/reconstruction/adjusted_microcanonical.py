@@ -28,7 +28,7 @@ class AdjustedMicrocanonical(Isokinetic, MetropolisSampler):
     options_type = AdjustedMicrocanonicalOptions
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        longest = min(1.5 * self._asked.length / step, self._asked.leaps)
+        longest = min(1.5 * self.options.length / step, self.options.leaps)
         return max(1, round(rng.uniform(longest / 3, longest))), step
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:

@@ -120,7 +120,7 @@ class Chains(StagedRun):
             CheckpointError: if the checkpoint belongs to other chains.
         """
         self._after = after
-        self._run_stages(start, resume=resume)
+        self._run_stages(start, resume=resume, sampler=self._scheme.options)
 
     def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
         phase: Phase = self.stages[self.progress.stage]

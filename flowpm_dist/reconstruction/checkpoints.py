@@ -111,8 +111,26 @@ class StagedRun(ABC):
         self._checkpoints, self._every = checkpoints, every
         self.progress = IterationState()
 
-    def _run_stages(self, start: Callable[[], Unknowns], *, resume: bool) -> Unknowns:
-        """Returns where the stages lead from a point, or from the latest checkpoint."""
+    def _run_stages(
+        self, start: Callable[[], Unknowns], *, resume: bool, **options: Any
+    ) -> Unknowns:
+        """Returns where the stages lead from a point, or from the latest checkpoint.
+
+        Args:
+            start: returns the point.
+            resume: whether to take the checkpoint, if there is one.
+            **options: what must be the same on all ranks, besides all that the run has.
+        """
+        self.posterior.space.box.check_equal(
+            "a reconstruction",
+            priors=self.posterior.priors,
+            likelihood=type(self.posterior.likelihood),
+            scheme=type(self._scheme),
+            stages=self.stages,
+            checkpoints=None if self._checkpoints is None else self._every,
+            resume=resume,
+            **options,
+        )
         memory = self._restored() if resume else None
         if memory is None:
             self.progress, point = IterationState(), start()

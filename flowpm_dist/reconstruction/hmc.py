@@ -25,7 +25,7 @@ class HMC(MetropolisSampler):
     options_type = HMCOptions
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        most = self._asked.leaps
+        most = self.options.leaps
         return int(rng.integers((most + 1) // 2, most + 1)), step * rng.uniform(0.9, 1.1)
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:

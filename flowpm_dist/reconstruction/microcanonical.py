@@ -124,7 +124,7 @@ class Microcanonical(Isokinetic):
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
         super().__init__(step=step, **options)
-        self._size = StepSizeByEnergy(step, self._asked.energy_error)
+        self._size = StepSizeByEnergy(step, self.options.energy_error)
         self._failed = 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
@@ -173,13 +173,13 @@ class Microcanonical(Isokinetic):
             infinite for all chains if one step failed.
         """
         errors = []
-        for leap in range(self._asked.leaps):
+        for leap in range(self.options.leaps):
             step = self._step_size
             moved = self._isokinetic_step((self._place, self._here, self._velocity), step)
             if moved is None or not np.isfinite(moved[1]).all():
                 return np.full_like(self._here.loss, np.inf)
             (self._place, self._here, velocity), change = moved
-            turn = math.sqrt(math.expm1(2 * step / self._asked.length) / self._unknowns)
+            turn = math.sqrt(math.expm1(2 * step / self.options.length) / self._unknowns)
             turned = velocity.plus(turn, self._normal(Use.TURN, self._count, leap))
             self._velocity = self._unit(turned)
             errors.append(change**2 / self._unknowns)

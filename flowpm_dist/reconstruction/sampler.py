@@ -69,6 +69,7 @@ class Sampler(ABC):
 
     Attributes:
         options_type: the model of the sampler's options.
+        options: the options.
 
     Args:
         step: the initial step size.
@@ -82,7 +83,7 @@ class Sampler(ABC):
     _size: StepSize
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
-        self._asked: Any = constructed(self.options_type, options)
+        self.options: Any = constructed(self.options_type, options)
         if not step > 0:
             raise ValueError(f"step = {step}: must be above 0")
         self._count, self._spent = 0, 0
@@ -127,7 +128,7 @@ class Sampler(ABC):
 
     def _normal(self, use: Use, *number: int) -> Unknowns:
         """Returns a unit normal direction, which is 0 for parameters that are held."""
-        drawn = self._space.normal(self._asked.seed, use, *number)
+        drawn = self._space.normal(self.options.seed, use, *number)
         if self._objective.held:
             return Unknowns(drawn.field, tf.zeros_like(drawn.parameters))
         return drawn
@@ -188,7 +189,7 @@ class MetropolisSampler(Sampler):
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
         super().__init__(step=step, **options)
-        self._size = DualAveraging(step, self._asked.target)
+        self._size = DualAveraging(step, self.options.target)
 
     @abstractmethod
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
@@ -209,12 +210,12 @@ class MetropolisSampler(Sampler):
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """See `Sampler.start`."""
-        self._size = DualAveraging(self._size.settled, self._asked.target)
+        self._size = DualAveraging(self._size.settled, self.options.target)
         super().start(objective, point)
 
     def draw(self, *, learn: bool) -> Draw:
         """See `Sampler.draw`."""
-        rng = random_numbers(self._asked.seed, Use.CHANCE, self._count)
+        rng = random_numbers(self.options.seed, Use.CHANCE, self._count)
         leaps, step = self._plan(rng, self._size.now if learn else self._size.settled)
         chance = rng.uniform(size=np.shape(self._here.loss))
         spent = self._spent

@@ -133,7 +133,12 @@ class Search(StagedRun):
         """
         self._after = after
         space = self.posterior.space
-        return self._run_stages(lambda: space.normal(self._seed).times(FIRST_FIELD), resume=resume)
+        return self._run_stages(
+            lambda: space.normal(self._seed).times(FIRST_FIELD),
+            resume=resume,
+            seed=self._seed,
+            tolerance=self._tolerance,
+        )
 
     def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
         annealing = objective.annealing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
@@ -314,10 +315,7 @@ class Simulation:
         if outputs is not None:
             every.append(self._outputs(outputs, on_output))
 
-        def side_by_side(inputs: Inputs, halo: int) -> Observer:
-            return Observers([make(inputs, halo) for make in every])
-
-        observer = side_by_side if every else None
+        observer = functools.partial(_side_by_side, every) if every else None
         state, found = self._run(Given(seed, **start), progress, observer, after_step, resume)
         if on_seen is not None:
             on_seen([] if found is None else found[: len(observers)])
@@ -326,8 +324,7 @@ class Simulation:
     def _outputs(
         self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
     ) -> ObserverOf:
-        times = check_outputs(outputs, self.edges)
-        return lambda inputs, halo: Outputs(inputs, times, halo, on_output)
+        return functools.partial(_at_times, check_outputs(outputs, self.edges), on_output)
 
     def _run(
         self,
@@ -339,7 +336,7 @@ class Simulation:
     ) -> tuple[State, Any]:
         """Returns the last state, and what an observer made of what it saw."""
         clock = Clock()
-        inputs = self._read(given)
+        inputs = self._read(given, observer=observer_of, resume=resume is not None)
         start, lpt = first_particles(inputs, resume)
         halo = halo_for(start[0], inputs)
         observer = None if observer_of is None else observer_of(inputs, halo)
@@ -377,13 +374,13 @@ class Simulation:
         a = float(self.edges[-1]) if a is None else a
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")
-        inputs = self._read(given)
+        inputs = self._read(given, a=a)
         found, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
         halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
         return State.of(found, inputs.box, a, inputs.provenance(halo))
 
-    def _read(self, given: Given) -> Inputs:
-        """Reads and checks all that a run is given."""
+    def _read(self, given: Given, **more: Any) -> Inputs:
+        """Reads and checks all that a run is given; `more` must be the same on all ranks, too."""
         check_eager("a simulation")
         if isinstance(given.particles, State):
             granted = self.cosmology if given.cosmology is None else None
@@ -392,6 +389,7 @@ class Simulation:
         if given.particles is not None and self.options.integrator.uses_lpt:
             raise ValueError("this integrator follows LPT: it needs a seed or white_noise")
         box = self.box_of(given.batch(self.box_of_replicas))
+        self._check_equal(given, box, more)
         return Inputs(
             solver=compiled_solver(box, self.options),
             options=self.options,
@@ -401,6 +399,39 @@ class Simulation:
             source=source_of(given, box),
             given=particles_of(given, box),
         )
+
+    def _check_equal(self, given: Given, box: Box, more: dict[str, Any]) -> None:
+        """Checks that all ranks make the same run, before anything is computed.
+
+        The values of given fields are not compared: each rank has its own block.
+
+        Raises:
+            CollectiveError: an argument differs between ranks; on every rank.
+        """
+        options = {**dict(self.options), "halo": self.halo}
+        del options["precision"]  # that of the box
+        sources = {"white_noise": given.white_noise, "particles": given.particles}
+        box.check_equal(
+            "a run",
+            seed=given.seed,
+            paired=given.paired,
+            cosmology=self.cosmology if given.cosmology is None else given.cosmology,
+            steps=self.edges,
+            given=[name for name, field in sources.items() if field is not None],
+            **options,
+            **more,
+        )
+
+
+# Not lambdas: ranks compare what these are given.
+def _at_times(
+    outputs: Sequence[float], on_output: OnOutput | None, inputs: Inputs, halo: int
+) -> Observer:
+    return Outputs(inputs, outputs, halo, on_output)
+
+
+def _side_by_side(observers: Sequence[ObserverOf], inputs: Inputs, halo: int) -> Observer:
+    return Observers([make(inputs, halo) for make in observers])
 
 
 def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:

@@ -326,6 +326,8 @@ class State:
         Raises:
             ValueError: an argument out of its range, or weights of another box.
         """
+        look = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
+        self.box.check_equal("a density", weighted=weights is not None, **look)
         if mesh_factor < 1 or mesh_factor != int(mesh_factor):
             raise ValueError(f"mesh_factor {mesh_factor}: a whole number of at least 1 is needed")
         displacement = self._seen(redshift_space).block

@@ -67,9 +67,9 @@ def bispectrum(
     """
     box, sample = sample_of(field, box_size, window)
     chosen = _checked(bins, box)
+    found = whole(_means(sample.block, box, chosen, window), box)
     shells, counts = _triangles(box, chosen)
     k, _ = bin_contents(box, chosen)
-    found = whole(_means(sample.block, box, chosen, window), box)
     return Bispectrum(shells, k[shells], found, counts)
 
 
@@ -116,6 +116,7 @@ def _checked(bins: BinChoice, box: Box) -> Binning:
 
 def _means(block: tf.Tensor, box: Box, bins: Binning, window: Window) -> tf.Tensor:
     """Returns the mean over the triangles, times V^2 / cells^3 in units of the modes."""
+    box.check_equal("a bispectrum", bins=bins, window=window)
     _, counts = _triangles(box, bins)
     sums = _function(box, bins, window)(block)
     return sums * tf.constant(box.volume**2 / box.cells / counts, box.dtype)

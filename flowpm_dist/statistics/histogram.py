@@ -67,6 +67,7 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
     """
     edges = checked_edges(edges)
     box, block = box_of(field, None if isinstance(field, Field) else 1.0)
+    box.check_equal("a histogram", edges=edges, log=log)
     values = block.numpy().reshape(-1, math.prod(box.block))
     counts = []
     for universe in values:
@@ -103,6 +104,7 @@ def soft_histogram(
         ValueError: if the edges do not increase, or there are fewer than two bins.
     """
     box, sample = sample_of(field, box)
+    box.check_equal("a histogram", edges=edges, log=log)
     return _soft_function(box, tuple(_soft_centres(edges).tolist()), log)(sample.block)
 
 

@@ -329,7 +329,9 @@ def mode_means(
         ValueError: bins that are not allowed, or without any mode.
     """
     bins = binning(bins, box)
-    weights = Weights(bins, tuple(s.window is not None for s in samples), orders, axis)
+    windows = [sample.window for sample in samples]
+    box.check_equal("a statistic", bins=bins, orders=orders, axis=axis, windows=windows)
+    weights = Weights(bins, tuple(w is not None for w in windows), orders, axis)
     _, _, modes = contents(box, bins)
     function = _function(box, weights, tuple(s.shifted is not None for s in samples))
     blocks = [b for s in samples for b in (s.block, s.shifted) if b is not None]

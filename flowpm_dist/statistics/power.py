@@ -70,8 +70,8 @@ def power_spectrum(
             mode.
     """
     box, sample = sample_of(field, box_size, window, interlaced)
-    k, modes = bin_contents(box, bins)
     power = whole(mode_means([sample], box, bins=bins), box)[..., 0, 0, :]
+    k, modes = bin_contents(box, bins)
     return PowerSpectrum(k, power - shot_noise, modes)
 
 
@@ -169,8 +169,8 @@ def multipoles(
     """
     box, sample = sample_of(field, box_size, window, interlaced)
     orders = _checked_orders(orders)
-    k, modes = bin_contents(box, bins)
     means = mode_means([sample], box, orders, axis_number(axis), bins)
+    k, modes = bin_contents(box, bins)
     power = whole(means, box)[..., 0, :, :]
     noise = np.array([shot_noise if order == 0 else 0.0 for order in orders])
     return Multipoles(k, power - noise[:, np.newaxis], modes, orders)
@@ -269,8 +269,8 @@ def power_wedges(
     """
     box, sample = sample_of(field, box_size, window, interlaced)
     shared = binning(bins, box, wedges, axis_number(axis))
-    k, mu, modes = (_by_wedge(values, shared) for values in contents(box, shared))
     power = _by_wedge(whole(mode_means([sample], box, bins=shared), box)[..., 0, 0, :], shared)
+    k, mu, modes = (_by_wedge(values, shared) for values in contents(box, shared))
     return Wedges(k, mu, power - shot_noise, modes, np.array(shared.wedges))
 
 

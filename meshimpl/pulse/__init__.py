@@ -21,6 +21,6 @@ A rank that writes or computes alone for an hour is waited for. Nothing here imp
 standard library.
 """
 
-from meshimpl.pulse.judgement import by_rank
+from meshimpl.pulse.judgement import by_rank, named
 from meshimpl.pulse.place import Wait
 from meshimpl.pulse.rank import at, heart

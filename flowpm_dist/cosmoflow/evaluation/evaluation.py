@@ -94,6 +94,9 @@ def evaluate(
         RecordError: the files of the test set are damaged or do not match.
         PosteriorError: there is no such head or statistic.
     """
+    folders = [training.folder.path for training in trainings]
+    asked_for = {"split": split, "which": which, "posteriors": posteriors}
+    mesh.check_equal("an evaluation", trainings=folders, **asked_for)
     if posteriors is not None:
         check_names(posteriors)
     split, other_split = trainings[0].split_there(split)

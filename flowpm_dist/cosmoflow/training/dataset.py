@@ -129,6 +129,8 @@ def write_dataset(
     from flowpm_dist.cosmoflow.volumes.universes import Lanes, header_of, maker_of
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
+    files = {"dtype": dtype, "compressed": compressed, "samples_per_file": samples_per_file}
+    mesh.check_equal("a dataset", folder=folder, splits=splits, **files, **dict(plan))
     check_dataset(plan, folder, splits, dtype=dtype, compressed=compressed, overwrite=overwrite)
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed}
     header = header_of(plan, mesh, samples_per_file=samples_per_file, **options)

@@ -86,6 +86,7 @@ class TrainingSession:
         self, plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, progress: Progress
     ) -> None:
         self.plan = plan.with_mesh(str(mesh) or "replica:1")
+        mesh.check_equal("a training", folder=folder.path, **dict(self.plan))
         self.mesh, self.folder, self.progress = mesh, folder, progress
         self.lanes, self.clock = Lanes.of(mesh, plan.training.batch), PhaseClock()
         self.statistics = Statistics(folder.statistics("train"), mesh, tuple(plan.priors.ranges))

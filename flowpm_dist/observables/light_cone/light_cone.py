@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ class LightCone:
         """
         if not sources:
             raise ValueError("lensing needs at least one source")
-        return lambda inputs, halo: ConvergencePainter(self.geometry(inputs), sources, alignment)
+        return functools.partial(_convergence_painter, self, sources, alignment)
 
     def planes_observer(self, width: float | Sequence[float] | np.ndarray) -> ObserverOf:
         """Returns the observer of `planes`, for a run with several observers.
@@ -178,7 +179,7 @@ class LightCone:
             raise ValueError("planes of the flat sky have one width, not edges")
         if given.ndim and (len(given) < 2 or given[0] < 0 or not (np.diff(given) > 0).all()):
             raise ValueError("edges of shells must increase from 0 or more, and be two at least")
-        return lambda inputs, halo: PlanePainter(self.geometry(inputs), given)
+        return functools.partial(_plane_painter, self, given)
 
     def particles_observer(self, files: LightConeFiles) -> ObserverOf:
         """Returns the observer of `particles`, which writes to the files of this rank."""
@@ -193,3 +194,18 @@ class LightCone:
         if isinstance(self.sky, FullSky):
             return SphereGeometry(self.sky, inputs)
         return FlatGeometry(self.sky, inputs)
+
+
+# Not lambdas: ranks compare what these are given.
+def _convergence_painter(
+    cone: LightCone,
+    sources: Sequence[Sources],
+    alignment: IntrinsicAlignment | None,
+    inputs: Inputs,
+    halo: int,
+) -> ConvergencePainter:
+    return ConvergencePainter(cone.geometry(inputs), sources, alignment)
+
+
+def _plane_painter(cone: LightCone, width: np.ndarray, inputs: Inputs, halo: int) -> PlanePainter:
+    return PlanePainter(cone.geometry(inputs), width)
