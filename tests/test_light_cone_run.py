@@ -36,10 +36,10 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook
+from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook, OwnLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.section import RECORDED
-from flowpm_dist.observables.light_cone.sphere import SphereGeometry
+from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.job import FILES, OF_RUN, SimulationFolder, SimulationJob
 from flowpm_dist.simulate.options import SimulationOptions, demand_of, output_bytes, particle_files
@@ -229,23 +229,26 @@ def test_memory_and_disk_have_room_for_the_maps(here):
 def geometries(n, far):
     """Both skies and their looks at a plane of n^2 particles, all at the scale factor 0.5."""
     flat = FlatGeometry.__new__(FlatGeometry)
-    flat.layers, flat._a = SimpleNamespace(distances=np.array([far])), np.array([0.5])
-    flat._moved = flat._speed = np.ones((1, 4))
+    flat.end, flat._a, flat._moved = far + 1.0, np.array([0.5]), np.ones((1, 4))
+    flat._speed = flat._moved
     flat.box, flat.sky = (
         SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3),
         SimpleNamespace(fov=0.1),
     )
     zero = np.zeros(1, int)
-    layer = LayerLook(
-        zero, zero, np.array([[0, 1, 2, 0, 1, 0]]), np.array([[-n / 2, 1, -n / 2, 1, 1]])
-    )
+    places = np.array([[0, 1, 2, 0, 1, 0]])
+    directions = np.array([[-n / 2, 1, -n / 2, 1, 1, -np.inf, np.inf]])
+    flat._own = lambda look, reach: OwnLayers(zero, np.array([far]), places, directions)
     sphere = SphereGeometry.__new__(SphereGeometry)
     edges = np.array([0.0, 200.0, 400.0])
-    given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1, maps=1)
-    given |= dict(first_map=np.zeros(2, np.int32), step=1.0, per_distance=False)
-    ball = Ball(np.zeros((1, 3), np.int32), edges, observer=(n / 2, n / 2, 0.0), **given)
+    given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1)
+    given |= dict(borders=edges, step=1.0, power=0, depth=1.0, near=0.0, far=400.0)
+    given |= dict(observer=(n / 2, n / 2, 0.0), copies=np.zeros((1, 3), np.int32), edges=edges)
+    sphere.end, sphere.box = 400.0, flat.box
+    sphere._ball = lambda look, reach: (0, Ball(**given))
     factors = np.eye(4)[np.zeros((2, 9), int)]  # of 1
-    return (flat, layer), (sphere, (ball, factors))
+    of_all = SphereLook(edges, 0, zero, slice(0, 2), factors)
+    return (flat, LayerLook(zero, zero)), (sphere, of_all)
 
 
 def test_particles_are_written_in_the_memory_that_is_told():

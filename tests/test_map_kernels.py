@@ -11,41 +11,49 @@ from flowpm_dist.particle_mesh.kernels import Ball, Compiled, Portable, Slabs
 SIDES, LENGTHS, NSIDE = (6, 4, 8), (12.0, 8.0, 16.0), 4
 FLAT_SIDES, FLAT_LENGTHS, PIXELS = (8, 6, 10), (16.0, 12.0, 20.0), 12
 RNG = np.random.default_rng(1)
+ONES = tf.ones([1, 2, 1], tf.float64)
 
 
 def ball(**changes):
-    """Two copies and the box itself, in three segments, of which the last two share a map."""
+    """Two copies and the box itself, in three segments, with shells that some do not reach."""
     given = dict(
         copies=np.array([[0, 0, 0], [1, 0, -1], [0, -1, 0], [9, 9, 9]], np.int32),
         edges=np.array([1.0, 5.0, 9.0, 14.0]),
-        first_map=np.array([0, 1, 1], np.int32),
+        near=0.5,
+        far=14.5,
+        borders=np.array([1.3, 6.0, 7.1, 13.0]),
+        depth=1.9,
         first=(2, 0, 4),
         spacing=tuple(length / n for length, n in zip(LENGTHS, SIDES, strict=True)),
         lengths=LENGTHS,
         observer=(5.1, 3.7, 9.2),
         step=2.5,
-        per_distance=True,
+        power=1,
         nside=NSIDE,
-        maps=3,
     )
     return Ball(**{**given, **changes})
 
 
-def slabs(field_of_view=0.5):
-    """Each axis once along the line of sight, in front and behind, with a map for some layers."""
+def slabs(field_of_view=0.5, **changes):
+    """Each axis once along the line of sight, in front and behind, in three shells."""
     places = [[0, 1, 2, 3, 4, 0], [2, 1, 0, 1, 3, 4], [0, 2, 1, 0, 6, 7]]
+    ends = [[-np.inf, np.inf], [29.0, 44.5], [33.5, 54.0]]
     directions = [[-3.2, 1, 2.1, -1, 1], [5.0, -1, 0.3, 1, -1], [-9.0, 1, 0.1, -1, 1]]
-    return Slabs(
+    directions = np.concatenate([directions, ends], axis=1)
+    given = dict(
         places=np.array(places, np.int32),
-        directions=np.array(directions),
+        directions=directions,
         distances=np.linspace(20.0, 60.0, 13),
-        first_map=np.arange(13, dtype=np.int32) % 3,
+        borders=np.array([-np.inf, 31.0, 32.5, 58.0]),
+        depth=2.2,
+        step=13.0,
+        power=2,
         spacing=tuple(length / n for length, n in zip(FLAT_LENGTHS, FLAT_SIDES, strict=True)),
         lengths=FLAT_LENGTHS,
         pixel=field_of_view / PIXELS,
         pixels=PIXELS,
-        maps=5,
     )
+    return Slabs(**{**given, **changes})
 
 
 def drawn(at, dtype, batch=2, fields=3, weights=2, spread=0.7):
@@ -54,7 +62,7 @@ def drawn(at, dtype, batch=2, fields=3, weights=2, spread=0.7):
     shape = (batch, *(SIDES if is_ball else FLAT_SIDES), 3)
     moved = [tf.constant(RNG.normal(size=shape, scale=spread).astype(dtype)) for _ in range(fields)]
     of_factors = (batch, 3, fields, 4) if is_ball else (batch, 13, fields)
-    of_amounts = (batch, 6, weights) if is_ball else (batch, 13, weights, 2)
+    of_amounts = (batch, 6, weights)
     factors = RNG.normal(size=of_factors, scale=0.5).astype(dtype)
     return moved, tf.constant(factors), tf.constant(RNG.normal(size=of_amounts).astype(dtype))
 
@@ -115,10 +123,10 @@ def test_painted_areas_are_integrals_of_weights(nside):
 @pytest.mark.parametrize(
     ("at", "double", "single"),
     [
-        (ball(per_distance=True), 1e-12, 3e-5),
-        (ball(per_distance=False), 1e-12, 3e-5),
-        (slabs(0.1), 1e-13, 1e-5),
-        (slabs(0.5), 1e-13, 1e-5),  # with images of some particles
+        (ball(power=1), 1e-12, 3e-5),
+        (ball(power=0), 1e-12, 3e-5),
+        (slabs(0.1, power=1), 1e-12, 1e-5),
+        (slabs(0.3), 1e-12, 1e-5),  # with images of some particles
     ],
 )
 def test_compiled_and_portable_kernels_agree(at, double, single, dtype):
@@ -133,43 +141,78 @@ def test_compiled_and_portable_kernels_agree(at, double, single, dtype):
 
 
 def places_of(at, fields, factors, b):
-    """Undisplaced distances and places of all that is seen, and their segments, in numpy."""
+    """Places of all that is looked at, in numpy."""
     lattice = np.stack(np.meshgrid(*map(np.arange, SIDES), indexing="ij"), -1) + at.first
     found = []
     for copy in at.copies:
         q = lattice * np.array(at.spacing) + copy * np.array(at.lengths) - at.observer
         chi = np.linalg.norm(q, axis=-1)
         for segment, (low, high) in enumerate(zip(at.edges[:-1], at.edges[1:], strict=True)):
-            seen = (chi >= low) & (chi < high)
-            u = (2 * chi[seen] - low - high) / (high - low)
+            begin, end = (at.near if segment == 0 else low), (at.far if segment == 2 else high)
+            seen = (chi >= begin) & (chi < end)
+            u = np.clip((2 * chi[seen] - low - high) / (high - low), -1, 1)
             c = [np.polynomial.Polynomial(f)(u) for f in factors.numpy()[b, segment]]
             moved = sum(f[:, None] * s.numpy()[b][seen] for f, s in zip(c, fields, strict=True))
-            found.append((q[seen] + moved, np.full(seen.sum(), segment)))
-    places, segments = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return places, segments
+            found.append(q[seen] + moved)
+    return np.concatenate(found)
 
 
-@pytest.mark.parametrize("per_distance", [True, False])
-def test_maps_are_those_of_healpys_weights(per_distance):
-    """Maps equal the same particles added one by one; their sums are the sums of the amounts."""
-    at = ball(per_distance=per_distance)
+def shares_of(at, distance, near=-np.inf):
+    """Shares of clouds in shells [shell, n]: the mean of what is inside, from many points."""
+    points = distance + at.depth * ((np.arange(4000) + 0.5) / 4000 - 0.5)[:, np.newaxis]
+    pairs = zip(at.borders[:-1], at.borders[1:], strict=True)
+    return np.stack([np.mean((points >= max(a, near)) & (points < b), axis=0) for a, b in pairs])
+
+
+@pytest.mark.parametrize("power", [1, 0])
+def test_maps_are_those_of_healpys_weights(power):
+    """Maps equal the same particles added one by one, each to the shells that hold it."""
+    at = ball(power=power)
     fields, factors, amounts = drawn(at, "float64")
     maps = Compiled().paint_ball(at, fields, factors, amounts).numpy()
     for b in range(2):
-        places, segments = places_of(at, fields, factors, b)
+        places = places_of(at, fields, factors, b)
         distance = np.linalg.norm(places, axis=-1)
         pixels, shares = healpy.get_interp_weights(
             NSIDE, np.arccos(places[:, 2] / distance), np.arctan2(places[:, 1], places[:, 0])
         )
-        expected = np.zeros((3, 12 * NSIDE**2))
+        expected = np.zeros((3, 2, 12 * NSIDE**2))
         for w in range(2):
-            nodes = at.step * np.arange(6)
-            amount = np.interp(distance, nodes, amounts.numpy()[b, :, w])
-            amount = amount / distance if per_distance else amount
-            number = at.first_map[segments] + w
-            np.add.at(expected, (np.broadcast_to(number, pixels.shape), pixels), shares * amount)
-        assert relative(maps[b], expected) < 1e-11
+            amount = np.interp(distance, at.step * np.arange(6), amounts.numpy()[b, :, w])
+            for shell, part in enumerate(shares_of(at, distance)):
+                np.add.at(expected[shell, w], pixels, shares * amount / distance**power * part)
+        assert relative(maps[b], expected.reshape(6, -1)) < 1e-3  # of the points
         assert len(places) > 200
+
+
+@pytest.mark.parametrize("at", [ball(), slabs(0.9)])
+def test_shells_add_up_to_what_is_in_one(at):
+    """No part of a particle is lost at a border or counted twice, whatever the shells' widths."""
+    given = drawn(at, "float64")
+    ends, fine = at.borders[[0, -1]], np.sort(RNG.uniform(2.0, 57.0, 90))
+    inner = fine[(fine > ends[0]) & (fine < ends[1])]
+    assert np.diff(inner).min() < at.depth < np.diff(inner).max() + at.depth
+    many = painted(
+        Compiled(), type(at)(**{**vars(at), "borders": np.sort([*ends, *inner])}), *given
+    )
+    one = painted(Compiled(), type(at)(**{**vars(at), "borders": ends}), *given).numpy()
+    parts = many.numpy().reshape(one.shape[0], -1, *one.shape[1:]).sum(axis=1)
+    assert relative(parts, one) < 1e-13
+
+
+@pytest.mark.parametrize("make", [Compiled, Portable])
+def test_a_particle_that_crosses_a_border_moves_from_shell_to_shell(make):
+    """Its share of the far shell is the part of its cloud beyond the border."""
+    at = ball(borders=np.array([0.0, 6.0, 40.0]), near=0.0, far=20.0, power=0, depth=2.0)
+    at = Ball(**{**vars(at), "copies": at.copies[:1], "observer": (-2.0, 0.0, 8.0)})
+    shape, towards = (1, *SIDES, 3), np.zeros((1, *SIDES, 3))
+    factors = tf.constant(np.eye(1, 4)[None].repeat(3, 1)[:, :, None])
+    for moved, far in ((-1.5, 0.0), (-0.5, 0.25), (0.0, 0.5), (0.25, 0.625), (1.0, 1.0)):
+        towards[0, 0, 0, 0, 0] = moved
+        before = make().paint_ball(at, [tf.zeros(shape, tf.float64)], factors, ONES)
+        after = make().paint_ball(at, [tf.constant(towards)], factors, ONES)
+        change = tf.reduce_sum(after - before, axis=-1).numpy()[0]
+        np.testing.assert_allclose(change, [0.5 - far, far - 0.5], atol=1e-12)
 
 
 @pytest.mark.parametrize(("at", "h"), [(ball(), 1e-8), (slabs(0.9), 1e-7)])
@@ -192,11 +235,13 @@ def test_the_adjoint_is_that_of_the_difference(at, h):
 @pytest.mark.parametrize("make", [Compiled, Portable])
 def test_a_particle_on_the_axis_or_at_the_observer(make):
     """Its slopes are finite, and it is left out only where its weight would be infinite."""
-    at = ball(observer=(4.0, 4.0, 8.0), edges=np.array([0.0, 5.0, 9.0, 14.0]), first=(0, 0, 0))
+    limits = dict(edges=np.array([0.0, 5.0, 9.0, 14.0]), near=0.0, far=14.0)
+    limits["borders"] = np.array([-np.inf, 40.0])
+    at = ball(observer=(4.0, 4.0, 8.0), first=(0, 0, 0), **limits)
     fields = [tf.zeros([1, *SIDES, 3], tf.float64)]
     factors = tf.ones([1, 3, 1, 4], tf.float64)
     amounts = tf.ones([1, 6, 1], tf.float64)
-    counted = ball(**{**vars(at), "per_distance": False})
+    counted = ball(**{**vars(at), "power": 0})
     lattice = np.stack(np.meshgrid(*map(np.arange, SIDES), indexing="ij"), -1)
     chi = [
         np.linalg.norm(
@@ -220,25 +265,25 @@ def test_a_particle_on_the_axis_or_at_the_observer(make):
 @pytest.mark.parametrize(
     ("at", "field", "factor", "maps_of"),
     [
-        (ball(), (np.nan, 0.0, 0.0), None, [1, 2]),
-        (ball(), (0.0, -np.inf, 0.0), None, [1, 2]),
-        (ball(), (0.0, 0.0, np.nan), None, [1, 2]),
-        (ball(), (0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one segment
-        (ball(), (0.0, 1e20, 0.0), (slice(None), 1e25), [1, 2]),  # overflows in float32
-        (ball(), (0.0, 10.1 * max(LENGTHS), 0.0), (slice(None), [1.0, 0, 0, 0]), [1, 2]),
+        (ball(), (np.nan, 0.0, 0.0), None, [0, 1]),
+        (ball(), (0.0, -np.inf, 0.0), None, [0, 1]),
+        (ball(), (0.0, 0.0, np.nan), None, [0, 1]),
+        (ball(), (0.0, 0.0, 0.0), (1, np.nan), [0, 1]),  # of one segment
+        (ball(), (0.0, 1e20, 0.0), (slice(None), 1e25), [0, 1]),  # overflows in float32
+        (ball(), (0.0, 10.1 * max(LENGTHS), 0.0), (slice(None), [1.0, 0, 0, 0]), [0, 1]),
         (ball(), (0.0, 0.0, -9.9 * max(LENGTHS)), (slice(None), [1.0, 0, 0, 0]), []),
-        (slabs(0.1), (np.nan, 0.0, 0.0), None, [0, 1, 2]),
-        (slabs(0.1), (0.0, np.nan, 0.0), None, [0, 1, 2]),
-        (slabs(0.1), (0.0, 0.0, -np.inf), None, [0, 1, 2]),
-        (slabs(0.1), (0.0, 0.0, 0.0), (1, np.nan), [1, 2]),  # of one layer
-        (slabs(0.1), (0.0, 1e20, 0.0), (slice(None), 1e25), [0, 1, 2]),  # overflows in float32
+        (slabs(0.1), (np.nan, 0.0, 0.0), None, [0, 1]),
+        (slabs(0.1), (0.0, np.nan, 0.0), None, [0, 1]),
+        (slabs(0.1), (0.0, 0.0, -np.inf), None, [0, 1]),
+        (slabs(0.1), (0.0, 0.0, 0.0), (1, np.nan), [0, 1]),  # of one layer
+        (slabs(0.1), (0.0, 1e20, 0.0), (slice(None), 1e25), [0, 1]),  # overflows in float32
         # Ten times the longest side is 200.
-        (slabs(0.1), (0.0, 0.0, 201.0), (slice(None), 1.0), [0, 1, 2]),
-        (slabs(0.1), (-201.0, 0.0, 0.0), (slice(None), 1.0), [0, 1, 2]),
+        (slabs(0.1), (0.0, 0.0, 201.0), (slice(None), 1.0), [0, 1]),
+        (slabs(0.1), (-201.0, 0.0, 0.0), (slice(None), 1.0), [0, 1]),
         (slabs(0.1), (199.0, -199.0, 199.0), (slice(None), 1.0), []),
     ],
 )
-def test_a_particle_without_a_place_is_seen_on_its_maps(make, at, field, factor, maps_of):
+def test_a_particle_without_a_place_is_seen_on_the_first_maps(make, at, field, factor, maps_of):
     """It is not left out in silence, and takes no part in the adjoint.
 
     On flat maps this holds along any axis, outside of the field along another.
@@ -265,8 +310,8 @@ def test_a_particle_without_a_place_is_seen_on_its_maps(make, at, field, factor,
     ("change", "told"),
     [
         (dict(edges=np.array([1.0, 5.0, 5.0, 14.0])), "segment 1 has edges that do not increase"),
-        (dict(first_map=np.array([0, 1, 2], np.int32)), "segment 2 has maps that do not exist"),
-        (dict(step=0.0), "a step above 0"),
+        (dict(borders=np.array([1.0, 5.0, 5.0])), "shell 1 has borders that do not increase"),
+        (dict(step=0.0), "a step and a depth above 0"),
     ],
 )
 def test_balls_that_cannot_be_are_refused(change, told):
@@ -276,31 +321,19 @@ def test_balls_that_cannot_be_are_refused(change, told):
 
 def test_every_particle_in_the_field_is_there_once():
     """On maps that hold the whole box from afar, each weighs its amount over its distance^2."""
-    one = slabs(1.0)
-    fields, factors, amounts = drawn(one, "float64", batch=1, fields=1, spread=0.1)
-    places = np.array([[0, 1, 2, 0, 10, 0]], np.int32)
-    far = Slabs(
-        places, np.array([[-8.0, 1, -6.0, 1, 1]]), np.linspace(90.0, 110.0, 13), one.first_map,
-        one.spacing, (1e6, 1e6, 1e6), 0.05, PIXELS, 5,
+    places, distances = np.array([[0, 1, 2, 0, 10, 0]], np.int32), np.linspace(90.0, 110.0, 13)
+    far = slabs(
+        places=places, directions=np.array([[-8.0, 1, -6.0, 1, 1, 93.0, 2e2]]), distances=distances,
+        borders=np.array([80.0, 97.0, 105.0]), lengths=(1e6, 1e6, 1e6), pixel=0.05, step=30.0,
     )  # fmt: skip
-    ones = tf.ones_like(factors)
-    maps = Compiled().paint_sky(far, fields, ones, amounts).numpy()
-    shift = fields[0].numpy()[0, ..., 2]
-    layer = np.linspace(90.0, 110.0, 13)[:10]
-    weight = amounts.numpy()[0, :10]
-    total = (weight[..., 0] + weight[..., 1] * shift[..., None]) / (layer + shift)[..., None] ** 2
+    fields, factors, amounts = drawn(far, "float64", batch=1, fields=1, spread=0.9)
+    maps = Compiled().paint_sky(far, fields, tf.ones_like(factors), amounts).numpy()
+    chi = (distances[:10] + fields[0].numpy()[0, ..., 2]).ravel()
     for w in range(2):
-        for first in range(3):
-            of_map = total[..., first::3, w].sum()
-            assert of_map == pytest.approx(
-                maps[0, first + w].sum() - sum_of_others(total, first, w), rel=1e-12
-            )
-
-
-def sum_of_others(total, first, w):
-    """What other layers add to the same map with their other weight."""
-    other, start = 1 - w, first + w - (1 - w)
-    return total[..., start::3, other].sum() if 0 <= start < 3 else 0.0
+        amount = np.interp(chi, 30.0 * np.arange(6), amounts.numpy()[0, :, w]) / chi**2
+        for shell, part in enumerate(shares_of(far, chi, near=93.0)):
+            found = maps[0, 2 * shell + w].sum()
+            assert found == pytest.approx((amount * part).sum(), rel=2e-4)  # of the points
 
 
 def test_slabs_that_cannot_be_are_refused():

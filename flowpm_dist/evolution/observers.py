@@ -30,6 +30,11 @@ class Moment:
     lpt: tuple[tf.Tensor, ...] = ()
 
     @property
+    def moving(self) -> list[tf.Tensor]:
+        """Those that make places until the next kick: all but the velocity before the kick."""
+        return [self.displacement, self.after, *self.lpt]
+
+    @property
     def tensors(self) -> list[tf.Tensor]:
         """All of them, in order."""
         return [self.displacement, self.before, self.after, *self.lpt]

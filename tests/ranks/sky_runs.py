@@ -1,7 +1,7 @@
 """Small light cones with gradients, seen along one axis or over the whole sky."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -120,3 +120,45 @@ class SkyRuns:
         for name, gradient in to_numbers.items():
             assert gradient == pytest.approx(float(known[name]), rel=1e-9), name
         return kappa, to_noise, to_numbers
+
+
+def wavenumbers(grid, side):
+    """kx, ky and kz [h/Mpc] of a real field's transform, and the square, without 0."""
+    along = 2 * np.pi * np.fft.fftfreq(grid, side / grid)
+    waves = np.meshgrid(along, along, along[: grid // 2 + 1], indexing="ij")
+    square = sum(k**2 for k in waves)
+    square[0, 0, 0] = 1.0
+    return [np.where(np.abs(k) == np.abs(along).max(), 0.0, k) for k in waves], square
+
+
+def matter(grid, side, seed):
+    """A periodic overdensity [x, y, z] that is smooth on the scale of cells."""
+    noise = np.fft.rfftn(np.random.default_rng(seed).normal(size=[grid] * 3))
+    _, square = wavenumbers(grid, side)
+    noise *= square**-0.4 * np.exp(-0.5 * square * (1.2 * side / grid) ** 2)
+    noise[0, 0, 0] = 0.0
+    delta = np.fft.irfftn(noise, [grid] * 3, (0, 1, 2))
+    return delta / delta.std()
+
+
+def linear_response(cone, sim, delta, width):
+    """The planes of particles that a small overdensity has displaced, by that overdensity."""
+    size, side = 1e-3, sim.box.size[0]
+    waves, square = wavenumbers(delta.shape[0], side)
+    modes = np.fft.rfftn(delta)
+    moved = np.stack(
+        [np.fft.irfftn(1j * k / square * modes, delta.shape, (0, 1, 2)) for k in waves], axis=-1
+    )
+
+    def seeing(sign):
+        def observer(inputs, halo):
+            painter = cone.planes_observer(width)(inputs, halo)
+            see, own = painter.see, tf.constant(sign * size * moved)[sim.box.place]
+            still = dict(displacement=own, after=tf.zeros_like(own))
+            painter.see = lambda look, moment, given: see(look, replace(moment, **still), given)
+            return painter
+
+        return observer
+
+    plus, minus = (sim.observe(seeing(sign), seed=1) for sign in (1.0, -1.0))
+    return (plus.delta - minus.delta).numpy() / (2 * size), plus.planes.edges.numpy()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, process_mesh, shared_folder
+from scipy.ndimage import map_coordinates
 from scipy.spatial import cKDTree
-from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
+from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, linear_response, matter, solo
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.grid.healpix import Healpix
@@ -24,6 +25,8 @@ from flowpm_dist.observables.lensing import (
     born,
 )
 from flowpm_dist.observables.light_cone import FullSky, LightCone, geometry
+from flowpm_dist.statistics import spherical_power
+from flowpm_dist.statistics.angular_power import painting_window
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -49,21 +52,33 @@ def test_maps_and_gradients(mesh, integrator):
 
 @functools.cache
 def crossing_particles(integrator, observer):
-    """Distances of undisplaced places, and places, of all copies, from states at their times."""
+    """Places, velocities and times of copies, from states at the times of undisplaced places.
+
+    Of all copies that may come as near as z_max; those from farther are seen at that time.
+    """
     sim = simulation(solo(), integrator)
     end = float(Distances(sim.cosmology).comoving(1 / (1 + SKY.sky.z_max)))
-    lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    lattice = np.stack(np.meshgrid(*[np.arange(-12, 20)] * 3, indexing="ij"), -1).reshape(-1, 3)
     q = lattice * SIDE / GRID - observer
     chi = np.linalg.norm(q, axis=-1)
-    lattice, q, chi = (x[chi < end] for x in (lattice, q, chi))
-    distances, which = np.unique(np.round(chi, 9), return_inverse=True)
+    lattice, q, chi = (x[chi < end + 60.0] for x in (lattice, q, chi))
+    distances, which = np.unique(np.round(np.minimum(chi, end), 9), return_inverse=True)
     a = Distances(sim.cosmology).scale_factor(distances).numpy()
     states = sim.run(seed=3, outputs=a)
     moved, velocity = (
         np.stack([of(state).numpy() for state in states])[(which, *(lattice % GRID).T)]
         for of in (lambda state: state.displacement, lambda state: state.peculiar_velocity())
     )
-    return chi, q + moved, velocity, a[which]
+    assert np.abs(moved).max() < 30.0
+    return q + moved, velocity, a[which]
+
+
+def share_in(distance, low, high):
+    """What is between two distances of clouds as deep as the spacing of the lattice."""
+    half = 0.5 * SIDE / GRID
+    low = low or -np.inf  # all that is about the observer is in the first shell
+    part = np.minimum(distance + half, high) - np.maximum(distance - half, low)
+    return np.clip(part, 0.0, 2 * half) / (2 * half)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +90,7 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     sim = simulation(mesh, integrator)
     sky = LightCone(FullSky(**SKY.sky.model_dump(exclude={"observer"}), observer=observer))
     end = float(Distances(sim.cosmology).comoving(1 / 1.05))
-    chi, places, *_ = crossing_particles(integrator, observer)
+    places, *_ = crossing_particles(integrator, observer)
     distance = np.linalg.norm(places, axis=-1)
     theta, phi = np.arccos(places[:, 2] / distance), np.arctan2(places[:, 1], places[:, 0])
     pixels, shares = healpy.get_interp_weights(4, theta, phi)
@@ -84,8 +99,8 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     edges = [0.0, 50.0, 111.0, end]
     shells = sky.planes(sim, edges, seed=3)
     for i, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        chosen, found = (chi >= low) & (chi < high), np.zeros(192)
-        np.add.at(found, pixels[:, chosen], shares[:, chosen])
+        found = np.zeros(192)
+        np.add.at(found, pixels, shares * share_in(distance, low, high))
         expected = found / areas / (number * (high**3 - low**3) / 3) - 1
         np.testing.assert_allclose(shells.delta[i], expected, atol=1e-9 * np.abs(expected).max())
 
@@ -105,7 +120,7 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
 
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
-    """Each copy once, at its crossing: painted they give the shells, and states their columns."""
+    """Each copy once, at its crossing: painted they give a shell, and states their columns."""
     monkeypatch.setattr(geometry, "AT_ONCE", 40)  # parts of a plane, on one rank
     observer = (20.0, 0.0, 140.0)
     sim = simulation(mesh, "cola" if SIZE == 1 else "fastpm")
@@ -117,15 +132,19 @@ def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     end = float(Distances(sim.cosmology).comoving(1 / 1.05))
     theta, phi = np.arccos(place[:, 2] / np.linalg.norm(place, axis=1)), np.arctan2(*place.T[1::-1])
     pixels, shares = healpy.get_interp_weights(4, theta, phi)
-    counts = np.zeros(192)
-    np.add.at(counts, pixels, shares)
-    delta = sky.planes(sim, [0.0, end], seed=3).delta[0].numpy()
-    number = sim.box.cells / sim.box.volume * end**3 / 3
+    counts, edges = np.zeros(192), [40.0, 130.0]
+    distance = np.linalg.norm(place, axis=1)
+    assert distance.max() < end
+    np.add.at(counts, pixels, shares * share_in(distance, *edges))
+    delta = sky.planes(sim, edges, seed=3).delta[0].numpy()
+    number = sim.box.cells / sim.box.volume * (edges[1] ** 3 - edges[0] ** 3) / 3
     np.testing.assert_allclose(
         counts / Healpix(4).painted_areas / number - 1, delta, atol=1e-8 * np.abs(delta).max()
     )
     if SIZE == 1:
-        _, *known = crossing_particles("cola", observer)
+        known = crossing_particles("cola", observer)
+        seen = np.linalg.norm(known[0], axis=1) < end
+        known = [column[seen] for column in known]
         assert len(place) == len(known[0])
         apart, same = cKDTree(known[0]).query(place)
         assert apart.max() < 1e-7 * end and len(set(same)) == len(same)
@@ -160,19 +179,6 @@ def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added,
     assert not any(folder.iterdir())
 
 
-@pytest.mark.ranks(2, 4)
-def test_no_mass_is_lost_between_ranks(mesh):
-    """The sum over all shells and pixels is the number of undisplaced places within."""
-    sim = simulation(mesh, mesh_factor=1)
-    end = float(Distances(sim.cosmology).comoving(1 / 1.05))
-    shells = SKY.planes(sim, 40.0, seed=5)
-    volumes = np.diff(shells.planes.edges.numpy() ** 3) / 3
-    masses = (shells.delta.numpy() + 1) * Healpix(4).painted_areas * volumes[:, None]
-    lattice = np.stack(np.meshgrid(*[np.arange(-8, 16)] * 3, indexing="ij"), -1) * SIDE / GRID
-    count = (np.linalg.norm(lattice - 90.0, axis=-1) < end).sum()
-    assert masses.sum() * sim.box.cells / sim.box.volume == pytest.approx(count, rel=1e-12)
-
-
 def test_born_of_shells_is_a_direct_sum(mesh):
     """Of given shells by its formula in numpy, and of thin ones the convergence of particles."""
     sim = simulation(mesh, grid=16)
@@ -192,6 +198,29 @@ def test_born_of_shells_is_a_direct_sum(mesh):
     assert np.corrcoef(painted, kappa)[0, 1] > 0.95
     own = LensPlanes.of_shells(edges)
     np.testing.assert_array_equal(own.chi, shells.planes.chi)
+
+
+def test_shells_have_the_power_of_the_matter_in_them(mesh):
+    """The linear response of shells to matter is its mean in them, at low multipoles, too.
+
+    The mean is that of splines of the same matter along the lines of sight.
+    """
+    grid, side, nside = 48, 480.0, 64
+    sim = simulation(mesh, grid=grid, box_size=side, mesh_factor=1)
+    edges, bands = [500.0, 550.0, 640.0], [4, 8, 16, 24, 32, 48]
+    delta = matter(grid, side, seed=4)
+    sky = LightCone(FullSky(nside=nside, z_max=0.25, observer=(235.0, 245.0, 245.0)))
+    shells, _ = linear_response(sky, sim, delta, edges)
+    towards = np.stack(healpy.pix2vec(nside, np.arange(12 * nside**2)))[..., np.newaxis]
+    for shell, low, high in zip(shells, edges[:-1], edges[1:], strict=True):
+        chi = low + 5.0 * (np.arange((high - low) / 5) + 0.5)
+        places = towards * chi + np.array(sky.sky.observer)[:, np.newaxis, np.newaxis]
+        seen = map_coordinates(delta, places * grid / side, order=3, mode="grid-wrap")
+        truth = np.average(seen, axis=-1, weights=chi**2)
+        cross = spherical_power(shell, bands, other=truth)
+        window = painting_window(cross.ell, nside)
+        response = cross.power / spherical_power(truth, bands).power / window
+        np.testing.assert_allclose(response, 1.0, atol=0.02)
 
 
 class MatterOfShells:

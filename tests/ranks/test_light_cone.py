@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SIZE, by_rank_zero, shared_folder
-from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo, weights_of
+from scipy.ndimage import map_coordinates
+from sky_runs import (
+    GRID,
+    SIDE,
+    SkyRuns,
+    cosmology_of,
+    linear_response,
+    matter,
+    solo,
+    weights_of,
+)
 
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
@@ -20,8 +30,9 @@ from flowpm_dist.observables.lensing import (
     born,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry
-from flowpm_dist.observables.light_cone.flat import Layers
+from flowpm_dist.observables.light_cone.flat import Layers, tiles
 from flowpm_dist.observables.light_cone.geometry import farthest
+from flowpm_dist.statistics import angular_power
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
 
@@ -98,6 +109,42 @@ def test_convergence_is_that_of_thin_planes(mesh):
     assert np.std(kappa - thin) < 0.05 * np.std(kappa)
 
 
+def test_planes_have_the_power_of_the_matter_in_them(mesh):
+    """The linear response of planes to matter is its mean in them, where copies end, too."""
+    grid, side, pixels = 48, 480.0, 48
+    sim = simulation(mesh, grid=grid, box_size=side, mesh_factor=1)
+    delta = matter(grid, side, seed=4)
+    field = FlatField(field_of_view=38.0, pixels=pixels, z_max=0.25, tiles=3)
+    planes, edges = linear_response(LightCone(field), sim, delta, 70.0)
+    theta = ((np.arange(pixels) + 0.5) / pixels - 0.5) * field.fov
+    taper = np.outer(np.hanning(pixels), np.hanning(pixels))
+    copies = list(tiles(sim.box, edges[-1], field.tiles))
+    assert len(copies) == 2 and side not in edges
+    for plane, low, high in zip(planes, edges[:-1], edges[1:], strict=True):
+        if low < 300.0:
+            continue
+        truth = np.zeros((pixels, pixels))
+        steps = 2.5 * (np.arange((high - low) / 2.5) + 0.5)
+        for chi in low + steps:
+            tile = copies[int(chi // side)]
+            places = np.zeros((3, pixels, pixels))
+            for axis, sense, shift, x in zip(
+                tile.axes, tile.senses, tile.shifts, (theta[:, None], theta), strict=False
+            ):
+                places[axis] = sense * (x * chi - shift)
+            along = (chi - tile.begin) * grid / side - 0.5
+            places *= grid / side
+            places[tile.axes[2]] = tile.first_layer + tile.senses[2] * along
+            truth += map_coordinates(delta, places, order=3, mode="grid-wrap") / len(steps)
+        # The window of painting is that of two pixels.
+        bands = 0.5 * (low + high) * np.array([0.01, 0.05, 0.09])
+        given = dict(fov=field.fov, bins=bands)
+        cross = angular_power(plane * taper, other=truth * taper, window="pixel", **given).power
+        response = cross / angular_power(truth * taper, **given).power
+        # The lattice's own structure, which folds to any multipole, is noise at larger ones.
+        assert np.abs(response - 1.0)[0] < 0.02 and np.abs(response - 1.0).max() < 0.06
+
+
 def test_the_mean_of_the_universe_is_taken_off(mesh):
     """A universe at rest has a convergence of 0, but for its lattice, which averages out."""
     sim = simulation(mesh, grid=32)
@@ -163,14 +210,16 @@ def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):
     folder = CONE.particles(sim, shared_folder(tmp_path_factory) / "cone", seed=3)
     found, about = read_light_cone(folder)
     assert about["z_max"] == CONE.sky.z_max and about["seed"] == 3
-    x, y, chi = found["Coordinates"].T
-    reach = 0.5 * CONE.sky.fov * chi
-    assert (np.abs(x) <= reach).all() and (np.abs(y) <= reach).all()
-    planes = CONE.planes(sim, 20.0, seed=3)
-    number = sim.box.cells / sim.box.volume
-    column = painted(CONE, x, y, chi, chi**-2.0) / (number * (CONE.sky.fov / 8) ** 2)
-    expected = np.tensordot(planes.planes.widths, planes.delta.numpy() + 1, 1)
-    np.testing.assert_allclose(column[1:-1, 1:-1], expected[1:-1, 1:-1], rtol=1e-12)
+    places, distance, _, ends = crossing_particles(sim, CONE)
+    inside = (distance > 0) & (distance >= ends[0]) & (distance < ends[1])
+    inside &= (np.abs(places) <= 0.5 * CONE.sky.fov * distance).all(axis=0)
+    known = np.stack([*places[:, inside], distance[inside]])
+    assert known[2].max() < farthest(CONE.sky, sim.cosmology) and known.shape[1] > 100
+    ours = found["Coordinates"].T
+    for one, other in zip(
+        ours[:, np.argsort(ours[2])], known[:, np.argsort(known[2])], strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-9)
     a = np.unique(found["ScaleFactor"])
     assert (a < 1).all() and (a > 1 / (1 + CONE.sky.z_max)).all()
     for at in a[:: len(a) // 4]:
@@ -223,33 +272,76 @@ def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
     """Each layer of each copy, shifted, flipped and turned in numpy, from a state at its time."""
     sim = simulation(mesh, **options)
     cone = LightCone(FlatField(**{**CONE.sky.model_dump(), "pixels": 7, **cone}))
-    distances, box = Distances(sim.cosmology), sim.box
-    layers = Layers.of(box, farthest(cone.sky, sim.cosmology), cone.sky.tiles)
-    efficiency = SourcePlane(0.2).efficiency(layers.distances, distances)
-    weights = (lensing_weight(sim.cosmology, layers.distances) * efficiency).numpy()
-    slopes = np.gradient(weights, layers.distances)
-    states = sim.run(seed=3, outputs=distances.scale_factor(layers.distances).numpy())
-    lattice = np.stack(np.meshgrid(*map(np.arange, box.grid), indexing="ij"), axis=-1)
-    expected = np.zeros((7, 7))
-    for m, state in enumerate(states):
-        tile = layers.tiles[layers.tile[m]]
-        (ax, ay, az), (sx, sy, sz) = tile.axes, tile.senses
-        chosen = lattice[..., az] == layers.index[m]
-        moved = state.displacement.numpy()[chosen]
-        places = lattice[chosen] * np.array(box.cell) + moved
-        x = tile.shifts[0] + sx * places[:, ax]
-        y = tile.shifts[1] + sy * places[:, ay]
-        shift = sz * moved[:, az]
-        chi = layers.distances[m] + shift
-        amounts = (weights[m] + slopes[m] * shift) / chi**2
-        x, y = (v - np.rint(v / box.size[a]) * box.size[a] for v, a in ((x, ax), (y, ay)))
-        for i, j in itertools.product(range(-2, 3), range(-2, 3)):
-            image = x + i * box.size[ax], y + j * box.size[ay]
-            expected += painted(cone, *image, chi, amounts)
-    expected /= box.cells / box.volume * (cone.sky.fov / 7) ** 2
-    expected -= (weights * layers.depths).sum()
+    nodes, weights = weights_at_nodes(sim, cone, SourcePlane(0.2))
+    expected = seen_in_numpy(sim, cone, nodes, weights)
     kappa = cone.convergence(sim, [SourcePlane(0.2)], seed=3).kappa[0].numpy()
     np.testing.assert_allclose(kappa, expected, atol=1e-12 * np.abs(expected).max())
+
+
+def weights_at_nodes(sim, cone, source):
+    """Distances at whole layers, up to beyond all that is seen, and lensing weights there."""
+    step, distances = sim.box.size[2] / sim.box.grid[2], Distances(sim.cosmology)
+    nodes = step * np.arange(1 + np.ceil(farthest(cone.sky, sim.cosmology) / step))
+    nodes[0] = 1e-9 * step
+    return nodes, (
+        lensing_weight(sim.cosmology, nodes) * source.efficiency(nodes, distances)
+    ).numpy()
+
+
+def crossing_particles(sim, cone, far=None):
+    """All that crosses the light cone, in numpy, from states at the times of undisplaced layers.
+
+    Each copy of the box has the periodic box's particles between its ends, whose undisplaced
+    places lie up to four layers beyond these.
+
+    Returns:
+        Places [x and y, n] in the middle of the periodic box, distances [n], sides of the box along
+        x and y [2, n], and the ends of the copies [2, n].
+    """
+    box, end = sim.box, farthest(cone.sky, sim.cosmology)
+    layers = Layers.of(box, end, cone.sky.tiles)
+    times = Distances(sim.cosmology).scale_factor(layers.distances).numpy()
+    states = [state.displacement.numpy() for state in sim.run(seed=3, outputs=times)]
+    lattice = np.stack(np.meshgrid(*map(np.arange, box.grid), indexing="ij"), axis=-1)
+    found = []
+    for tile in tiles(box, far or end, cone.sky.tiles):
+        (ax, ay, az), (sx, sy, sz) = tile.axes, tile.senses
+        depth, n = box.cell[az], box.grid[az]
+        for layer in range(-4, n + 4):
+            number = layer + round(tile.begin / depth)
+            if number > len(states) + 4:
+                break
+            chosen = lattice[..., az] == (tile.first_layer + sz * layer) % n
+            moved = states[np.clip(number, 0, len(states) - 1)][chosen]
+            assert np.abs(moved).max() < 2.5 * depth
+            places = lattice[chosen] * np.array(box.cell) + moved
+            x = tile.shifts[0] + sx * places[:, ax]
+            y = tile.shifts[1] + sy * places[:, ay]
+            x, y = (v - np.rint(v / box.size[a]) * box.size[a] for v, a in ((x, ax), (y, ay)))
+            chi = (number + 0.5) * depth + sz * moved[:, az]
+            ends = tile.begin or -np.inf, min(tile.begin + box.size[az], far or end)
+            of_all = [np.full(len(chi), v) for v in (box.size[ax], box.size[ay], *ends)]
+            found.append(np.stack([x, y, chi, *of_all]))
+    found = np.concatenate(found, axis=1)
+    return found[:2], found[2], found[3:5], found[5:]
+
+
+def seen_in_numpy(sim, cone, nodes, weights):
+    """Maps of particles, each with a weight that is linear over its distance, less the mean."""
+    depth, n = nodes[2] - nodes[1], cone.sky.pixels
+    places, chi, sides, ends = crossing_particles(sim, cone, nodes[-1])
+    part = np.minimum(chi + depth / 2, ends[1]) - np.maximum(chi - depth / 2, ends[0])
+    part = np.where(chi > 0, np.clip(part, 0, depth) / depth, 0.0)
+    amounts = part * np.interp(chi, nodes, weights / nodes) / chi
+    expected = np.zeros((n, n))
+    for i, j in itertools.product(range(-2, 3), range(-2, 3)):
+        image = (c + m * side for c, m, side in zip(places, (i, j), sides, strict=True))
+        expected += painted(cone, *image, chi, amounts)
+    expected /= sim.box.cells / sim.box.volume * (cone.sky.fov / n) ** 2
+    fine = np.linspace(nodes[0], nodes[-1], 40 * (len(nodes) - 1) + 1)  # quadratic between nodes
+    middle = 0.5 * (fine[1:] + fine[:-1])
+    ends, inner = (np.interp(x, nodes, weights / nodes) * x for x in (fine, middle))
+    return expected - np.sum((ends[1:] + ends[:-1] + 4 * inner) / 6 * np.diff(fine))
 
 
 @pytest.mark.ranks(2)
@@ -280,24 +372,27 @@ def test_a_rank_without_a_layer_takes_part_in_the_gradient(mesh, tiles):
 
 
 def test_all_sources_have_their_share_of_alignments(mesh):
-    """A plane of sources at z_max lies in the last layer, wherever its border is.
+    """A plane of sources aligns with the displaced matter around it, wherever layers end.
 
-    Alignments add F(a) n(chi) delta: of that layer, F times its overdensity.
+    Alignments add F(a) n(chi) delta, with n(chi) that is linear between whole layers.
     """
-    sim = simulation(mesh)
-    deep = LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=0.212))
-    layers = deep.planes(sim, SIDE / GRID, seed=3)
-    chi, growth = layers.planes.chi, Growth(sim.cosmology)
+    sim, growth = simulation(mesh), Growth(cosmology := simulation(mesh).cosmology)
     for z in (0.2, 0.203, 0.206, 0.209, 0.212):
         cone = LightCone(FlatField(field_of_view=12.0, pixels=4, z_max=z))
         plain, aligned = (
             cone.convergence(sim, [SourcePlane(z)], seed=3, alignment=alignment).kappa.numpy()
             for alignment in (None, IntrinsicAlignment(5.0))
         )
-        last = int(np.sum(chi < farthest(cone.sky, sim.cosmology))) - 1
-        a = Distances(sim.cosmology).scale_factor(chi[last])
-        response = -5.0 * 0.0134 * float(sim.cosmology.Omega_m) * growth.d1(1.0) / growth.d1(a)
-        expected = response * layers.delta[last]
+        nodes, _ = weights_at_nodes(sim, cone, SourcePlane(z))
+        node, step = np.abs(nodes - farthest(cone.sky, cosmology)).argmin(), nodes[2] - nodes[1]
+        a = Distances(cosmology).scale_factor(nodes[node])
+        response = -5.0 * 0.0134 * float(cosmology.Omega_m) * growth.d1(1.0) / growth.d1(a)
+        # The integral of chi times what is 1 at this node and 0 at the others.
+        moment = step * nodes[node]
+        if node == len(nodes) - 1:
+            moment = moment / 2 - step**2 / 6
+        weights = np.where(np.arange(len(nodes)) == node, response * nodes / moment, 0.0)
+        expected = seen_in_numpy(sim, cone, nodes, weights)
         np.testing.assert_allclose((aligned - plain)[0], expected, atol=1e-9)
         assert np.abs(expected).max() > 1e-3
 

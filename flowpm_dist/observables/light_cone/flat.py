@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,14 +19,11 @@ from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.geometry import (
     AmountsOf,
     Geometry,
-    Nodes,
     Painting,
     Particles,
-    farthest,
     pieces,
     placed,
     reaching,
-    slab_of,
 )
 from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layers
 from flowpm_dist.particle_mesh.kernels import Slabs
@@ -121,12 +119,26 @@ class LayerLook:
 
     Attributes:
         universes: numbers of the universes on this rank.
-        layers: numbers of the layers, in the order of `places`.
-        places, directions: this rank's particles, see `Slabs`; x are the rows of a map.
+        layers: numbers of the layers, in order.
     """
 
     universes: np.ndarray
     layers: np.ndarray
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """Layers of this rank's particles, and where they are on the sky.
+
+    Attributes:
+        times: numbers of the layers, in the order of `places`, with whose light the particles are
+            seen: those of the first or the last layer for layers outside of what is seen.
+        distances: distances of their undisplaced places, float64 [layers] [Mpc/h].
+        places, directions: see `Slabs`; x are the rows of a map.
+    """
+
+    times: np.ndarray
+    distances: np.ndarray
     places: np.ndarray
     directions: np.ndarray
 
@@ -157,6 +169,7 @@ class FlatGeometry(Geometry):
                 f"{nearest:.4g}: see farther, or take a finer grid"
             )
         self.check_latest(layers.distances[0])
+        self.step = float(layers.depths[0])
 
     def _times(self, growth: Growth) -> tf.Tensor:
         """Returns the scale factors at which the light of layers leaves them [layer]."""
@@ -174,31 +187,10 @@ class FlatGeometry(Geometry):
         """See `Geometry.slabs`: particles count 1 / chi^2."""
         return LensPlanes(edges), self.particles_in_pixel * np.diff(edges)
 
-    def nodes(self, distances: Distances) -> Nodes:
-        """See `Geometry.nodes`: the layers up to the universe's own z_max."""
-        layers, end = self.layers, farthest(self.sky, distances.cosmology)
-        own = max(1, int(np.sum(layers.distances < end)))
-        edges = layers.edges[: own + 1]
-        # The last layer has the sources between it and the end, too.
-        edges[-1] = max(edges[-1], end * (1 + 1e-9))
-        return Nodes(layers.distances[:own], layers.depths[:own], edges)
-
-    def amounts(
-        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Returns amount and slope [layer, source, 2].
-
-        A particle at distance chi adds (amount + slope (chi - distance of its layer)) / chi^2.
-        """
-        slopes = [_slopes(weight, nodes.chi) for weight in lensing]
-        pairs = [tf.stack(pair, axis=-1) for pair in zip(weights, slopes, strict=True)]
-        beyond = len(self.layers.distances) - len(nodes.chi)
-        return tf.pad(tf.stack(pairs, axis=1), [[0, beyond], [0, 0], [0, 0]])
-
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
         """See `Geometry.painting`."""
-        distances = self.layers.distances
-        one = tf.constant(np.tile([1.0, 0.0], [len(distances), 1, 1]))
+        self.paint_between(edges, 2 if amounts_of is None else 1)
+        one = tf.ones([2, 1], tf.float64)
 
         def crossing(growth: Growth) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
             a = self._times(growth)
@@ -208,33 +200,74 @@ class FlatGeometry(Geometry):
 
         found = self.inputs.cosmologies.of_growths(crossing)
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
-        none = np.zeros(len(distances), np.int32)
-        self._slabs = none if edges is None else slab_of(distances, edges)
-        looks = _layer_looks(self.box, self.layers, [kicks for kicks, _, _ in found])
-        return inputs, looks, found[0][0][0]
+        return inputs, _layer_looks([kicks for kicks, _, _ in found])
 
     def paint(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""
-        factors, amounts = (
-            tf.gather(tf.gather(x, look.universes), look.layers, axis=1) for x in inputs
-        )
-        box, layers = self.box, look.layers
-        fields = 2 + len(moment.lpt)
-        moved = tf.concat([tf.ones_like(factors[..., :1]), factors[..., 1:fields]], -1)
-        first = self._slabs[layers]
+        factors, amounts = (tf.gather(x, look.universes) for x in inputs)
+        factors = factors[..., 1 : 2 + len(moment.lpt)]
+        factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
+        largest = np.abs(factors.numpy()[:, look.layers]).max((0, 1))
+        reach = self.reach(moment.moving, largest)
+        own = self._own(look, reach)
+        near, far = self.layers.distances[look.layers[[0, -1]]]
+        first, shells = self.shells(near, far, reach, self.step)
         slabs = Slabs(
-            places=look.places,
-            directions=look.directions,
-            distances=self.layers.distances[layers],
-            first_map=first - first.min(),
-            spacing=box.cell,
-            lengths=box.size,
+            places=own.places,
+            directions=own.directions,
+            distances=own.distances,
             pixel=self.sky.fov / self.sky.pixels,
             pixels=self.sky.pixels,
-            maps=int(first.max() - first.min()) + amounts.shape[2],
+            **shells,
         )
-        others = (tf.cast(x, box.dtype) for x in (moved, amounts))
-        return self.painted("paint_sky", slabs, moment, look.universes, others, int(first.min()))
+        moved = tf.gather(factors, own.times, axis=1)
+        others = (tf.cast(x, self.box.dtype) for x in (moved, amounts))
+        return self.painted("paint_sky", slabs, moment, look.universes, others, first)
+
+    def _own(self, look: LayerLook, reach: float) -> OwnLayers:
+        """Returns this rank's layers of a look, with those from where particles come into a copy.
+
+        A copy of the box holds the matter of the periodic box between its ends. So particles that
+        are displaced out of it are left out, and those of the layers before and behind it come in.
+
+        Args:
+            look: the look.
+            reach: displacement along an axis that no particle exceeds [Mpc/h].
+        """
+        box, step, count = self.box, self.step, len(self.layers.distances)
+        more = math.ceil(reach / step) + 2
+        first, last = int(look.layers[0]), int(look.layers[-1])
+        first -= more if first == 0 else 0
+        last += more if last == count - 1 else 0
+        numbers: list[int] = []
+        places, directions = [], []
+        stop = max(self.end, self._edges[-1])
+        for tile in tiles(box, stop, self.sky.tiles):
+            axes, senses, axis = tile.axes, tile.senses, tile.axes[2]
+            n, begin, end = box.grid[axis], tile.begin, tile.begin + box.size[axis]
+            origins = [
+                tile.shifts[i] + senses[i] * box.offset[axes[i]] * box.cell[axes[i]] for i in (0, 1)
+            ]
+            layers = np.arange(-more, n + more)
+            index = (tile.first_layer + senses[2] * layers) % n - box.offset[axis]
+            layers += round(begin / step)
+            here = (index >= 0) & (index < box.block[axis]) & (layers >= first) & (layers <= last)
+            layers, index = layers[here], index[here]
+            # Layers that follow one another on this rank.
+            apart = np.flatnonzero(np.diff(index - senses[2] * layers)) + 1
+            for run in filter(len, np.split(np.arange(len(layers)), apart)):
+                run = run[:: senses[2]]
+                places.append([axes[1], axes[0], axis, index[run[0]], len(run), len(numbers)])
+                ends = begin or -np.inf, end  # all that is in front of us is in the first copy
+                directions.append([origins[1], senses[1], origins[0], senses[0], senses[2], *ends])
+                numbers += layers[run].tolist()
+        found = np.array(numbers, int)
+        return OwnLayers(
+            np.clip(found, 0, count - 1),
+            (found + 0.5) * step,
+            np.array(places, np.int32).reshape(-1, 6),
+            np.array(directions, float).reshape(-1, 7),
+        )
 
     def recording(self) -> dict[int, list[LayerLook]]:
         """See `Geometry.recording`."""
@@ -246,25 +279,28 @@ class FlatGeometry(Geometry):
         self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
         # a dx/dt is the canonical velocity over a.
         self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
-        looks = _layer_looks(self.box, self.layers, [found.kicks])
-        return {kick: looks.get(kick, []) for kick in found.kicks}  # the same on all ranks
+        self.paint_between(np.array([0.0, self.end]), 0)
+        return _layer_looks([found.kicks])
 
     def record(
         self, look: LayerLook, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
-        for place, directions in zip(look.places, look.directions, strict=True):
+        largest = np.abs(self._moved[look.layers, : len(fields)]).max(0)
+        own = self._own(look, self.reach([displacement, *fields], np.append(1.0, largest)))
+        for place, directions in zip(own.places, own.directions, strict=True):
             for i in range(place[4]):
                 of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
                 planes = [field[of_layer] for field in (displacement, *fields)]
-                layer = look.layers[place[5] + i]
+                layer, distance = own.times[place[5] + i], own.distances[place[5] + i]
                 for piece in pieces((*planes[0].shape[:2], 1)):
                     parts = [plane[piece] for plane in planes]
-                    yield from self._piece(layer, place, directions, piece, parts)
+                    yield from self._piece(layer, distance, place, directions, piece, parts)
 
     def _piece(
         self,
         layer: int,
+        undisplaced: float,
         place: np.ndarray,
         directions: np.ndarray,
         piece: tuple[slice, slice],
@@ -273,7 +309,8 @@ class FlatGeometry(Geometry):
         """Yields what is seen of a piece of a plane of particles, by images.
 
         Args:
-            layer: number of the plane.
+            layer: number of the layer with whose light it is seen.
+            undisplaced: its distance [Mpc/h].
             place, directions: of its slab, see `LayerLook`.
             piece: where it is in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
@@ -288,7 +325,7 @@ class FlatGeometry(Geometry):
             for factors in (self._moved, self._speed)
         )
         moved = placed(own + moved, self.box.size)
-        distance = self.layers.distances[layer] + senses[2] * moved[..., axes[2]]
+        distance = undisplaced + senses[2] * moved[..., axes[2]]
         across = []
         for axis, sense, origin in zip(axes, senses, origins, strict=False):
             first = axis == min(axes[:2])
@@ -307,63 +344,23 @@ class FlatGeometry(Geometry):
         ]
         for j, k in itertools.product(*shifts):
             x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
-            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & (distance > 0) | lost
+            near, far = max(directions[5], 0.0), min(directions[6], self.end)
+            seen = (distance >= near) & (distance < far) & (distance > 0)
+            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & seen | lost
             positions = np.stack([x, y, distance], axis=-1)[inside]
             yield positions, velocity[inside], np.full(len(positions), self._a[layer])
 
 
-def _slopes(values: tf.Tensor, x: np.ndarray) -> tf.Tensor:
-    """Returns the slopes of values [n] at x [n] from the neighbouring values."""
-    number = np.arange(len(x))
-    lower, upper = np.maximum(number - 1, 0), np.minimum(number + 1, len(x) - 1)
-    across = np.where(upper > lower, x[upper] - x[lower], 1.0)
-    return (tf.gather(values, upper) - tf.gather(values, lower)) / across
-
-
-def _layer_looks(
-    box: Box, layers: Layers, kicks: Sequence[tuple[int, ...]]
-) -> dict[int, list[LayerLook]]:
-    """Returns, for each kick, the looks at this rank's layers that are crossed after it.
+def _layer_looks(kicks: Sequence[tuple[int, ...]]) -> dict[int, list[LayerLook]]:
+    """Returns, for each kick, the looks at the layers that are crossed after it.
 
     Args:
-        box: the box of the particles.
-        layers: the layers of the cone.
         kicks: the kick before each layer's time, for each universe of this rank.
     """
     looks: dict[int, list[LayerLook]] = {}
     for each in dict.fromkeys(kicks):
         same = np.flatnonzero([each == others for others in kicks])
         for kick in sorted(set(each)):
-            look = _look_at(box, layers, same, np.flatnonzero(np.array(each) == kick))
-            if look is not None:
-                looks.setdefault(kick, []).append(look)
+            look = LayerLook(same, np.flatnonzero(np.array(each) == kick))
+            looks.setdefault(kick, []).append(look)
     return looks
-
-
-def _look_at(
-    box: Box, layers: Layers, universes: np.ndarray, chosen: np.ndarray
-) -> LayerLook | None:
-    """Returns a look at chosen layers; None where this rank has no particle of theirs."""
-    places, directions = [], []
-    order: list[int] = []
-    for number in sorted(set(layers.tile[chosen].tolist())):
-        tile = layers.tiles[number]
-        axes, senses, axis = tile.axes, tile.senses, tile.axes[2]
-        first, count = box.offset[axis], box.block[axis]
-        here = sorted(
-            (int(layers.index[m]) - first, int(m))
-            for m in chosen[layers.tile[chosen] == number]
-            if first <= layers.index[m] < first + count
-        )
-        begins = [
-            tile.shifts[i] + senses[i] * box.offset[axes[i]] * box.cell[axes[i]] for i in (0, 1)
-        ]
-        # Layers that follow one another on this rank.
-        for _, group in itertools.groupby(enumerate(here), lambda each: each[1][0] - each[0]):
-            run = [layer for _, layer in group]
-            places.append([axes[1], axes[0], axis, run[0][0], len(run), len(order)])
-            directions.append([begins[1], senses[1], begins[0], senses[0], senses[2]])
-            order += [m for _, m in run]
-    if not order:
-        return None
-    return LayerLook(universes, np.array(order), np.array(places, np.int32), np.array(directions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +21,16 @@ from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.options import SkyOptions
 from flowpm_dist.options import ProblemsError
 from flowpm_dist.particle_mesh.kernels import kernels
-from flowpm_dist.particle_mesh.kernels.base import farthest_move
+from flowpm_dist.particle_mesh.kernels.base import Shells, farthest_move
 from flowpm_dist.simulation.inputs import Inputs
+from meshimpl.graph_guards import not_recorded
 
 AT_ONCE = 2**17
 """Particles that are looked at together."""
 
 Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
-Painting = tuple[tuple[tf.Tensor, ...], dict[int, list[Any]], int]
+Painting = tuple[tuple[tf.Tensor, ...], dict[int, list[Any]]]
 """What `Geometry.painting` returns."""
 AmountsOf = Callable[[Growth], tf.Tensor]
 """From the growth of a universe to what its particles add to maps, see `Geometry.amounts`."""
@@ -55,7 +57,10 @@ class Geometry(abc.ABC):
     A particle crosses the light cone when the light leaves its undisplaced place: at the scale
     factor of that distance. From the kick before that time it has drifted by a part of the
     integrator's own drift. Each copy of a particle is seen once, and moves on the sky smoothly with
-    all that it depends on (MADLens, Boehm and others 2021, arXiv:2012.07266, section 2.2).
+    all that it depends on (MADLens, Boehm and others 2021, arXiv:2012.07266, section 2.2). It is
+    seen at the distance of its displaced place: that one decides to which slab it belongs. So looks
+    include particles whose undisplaced places lie outside of what is seen, as far as one of them is
+    displaced.
 
     Args:
         sky: the sky.
@@ -63,10 +68,13 @@ class Geometry(abc.ABC):
 
     Attributes:
         end: comoving distance of z_max, the largest of all universes of a run [Mpc/h].
+        step: distance between the nodes at which weights are evaluated [Mpc/h].
 
     Raises:
         ValueError: the run begins too late or ends too early, or its box does not fill the sky.
     """
+
+    step: float
 
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
@@ -116,21 +124,20 @@ class Geometry(abc.ABC):
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
         """Returns slabs as lens planes, and what a uniform universe paints on a pixel [slab]."""
 
-    @abc.abstractmethod
-    def nodes(self, distances: Distances) -> Nodes:
-        """Returns the nodes for the weights of a universe."""
+    def nodes(self) -> Nodes:
+        """Returns the nodes for the weights, from the observer to beyond all that is seen.
 
-    @abc.abstractmethod
-    def amounts(
-        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Returns what particles add to maps, from the weights of each source at the nodes.
-
-        Args:
-            nodes: the nodes of the universe.
-            lensing: lensing weights of each source [node].
-            weights: the same with alignments.
+        What particles add at a node is the weight over the distance, which is nearly linear between
+        nodes.
         """
+        step = self.step
+        chi = step * np.arange(math.ceil(self.end / step) + 1)
+        edges = np.concatenate([chi[:1], 0.5 * (chi[1:] + chi[:-1]), chi[-1:]])
+        # Integrals of chi times what is 1 at one node and 0 at the others, linear in between.
+        moments = step * chi
+        moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
+        chi[0] = 1e-9 * step
+        return Nodes(chi, moments / chi, edges)
 
     @abc.abstractmethod
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
@@ -142,18 +149,74 @@ class Geometry(abc.ABC):
             amounts_of: what particles add; None to count them.
 
         Returns:
-            Tensors by which the maps can be differentiated, besides the particles; for each kick
-            the looks of this rank after it; and a kick after which every rank may look.
+            Tensors by which the maps can be differentiated, besides the particles; and for each
+            kick the looks after it, the same on all ranks.
         """
+
+    def paint_between(self, edges: np.ndarray | None, power: int) -> None:
+        """Keeps what `shells` returns a part of.
+
+        Args:
+            edges: see `painting`.
+            power: power of the distance by which what particles add is divided.
+        """
+        self._edges = self.nodes().edges[[0, -1]] if edges is None else edges
+        self._power = power
 
     @abc.abstractmethod
     def paint(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """Returns what one look adds to the maps, by the numbers of universe and map."""
 
+    def reach(self, fields: Sequence[Any], factors: np.ndarray) -> float:
+        """Returns a displacement along an axis that no particle of this rank with a place exceeds.
+
+        Args:
+            fields: displacement, and velocities and LPT fields that move the particles.
+            factors: the largest factor of each.
+
+        Returns:
+            The displacement [Mpc/h]; it may be larger than the largest.
+        """
+        total, farthest = 0.0, farthest_move(self.box.size)
+        with not_recorded():
+            for field, factor in zip(fields, factors, strict=True):
+                largest = max(float(tf.reduce_max(field)), -float(tf.reduce_min(field)))
+                if not largest * factor <= farthest:
+                    near = tf.abs(field) * factor <= farthest
+                    largest = float(tf.reduce_max(tf.where(near, tf.abs(field), 0.0)))
+                total += largest * factor
+        return total
+
+    def shells(
+        self, near: float, far: float, reach: float, depth: float
+    ) -> tuple[int, dict[str, Any]]:
+        """Returns the slabs on which particles are seen, see `Shells`, and the first one's number.
+
+        Args:
+            near, far: distances between which the undisplaced places of particles lie [Mpc/h].
+            reach: distance that none of them is displaced by [Mpc/h].
+            depth: their depth [Mpc/h].
+        """
+        edges, most = self._edges, reach + depth
+        first, last = np.searchsorted(edges, [near - most, far + most])
+        first = min(max(first - 1, 0), len(edges) - 2)
+        borders = edges[first : max(last, first + 1) + 1].astype(np.float64)
+        # All that is in front of the observer is in the first slab.
+        borders[0] = -np.inf if borders[0] == 0 else borders[0]
+        box = self.box
+        return int(first), {
+            "borders": borders,
+            "depth": depth,
+            "step": self.step,
+            "power": self._power,
+            "spacing": box.cell,
+            "lengths": box.size,
+        }
+
     def painted(
         self,
         kernel: str,
-        shape: Any,
+        shape: Shells,
         moment: Moment,
         universes: np.ndarray,
         others: Iterable[tf.Tensor],
@@ -171,7 +234,7 @@ class Geometry(abc.ABC):
         """
         paint = functools.partial(getattr(kernels(), kernel), shape)
         paint_vjp = functools.partial(getattr(kernels(), f"{kernel}_vjp"), shape)
-        fields = [moment.displacement, moment.after, *moment.lpt]
+        fields = moment.moving
         count = len(fields)
         if self.box.local_batch == ():
             fields = [field[tf.newaxis] for field in fields]
@@ -220,19 +283,6 @@ class Geometry(abc.ABC):
 def farthest(sky: SkyOptions, cosmology: Cosmology) -> float:
     """Returns the comoving distance of z_max [Mpc/h]."""
     return float(Distances(cosmology).comoving(sky.earliest))
-
-
-def slab_of(chi: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the number of the slab that particles enter, int32 [n].
-
-    This is the rule for both skies, as is the time at which light leaves: what counts is the
-    distance of a particle's undisplaced place.
-
-    Args:
-        chi: distances of undisplaced places [n] [Mpc/h].
-        edges: distances between which the slabs lie [slab + 1] [Mpc/h].
-    """
-    return (np.searchsorted(edges, chi) - 1).astype(np.int32)
 
 
 @contextmanager

@@ -93,10 +93,9 @@ class MapPainter(Observer):
         amounts_of: AmountsOf | None = None,
     ) -> None:
         self.geometry, self._box, self._maps = geometry, geometry.box, maps
-        self.inputs, looks, kick = geometry.painting(edges, amounts_of)
-        self._universes = len(geometry.inputs.cosmologies.cosmologies)
         # A rank that sees nothing looks, too, so that it takes part in the backward pass.
-        self._looks = looks or {kick: [None]}
+        self.inputs, self._looks = geometry.painting(edges, amounts_of)
+        self._universes = len(geometry.inputs.cosmologies.cosmologies)
         self.kicks = frozenset(self._looks)
         self._shape = geometry.sky.map_shape
         self._group = self._box.mesh.without("replica").world
@@ -107,11 +106,7 @@ class MapPainter(Observer):
 
     def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """Returns what one look adds to the maps, as a `Look` does."""
-        if look is not None:
-            return self.geometry.paint(look, moment, inputs)
-        sums = [tf.cast(tf.reduce_sum(t), self._box.dtype) for t in (moment.displacement, *inputs)]
-        nothing = tf.zeros(self._shape, self._box.dtype) + 0.0 * tf.add_n(sums)
-        return {(u, m): nothing for u in range(self._universes) for m in range(self._maps)}
+        return self.geometry.paint(look, moment, inputs)
 
     def summed(self, seen: Seen) -> tf.Tensor:
         """Returns the sums of the ranks' maps [..., map, *shape].
@@ -188,18 +183,19 @@ class ConvergencePainter(MapPainter):
                         f"beyond z_max = {geometry.sky.z_max:g}: increase it, or cut their "
                         "distribution"
                     )
-            nodes = geometry.nodes(distances)
+            nodes = geometry.nodes()
             a = distances.scale_factor(nodes.chi)
             strength = lensing_weight(cosmology, nodes.chi, a=a)
-            weights = lensing = [strength * s.efficiency(nodes.chi, distances) for s in sources]
+            weights = [strength * s.efficiency(nodes.chi, distances) for s in sources]
             if alignment is not None:
                 response = alignment.response(a, cosmology, growth)
                 weights = [
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
-                    for weight, source in zip(lensing, sources, strict=True)
+                    for weight, source in zip(weights, sources, strict=True)
                 ]
             means[id(growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
-            return geometry.amounts(nodes, lensing, weights) / geometry.particles_in_pixel
+            amounts = tf.stack([weight / nodes.chi for weight in weights], axis=-1)
+            return amounts / geometry.particles_in_pixel
 
         super().__init__(geometry, len(sources), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies

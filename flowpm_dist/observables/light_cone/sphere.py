@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -21,13 +20,11 @@ from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.geometry import (
     AmountsOf,
     Geometry,
-    Nodes,
     Painting,
     Particles,
     pieces,
     placed,
     reaching,
-    slab_of,
 )
 from flowpm_dist.observables.light_cone.options import FullSky
 from flowpm_dist.particle_mesh.kernels import Ball
@@ -42,6 +39,8 @@ FIELDS = 4
 
 WIDEST = 32.0
 """Width of a segment in which factors are one polynomial [Mpc/h]."""
+MARGIN = 64.0
+"""Distance on either side of the shells up to which particles have their own times [Mpc/h]."""
 SAME_EDGE = 1e-6
 """Distance within which two edges are one [Mpc/h]."""
 
@@ -53,29 +52,24 @@ OfTimes = Callable[[tf.Tensor], tuple[np.ndarray, tf.Tensor]]
 """From scale factors [n] to numbers [n] that grow with them, and values [n, functions]."""
 
 
-Recorded = tuple[Ball, np.ndarray]
-"""A look at the particles that cross after one kick, to record them: this rank's particles, and
-coefficients [segments, functions, 4] for the factors of places and of velocities, each with four
-fields, and for the scale factor."""
-
-
 @dataclass(frozen=True)
 class SphereLook:
-    """A look at the particles that cross after one kick, to paint them.
+    """A look at the particles that cross after one kick.
 
     Attributes:
-        ball: this rank's particles, with copies and segments.
+        bounds: edges of all segments [segments + 1] [Mpc/h].
         group: number of the growth on this rank.
         universes: numbers of the universes that have it.
         segments: the segments that belong to the kick.
-        first: number of the first of the ball's maps.
+        recorded: to record particles, coefficients [segments, functions, 4] for the factors of
+            places and of velocities, each with four fields, and for the scale factor.
     """
 
-    ball: Ball
+    bounds: np.ndarray
     group: int
     universes: np.ndarray
     segments: slice
-    first: int
+    recorded: np.ndarray | None = None
 
 
 class SphereGeometry(Geometry):
@@ -97,21 +91,8 @@ class SphereGeometry(Geometry):
         super().__init__(sky, inputs)
         self.check_latest(0.0)
         # Steps of a power of two stay the same when the cosmology changes a little.
-        self._step = 2.0 ** math.floor(math.log2(self.end / NODES))
-        box = self.box
-        self._ball = Ball(
-            copies=np.zeros([0, 3], np.int32),
-            edges=np.zeros(1),
-            first_map=np.zeros(0, np.int32),
-            first=box.offset,
-            spacing=box.cell,
-            lengths=box.size,
-            observer=sky.place(box.size, box.grid),
-            step=1.0,
-            per_distance=False,
-            nside=sky.nside,
-            maps=0,
-        )
+        self.step = 2.0 ** math.floor(math.log2(self.end / NODES))
+        self._observer = sky.place(self.box.size, self.box.grid)
 
     def slab_edges(self, given: np.ndarray) -> np.ndarray:
         """See `Geometry.slab_edges`: the nearest whole number of shells for a width."""
@@ -129,34 +110,16 @@ class SphereGeometry(Geometry):
         """See `Geometry.slabs`: particles count 1."""
         return LensPlanes.of_shells(edges), self.particles_in_pixel * np.diff(edges**3) / 3
 
-    def nodes(self, distances: Distances) -> Nodes:
-        """See `Geometry.nodes`."""
-        step = self._step
-        chi = step * np.arange(math.ceil(self.end / step) + 1)
-        edges = np.concatenate([chi[:1], 0.5 * (chi[1:] + chi[:-1]), chi[-1:]])
-        # Integrals of chi times what is 1 at one node and 0 at the others, linear in between.
-        moments = step * chi
-        moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
-        chi[0] = 1e-9 * step
-        return Nodes(chi, moments / chi, edges)
-
-    def amounts(
-        self, nodes: Nodes, lensing: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Returns W / chi, which is nearly linear, at the nodes [node, source]."""
-        return tf.stack([weight / nodes.chi for weight in weights], axis=-1)
-
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
         """See `Geometry.painting`."""
-        shells, weighing = edges, {}
-        if shells is None:
-            shells = np.array([0.0, self._step * math.ceil(self.end / self._step)])
-        if amounts_of is not None:
-            weighing = {"step": self._step, "per_distance": True}
+        self.paint_between(edges, 0 if amounts_of is None else 1)
         one = tf.ones([2, 1], tf.float64)
+        # Light that leaves undisplaced places outside of these leaves them as at these.
+        near = max(self._edges[0] - MARGIN, 0.0)
+        far = max(self._edges[-1], min(self._edges[-1] + MARGIN, self.end))
 
         def crossing(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
-            bounds, kicks, factors = self._segments(growth, shells)
+            bounds, kicks, factors = self._segments(growth, np.array([near, far]))
             return bounds, kicks, factors, one if amounts_of is None else amounts_of(growth)
 
         found = self.inputs.cosmologies.of_growths(crossing)
@@ -168,24 +131,19 @@ class SphereGeometry(Geometry):
         for group, same in enumerate(groups.values()):
             bounds, kicks, factors, amounts = found[same[0]]
             inputs += [factors, amounts]
-            slabs = slab_of(0.5 * (bounds[1:] + bounds[:-1]), shells)
             for kick, own in _by_kick(kicks):
-                first = slabs[own]
-                maps = int(first.max() - first.min()) + amounts.shape[1]
-                ball = self._near(bounds, own, first_map=first - first.min(), maps=maps, **weighing)
-                if len(ball.copies):
-                    look = SphereLook(ball, group, np.array(same), own, int(first.min()))
-                    looks.setdefault(kick, []).append(look)
-        return tuple(inputs), looks, int(found[0][1][0])
+                look = SphereLook(bounds, group, np.array(same), own)
+                looks.setdefault(kick, []).append(look)
+        return tuple(inputs), looks
 
     def _segments(
-        self, growth: Growth, shells: np.ndarray
+        self, growth: Growth, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
         """Returns the distance in segments, in each of which light leaves after one kick.
 
         Args:
             growth: growth of a universe.
-            shells: edges of shells, which are edges of segments, too [Mpc/h].
+            ends: the distances at which the first begins and the last ends [Mpc/h].
 
         Returns:
             Edges of the segments, float64 [segments + 1] [Mpc/h]; the number of the kick before, of
@@ -202,24 +160,50 @@ class SphereGeometry(Geometry):
             return np.array(kicks), factors
 
         distances = Distances(growth.background.cosmology)
-        edges, kicks, found = polynomials(since_kick, distances, shells, self.sky.earliest)
+        edges, kicks, found = polynomials(since_kick, distances, ends, self.sky.earliest)
         own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
         return edges, kicks, tf.concat([own, found[:, 1:]], 1)
 
-    def _near(self, bounds: np.ndarray, own: slice, **how: Any) -> Ball:
-        """Returns this rank's particles in some of the segments between bounds [Mpc/h]."""
-        near = bounds[own.start : own.stop + 1]
-        copies = copies_between(self.box, self._ball, near[0], near[-1])
-        return replace(self._ball, copies=copies, edges=near, **how)
+    def _ball(self, look: SphereLook, reach: float) -> tuple[int, Ball]:
+        """Returns this rank's particles of a look, and the number of the first of their shells.
+
+        Args:
+            look: the look.
+            reach: displacement along an axis that no particle exceeds [Mpc/h].
+        """
+        box, own, bounds = self.box, look.segments, look.bounds
+        depth, reach = float(np.cbrt(np.prod(box.cell))), math.sqrt(3.0) * reach
+        near, far = bounds[own.start], bounds[own.stop]
+        if own.start == 0:
+            near = max(near - reach, 0.0)
+        if own.stop == len(bounds) - 1:
+            far += reach
+        # Others cannot come into the shells.
+        near = max(near, self._edges[0] - reach - depth)
+        far = max(near, min(far, self._edges[-1] + reach + depth))
+        first, shells = self.shells(near, far, reach, depth)
+        return first, Ball(
+            copies=copies_between(box, self._observer, near, far),
+            edges=bounds[own.start : own.stop + 1],
+            near=near,
+            far=far,
+            first=box.offset,
+            observer=self._observer,
+            nside=self.sky.nside,
+            **shells,
+        )
 
     def paint(self, look: SphereLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """See `Geometry.paint`."""
         factors, amounts = inputs[2 * look.group : 2 * look.group + 2]
+        factors = factors[look.segments, : 2 + len(moment.lpt)]
+        largest = np.abs(factors.numpy()).sum(-1).max(0)
+        first, ball = self._ball(look, self.reach(moment.moving, largest))
         of_all = [
             tf.repeat(tf.cast(x, self.box.dtype)[tf.newaxis], len(look.universes), axis=0)
-            for x in (factors[look.segments, : 2 + len(moment.lpt)], amounts)
+            for x in (factors, amounts)
         ]
-        return self.painted("paint_ball", look.ball, moment, look.universes, of_all, look.first)
+        return self.painted("paint_ball", ball, moment, look.universes, of_all, first)
 
     def normalised(self, maps: tf.Tensor) -> tf.Tensor:
         """See `Geometry.normalised`.
@@ -230,7 +214,7 @@ class SphereGeometry(Geometry):
         sphere = Healpix(self.sky.nside)
         return maps * tf.constant(sphere.pixel_area / sphere.painted_areas, maps.dtype)
 
-    def recording(self) -> dict[int, list[Recorded]]:
+    def recording(self) -> dict[int, list[SphereLook]]:
         """See `Geometry.recording`."""
         growth = self.inputs.cosmologies.growths[0]
 
@@ -244,19 +228,25 @@ class SphereGeometry(Geometry):
             kicks = tf.constant(found.kicks, tf.float64)
             return numbers, tf.concat([columns, a[:, tf.newaxis], kicks[:, tf.newaxis]], axis=1)
 
-        distances, reach = Distances(growth.background.cosmology), np.array([0.0, self.end])
-        bounds, _, found = polynomials(states, distances, reach, self.sky.earliest)
-        coefficients, looks = found.numpy(), {}
-        for kick, own in _by_kick(np.rint(coefficients[:, -1, 0]).astype(int)):
-            ball = self._near(bounds, own)
-            looks[kick] = [(ball, coefficients[own, :-1])]
-        return looks
+        distances = Distances(growth.background.cosmology)
+        ends = np.array([0.0, self.end])
+        self.paint_between(ends, 0)
+        bounds, _, found = polynomials(states, distances, ends, self.sky.earliest)
+        coefficients, none = found.numpy(), np.zeros(1, int)
+        kicks = np.rint(coefficients[:, -1, 0]).astype(int)
+        return {
+            kick: [SphereLook(bounds, 0, none, own, coefficients[own, :-1])]
+            for kick, own in _by_kick(kicks)
+        }
 
     def record(
-        self, look: Recorded, displacement: np.ndarray, fields: list[np.ndarray]
+        self, look: SphereLook, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
-        ball, shape = look[0], displacement.shape[:3]
+        assert look.recorded is not None
+        largest = np.abs(look.recorded[:, : len(fields)]).sum(-1).max(0)
+        reach = self.reach([displacement, *fields], np.append(1.0, largest))
+        ball, shape = self._ball(look, reach)[1], displacement.shape[:3]
         for copy in ball.copies:
             x, y, z = (
                 (first + np.arange(n)) * spacing + boxes * length - observer
@@ -268,22 +258,33 @@ class SphereGeometry(Geometry):
                 own, other = x[rows], y[columns]
                 across = np.square(own)[:, np.newaxis] + np.square(other)
                 squares = across[..., np.newaxis] + np.square(z)
-                inside = (squares >= ball.edges[0] ** 2) & (squares < ball.edges[-1] ** 2)
+                inside = (squares >= ball.near**2) & (squares < ball.far**2)
                 i, j, k = np.nonzero(inside)
                 if len(i):
                     lattice = np.stack([own[i], other[j], z[k]], axis=-1)
                     seen = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
-                    yield self._chosen(look, lattice, np.sqrt(squares[inside]), seen)
+                    chi = np.sqrt(squares[inside])
+                    yield self._chosen(ball.edges, look.recorded, lattice, chi, seen)
 
     def _chosen(
-        self, look: Recorded, lattice: np.ndarray, chi: np.ndarray, fields: list[np.ndarray]
+        self,
+        edges: np.ndarray,
+        coefficients: np.ndarray,
+        lattice: np.ndarray,
+        chi: np.ndarray,
+        fields: list[np.ndarray],
     ) -> Particles:
-        """Returns the particles of undisplaced places [n, 3] at distances [n], of fields [n, 3]."""
-        ball, coefficients = look
-        edges = ball.edges
+        """Returns the particles that are seen of some.
+
+        Args:
+            edges: edges of the segments of a look [segments + 1] [Mpc/h].
+            coefficients: see `SphereLook`.
+            lattice, chi: undisplaced places [n, 3] and their distances [n] [Mpc/h].
+            fields: displacements, velocities and LPT fields [n, 3].
+        """
         segment = np.clip(np.searchsorted(edges, chi, side="right") - 1, 0, len(edges) - 2)
         lower, upper = edges[segment], edges[segment + 1]
-        u = (2 * chi - lower - upper) / (upper - lower)
+        u = np.clip((2 * chi - lower - upper) / (upper - lower), -1.0, 1.0)
         values = np.zeros((coefficients.shape[1], len(u)))
         for power in range(DEGREE, -1, -1):
             values = values * u + coefficients[:, :, power].T[:, segment]
@@ -292,13 +293,11 @@ class SphereGeometry(Geometry):
             sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
             for begin in (0, FIELDS)
         )
-        a = values[-1]
+        place = lattice + placed(own + moved, self.box.size)
+        seen = ~(np.linalg.norm(place, axis=-1) >= self.end)
+        a = values[-1, seen]
         # a dx/dt is the canonical velocity over a.
-        return (
-            lattice + placed(own + moved, ball.lengths),
-            speed * (HUBBLE / a)[:, np.newaxis],
-            a,
-        )
+        return place[seen], speed[seen] * (HUBBLE / a)[:, np.newaxis], a
 
 
 def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
@@ -308,22 +307,24 @@ def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
         yield kick, slice(int(own[0]), int(own[-1]) + 1)
 
 
-def copies_between(box: Box, ball: Ball, near: float, far: float) -> np.ndarray:
+def copies_between(
+    box: Box, observer: tuple[float, float, float], near: float, far: float
+) -> np.ndarray:
     """Returns the copies of this rank's particles with some between two distances [Mpc/h].
 
     Args:
         box: the box of the particles.
-        ball: with the place of the observer.
+        observer: place in the box.
         near, far: the distances.
 
     Returns:
         int32 [copies, 3], see `Ball`.
     """
-    reach = [int(np.ceil(far / length)) + 1 for length in ball.lengths]
+    reach = [int(np.ceil(far / length)) + 1 for length in box.size]
     nearest, farthest = [], []
     for axis, n in enumerate(reach):
-        begin = box.offset[axis] * box.cell[axis] - ball.observer[axis]
-        low = begin + np.arange(-n, n + 1) * ball.lengths[axis]
+        begin = box.offset[axis] * box.cell[axis] - observer[axis]
+        low = begin + np.arange(-n, n + 1) * box.size[axis]
         high = low + (box.block[axis] - 1) * box.cell[axis]
         nearest.append(np.square(np.maximum(np.maximum(low, -high), 0)))
         farthest.append(np.square(np.maximum(np.abs(low), np.abs(high))))
@@ -338,18 +339,18 @@ def copies_between(box: Box, ball: Ball, near: float, far: float) -> np.ndarray:
 
 
 def polynomials(
-    of_times: OfTimes, distances: Distances, shells: np.ndarray, earliest: float
+    of_times: OfTimes, distances: Distances, ends: np.ndarray, earliest: float
 ) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
     """Returns functions of the time at which light leaves as polynomials in the distance.
 
     Args:
         of_times: the functions, which are smooth where their number is the same.
         distances: distances of the cosmology.
-        shells: edges of shells [Mpc/h].
+        ends: the distances at which the first segment begins and the last ends [Mpc/h].
         earliest: scale factor before which nothing is seen.
 
     Returns:
-        Edges of segments [segments + 1], which include the shells'; the number in each
+        Edges of segments [segments + 1]; the number in each
         [segments]; and coefficients [segments, functions, 4] of u^0 to u^3, with u from -1 to 1 in
         each.
     """
@@ -358,10 +359,10 @@ def polynomials(
         return tf.maximum(distances.scale_factor(chi), earliest)
 
     with not_recorded():
-        late, early = times(shells[[0, -1]]).numpy()
+        late, early = times(ends).numpy()
         borders = _borders(lambda a: of_times(tf.constant(a))[0], early, late)
         borders = distances.comoving(borders).numpy()
-    edges = _refined(np.concatenate([shells, borders]), shells)
+    edges = _refined(borders, ends)
     middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
     points = middle[:, np.newaxis] + half[:, np.newaxis] * _POINTS
     numbers, found = of_times(times(points.ravel()))
@@ -389,10 +390,10 @@ def _borders(kicks_of: Callable[[np.ndarray], np.ndarray], early: float, late: f
     return upper[:, 0]
 
 
-def _refined(edges: np.ndarray, shells: np.ndarray) -> np.ndarray:
-    """Returns edges of segments that are not too wide; they include all edges of shells."""
-    kept = list(np.sort(shells))
-    for edge in edges:
+def _refined(borders: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns edges of segments that are not too wide; they include borders between the ends."""
+    kept = list(ends)
+    for edge in borders:
         if np.abs(np.array(kept) - edge).min() > SAME_EDGE:
             kept.append(edge)
     kept.sort()

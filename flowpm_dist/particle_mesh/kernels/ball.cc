@@ -31,7 +31,7 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
                                  int64_t to, const See& see) {
   const double* edges = ball.edges;
   const double farthest = farthest_move(ball.lengths);
-  const double near2 = edges[0] * edges[0], far2 = edges[ball.segments] * edges[ball.segments];
+  const double near2 = ball.near * ball.near, far2 = ball.far * ball.far;
   double origin[3];
   for (int a = 0; a < 3; ++a) {
     origin[a] = double(ball.copy[3 * copy + a]) * ball.lengths[a] - ball.observer[a];
@@ -62,7 +62,7 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
         Sight sight;
         sight.segment = std::clamp<int64_t>(found, 0, ball.segments - 1);
         const double lower = edges[sight.segment], upper = edges[sight.segment + 1];
-        sight.u = (2 * chi - lower - upper) / (upper - lower);
+        sight.u = std::clamp((2 * chi - lower - upper) / (upper - lower), -1.0, 1.0);
         sight.index = first + at;
         double moved[3] = {0, 0, 0};
         const T* factors =
@@ -80,7 +80,7 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
         sight.distance = std::sqrt(sight.x[0] * sight.x[0] + sight.x[1] * sight.x[1] +
                                    sight.x[2] * sight.x[2]);
         // At the observer, where its weight may be infinite.
-        if (ball.per_distance && sight.distance == 0) continue;
+        if (ball.power > 0 && sight.distance == 0) continue;
         see(sight);
       }
       stop = std::max(stop, until);
@@ -88,37 +88,19 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
   }
 }
 
-// Where the amounts for a distance lie among their nodes, and how far beyond the first of two.
-template <typename T>
-struct Node {
-  int64_t lower;
-  double share;
-  bool inside;
-  Node(const Ball<T>& ball, double distance) {
-    const double along = distance / ball.step;
-    lower = int64_t(std::min(along, double(ball.nodes - 2)));
-    share = std::min(along - double(lower), 1.0);
-    inside = along - double(lower) <= 1.0;
-  }
-};
-
-// A particle on the maps.
+// A part of a particle on the maps.
 struct Hit {
-  int32_t segment, ring;
+  int32_t shell, ring;
   int32_t pixel[4];
   double weight[4], distance;
 };
 
 template <typename T>
 FLOWPM_INLINE void deposit(const Ball<T>& ball, int64_t b, const Hit& hit, bool above, bool below) {
-  const Node<T> node(ball, hit.distance);
-  const T* lower = ball.amounts + (b * ball.nodes + node.lower) * ball.weights;
-  const T* upper = lower + ball.weights;
-  const double per = ball.per_distance ? 1 / hit.distance : 1.0;
+  const Amount<T> amount_of(ball, b, hit.distance);
   for (int64_t w = 0; w < ball.weights; ++w) {
-    const double first = double(lower[w]);
-    const double amount = (first + node.share * (double(upper[w]) - first)) * per;
-    T* map = ball.out + (b * ball.maps + ball.first_map[hit.segment] + w) * ball.pixels();
+    const double amount = amount_of.of(w);
+    T* map = ball.out + ((b * ball.shells + hit.shell) * ball.weights + w) * ball.pixels();
     for (int i = above ? 0 : 2; i < (below ? 4 : 2); ++i) {
       map[hit.pixel[i]] += T(amount * hit.weight[i]);
     }
@@ -141,20 +123,23 @@ FLOWPM_INLINE void find(const Rows<T>& rows, int64_t piece) {
   const int64_t to = rows.begin + piece_begin(rows.count, piece + 1);
   Hits<Hit>& hits = rows.hits[piece];
   for_particles(rows.ball, rows.b, rows.copy, from, to, [&](const Sight& sight) {
-    Hit hit;
-    hit.segment = int32_t(sight.segment);
     if (!sight.placed) {  // to be seen on the maps
-      hits.add(0, {hit.segment, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
+      hits.add(0, {0, 0, {0, 0, 0, 0}, {kNotANumber}, 1.0});
       return;
     }
-    Corners corners(rows.rings, sight.x);
+    const Corners corners(rows.rings, sight.x);
+    Hit hit;
     hit.ring = int32_t(corners.ring);
     hit.distance = sight.distance;
-    corners.weights(hit.weight);
     for (int i = 0; i < 4; ++i) hit.pixel[i] = int32_t(corners.pixel[i]);
     const int32_t above = rows.band_of[hit.ring], below = rows.band_of[hit.ring + 1];
-    hits.add(above, hit);
-    if (below != above) hits.add(below, hit);
+    for_shells(rows.ball, sight.distance, -kInfinite, kInfinite, [&](int64_t shell, double share, double) {
+      hit.shell = int32_t(shell);
+      corners.weights(hit.weight);
+      for (double& weight : hit.weight) weight *= share;
+      hits.add(above, hit);
+      if (below != above) hits.add(below, hit);
+    });
   });
 }
 
@@ -177,26 +162,23 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece, int64_t cop
   double* by_amounts = by_factors + rows.by_factors;
   for_particles(ball, rows.b, copy, from, to, [&](const Sight& sight) {
     if (!sight.placed) return;
-    Corners corners(rows.rings, sight.x);
-    const Node<T> node(ball, sight.distance);
-    const T* lower = ball.amounts + (rows.b * ball.nodes + node.lower) * ball.weights;
+    const Corners corners(rows.rings, sight.x);
+    const Amount<T> amount_of(ball, rows.b, sight.distance);
     const double inverse = sight.distance > 0 ? 1 / sight.distance : 0.0;
-    const double per = ball.per_distance ? inverse : 1.0;
-    double* damounts = by_amounts + node.lower * ball.weights;
+    double* damounts = by_amounts + amount_of.node * ball.weights;
     double to_distance = 0, to_theta = 0, to_phi = 0;
-    for (int64_t w = 0; w < ball.weights; ++w) {
-      const int64_t map = rows.b * ball.maps + ball.first_map[sight.segment] + w;
-      const auto read = corners.read(call.dout + map * ball.pixels());
-      const double first = double(lower[w]), rise = double(lower[ball.weights + w]) - first;
-      const double amount = (first + node.share * rise) * per;
-      damounts[w] += (1 - node.share) * per * read.value;
-      damounts[ball.weights + w] += node.share * per * read.value;
-      double slope = node.inside ? rise / ball.step * per : 0.0;
-      if (ball.per_distance) slope -= amount * inverse;
-      to_distance += slope * read.value;
-      to_theta += amount * read.by_theta;
-      to_phi += amount * read.by_phi;
-    }
+    for_shells(ball, sight.distance, -kInfinite, kInfinite, [&](int64_t shell, double share, double slope) {
+      for (int64_t w = 0; w < ball.weights; ++w) {
+        const int64_t map = (rows.b * ball.shells + shell) * ball.weights + w;
+        const auto read = corners.read(call.dout + map * ball.pixels());
+        const double amount = amount_of.of(w);
+        damounts[w] += (1 - amount_of.share) * amount_of.per * share * read.value;
+        damounts[ball.weights + w] += amount_of.share * amount_of.per * share * read.value;
+        to_distance += (amount_of.slope(w) * share + amount * slope) * read.value;
+        to_theta += amount * share * read.by_theta;
+        to_phi += amount * share * read.by_phi;
+      }
+    });
     double back[3];
     corners.carry_back(sight.x, to_distance * inverse, to_theta, to_phi, back);
     const int64_t row = (rows.b * ball.segments + sight.segment) * ball.fields;
@@ -229,7 +211,7 @@ template <typename T>
 void Ball<T>::run(const Parallel& parallel) const {
   const Ball& call = *this;
   const Rings rings_of{nside, rings};
-  clear(call.out, call.batch * call.maps * pixels(), parallel);
+  clear(call.out, call.batch * call.maps() * pixels(), parallel);
   const int64_t last = 4 * nside, bands = std::min(kBands, last - 1);
   // As many pixels in each band. A pole belongs to the ring next to it.
   std::vector<int32_t> band_of(last + 1);
@@ -270,15 +252,8 @@ void BallVjp<T>::run(const Parallel& parallel) const {
     std::fill(sums.begin(), sums.end(), 0.0);
     const RowsVjp<T> all{call, rings, b, rows, by_factors, by_amounts, sums.data()};
     parallel(kPieces, [&](int64_t piece) { carry_back_clone(all, piece); });
-    double* dfactors = call.dfactors + b * by_factors;
-    double* damounts = call.damounts + b * by_amounts;
-    std::fill(dfactors, dfactors + by_factors, 0.0);
-    std::fill(damounts, damounts + by_amounts, 0.0);
-    for (int64_t piece = 0; piece < kPieces; ++piece) {
-      const double* part = sums.data() + piece * each;
-      for (int64_t i = 0; i < by_factors; ++i) dfactors[i] += part[i];
-      for (int64_t i = 0; i < by_amounts; ++i) damounts[i] += part[by_factors + i];
-    }
+    add_pieces(sums, 0, by_factors, call.dfactors + b * by_factors);
+    add_pieces(sums, by_factors, by_amounts, call.damounts + b * by_amounts);
   }
 }
 

@@ -80,8 +80,39 @@ class Lattice:
         return x, y, z
 
 
-@dataclass(frozen=True, eq=False)
-class Slabs:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shells:
+    """What copies of this rank's particles add to maps of the sky, by their distance.
+
+    Distances are comoving [Mpc/h]. Along the line of sight a particle is a cloud as deep as the
+    lattice's spacing. The part of the cloud that lies in a shell is on the shell's maps, so that
+    maps change continuously as a particle moves from one shell into the next.
+
+    Attributes:
+        borders: the distances between which the shells lie, increasing; the first may be -inf.
+            float64 [shells + 1].
+        depth: depth of the cloud.
+        step: distance between the nodes at which the amounts are given, from 0 on.
+        power: the power of the particle's distance by which its amount is divided: 0, 1 or 2.
+        spacing: the spacing of the particles along each axis.
+        lengths: the sides of the box.
+    """
+
+    borders: np.ndarray
+    depth: float
+    step: float
+    power: int
+    spacing: tuple[float, float, float]
+    lengths: tuple[float, float, float]
+
+    @property
+    def shells(self) -> int:
+        """The number of shells."""
+        return len(self.borders) - 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slabs(Shells):
     """Slabs of this rank's particles, each of several layers one behind the other, and the maps.
 
     A slab has an axis of the box along the line of sight; the other two are x and y of the maps.
@@ -91,70 +122,47 @@ class Slabs:
     Attributes:
         places: int32 [slabs, 6]: the axes of x, of y and of the distance; the first of this rank's
             layers along the latter, and their number; the number of the first one among `layers`.
-        directions: float64 [slabs, 5]: where this rank's first particle lies in x, seen from the
+        directions: float64 [slabs, 7]: where this rank's first particle lies in x, seen from the
             line of sight [Mpc/h], and 1 or -1 for the sense of the axis; likewise in y; the sense
-            of the distance.
+            of the distance; and the distances between which particles are seen. What a cloud has
+            outside is left out.
         distances: the distance of each layer, float64 [layers].
-        first_map: the number of the map of each layer's first weight, int32 [layers].
-        spacing: the spacing of the particles along each axis [Mpc/h].
-        lengths: the sides of the box [Mpc/h].
         pixel: side of a pixel [rad].
         pixels: the number of pixels along each side of a map.
-        maps: the number of maps.
     """
 
     places: np.ndarray
     directions: np.ndarray
     distances: np.ndarray
-    first_map: np.ndarray
-    spacing: tuple[float, float, float]
-    lengths: tuple[float, float, float]
     pixel: float
     pixels: int
-    maps: int
 
 
 DEGREE = 3
 """Degree of the polynomials in the distance that give the factors of `Kernels.paint_ball`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Ball:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ball(Shells):
     """Copies of this rank's particles about an observer, and maps of the whole sky.
-
-    Distances are comoving [Mpc/h]. A copy of a particle is seen if its undisplaced place lies
-    between the first and the last of the edges.
 
     Attributes:
         copies: the offset of each copy of the box along the axes [box sides], int32 [copies, 3].
         edges: the limits of the segments of the distance, increasing, float64 [segments + 1].
-        first_map: the number of the map of each segment's first weight, int32 [segments].
+        near, far: a copy of a particle is looked at if the distance of its undisplaced place is at
+            least `near` and below `far`.
         first: the numbers of this rank's first particle along the axes of the whole lattice.
-        spacing: the spacing of the particles along each axis.
-        lengths: the sides of the box.
         observer: place in the box.
-        step: distance between the nodes at which the amounts are given, from 0 on.
-        per_distance: whether an amount is divided by the distance of the particle.
         nside: the resolution of the HEALPix maps, whose pixels are in ring order.
-        maps: the number of maps.
     """
 
     copies: np.ndarray
     edges: np.ndarray
-    first_map: np.ndarray
+    near: float
+    far: float
     first: tuple[int, int, int]
-    spacing: tuple[float, float, float]
-    lengths: tuple[float, float, float]
     observer: tuple[float, float, float]
-    step: float
-    per_distance: bool
     nside: int
-    maps: int
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """Spacing, lengths, observer and step, float64 [10]."""
-        return np.array([*self.spacing, *self.lengths, *self.observer, self.step])
 
 
 class Kernels(ABC):
@@ -175,8 +183,8 @@ class Kernels(ABC):
     read at it are NaN, and so is the cotangent of its displacement from a read. The same holds for
     a particle whose displacement is not finite. An axis without halo is periodic.
 
-    A particle whose place on a map of the sky is not finite makes a value of each of its maps NaN,
-    and takes no part in the adjoint.
+    A particle whose place on maps of the sky is not finite makes a value of each map of the first
+    shell NaN, and takes no part in the adjoint.
     """
 
     name: str
@@ -325,18 +333,17 @@ class Kernels(ABC):
         """Paints layers of particles on maps of the sky, bilinearly.
 
         A particle's place is its lattice place plus the sum of factors times fields. At distance
-        chi from the observer it adds (amount + slope (chi - chi_layer)) / chi^2, where chi_layer is
-        the distance of its layer.
+        chi from the observer it adds an amount over chi^power, see `Shells`, to the maps of each
+        weight of its shell. The amount is interpolated linearly between the nodes.
 
         Args:
             slabs: the layers, and how they lie on the sky.
             fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
             factors: [b, layers, fields].
-            amounts: amount and slope [b, layers, weights, 2]. Weight i is added to map i, counted
-                from the layer's first map.
+            amounts: [b, nodes, weights]. Beyond the last node, its amount is used.
 
         Returns:
-            The maps [b, maps, y, x].
+            The maps [b, shells * weights, y, x].
         """
         return self._call("paint_sky", slabs, fields=fields, factors=factors, amounts=amounts)
 
@@ -359,20 +366,19 @@ class Kernels(ABC):
         """Paints the particles about an observer on maps of the whole sky, bilinearly.
 
         A particle's place is its lattice place plus the sum of factors times fields. The factors
-        are polynomials in the distance of the lattice place. For each weight, the particle adds
-        an amount to the four pixels of `Healpix.corners`. The amount is interpolated linearly
-        between the nodes, at the distance of the particle's place.
+        are polynomials in the distance of the lattice place; nearer than the first edge and farther
+        than the last, those at the edge. The particle adds to the four pixels of `Healpix.corners`
+        what it adds in `paint_sky`.
 
         Args:
             ball: the particles, and how they are seen.
             fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
             factors: [b, segments, fields, 4]: coefficients of u^0 to u^3, with u from -1 to 1 in
                 each segment.
-            amounts: [b, nodes, weights]. Weight i is added to map i, counted from the segment's
-                first map. Beyond the last node, its amount is used.
+            amounts: as for `paint_sky`.
 
         Returns:
-            The maps [b, maps, pixels].
+            The maps [b, shells * weights, pixels].
         """
         return self._call("paint_ball", ball, fields=fields, factors=factors, amounts=amounts)
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import platform
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ def _loaded(path: Path) -> tuple[Any, str]:
         return None, f"{path.name} does not load with TensorFlow {tf.__version__} ({reason})"
 
 
-def _attributes(geometry: Lattice | Slabs | Ball | None) -> dict[str, Any]:
-    """Returns the geometry as arguments of an operation."""
+def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[str, Any]:
+    """Returns the geometry as arguments of an operation, with maps of a number of weights."""
     match geometry:
         case Lattice():
             return {
@@ -84,28 +85,34 @@ def _attributes(geometry: Lattice | Slabs | Ball | None) -> dict[str, Any]:
                 "lattice": [*geometry.particles, geometry.mesh_factor, *geometry.halo],
             }
         case Slabs():
-            scales = [*geometry.spacing, *geometry.lengths, geometry.pixel]
-            return {
+            return _of_maps(geometry, [geometry.pixel], weights, [geometry.pixels] * 2) | {
                 "places": tf.constant(geometry.places, tf.int32),
                 "directions": tf.constant(geometry.directions, tf.float64),
                 "distances": tf.constant(geometry.distances, tf.float64),
-                "first_map": tf.constant(geometry.first_map, tf.int32),
-                "scales": tf.constant(scales, tf.float64),
-                "shape": [geometry.maps, geometry.pixels, geometry.pixels],
             }
         case Ball():
-            sphere = Healpix(geometry.nside)
-            return {
+            sphere, limits = Healpix(geometry.nside), (geometry.near, geometry.far)
+            scales = [*geometry.observer, *limits]
+            return _of_maps(geometry, scales, weights, [sphere.pixels]) | {
                 "copies": tf.constant(geometry.copies, tf.int32),
                 "edges": tf.constant(geometry.edges, tf.float64),
-                "first_map": tf.constant(geometry.first_map, tf.int32),
-                "scales": tf.constant(geometry.numbers),
                 "rings": tf.constant(sphere.theta),
-                "shape": [geometry.maps, sphere.pixels],
                 "first": geometry.first,
-                "per_distance": geometry.per_distance,
             }
     return {}
+
+
+def _of_maps(
+    seen: Slabs | Ball, scales: Sequence[float], weights: int, pixels: list[int]
+) -> dict[str, Any]:
+    """Returns what `Slabs` and `Ball` share as arguments of an operation."""
+    shared = *seen.spacing, *seen.lengths, seen.step, seen.depth
+    return {
+        "borders": tf.constant(seen.borders, tf.float64),
+        "scales": tf.constant([*shared, *scales], tf.float64),
+        "shape": [seen.shells * weights, *pixels],
+        "power": seen.power,
+    }
 
 
 class Compiled(Kernels):
@@ -132,7 +139,8 @@ class Compiled(Kernels):
             if name in arguments:
                 arguments[name] = [] if arguments[name] is None else [arguments[name]]
         operation = getattr(self._ops, f"flowpm_{kernel}")
-        found = operation(**arguments, **_attributes(geometry))
+        weights = arguments["amounts"].shape[-1] if "amounts" in arguments else 0
+        found = operation(**arguments, **_attributes(geometry, weights))
         if kernel == "paint_vjp":
             return found.ds, found.dweights[0] if found.dweights else None
         return tuple(found) if isinstance(found, tuple) else found

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels.h"
 #include "window.h"
 
 namespace flowpm {
@@ -68,6 +69,60 @@ void paint_rows(int64_t rows, int64_t deep, int64_t bands, std::vector<Hits<Hit>
   }
 }
 
+// Adds to `out` what each piece found: `sums` are [pieces, count].
+inline void add_pieces(const std::vector<double>& sums, int64_t begin, int64_t count,
+                       double* out) {
+  const int64_t each = int64_t(sums.size()) / kPieces;
+  std::fill(out, out + count, 0.0);
+  for (int64_t piece = 0; piece < kPieces; ++piece) {
+    const double* part = sums.data() + piece * each + begin;
+    for (int64_t i = 0; i < count; ++i) out[i] += part[i];
+  }
+}
+
+// What a particle at a distance adds to maps, from the amounts at the nodes around it.
+template <typename T>
+struct Amount {
+  const T* lower;
+  int64_t node, weights;
+  double share, per, rise, fall;  // fall: minus the slope of `per`, over `per`
+
+  FLOWPM_INLINE Amount(const Maps<T>& maps, int64_t b, double distance) : weights(maps.weights) {
+    const double along = distance / maps.step, inverse = distance > 0 ? 1 / distance : 0.0;
+    node = int64_t(std::min(along, double(maps.nodes - 2)));
+    const bool inside = along - double(node) <= 1.0;
+    share = inside ? along - double(node) : 1.0;
+    lower = maps.amounts + (b * maps.nodes + node) * weights;
+    per = maps.power == 0 ? 1.0 : maps.power == 1 ? inverse : inverse * inverse;
+    rise = inside ? per / maps.step : 0.0;
+    fall = double(maps.power) * inverse;
+  }
+  FLOWPM_INLINE double of(int64_t w) const {
+    const double first = double(lower[w]);
+    return (first + share * (double(lower[weights + w]) - first)) * per;
+  }
+  FLOWPM_INLINE double slope(int64_t w) const {
+    return (double(lower[weights + w]) - double(lower[w])) * rise - of(w) * fall;
+  }
+};
+
+// Calls use(shell, share, slope of the share) for the shells that hold a part of a particle, which
+// is a cloud as deep as `depth` along the line of sight, cut to what lies between `near` and `far`.
+template <typename T, typename Use>
+FLOWPM_INLINE void for_shells(const Maps<T>& maps, double distance, double near, double far,
+                              const Use& use) {
+  const double low = distance - 0.5 * maps.depth, high = distance + 0.5 * maps.depth;
+  const double per = 1 / maps.depth, begin = std::max(low, near), end = std::min(high, far);
+  const double* borders = maps.borders;
+  const int64_t found = std::upper_bound(borders, borders + maps.shells + 1, begin) - borders - 1;
+  for (int64_t s = std::max<int64_t>(found, 0); s < maps.shells && borders[s] < end; ++s) {
+    const double from = std::max(begin, borders[s]), to = std::min(end, borders[s + 1]);
+    if (!(from < to)) continue;
+    const bool begins = from > low, ends = to < high;
+    use(s, begins || ends ? (to - from) * per : 1.0, (double(begins) - double(ends)) * per);
+  }
+}
+
 // Whether a particle has a place: one displaced by more than `farthest` along an axis has none.
 FLOWPM_INLINE bool has_place(const double* moved, double farthest) {
   return std::abs(moved[0]) <= farthest && std::abs(moved[1]) <= farthest &&
@@ -79,6 +134,7 @@ FLOWPM_INLINE double farthest_move(const double* lengths) {
   return 10 * std::max(std::max(lengths[0], lengths[1]), lengths[2]);
 }
 
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 }  // namespace flowpm

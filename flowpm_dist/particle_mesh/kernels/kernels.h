@@ -113,39 +113,40 @@ struct DriftVjp {
   void run(const Parallel& parallel) const;
 };
 
-// Particles painted on maps of the sky: what `Sky` and `Ball` share.
+// Particles painted on maps of the sky, see `Shells` in base.py: what `Sky` and `Ball` share.
 template <typename T>
 struct Maps {
-  int64_t batch, particles[3], fields, weights, maps;
-  double spacing[3], lengths[3];
+  int64_t batch, particles[3], fields, weights, nodes, shells, power;
+  double spacing[3], lengths[3], step, depth;
   std::vector<const T*> field;  // [fields] of [batch, x, y, z, 3]
-  const int32_t* first_map;     // [layers] or [segments]
+  const double* borders;        // [shells + 1]
   const T* factors;
-  const T* amounts;
-  T* out;  // [batch, maps, ...]
+  const T* amounts;  // [batch, nodes, weights]
+  T* out;            // [batch, shells, weights, ...]
+
+  int64_t maps() const { return shells * weights; }
 };
 
 // Layers of particles that are seen on a map of the sky, see `Slabs` in base.py.
-// factors [batch, layers, fields], amounts [batch, layers, weights, 2], maps of pixels x pixels.
+// factors [batch, layers, fields], maps of pixels x pixels.
 template <typename T>
 struct Sky : Maps<T> {
   int64_t slabs, layers, pixels;
   double pixel;
   const int32_t* places;     // [slabs, 6]: axes of x, y and distance; begin, count; first layer
-  const double* directions;  // [slabs, 5]: origin and sign of x, of y; sign of the distance
+  const double* directions;  // [slabs, 7]: origin and sign of x, of y; sign and ends of distances
   const double* distances;   // [layers]
 
   void run(const Parallel& parallel) const;
 };
 
 // Copies of particles about an observer, see `Ball` in base.py.
-// factors [batch, segments, fields, kTerms], amounts [batch, nodes, weights], maps of `pixels()`.
+// factors [batch, segments, fields, kTerms], maps of `pixels()`.
 template <typename T>
 struct Ball : Maps<T> {
   static constexpr int64_t kTerms = 4;  // of the polynomials that factors are
-  int64_t first[3], copies, segments, nodes, nside;
-  bool per_distance;
-  double observer[3], step;
+  int64_t first[3], copies, segments, nside;
+  double observer[3], near, far;
   const int32_t* copy;  // [copies, 3]
   const double* edges;  // [segments + 1]
   const double* rings;  // [4 nside + 1]: colatitudes, those of the poles included
@@ -158,7 +159,7 @@ struct Ball : Maps<T> {
 template <typename T, template <typename> class Painted>
 struct MapsVjp {
   Painted<T> painted;      // whose `out` is not used
-  const T* dout;           // [batch, maps, ...]
+  const T* dout;           // [batch, shells, weights, ...]
   std::vector<T*> dfield;  // [fields] of [batch, x, y, z, 3]
   double* dfactors;        // of the shape of factors
   double* damounts;        // of the shape of amounts

@@ -4,18 +4,21 @@
 namespace flowpm {
 namespace {
 
-// Reads what `Sky` and `Ball` share. Returns `count` numbers, of which the spacing and the lengths
-// are the first. The number of `parts`, layers or segments, is known.
+// Reads what `Sky` and `Ball` share. Returns `count` numbers, of which the spacing, the lengths, the
+// step and the depth are the first.
 template <typename T>
-const double* read_shared(Arguments& a, int64_t count, const char* part, int64_t parts,
-                          Maps<T>* call) {
-  const TensorShape particles = a.shape("fields", 5), shape = a.shape("amounts");
+const double* read_shared(Arguments& a, int64_t count, Maps<T>* call) {
+  const TensorShape particles = a.shape("fields", 5), amounts = a.shape("amounts", 3);
   if (particles.dim_size(4) != 3) a.fail("the fields are [b, nx, ny, nz, 3]");
   call->batch = particles.dim_size(0);
   call->field = a.inputs<T>("fields", particles);
   call->fields = int64_t(call->field.size());
-  call->maps = a.attribute<std::vector<int64_t>>("shape")[0];
-  call->first_map = a.input<int32_t>("first_map", {parts});
+  call->shells = a.shape("borders", 1).dim_size(0) - 1;
+  call->nodes = amounts.dim_size(1);
+  call->weights = amounts.dim_size(2);
+  call->power = a.attribute<int64_t>("power");
+  call->borders = a.input<double>("borders", {call->shells + 1});
+  call->amounts = a.input<T>("amounts", amounts);
   const double* scales = a.input<double>("scales", {count});
   if (!a.ok()) return nullptr;
   for (int axis = 0; axis < 3; ++axis) {
@@ -23,10 +26,18 @@ const double* read_shared(Arguments& a, int64_t count, const char* part, int64_t
     call->spacing[axis] = scales[axis];
     call->lengths[axis] = scales[3 + axis];
   }
-  call->weights = shape.dim_size(2);
-  for (int64_t m = 0; m < parts; ++m) {
-    if (call->first_map[m] < 0 || call->first_map[m] + call->weights > call->maps) {
-      a.fail(part, " ", m, " has maps that do not exist");
+  call->step = scales[6];
+  call->depth = scales[7];
+  if (call->nodes < 2 || !(call->step > 0) || !(call->depth > 0)) {
+    a.fail("two nodes, a step and a depth above 0 are needed");
+  }
+  if (amounts.dim_size(0) != call->batch) a.fail("the amounts are not of each of the batch");
+  if (a.attribute<std::vector<int64_t>>("shape")[0] != call->maps()) {
+    a.fail("each of ", call->shells, " shells has ", call->weights, " maps");
+  }
+  for (int64_t s = 0; s < call->shells; ++s) {
+    if (!(call->borders[s] < call->borders[s + 1])) {
+      a.fail("shell ", s, " has borders that do not increase");
     }
   }
   return scales;
@@ -34,18 +45,16 @@ const double* read_shared(Arguments& a, int64_t count, const char* part, int64_t
 
 template <typename T>
 void read_maps(Arguments& a, Sky<T>* sky) {
-  const TensorShape amounts = a.shape("amounts", 4);
   sky->slabs = a.shape("places", 2).dim_size(0);
   sky->layers = a.shape("distances", 1).dim_size(0);
-  const double* scales = read_shared(a, 7, "layer", sky->layers, sky);
+  const double* scales = read_shared(a, 9, sky);
   sky->factors = a.input<T>("factors", {sky->batch, sky->layers, sky->fields});
-  sky->amounts = a.input<T>("amounts", {sky->batch, sky->layers, amounts.dim_size(2), 2});
   sky->places = a.input<int32_t>("places", {sky->slabs, 6});
-  sky->directions = a.input<double>("directions", {sky->slabs, 5});
+  sky->directions = a.input<double>("directions", {sky->slabs, 7});
   sky->distances = a.input<double>("distances", {sky->layers});
   if (!a.ok()) return;
   sky->pixels = a.attribute<std::vector<int64_t>>("shape")[1];
-  sky->pixel = scales[6];
+  sky->pixel = scales[8];
   for (int64_t slab = 0; slab < sky->slabs; ++slab) {
     const int32_t* place = sky->places + 6 * slab;
     bool axes[3] = {false, false, false};
@@ -64,34 +73,29 @@ void read_maps(Arguments& a, Sky<T>* sky) {
 
 template <typename T>
 void read_maps(Arguments& a, Ball<T>* ball) {
-  const TensorShape amounts = a.shape("amounts", 3);
-  ball->nodes = amounts.dim_size(1);
   ball->copies = a.shape("copies", 2).dim_size(0);
-  ball->segments = a.shape("first_map", 1).dim_size(0);
+  ball->segments = a.shape("edges", 1).dim_size(0) - 1;
   ball->nside = a.shape("rings", 1).dim_size(0) / 4;
-  const double* scales = read_shared(a, 10, "segment", ball->segments, ball);
+  const double* scales = read_shared(a, 13, ball);
   ball->factors =
       a.input<T>("factors", {ball->batch, ball->segments, ball->fields, Ball<T>::kTerms});
-  ball->amounts = a.input<T>("amounts", {ball->batch, ball->nodes, amounts.dim_size(2)});
   ball->copy = a.input<int32_t>("copies", {ball->copies, 3});
   ball->edges = a.input<double>("edges", {ball->segments + 1});
   ball->rings = a.input<double>("rings", {4 * ball->nside + 1});
-  ball->per_distance = a.attribute<bool>("per_distance");
   const auto first = a.attribute<std::vector<int64_t>>("first");
   if (!a.ok()) return;
   for (int axis = 0; axis < 3; ++axis) {
     ball->first[axis] = first[axis];
-    ball->observer[axis] = scales[6 + axis];
+    ball->observer[axis] = scales[8 + axis];
   }
-  ball->step = scales[9];
+  ball->near = scales[11];
+  ball->far = scales[12];
   for (int64_t segment = 0; segment < ball->segments; ++segment) {
     if (!(ball->edges[segment] >= 0 && ball->edges[segment] < ball->edges[segment + 1])) {
       a.fail("segment ", segment, " has edges that do not increase from 0");
     }
   }
-  if (ball->segments < 1 || ball->nodes < 2 || !(ball->step > 0)) {
-    a.fail("a segment, two nodes and a step above 0 are needed");
-  }
+  if (ball->segments < 1) a.fail("a segment is needed");
 }
 
 template <typename T>
@@ -141,10 +145,11 @@ absl::Status infer_maps_vjp(InferenceContext* c) {
       .Attr("T: {float, double}") \
       .Attr("N: int >= 1")        \
       .Attr("shape: list(int)")   \
+      .Attr("power: int")         \
       .Input("fields: N * T")     \
       .Input("factors: T")        \
       .Input("amounts: T")        \
-      .Input("first_map: int32")  \
+      .Input("borders: double")   \
       .Input("scales: double")
 #define FLOWPM_SKY_OP(NAME)        \
   FLOWPM_MAPS_OP(NAME)             \
@@ -154,7 +159,6 @@ absl::Status infer_maps_vjp(InferenceContext* c) {
 #define FLOWPM_BALL_OP(NAME)      \
   FLOWPM_MAPS_OP(NAME)            \
       .Attr("first: list(int)")   \
-      .Attr("per_distance: bool") \
       .Input("copies: int32")     \
       .Input("edges: double")     \
       .Input("rings: double")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.healpix import Healpix
-from flowpm_dist.particle_mesh.kernels.base import DEGREE, Ball, Slabs, farthest_move
+from flowpm_dist.particle_mesh.kernels.base import DEGREE, Ball, Shells, Slabs, farthest_move
 
 PaintPart = Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]
 """What one slab or copy adds to the maps, by its fields, factors and amounts; differentiable."""
@@ -22,7 +22,7 @@ def paint(
 ) -> tf.Tensor:
     """See `Kernels.paint_sky` and `Kernels.paint_ball`; differentiable by all tensors."""
     size = [seen.pixels] * 2 if isinstance(seen, Slabs) else [12 * seen.nside**2]
-    shape = [fields[0].shape[0], seen.maps, *size]
+    shape = [fields[0].shape[0], seen.shells * amounts.shape[2], *size]
     maps = tf.zeros([shape[0], math.prod(shape[1:])], fields[0].dtype)
     for part in _parts(seen):
         maps += part(fields, factors, amounts)
@@ -69,7 +69,7 @@ def _slab(
     """Returns what one slab adds to the maps, [b, maps * pixels * pixels]."""
     dtype, n = fields[0].dtype, slabs.pixels
     ax, ay, az, begin, count, first = (int(i) for i in slabs.places[slab])
-    x0, sense_x, y0, sense_y, sense_z = (float(v) for v in slabs.directions[slab])
+    x0, sense_x, y0, sense_y, sense_z, *cut = (float(v) for v in slabs.directions[slab])
     layers = slice(first, first + count)
     seen = [slice(None)] * 5
     seen[1 + az] = slice(begin, begin + count)
@@ -95,11 +95,11 @@ def _slab(
         length = tf.constant(slabs.lengths[axis], dtype)
         return place - length * tf.stop_gradient(tf.round(place / length))
 
-    shift = sense_z * moved[..., az]
-    layer = tf.reshape(tf.constant(slabs.distances[layers], dtype), [1, -1])
-    distance = by_layer(layer) + shift
-    in_front = distance > 0
-    distance = tf.where(in_front, distance, tf.ones_like(distance))
+    layer = tf.reshape(tf.constant(slabs.distances[layers]), [1, -1])
+    exact = by_layer(layer) + sense_z * tf.cast(moved[..., az], tf.float64)
+    in_front = exact > 0
+    exact = tf.where(in_front, exact, tf.ones_like(exact))
+    distance = tf.cast(exact, dtype)
     size, middle = distance * slabs.pixel, 0.5 * n - 0.5
     x, y = across(ax, x0, sense_x), across(ay, y0, sense_y)
     farthest = float(tf.reduce_max(size)) * (middle + 1)
@@ -107,26 +107,30 @@ def _slab(
     away = [math.ceil(max(farthest / slabs.lengths[a] - 0.5, 0.0)) for a in (ax, ay)]
     reach = [range(-k, k + 1) for k in away]
     batch = fields[0].shape[0]
-    first_map = tf.reshape(tf.constant(slabs.first_map[layers]), [1, -1])
-    maps = by_layer(first_map) + tf.reshape(tf.range(batch) * slabs.maps, [-1, 1, 1, 1])
-    out = tf.zeros([batch * slabs.maps * n * n], dtype)
-    lost = tf.boolean_mask(tf.broadcast_to(maps, placed.shape), ~placed)
+    each = slabs.shells * amounts.shape[2]
+    of_universe = tf.reshape(tf.range(batch) * each, [-1, 1, 1, 1])
+    out = tf.zeros([batch * each * n * n], dtype)
+    lost = tf.boolean_mask(tf.broadcast_to(of_universe, placed.shape), ~placed)
     for w in range(amounts.shape[2]):
         nans = tf.fill(lost.shape, tf.constant(math.nan, dtype))
         out = tf.tensor_scatter_nd_add(out, ((lost + w) * n * n)[:, tf.newaxis], nans)
+    flat = tf.reshape(exact, [batch, -1])
+    of_distance = [
+        (of_universe + map_.reshape(exact.shape), tf.cast(tf.reshape(amount, exact.shape), dtype))
+        for map_, amount in _amounts(slabs, amounts, flat, *cut)
+    ]
     for i, j in itertools.product(*reach):
         px = (x + i * slabs.lengths[ax]) / size + middle
         py = (y + j * slabs.lengths[ay]) / size + middle
         column, row = tf.floor(px), tf.floor(py)
         near = placed & in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
-        for dx, dy, w in itertools.product((0, 1), (0, 1), range(amounts.shape[2])):
+        for dx, dy, (maps, amount) in itertools.product((0, 1), (0, 1), of_distance):
             share = (px - column if dx else 1 + column - px) * (py - row if dy else 1 + row - py)
-            amount = by_layer(amounts[:, layers, w, 0]) + by_layer(amounts[:, layers, w, 1]) * shift
             c, r = column + dx, row + dy
             inside = near & (c >= 0) & (c < n) & (r >= 0) & (r < n)
-            places = tf.boolean_mask([tf.broadcast_to(maps + w, c.shape)], [inside])
+            places = tf.boolean_mask(maps, inside)
             pixel = tf.cast(tf.boolean_mask(r * n + c, inside), tf.int32)
-            values = tf.boolean_mask(share * amount / distance**2, inside)
+            values = tf.boolean_mask(share * amount, inside)
             out = tf.tensor_scatter_nd_add(out, (places * n * n + pixel)[:, tf.newaxis], values)
     return tf.reshape(out, [batch, -1])
 
@@ -173,14 +177,15 @@ def _copy(
     ]  # fmt: skip
     lattice = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 3)
     squares = np.square(lattice).sum(axis=-1)
-    chosen = np.flatnonzero((squares >= ball.edges[0] ** 2) & (squares < ball.edges[-1] ** 2))
+    chosen = np.flatnonzero((squares >= ball.near**2) & (squares < ball.far**2))
+    each = ball.shells * amounts.shape[2]
     if not chosen.size:
-        return tf.zeros([batch, ball.maps * pixels], dtype)
+        return tf.zeros([batch, each * pixels], dtype)
     undisplaced = np.sqrt(squares[chosen])
     segments = np.searchsorted(ball.edges, undisplaced, side="right") - 1
-    segments = np.clip(segments, 0, len(ball.first_map) - 1)
+    segments = np.clip(segments, 0, len(ball.edges) - 2)
     lower, upper = ball.edges[segments], ball.edges[segments + 1]
-    along = (2 * undisplaced - lower - upper) / (upper - lower)
+    along = np.clip((2 * undisplaced - lower - upper) / (upper - lower), -1.0, 1.0)
     powers = tf.constant(along[:, np.newaxis] ** np.arange(DEGREE + 1), dtype)
     moved, placed = moved_by(
         [tf.gather(tf.reshape(field, [batch, -1, 3]), chosen, axis=1) for field in fields],
@@ -191,14 +196,15 @@ def _copy(
         farthest_move(ball.lengths),
     )
     place = tf.constant(lattice[chosen], dtype) + moved
-    out = tf.zeros([batch * ball.maps * pixels], dtype)
-    maps = ball.first_map[segments] + np.arange(batch)[:, np.newaxis] * ball.maps
+    out = tf.zeros([batch * each * pixels], dtype)
+    of_universe = np.arange(batch)[:, np.newaxis] * each
     distance, shares, corners = _direction(Healpix(ball.nside), place)
-    for w, amount in enumerate(_amounts(ball, amounts, distance)):
+    for maps, amount in _amounts(ball, amounts, distance):
         for share, corner in zip(shares, corners, strict=True):
             values = tf.cast(share * amount, dtype)
             values = tf.where(placed, values, tf.constant(math.nan, dtype))
-            index = ((maps + w) * pixels + np.where(placed, corner, 0)).reshape(-1, 1)
+            number = of_universe + np.where(placed, maps, maps % amounts.shape[2])
+            index = (number * pixels + np.where(placed, corner, 0)).reshape(-1, 1)
             out = tf.tensor_scatter_nd_add(out, tf.constant(index), tf.reshape(values, [-1]))
     return tf.reshape(out, [batch, -1])
 
@@ -221,15 +227,42 @@ def _root(square: tf.Tensor) -> tf.Tensor:
     return tf.where(above, tf.sqrt(tf.where(above, square, 1.0)), 0.0)
 
 
-def _amounts(ball: Ball, amounts: tf.Tensor, distance: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what particles at distances [b, n] add for each weight, [b, n]."""
-    nodes = amounts.shape[1]
-    along = distance / ball.step
+def _amounts(
+    seen: Shells,
+    amounts: tf.Tensor,
+    distance: tf.Tensor,
+    near: float = -math.inf,
+    far: float = math.inf,
+) -> Iterator[tuple[np.ndarray, tf.Tensor]]:
+    """Yields the maps to which particles at distances [b, n] add, and what they add to these.
+
+    Of their clouds, only what lies between `near` and `far` is added.
+
+    A particle has a shell after the other, and in each the map of every weight: int32 [b, n], from
+    the first map of a universe on, and float64 [b, n], which is 0 where it has no such shell.
+    """
+    nodes, weights = amounts.shape[1:]
+    along = distance / seen.step
     node = np.minimum(along.numpy().astype(np.int64), nodes - 2)
     share = tf.minimum(along - node, 1.0)
     given = tf.cast(amounts, tf.float64)
     lower, upper = (tf.gather(given, node + i, axis=1, batch_dims=1) for i in (0, 1))
     found = lower + share[..., tf.newaxis] * (upper - lower)
-    if ball.per_distance:
-        found = tf.math.divide_no_nan(found, distance[..., tf.newaxis])
-    return tf.unstack(found, axis=-1)
+    if seen.power:
+        found = tf.math.divide_no_nan(found, distance[..., tf.newaxis] ** seen.power)
+    borders = seen.borders
+    low = tf.maximum(distance - 0.5 * seen.depth, near)
+    high = tf.minimum(distance + 0.5 * seen.depth, far)
+    first = np.searchsorted(borders, low.numpy(), side="right") - 1
+    # A cloud that begins in a shell ends behind so many borders at most.
+    most = np.searchsorted(borders, borders + seen.depth) - np.arange(len(borders))
+    for number in range(1 + int(most.max())):
+        shell = np.clip(first + number, 0, seen.shells - 1).astype(np.int32)
+        begin, end = borders[shell], borders[shell + 1]
+        part = (tf.minimum(high, end) - tf.maximum(low, begin)) / seen.depth
+        here = (first + number == shell) & (part.numpy() > 0)
+        if not here.any():
+            continue
+        part = tf.where(here, part, tf.zeros_like(part))
+        for w in range(weights):
+            yield shell * weights + w, found[..., w] * part

@@ -34,7 +34,7 @@ struct Sight {
   int64_t index;  // of the particle in a field
   int32_t layer;
   double x, y;    // [Mpc/h] from the line of sight
-  double distance, shift;
+  double distance;
   bool placed;
 };
 
@@ -43,7 +43,7 @@ template <typename T, typename See>
 FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int64_t from,
                                  int64_t to, const See& see) {
   const int32_t* place = sky.places + 6 * slab;
-  const double* direction = sky.directions + 5 * slab;
+  const double* direction = sky.directions + 7 * slab;
   const int ax = place[0], ay = place[1], az = place[2];
   const Range range = range_of(sky, slab);
   const int64_t columns = range.end[1] - range.begin[1];
@@ -64,8 +64,7 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
         }
       }
       Sight sight;
-      sight.shift = direction[4] * moved[az];
-      sight.distance = sky.distances[layer] + sight.shift;
+      sight.distance = sky.distances[layer] + direction[4] * moved[az];
       const double reach = half * sight.distance;
       sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved[ax]);
       sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved[ay]);
@@ -104,18 +103,17 @@ FLOWPM_INLINE void for_images(const Sky<T>& sky, const Sight& sight, int64_t sla
 
 // A part of a particle on the maps.
 struct Hit {
-  int32_t layer, column, row;
-  double x, y, shift, inverse;  // place in the pixel; from the layer [Mpc/h]; distance^-2
+  int32_t shell, column, row;
+  double x, y, distance, share;  // place in the pixel; share of the particle in the shell
 };
 
 template <typename T>
 FLOWPM_INLINE void deposit(const Sky<T>& sky, int64_t b, const Hit& hit, int64_t begin, int64_t end) {
   const int64_t n = sky.pixels;
-  const T* amounts = sky.amounts + (b * sky.layers + hit.layer) * sky.weights * 2;
+  const Amount<T> amount_of(sky, b, hit.distance);
   for (int64_t w = 0; w < sky.weights; ++w) {
-    const double amount = (double(amounts[2 * w]) + double(amounts[2 * w + 1]) * hit.shift) *
-                          hit.inverse;
-    T* map = sky.out + (b * sky.maps + sky.first_map[hit.layer] + w) * n * n;
+    const double amount = amount_of.of(w) * hit.share;
+    T* map = sky.out + ((b * sky.shells + hit.shell) * sky.weights + w) * n * n;
     for (int dy = 0; dy < 2; ++dy) {
       const int64_t row = hit.row + dy;
       if (row < begin || row >= end) continue;
@@ -140,27 +138,30 @@ FLOWPM_INLINE void find(const Rows<T>& rows, int64_t piece) {
   const Sky<T>& sky = rows.sky;
   const int64_t n = sky.pixels, from = rows.begin + piece_begin(rows.count, piece);
   const int64_t to = rows.begin + piece_begin(rows.count, piece + 1);
+  const double* cut = sky.directions + 7 * rows.slab + 5;
   Hits<Hit>& hits = rows.hits[piece];
   for_particles(sky, rows.b, rows.slab, from, to, [&](const Sight& sight) {
     if (!sight.placed) {  // to be seen on the maps
-      hits.add(0, {sight.layer, 0, 0, 0.0, 0.0, 0.0, kNotANumber});
+      hits.add(0, {0, 0, 0, 0.0, 0.0, 1.0, kNotANumber});
       return;
     }
     for_images(sky, sight, rows.slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
       Hit hit;
-      hit.layer = sight.layer;
       hit.column = int32_t(column);
       hit.row = int32_t(row);
       hit.x = px - column;
       hit.y = py - row;
-      hit.shift = sight.shift;
-      hit.inverse = 1 / (sight.distance * sight.distance);
+      hit.distance = sight.distance;
       const int32_t low = rows.band_of[std::max<int64_t>(hit.row, 0)];
       const int32_t high = rows.band_of[std::min<int64_t>(hit.row + 1, n - 1)];
-      hits.add(low, hit);
-      if (high != low) hits.add(high, hit);
+      for_shells(sky, sight.distance, cut[0], cut[1], [&](int64_t shell, double share, double) {
+        hit.shell = int32_t(shell);
+        hit.share = share;
+        hits.add(low, hit);
+        if (high != low) hits.add(high, hit);
+      });
     });
   });
 }
@@ -169,50 +170,52 @@ FLOWPM_INLINE void find(const Rows<T>& rows, int64_t piece) {
 template <typename T>
 struct RowsVjp {
   const SkyVjp<T>& call;
-  int64_t b, slab, count;
-  double* sums;  // [pieces, layers of the slab, fields + 2 weights]
+  int64_t b, slab, by_factors, by_amounts;
+  double* sums;  // [pieces, by_factors + by_amounts]: [layers, fields], [nodes, weights]
 };
 
 template <typename T>
 FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
   const SkyVjp<T>& call = rows.call;
   const Sky<T>& sky = call.painted;
-  const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights;
-  const int32_t* place = sky.places + 6 * rows.slab;
-  const double* direction = sky.directions + 5 * rows.slab;
+  const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights, slab = rows.slab;
+  const int32_t* place = sky.places + 6 * slab;
+  const double* direction = sky.directions + 7 * slab;
   const double middle = 0.5 * double(n) - 0.5;
-  const int64_t from = piece_begin(rows.count, piece), to = piece_begin(rows.count, piece + 1);
-  double* sums = rows.sums + piece * place[4] * (fields + 2 * weights);
-  for_particles(sky, rows.b, rows.slab, from, to, [&](const Sight& sight) {
+  const int64_t count = range_of(sky, slab).rows();
+  const int64_t from = piece_begin(count, piece), to = piece_begin(count, piece + 1);
+  double* by_factors = rows.sums + piece * (rows.by_factors + rows.by_amounts);
+  double* by_amounts = by_factors + rows.by_factors;
+  for_particles(sky, rows.b, slab, from, to, [&](const Sight& sight) {
     if (!sight.placed) return;
-    const T* amounts = sky.amounts + (rows.b * sky.layers + sight.layer) * weights * 2;
-    double* sum = sums + (sight.layer - place[5]) * (fields + 2 * weights);
-    const double per_pixel = 1 / (sight.distance * sky.pixel);
-    const double per_distance = 1 / sight.distance, inverse = per_distance * per_distance;
+    const Amount<T> amount_of(sky, rows.b, sight.distance);
+    double* damounts = by_amounts + amount_of.node * weights;
+    const double per_distance = 1 / sight.distance, per_pixel = per_distance / sky.pixel;
     double to_x = 0, to_y = 0, to_distance = 0;
-    for_images(sky, sight, rows.slab, [&](double px, double py) {
+    for_images(sky, sight, slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
       const int64_t i = int64_t(column), j = int64_t(row);
       const double x = px - column, y = py - row;
       double slope_x = 0, slope_y = 0;
-      for (int64_t w = 0; w < weights; ++w) {
-        const T* map = call.dout + (rows.b * sky.maps + sky.first_map[sight.layer] + w) * n * n;
-        const auto value = [&](int64_t r, int64_t c) {
-          return r >= 0 && r < n && c >= 0 && c < n ? double(map[r * n + c]) : 0.0;
-        };
-        const double m00 = value(j, i), m01 = value(j, i + 1);
-        const double m10 = value(j + 1, i), m11 = value(j + 1, i + 1);
-        const double low = m00 + x * (m01 - m00), high = m10 + x * (m11 - m10);
-        const double slope = (low + y * (high - low)) * inverse;
-        const double by_shift = double(amounts[2 * w + 1]);
-        const double amount = double(amounts[2 * w]) + by_shift * sight.shift;
-        sum[fields + 2 * w] += slope;
-        sum[fields + 2 * w + 1] += slope * sight.shift;
-        to_distance += slope * (by_shift - 2 * amount * per_distance);
-        slope_x += amount * inverse * ((1 - y) * (m01 - m00) + y * (m11 - m10));
-        slope_y += amount * inverse * (high - low);
-      }
+      const double near = direction[5], far = direction[6];
+      for_shells(sky, sight.distance, near, far, [&](int64_t shell, double share, double slope) {
+        for (int64_t w = 0; w < weights; ++w) {
+          const T* map = call.dout + ((rows.b * sky.shells + shell) * weights + w) * n * n;
+          const auto value = [&](int64_t r, int64_t c) {
+            return r >= 0 && r < n && c >= 0 && c < n ? double(map[r * n + c]) : 0.0;
+          };
+          const double m00 = value(j, i), m01 = value(j, i + 1);
+          const double m10 = value(j + 1, i), m11 = value(j + 1, i + 1);
+          const double low = m00 + x * (m01 - m00), high = m10 + x * (m11 - m10);
+          const double read = low + y * (high - low), amount = amount_of.of(w);
+          damounts[w] += (1 - amount_of.share) * amount_of.per * share * read;
+          damounts[weights + w] += amount_of.share * amount_of.per * share * read;
+          to_distance += (amount_of.slope(w) * share + amount * slope) * read;
+          slope_x += amount * share * ((1 - y) * (m01 - m00) + y * (m11 - m10));
+          slope_y += amount * share * (high - low);
+        }
+      });
       to_x += slope_x * per_pixel;
       to_y += slope_y * per_pixel;
       to_distance -= (slope_x * (px - middle) + slope_y * (py - middle)) * per_distance;
@@ -227,7 +230,7 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
       T* ds = call.dfield[f] + 3 * sight.index;
       for (int a = 0; a < 3; ++a) {
         ds[a] += T(double(factors[f]) * back[a]);
-        sum[f] += double(s[a]) * back[a];
+        by_factors[sight.layer * fields + f] += double(s[a]) * back[a];
       }
     }
   });
@@ -242,7 +245,7 @@ template <typename T>
 void Sky<T>::run(const Parallel& parallel) const {
   const Sky& call = *this;
   const int64_t n = pixels, bands = std::min(kBands, n);
-  clear(call.out, call.batch * call.maps * n * n, parallel);
+  clear(call.out, call.batch * call.maps() * n * n, parallel);
   const auto edge = [&](int64_t band) { return band * n / bands; };
   std::vector<int32_t> band_of(n);
   for (int64_t band = 0; band < bands; ++band) {
@@ -269,29 +272,17 @@ template <typename T>
 void SkyVjp<T>::run(const Parallel& parallel) const {
   const SkyVjp& call = *this;
   const Sky<T>& sky = call.painted;
-  const int64_t fields = sky.fields, weights = sky.weights, each = fields + 2 * weights;
+  const int64_t by_factors = sky.layers * sky.fields, by_amounts = sky.nodes * sky.weights;
   const int64_t vectors = 3 * sky.batch * sky.particles[0] * sky.particles[1] * sky.particles[2];
-  for (int64_t f = 0; f < fields; ++f) clear(call.dfield[f], vectors, parallel);
-  std::fill(call.dfactors, call.dfactors + sky.batch * sky.layers * fields, 0.0);
-  std::fill(call.damounts, call.damounts + sky.batch * sky.layers * weights * 2, 0.0);
+  for (int64_t f = 0; f < sky.fields; ++f) clear(call.dfield[f], vectors, parallel);
   for (int64_t b = 0; b < sky.batch; ++b) {
+    std::vector<double> sums(kPieces * (by_factors + by_amounts), 0.0);
     for (int64_t slab = 0; slab < sky.slabs; ++slab) {
-      const int32_t* place = sky.places + 6 * slab;
-      const int64_t count = place[4];
-      std::vector<double> sums(kPieces * count * each, 0.0);
-      const RowsVjp<T> rows{call, b, slab, range_of(sky, slab).rows(), sums.data()};
+      const RowsVjp<T> rows{call, b, slab, by_factors, by_amounts, sums.data()};
       parallel(kPieces, [&](int64_t piece) { carry_back_clone(rows, piece); });
-      for (int64_t piece = 0; piece < kPieces; ++piece) {
-        for (int64_t l = 0; l < count; ++l) {
-          const double* sum = sums.data() + (piece * count + l) * each;
-          const int64_t layer = b * sky.layers + place[5] + l;
-          for (int64_t f = 0; f < fields; ++f) call.dfactors[layer * fields + f] += sum[f];
-          for (int64_t w = 0; w < 2 * weights; ++w) {
-            call.damounts[layer * 2 * weights + w] += sum[fields + w];
-          }
-        }
-      }
     }
+    add_pieces(sums, 0, by_factors, call.dfactors + b * by_factors);
+    add_pieces(sums, by_factors, by_amounts, call.damounts + b * by_amounts);
   }
 }
 
